@@ -1,0 +1,408 @@
+//! The traits of a device, the same for one in this process and one behind a network.
+//!
+//! A [`Device`] has memory ([`Buffer`]), compiled graphs ([`Executable`]) and [`Queue`]s. Everything on a queue enqueues and
+//! returns; what a queue was given runs in that order; different queues run side by side. A command that fails poisons its
+//! queue: every later command on it, every event after the failure and every read gives that error.
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, LeafKind, TensorId};
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+pub use bytes::Bytes;
+
+/// What kind of hardware a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// Runs on the host's processors.
+    Cpu,
+    /// A graphics card with memory of its own.
+    Gpu,
+    /// A graphics processor that shares the host's memory.
+    IntegratedGpu,
+    /// Another accelerator.
+    Accelerator,
+    /// Several devices that act as one.
+    Meta,
+}
+
+impl DeviceKind {
+    /// Every kind.
+    pub const ALL: [DeviceKind; 5] =
+        [DeviceKind::Cpu, DeviceKind::Gpu, DeviceKind::IntegratedGpu, DeviceKind::Accelerator, DeviceKind::Meta];
+
+    /// Name in reports and on the wire.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "CPU",
+            DeviceKind::Gpu => "GPU",
+            DeviceKind::IntegratedGpu => "IGPU",
+            DeviceKind::Accelerator => "ACCEL",
+            DeviceKind::Meta => "META",
+        }
+    }
+
+    /// The kind of that name.
+    pub fn from_name(name: &str) -> Option<DeviceKind> {
+        DeviceKind::ALL.into_iter().find(|k| k.name() == name)
+    }
+}
+
+/// What does not change while a device lives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceInfo {
+    /// Unique among the devices of a run and stable: `NAME` for local ones, `host:port/NAME` for remote ones.
+    pub id: String,
+    /// Name on its host: `CPU0`, `CUDA1`.
+    pub name: String,
+    /// Kind of hardware.
+    pub kind: DeviceKind,
+    /// For people: the model of the processor.
+    pub description: String,
+    /// Identifies the hardware across restarts, such as the PCI address; empty if there is none.
+    pub device_id: String,
+    /// Which backend drives it: `cpu`, `reference`, `cuda`.
+    pub backend: String,
+    /// Bytes of memory in all.
+    pub memory_total: u64,
+    /// What it can do, as words: `avx2`, `f16`.
+    pub capabilities: Vec<String>,
+    /// Offsets of tensors in its buffers must be multiples of this, a power of two.
+    pub alignment: usize,
+}
+
+/// Memory of a device at one moment, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// In all.
+    pub total: u64,
+    /// That an allocation could get now.
+    pub free: u64,
+}
+
+/// What a buffer is for; a device may place it accordingly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Usage {
+    /// Anything.
+    Any,
+    /// Weights: written once, read often.
+    Weights,
+    /// Intermediate results and state.
+    Compute,
+}
+
+/// A number that no other caller in this process gets: the identity of devices and queues in [`Event`].
+pub fn fresh_uid() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A point on the timeline of a queue: everything enqueued before it is done. Plain data, numbered by the caller's side, so
+/// that recording one costs no round trip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// Which device, by [`Device::uid`].
+    pub device: u64,
+    /// Which queue, by [`Queue::uid`].
+    pub queue: u64,
+    /// Count of events on that queue, from 1.
+    pub value: u64,
+}
+
+/// Which tensors of a graph a device supports, by their place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSet(Vec<bool>);
+
+impl NodeSet {
+    /// All of `len`, or none.
+    pub fn new(len: usize, value: bool) -> NodeSet {
+        NodeSet(vec![value; len])
+    }
+
+    /// From one flag per tensor.
+    pub fn from_flags(flags: Vec<bool>) -> NodeSet {
+        NodeSet(flags)
+    }
+
+    /// Whether the tensor is in it.
+    pub fn contains(&self, id: TensorId) -> bool {
+        self.0.get(id.index()).copied().unwrap_or(false)
+    }
+
+    /// One flag per tensor.
+    pub fn flags(&self) -> &[bool] {
+        &self.0
+    }
+}
+
+/// Memory of a device. Freed when the last reference is dropped and no enqueued command uses it.
+pub trait Buffer: fmt::Debug + Send + Sync {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// The device it belongs to, by [`Device::uid`].
+    fn device(&self) -> u64;
+    /// Whether it can only be read (a mapped file).
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    /// For the device to find its own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// A range of a buffer, in bounds by construction.
+#[derive(Clone, Debug)]
+pub struct Slice {
+    buffer: Arc<dyn Buffer>,
+    offset: u64,
+    len: u64,
+}
+
+impl Slice {
+    /// `len` bytes from `offset`.
+    pub fn new(buffer: Arc<dyn Buffer>, offset: u64, len: u64) -> Result<Slice> {
+        match offset.checked_add(len) {
+            Some(end) if end <= buffer.size() => Ok(Slice { buffer, offset, len }),
+            _ => {
+                Err(Error::Request(format!("{len} bytes at {offset} are outside a buffer of {} bytes", buffer.size())))
+            }
+        }
+    }
+
+    /// The whole buffer.
+    pub fn whole(buffer: Arc<dyn Buffer>) -> Slice {
+        let len = buffer.size();
+        Slice { buffer, offset: 0, len }
+    }
+
+    /// A part of this slice.
+    pub fn part(&self, offset: u64, len: u64) -> Result<Slice> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => {
+                Ok(Slice { buffer: self.buffer.clone(), offset: self.offset + offset, len })
+            }
+            _ => Err(Error::Request(format!("{len} bytes at {offset} are outside a slice of {} bytes", self.len))),
+        }
+    }
+
+    /// The buffer.
+    pub fn buffer(&self) -> &Arc<dyn Buffer> {
+        &self.buffer
+    }
+
+    /// Bytes from the start of the buffer.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it holds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// Where the tensors of a graph lie: a slice for each root, in bounds by construction.
+#[derive(Clone, Debug)]
+pub struct Placement(Vec<Option<Slice>>);
+
+impl Placement {
+    /// Checks that every root that is not empty has a slice of the device with its size and alignment, and that nothing
+    /// is written to read-only memory. `slices` has one entry per tensor; those of views are ignored.
+    pub fn new(graph: &Graph, device: &dyn Device, slices: Vec<Option<Slice>>) -> Result<Placement> {
+        let wrong = |id: TensorId, why: String| Err(Error::Request(format!("placement of {}: {why}", graph.label(id))));
+        if slices.len() != graph.tensors().len() {
+            return Err(Error::Request(format!("{} places for {} tensors", slices.len(), graph.tensors().len())));
+        }
+        let align = device.info().alignment as u64;
+        for id in graph.ids() {
+            let t = graph.tensor(id);
+            if t.root() != id || t.layout().span() == 0 {
+                continue;
+            }
+            let Some(slice) = &slices[id.index()] else { return wrong(id, "there is none".into()) };
+            let needed = t.layout().span() as u64;
+            if slice.len() < needed {
+                return wrong(id, format!("{} bytes, {needed} needed", slice.len()));
+            }
+            if slice.offset() % align != 0 {
+                return wrong(id, format!("offset {} is not a multiple of {align}", slice.offset()));
+            }
+            if slice.buffer().device() != device.uid() {
+                return wrong(id, "it is a buffer of another device".into());
+            }
+            if slice.buffer().is_read_only() && t.leaf() != Some(LeafKind::Weight) {
+                return wrong(id, "its memory can only be read".into());
+            }
+        }
+        Ok(Placement(slices))
+    }
+
+    /// The slice of a root tensor; `None` for views and empty tensors.
+    pub fn get(&self, id: TensorId) -> Option<&Slice> {
+        self.0.get(id.index()).and_then(Option::as_ref)
+    }
+}
+
+/// A graph that a device has prepared, executed many times.
+pub trait Executable: fmt::Debug + Send + Sync {
+    /// For the device to find its own type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// The result of a command that is still under way.
+#[derive(Debug)]
+pub struct Pending<T> {
+    rx: mpsc::Receiver<Result<T>>,
+    what: Arc<str>,
+}
+
+/// The other end of a [`Pending`]. Dropped without an answer, the waiter gets an error.
+#[derive(Debug)]
+pub struct Completer<T>(mpsc::SyncSender<Result<T>>);
+
+impl<T> Pending<T> {
+    /// A result to be given later; `what` is named if it does not come.
+    pub fn new(what: impl Into<Arc<str>>) -> (Completer<T>, Pending<T>) {
+        let (tx, rx) = mpsc::sync_channel(1);
+        (Completer(tx), Pending { rx, what: what.into() })
+    }
+
+    /// A result that is there.
+    pub fn ready(result: Result<T>) -> Pending<T> {
+        let (completer, pending) = Pending::new("a result that is there");
+        completer.complete(result);
+        pending
+    }
+
+    /// Waits at most `timeout`.
+    pub fn wait(self, timeout: Duration) -> Result<T> {
+        match self.rx.recv_timeout(timeout) {
+            Ok(result) => result,
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(Error::Timeout { what: self.what.to_string(), after: timeout }),
+            Err(mpsc::RecvTimeoutError::Disconnected) => Err(self.lost()),
+        }
+    }
+
+    /// The result if it is there.
+    pub fn try_take(&mut self) -> Option<Result<T>> {
+        match self.rx.try_recv() {
+            Ok(result) => Some(result),
+            Err(mpsc::TryRecvError::Empty) => None,
+            Err(mpsc::TryRecvError::Disconnected) => Some(Err(self.lost())),
+        }
+    }
+
+    fn lost(&self) -> Error {
+        Error::Device { device: self.what.to_string(), op: None, detail: "ended before it answered".into() }
+    }
+}
+
+impl<T> Completer<T> {
+    /// Gives the result. A waiter that has gone does not matter.
+    pub fn complete(self, result: Result<T>) {
+        let _ = self.0.try_send(result);
+    }
+}
+
+/// Names one transfer between two queues; random, used once.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Ticket(pub [u8; 32]);
+
+impl fmt::Debug for Ticket {
+    /// A ticket is a credential: only its first bytes are shown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({:02x}{:02x}..)", self.0[0], self.0[1])
+    }
+}
+
+/// An ordered line of commands to a device. Methods enqueue and return; an error from them means that the command was not
+/// enqueued (a misuse, or the queue is poisoned already, with the error that poisoned it).
+pub trait Queue: Send + Sync {
+    /// Its identity in [`Event`].
+    fn uid(&self) -> u64;
+    /// Copies `data` (of `dst`'s length) to the device.
+    fn write(&self, dst: &Slice, data: Bytes) -> Result<()>;
+    /// Copies a slice to the host.
+    fn read(&self, src: &Slice) -> Result<Pending<Bytes>>;
+    /// Runs a compiled graph of this device.
+    fn execute(&self, executable: &Arc<dyn Executable>) -> Result<()>;
+    /// Copies between slices of equal length of this device. They may overlap only if they are the same.
+    fn copy(&self, src: &Slice, dst: &Slice) -> Result<()>;
+    /// Sets every byte.
+    fn fill(&self, dst: &Slice, value: u8) -> Result<()>;
+    /// Lets later commands wait until `event` is reached; it is of this device or of one that this device's host shares
+    /// with it. If the event's queue is poisoned, this one becomes so too.
+    fn wait(&self, event: Event) -> Result<()>;
+    /// The point behind everything enqueued so far.
+    fn signal(&self) -> Result<Event>;
+    /// Waits until everything enqueued so far is done (computed, not only sent), at most `timeout`.
+    fn finish(&self, timeout: Duration) -> Result<()>;
+}
+
+/// How bytes go from one device to another without passing through this process.
+pub trait PeerTransfer: Send + Sync {
+    /// Whether bytes offered by this device can be accepted by `to`.
+    fn reaches(&self, to: &dyn Device) -> bool;
+    /// Enqueues on `queue` (of this device): hands `src` to the device `to`, which accepts the same ticket.
+    fn offer(&self, queue: &dyn Queue, ticket: Ticket, src: &Slice, to: &dyn Device) -> Result<()>;
+    /// Enqueues on `queue` (of this device): fills `dst` with what is offered under `ticket`; later commands wait for it.
+    /// An offer whose queue is poisoned poisons this queue with the same error.
+    fn accept(&self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event>;
+}
+
+/// One processor with its memory, here or on another host.
+pub trait Device: Send + Sync {
+    /// Its identity in [`Event`] and [`Buffer`], see [`fresh_uid`].
+    fn uid(&self) -> u64;
+    /// What does not change.
+    fn info(&self) -> &DeviceInfo;
+    /// Its memory now.
+    fn memory(&self) -> Result<MemoryInfo>;
+    /// Which nodes of a graph it can compute; leaves and views count as supported. One round trip for a whole graph if remote.
+    fn supports(&self, graph: &Graph) -> Result<NodeSet>;
+    /// New memory, zeroed. Not enough is [`Error::OutOfMemory`].
+    fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>>;
+    /// Memory that is already there on this host, such as a mapped file, as a read-only buffer without a copy. `None` if the
+    /// device cannot use it in place.
+    fn import(&self, _data: &Bytes) -> Result<Option<Arc<dyn Buffer>>> {
+        Ok(None)
+    }
+    /// Prepares a graph whose tensors lie where `placement` says. Every node must be supported.
+    fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>>;
+    /// A new queue.
+    fn queue(&self) -> Result<Arc<dyn Queue>>;
+    /// Direct transfers to other devices, if it can.
+    fn peer(&self) -> Option<&dyn PeerTransfer> {
+        None
+    }
+    /// For the device's own crate to find its type.
+    fn as_any(&self) -> &dyn Any;
+}
+
+impl fmt::Debug for dyn Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.info().id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pending_that_is_dropped_is_an_error() {
+        let (completer, pending) = Pending::<u8>::new("CPU0");
+        drop(completer);
+        assert!(matches!(pending.wait(Duration::from_secs(1)), Err(Error::Device { .. })));
+        let (_completer, pending) = Pending::<u8>::new("CPU0");
+        assert!(matches!(pending.wait(Duration::from_millis(1)), Err(Error::Timeout { .. })));
+        assert_eq!(Pending::ready(Ok(3)).wait(Duration::ZERO), Ok(3));
+    }
+}

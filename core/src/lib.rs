@@ -1,0 +1,21 @@
+//! What everything else is built on: dtypes, shapes, ops, graphs, and the traits of a device. No I/O, no unsafe.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+pub mod attr;
+pub mod device;
+pub mod dtype;
+pub mod error;
+pub mod graph;
+pub mod op;
+pub mod shape;
+
+pub use device::{
+    Buffer, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryInfo, NodeSet, PeerTransfer, Pending, Placement,
+    Queue, Slice, Ticket, Usage,
+};
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use graph::{Graph, GraphBuilder, GraphError, Kind, LeafKind, Tensor, TensorId};
+pub use op::Op;
+pub use shape::{DIMS, Layout};

@@ -1,0 +1,45 @@
+//! SET_ROWS: writes rows of a table by index, converting to its type. This is how the KV cache is written.
+
+use super::*;
+
+/// `dst[.., ids[i, j, k], j, k] = src[.., i, j, k]`. Sources: dst `[n, rows, d2, d3]` with dense rows, src F32
+/// `[n, count, d2, d3]` with dense rows, ids I32 `[count, d2, d3]`, each id once. An index outside `0..rows` fails the
+/// node before anything is written. Result: dst, after the write.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SetRows;
+
+impl OpSpec for SetRows {
+    const NAMES: &'static [&'static str] = &["SET_ROWS"];
+
+    fn name(&self) -> &'static str {
+        "SET_ROWS"
+    }
+
+    fn attrs(&self, _: &mut Attrs) {}
+
+    fn from_attrs(_: &str, _: &mut AttrReader) -> Result<Self, String> {
+        Ok(SetRows)
+    }
+
+    fn infer(&self, srcs: &Srcs) -> Result<Inferred, String> {
+        srcs.count(3, 3)?;
+        let dst = srcs.get(0, "dst")?;
+        let src = srcs.f32_rows(1, "src")?;
+        let ids = srcs.typed(2, "ids", DType::I32)?;
+        check(mul_mat::is_weight_type(dst.dtype()), || format!("dst cannot be {dst}"))?;
+        check(dst.has_dense_rows() && dst.is_disjoint(), || format!("dst must have dense, separate rows, not {dst}"))?;
+        let [n, _, d2, d3] = dst.ne();
+        let [count, i1, i2, i3] = ids.ne();
+        check(src.ne() == [n, count, d2, d3], || format!("src {src} does not suit dst {dst} and ids {ids}"))?;
+        check(i1 == d2 && i2 == d3 && i3 == 1, || format!("ids {ids} do not suit dst {dst}"))?;
+        Ok(Inferred::alias(dst, 0, 0))
+    }
+
+    fn writes(&self) -> Option<usize> {
+        Some(0)
+    }
+
+    fn flops(&self, srcs: &Srcs, _: &Layout) -> u64 {
+        srcs.opt(1).map_or(0, |s| s.elements() as u64)
+    }
+}
