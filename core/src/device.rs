@@ -344,6 +344,8 @@ pub trait Queue: Send + Sync {
     fn signal(&self) -> Result<Event>;
     /// Waits until everything enqueued so far is done (computed, not only sent), at most `timeout`.
     fn finish(&self, timeout: Duration) -> Result<()>;
+    /// For the device to find its own type.
+    fn as_any(&self) -> &dyn Any;
 }
 
 /// How bytes go from one device to another without passing through this process.

@@ -12,6 +12,7 @@ use crate::dtype::DType;
 use crate::op::{MAX_SRCS, Op, Srcs};
 use crate::shape::{DIMS, Layout, ShapeError, dims};
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::fmt;
 
 /// Most tensors in a graph: a model of some hundred layers has ten thousand.
@@ -259,7 +260,7 @@ pub enum GraphError {
 #[derive(Clone, Debug, Default)]
 pub struct GraphBuilder {
     tensors: Vec<Tensor>,
-    names: std::collections::HashSet<String>,
+    leaves: HashMap<String, TensorId>,
 }
 
 impl GraphBuilder {
@@ -285,10 +286,11 @@ impl GraphBuilder {
         if kind != LeafKind::Weight && !layout.is_disjoint() {
             return Err(fail("elements of a tensor that is written must not overlap"));
         }
-        if !self.names.insert(name.to_owned()) {
-            return Err(fail("there is another tensor of that name"));
+        if self.leaves.contains_key(name) {
+            return Err(fail("there is another leaf of that name"));
         }
         let root = self.next_id()?;
+        self.leaves.insert(name.to_owned(), root);
         self.tensors.push(Tensor {
             name: name.to_owned(),
             layout,
@@ -384,6 +386,11 @@ impl GraphBuilder {
         self.tensor(id).map_or([1; DIMS], Tensor::ne)
     }
 
+    /// The leaf of that name, if it was added.
+    pub fn find(&self, name: &str) -> Option<TensorId> {
+        self.leaves.get(name).copied()
+    }
+
     /// Number of tensors so far.
     pub fn len(&self) -> usize {
         self.tensors.len()
@@ -416,8 +423,8 @@ impl GraphBuilder {
     }
 }
 
-/// A name cut to its limit, at a boundary of characters.
-fn clip(name: &str) -> String {
+/// A name cut to [`MAX_NAME`], at a boundary of characters.
+pub fn clip(name: &str) -> String {
     let end = (0..=name.len().min(MAX_NAME)).rev().find(|&i| name.is_char_boundary(i)).unwrap_or(0);
     name[..end].to_owned()
 }

@@ -8,6 +8,7 @@ pub mod dtype;
 pub mod error;
 pub mod graph;
 pub mod op;
+pub mod quant;
 pub mod shape;
 
 pub use device::{

@@ -1,0 +1,330 @@
+//! The blocks that architectures are made of, and the graph around them.
+//!
+//! Shapes are ggml's: `ne[0]` is the fastest. A graph of one sequence takes `tokens` and `positions` (I32 `[n_tokens]`); the
+//! position is also the row of the cache that a token's key and value are written to, so that the graph stays the same
+//! while the context grows.
+
+use super::Architecture;
+use crate::error::{Error, Result};
+use crate::hparams::{Hparams, ModelFile};
+use outboard_core::op::{self, BinaryKind, GluKind, NormKind};
+use outboard_core::{DType, Graph, GraphBuilder, TensorId};
+use std::sync::Arc;
+
+/// Name of the input of token ids, I32 `[n_tokens]`.
+pub const TOKENS: &str = "tokens";
+/// Name of the input of positions, I32 `[n_tokens]`.
+pub const POSITIONS: &str = "positions";
+/// Name of the input that says which rows go through the head, I32 `[n_outputs]`.
+pub const OUTPUT_ROWS: &str = "output_rows";
+/// Name of the input of the sampler's counters, I32 `[n_outputs]`.
+pub const SAMPLE_STEPS: &str = "sample_steps";
+/// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
+pub const LOGITS: &str = "logits";
+/// Name of the output of sampled ids, I32 `[n_outputs]`.
+pub const SAMPLED: &str = "sampled";
+/// Name of the output of the sampled ids' log-probabilities, F32 `[n_outputs]`.
+pub const LOG_PROBS: &str = "log_probs";
+/// A leaf is called after its tensor in the file; one tensor that several devices need has a leaf for each use, with the use
+/// in brackets: `token_embd.weight (output)`, `rope_freqs.weight (blk.3)`.
+pub fn file_name(leaf: &str) -> &str {
+    leaf.split_once(" (").map_or(leaf, |(name, _)| name)
+}
+
+/// The layer that a leaf belongs to, if it is one layer's: `blk.3.attn_q.weight`, `cache_k.3`, `rope_freqs.weight (blk.3)`.
+pub fn layer_of(leaf: &str) -> Option<usize> {
+    let number = |text: &str| text.split(['.', ')']).next()?.parse().ok();
+    if let Some((_, user)) = leaf.split_once(" (") {
+        return user.strip_prefix("blk.").and_then(number);
+    }
+    ["blk.", "cache_k.", "cache_v."].iter().find_map(|p| leaf.strip_prefix(p)).and_then(number)
+}
+
+/// What a graph gives back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outputs {
+    /// Nothing: a part of a prompt that is not its end.
+    None,
+    /// Logits of that many rows.
+    Logits(usize),
+    /// One sampled token and its log-probability.
+    Sample(op::Sample),
+}
+
+impl Outputs {
+    /// Rows that go through the head.
+    pub fn rows(self) -> usize {
+        match self {
+            Outputs::None => 0,
+            Outputs::Logits(n) => n,
+            Outputs::Sample(_) => 1,
+        }
+    }
+}
+
+/// The shape of a graph: two runs of the same shape use the same graph.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GraphShape {
+    /// Tokens that go in.
+    pub n_tokens: usize,
+    /// Rows of the cache.
+    pub n_ctx: usize,
+    /// What comes out.
+    pub outputs: Outputs,
+}
+
+/// A graph under construction.
+pub struct Net<'a> {
+    g: GraphBuilder,
+    hparams: &'a Hparams,
+    weights: &'a dyn ModelFile,
+    arch: &'a dyn Architecture,
+    shape: GraphShape,
+    positions: TensorId,
+}
+
+/// Names of layer `il`'s cache of keys and of values.
+pub fn cache_names(il: usize) -> [String; 2] {
+    [format!("cache_k.{il}"), format!("cache_v.{il}")]
+}
+
+/// Element type of the cache.
+pub const CACHE_DTYPE: DType = DType::F16;
+
+/// The graph of a model, and which part of it is which layer.
+#[derive(Clone, Debug)]
+pub struct ModelGraph {
+    /// The graph.
+    pub graph: Arc<Graph>,
+    /// Where each layer begins among its tensors, and at the end where the head does.
+    starts: Vec<usize>,
+}
+
+impl ModelGraph {
+    /// The layer that a tensor is part of; the embedding counts to the first, the head to the last.
+    pub fn layer(&self, id: TensorId) -> usize {
+        let begun = self.starts.partition_point(|&start| start <= id.index());
+        begun.saturating_sub(1).min(self.starts.len().saturating_sub(2))
+    }
+}
+
+/// Builds the graph of a model for one shape.
+pub fn build(
+    arch: &dyn Architecture,
+    hparams: &Hparams,
+    weights: &dyn ModelFile,
+    shape: GraphShape,
+) -> Result<ModelGraph> {
+    let mut g = GraphBuilder::new();
+    let tokens = g.input(TOKENS, DType::I32, &[shape.n_tokens])?;
+    let positions = g.input(POSITIONS, DType::I32, &[shape.n_tokens])?;
+    let mut net = Net { g, hparams, weights, arch, shape, positions };
+    let table = net.weight("token_embd.weight")?;
+    let mut x = net.g.push(op::GetRows, &[table, tokens])?;
+    net.g.name(x, "embedding");
+    let mut starts = Vec::with_capacity(hparams.n_layer + 1);
+    for il in 0..hparams.n_layer {
+        starts.push(net.g.len());
+        x = arch.layer(&mut net, il, x)?;
+        net.g.name(x, &format!("blk.{il}.out"));
+    }
+    starts.push(net.g.len());
+    net.head(x)?;
+    Ok(ModelGraph { graph: Arc::new(net.g.finish()?), starts })
+}
+
+impl Net<'_> {
+    /// The model's hyperparameters.
+    pub fn hparams(&self) -> &Hparams {
+        self.hparams
+    }
+
+    /// A weight that must be there.
+    fn weight(&mut self, name: &str) -> Result<TensorId> {
+        self.opt_weight(name)?.ok_or_else(|| Error::Model(format!("tensor {name} is missing")))
+    }
+
+    /// A weight that may be there. Asking twice gives the same leaf.
+    fn opt_weight(&mut self, name: &str) -> Result<Option<TensorId>> {
+        let Some(layout) = self.weights.layout(file_name(name)) else { return Ok(None) };
+        if let Some(id) = self.g.find(name) {
+            return Ok(Some(id));
+        }
+        Ok(Some(self.g.weight(name, layout.dtype(), &layout.ne())?))
+    }
+
+    /// a + b.
+    pub fn add(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
+        Ok(self.g.push(op::Binary { kind: BinaryKind::Add }, &[a, b])?)
+    }
+
+    fn mul(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
+        Ok(self.g.push(op::Binary { kind: BinaryKind::Mul }, &[a, b])?)
+    }
+
+    fn reshape(&mut self, x: TensorId, shape: [usize; 4]) -> Result<TensorId> {
+        Ok(self.g.push(op::Reshape { ne: shape }, &[x])?)
+    }
+
+    /// `name.weight * x`, times `name.scale` and plus `name.bias` where the file has them. x `[k, n]`, result `[m, n]`.
+    pub fn linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let w = self.weight(&format!("{name}.weight"))?;
+        let mut y = self.g.push(op::MulMat, &[w, x])?;
+        self.g.name(y, name);
+        if let Some(scale) = self.opt_weight(&format!("{name}.scale"))? {
+            y = self.mul(y, scale)?;
+        }
+        if let Some(bias) = self.opt_weight(&format!("{name}.bias"))? {
+            y = self.add(y, bias)?;
+        }
+        Ok(y)
+    }
+
+    /// RMS norm of the rows of x, times `name.weight`.
+    pub fn rms_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let normed = self.g.push(op::Norm { kind: NormKind::RmsNorm, eps: self.hparams.norm_eps }, &[x])?;
+        let w = self.weight(&format!("{name}.weight"))?;
+        let y = self.mul(normed, w)?;
+        Ok(self.g.name(y, name))
+    }
+
+    /// Rotary embedding of layer `il`'s heads, `[head_dim, n_head, n_tokens]`.
+    pub fn rope(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
+        let factors = self.opt_weight(&format!("rope_freqs.weight (blk.{il})"))?;
+        let rope = self.hparams.rope(self.arch.rope_mode());
+        Ok(self.g.push_opt(rope, &[Some(x), Some(self.positions), factors][..if factors.is_some() { 3 } else { 2 }])?)
+    }
+
+    /// Causal self-attention of layer `il` over x `[n_embd, n_tokens]`: q, k, v with rotary embedding, the cache, the output.
+    pub fn attention(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
+        let h = self.hparams;
+        let n = self.shape.n_tokens;
+        let prefix = format!("blk.{il}");
+        let q = self.linear(x, &format!("{prefix}.attn_q"))?;
+        let k = self.linear(x, &format!("{prefix}.attn_k"))?;
+        let v = self.linear(x, &format!("{prefix}.attn_v"))?;
+        let q = self.reshape(q, [h.head_dim_k, h.n_head, n, 1])?;
+        let k = self.reshape(k, [h.head_dim_k, h.n_head_kv, n, 1])?;
+        let q = self.rope(il, q)?;
+        let k = self.rope(il, k)?;
+        let k = self.reshape(k, [h.head_dim_k * h.n_head_kv, n, 1, 1])?;
+        let [name_k, name_v] = cache_names(il);
+        let keys = self.cached(&name_k, k, h.head_dim_k)?;
+        let values = self.cached(&name_v, v, h.head_dim_v)?;
+        let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
+        let attn = op::FlashAttn { scale: 1.0 / (h.head_dim_k as f32).sqrt(), window: 0, softcap: 0.0 };
+        let y = self.g.push_opt(attn, &[Some(q), Some(keys), Some(values), None, Some(self.positions)])?;
+        self.g.name(y, &format!("{prefix}.attn"));
+        let y = self.reshape(y, [h.head_dim_v * h.n_head, n, 1, 1])?;
+        self.linear(y, &format!("{prefix}.attn_output"))
+    }
+
+    /// Writes the rows of x `[head_dim * n_head_kv, n_tokens]` into a cache and gives all of it as `[head_dim, n_ctx, n_head_kv]`.
+    fn cached(&mut self, name: &str, x: TensorId, head_dim: usize) -> Result<TensorId> {
+        let (n_ctx, heads) = (self.shape.n_ctx, self.hparams.n_head_kv);
+        let cache = self.g.state(name, CACHE_DTYPE, &[head_dim * heads, n_ctx])?;
+        let written = self.g.push(op::SetRows, &[cache, x, self.positions])?;
+        self.g.name(written, &format!("{name}.written"));
+        let element = CACHE_DTYPE.block_bytes();
+        let (head, row) = (element * head_dim, element * head_dim * heads);
+        let nb = [element, row, head, row * n_ctx];
+        Ok(self.g.push(op::View { ne: [head_dim, n_ctx, heads, 1], nb, offset: 0 }, &[written])?)
+    }
+
+    /// Gated feed-forward: `down(silu(gate(x)) * up(x))`.
+    pub fn swiglu(&mut self, prefix: &str, x: TensorId) -> Result<TensorId> {
+        let gate = self.linear(x, &format!("{prefix}.ffn_gate"))?;
+        let up = self.linear(x, &format!("{prefix}.ffn_up"))?;
+        let y = self.g.push(op::Glu { kind: GluKind::Swiglu }, &[gate, up])?;
+        self.linear(y, &format!("{prefix}.ffn_down"))
+    }
+
+    /// `name.weight[expert] * x` for the chosen experts: x `[k, 1 or n_used, n_tokens]`, ids `[n_used, n_tokens]`.
+    fn linear_id(&mut self, x: TensorId, ids: TensorId, name: &str) -> Result<TensorId> {
+        let n_expert = self.hparams.n_expert;
+        let w = self.weight(&format!("{name}.weight"))?;
+        let mut y = self.g.push(op::MulMatId, &[w, x, ids])?;
+        self.g.name(y, name);
+        if let Some(scale) = self.opt_weight(&format!("{name}.scale"))? {
+            let scale = self.reshape(scale, [1, n_expert, 1, 1])?;
+            let scale = self.g.push(op::Repeat { ne: [1, n_expert, self.shape.n_tokens, 1] }, &[scale])?;
+            let scale = self.g.push(op::GetRows, &[scale, ids])?;
+            y = self.mul(y, scale)?;
+        }
+        Ok(y)
+    }
+
+    /// Mixture of experts: the `n_expert_used` most probable ones per token, weighted by their probabilities' shares.
+    pub fn experts(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
+        let h = self.hparams;
+        let n = self.shape.n_tokens;
+        let prefix = format!("blk.{il}");
+        let logits = self.linear(x, &format!("{prefix}.ffn_gate_inp"))?;
+        let probs = self.g.push(op::SoftMax { scale: 1.0 }, &[logits])?;
+        let ids = self.g.push(op::TopK { k: h.n_expert_used }, &[probs])?;
+        self.g.name(ids, &format!("{prefix}.experts"));
+        let probs = self.reshape(probs, [1, h.n_expert, n, 1])?;
+        let weights = self.g.push(op::GetRows, &[probs, ids])?;
+        let weights = self.reshape(weights, [h.n_expert_used, n, 1, 1])?;
+        let sum = self.g.push(op::Reduce { kind: op::ReduceKind::SumRows }, &[weights])?;
+        let weights = self.g.push(op::Binary { kind: BinaryKind::Div }, &[weights, sum])?;
+        let weights = self.reshape(weights, [1, h.n_expert_used, n, 1])?;
+        let x = self.reshape(x, [h.n_embd, 1, n, 1])?;
+        let gate = self.linear_id(x, ids, &format!("{prefix}.ffn_gate_exps"))?;
+        let up = self.linear_id(x, ids, &format!("{prefix}.ffn_up_exps"))?;
+        let y = self.g.push(op::Glu { kind: GluKind::Swiglu }, &[gate, up])?;
+        let y = self.linear_id(y, ids, &format!("{prefix}.ffn_down_exps"))?;
+        let y = self.mul(y, weights)?;
+        let mut sum: Option<TensorId> = None;
+        for used in 0..h.n_expert_used {
+            let row = 4 * h.n_embd;
+            let nb = [4, row * h.n_expert_used, row * h.n_expert_used * n, row * h.n_expert_used * n];
+            let one = self.g.push(op::View { ne: [h.n_embd, n, 1, 1], nb, offset: used * row }, &[y])?;
+            sum = Some(match sum {
+                Some(sum) => self.add(sum, one)?,
+                None => self.g.push(op::Cont, &[one])?,
+            });
+        }
+        sum.ok_or_else(|| Error::Model("no expert is used".into()))
+    }
+
+    /// The final norm, the output matrix and what the shape asks for after it.
+    fn head(&mut self, x: TensorId) -> Result<()> {
+        let rows = self.shape.outputs.rows();
+        if rows == 0 {
+            // Nothing but the caches is wanted, and those are state.
+            return Ok(());
+        }
+        let mut x = x;
+        if rows != self.shape.n_tokens {
+            let ids = self.g.input(OUTPUT_ROWS, DType::I32, &[rows])?;
+            x = self.g.push(op::GetRows, &[x, ids])?;
+        }
+        let x = self.rms_norm(x, "output_norm")?;
+        let logits = match self.weights.layout("output.weight") {
+            Some(_) => self.linear(x, "output")?,
+            // Models without an output matrix use the embedding: the same bytes, where the last layer is.
+            None => {
+                let w = self.weight("token_embd.weight (output)")?;
+                self.g.push(op::MulMat, &[w, x])?
+            }
+        };
+        self.g.name(logits, LOGITS);
+        match self.shape.outputs {
+            Outputs::None => {}
+            Outputs::Logits(_) => {
+                self.g.output(logits);
+            }
+            Outputs::Sample(sample) => {
+                let steps = self.g.input(SAMPLE_STEPS, DType::I32, &[rows])?;
+                let ids = self.g.push(sample, &[logits, steps])?;
+                self.g.name(ids, SAMPLED);
+                self.g.output(ids);
+                let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
+                self.g.name(log_probs, LOG_PROBS);
+                self.g.output(log_probs);
+            }
+        }
+        Ok(())
+    }
+}

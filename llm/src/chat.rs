@@ -1,0 +1,245 @@
+//! Chat templates: from messages to the prompt that a model was trained with.
+//!
+//! A model's file holds the template as Jinja source (`tokenizer.chat_template`). It is rendered as Hugging Face's
+//! `apply_chat_template` does: blocks trimmed, Python's string methods, `raise_exception` and `strftime_now`. Steps and depth
+//! are bounded, because the source comes from the file; the memory of the strings that it builds is not.
+
+use crate::error::{Error, Result};
+use crate::gguf::{Gguf, shown};
+use crate::tokenizer::Tokenizer;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, ErrorKind, Value, context};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Longest template in bytes: those with tools and several languages have some ten thousand.
+const MAX_TEMPLATE: usize = 1 << 20;
+/// Most steps of a rendering. Templates take some dozens for each message.
+const MAX_STEPS: u64 = 10_000_000;
+/// Deepest nesting of calls and macros.
+const MAX_DEPTH: usize = 100;
+const NAME: &str = "chat_template";
+
+/// One message of a chat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Who says it: `system`, `user` or `assistant`; templates may know more.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { role: role.into(), content: content.into() }
+    }
+}
+
+/// The chat template of a model.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+    strip_bos: bool,
+}
+
+impl ChatTemplate {
+    /// The template of a file, with the special tokens of its tokenizer.
+    pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
+        let source = gguf.str("tokenizer.chat_template").filter(|s| !s.trim().is_empty()).ok_or_else(|| {
+            Error::Model(
+                "the file has no chat template (tokenizer.chat_template): the model is not made for chats, or the file is old"
+                    .into(),
+            )
+        })?;
+        if source.len() > MAX_TEMPLATE {
+            return Err(Error::Model(format!("the chat template has {} bytes (at most {MAX_TEMPLATE})", source.len())));
+        }
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|e| Error::Model(e.to_string()))?);
+        environment.set_fuel(Some(MAX_STEPS));
+        environment.set_recursion_limit(MAX_DEPTH);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> std::result::Result<String, minijinja::Error> {
+                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
+        environment
+            .add_template_owned(NAME, source.to_owned())
+            .map_err(|e| Error::Model(format!("the chat template is not usable: {}", shown(&e.to_string()))))?;
+        let text = |id: Option<u32>| {
+            let text = id.and_then(|id| tokenizer.token_text(id)).unwrap_or_default();
+            String::from_utf8_lossy(text).into_owned()
+        };
+        Ok(ChatTemplate {
+            environment,
+            bos: text(tokenizer.bos()),
+            eos: text(tokenizer.eos()),
+            strip_bos: tokenizer.adds_bos(),
+        })
+    }
+
+    /// The prompt for some messages, to be encoded with special tokens parsed and with BOS: if the tokenizer adds BOS, the
+    /// template's own is taken away here. `add_generation_prompt` ends it with the beginning of an answer. `now` is the date,
+    /// in UTC, for templates that mention it.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool, now: SystemTime) -> Result<String> {
+        let wrong = |e: minijinja::Error| {
+            let reason = match e.kind() {
+                ErrorKind::OutOfFuel => format!("it takes more than {MAX_STEPS} steps"),
+                _ => shown(e.detail().unwrap_or(&e.to_string())),
+            };
+            Error::Request(format!("the model's chat template cannot render these messages: {reason}"))
+        };
+        let messages: Vec<Value> =
+            messages.iter().map(|m| context! { role => m.role.as_str(), content => m.content.as_str() }).collect();
+        let template = self.environment.get_template(NAME).map_err(wrong)?;
+        let text = template
+            .render(context! {
+                messages,
+                add_generation_prompt,
+                bos_token => self.bos.as_str(),
+                eos_token => self.eos.as_str(),
+                // What callers without tools pass in Python.
+                tools => Value::from(()),
+                documents => Value::from(()),
+                strftime_now => Value::from_function(move |format: String| strftime(&format, now)),
+            })
+            .map_err(wrong)?;
+        match text.strip_prefix(&self.bos) {
+            Some(rest) if self.strip_bos && !self.bos.is_empty() => Ok(rest.to_owned()),
+            _ => Ok(text),
+        }
+    }
+}
+
+/// The directives of `strftime` that date formats in templates use; others stay as they are.
+fn strftime(format: &str, time: SystemTime) -> String {
+    const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+    const MONTHS: [&str; 12] = [
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
+    ];
+    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
+    let days = seconds / 86400;
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let weekday = DAYS.get((days % 7) as usize).copied().unwrap_or_default();
+    let month_name = MONTHS.get(month as usize - 1).copied().unwrap_or_default();
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('Y') => out += &year.to_string(),
+            Some('y') => out += &format!("{:02}", year % 100),
+            Some('m') => out += &format!("{month:02}"),
+            Some('d') => out += &format!("{day:02}"),
+            Some('e') => out += &format!("{day:2}"),
+            Some('B') => out += month_name,
+            Some('b') => out += month_name.get(..3).unwrap_or_default(),
+            Some('A') => out += weekday,
+            Some('a') => out += weekday.get(..3).unwrap_or_default(),
+            Some('H') => out += &format!("{hour:02}"),
+            Some('I') => out += &format!("{:02}", (hour + 11) % 12 + 1),
+            Some('p') => out += if hour < 12 { "AM" } else { "PM" },
+            Some('M') => out += &format!("{minute:02}"),
+            Some('S') => out += &format!("{second:02}"),
+            Some('F') => out += &format!("{year}-{month:02}-{day:02}"),
+            Some('T') => out += &format!("{hour:02}:{minute:02}:{second:02}"),
+            Some('%') => out.push('%'),
+            other => {
+                out.push('%');
+                out.extend(other);
+            }
+        }
+    }
+    out
+}
+
+/// Year, month and day of a number of days after 1970-01-01 (the Gregorian calendar counted from 1 March, so that leap days
+/// come last in a year of 365 or 366 days).
+fn civil(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::GgufWriter;
+
+    fn template(source: &str, add_bos: bool) -> Result<ChatTemplate> {
+        let mut w = GgufWriter::new();
+        w.text("tokenizer.ggml.model", "llama").texts("tokenizer.ggml.tokens", &["<unk>", "<s>", "</s>"]);
+        w.f32s("tokenizer.ggml.scores", &[0.0; 3]).bool("tokenizer.ggml.add_bos_token", add_bos);
+        if !source.is_empty() {
+            w.text("tokenizer.chat_template", source);
+        }
+        let gguf = Gguf::parse(w.finish().into()).unwrap();
+        ChatTemplate::from_gguf(&gguf, &Tokenizer::from_gguf(&gguf).unwrap())
+    }
+
+    fn render(source: &str) -> Result<String> {
+        // 2024-02-29 13:05:09 UTC.
+        let now = UNIX_EPOCH + Duration::from_secs(1_709_211_909);
+        let messages = [Message::new("user", " <Hi> "), Message::new("assistant", "Yo")];
+        template(source, false)?.render(&messages, true, now)
+    }
+
+    #[test]
+    fn renders_like_python() {
+        let source = "{{ bos_token }}\n{% for m in messages %}\n  {% if m['role'] == 'user' %}\nU:{{ m.content.strip() | upper }}\n  \
+                      {% else %}\nA:{{ m.content + eos_token }}\n  {%- endif %}\n{% endfor %}\n\
+                      {%- if add_generation_prompt and not tools and m is not defined %}G{% endif %}";
+        assert_eq!(render(source).unwrap(), "<s>\nU:<HI>\nA:Yo</s>G");
+    }
+
+    #[test]
+    fn bos_is_not_there_twice() {
+        let text = |add_bos| template("{{ bos_token }}x", add_bos).unwrap().render(&[], false, UNIX_EPOCH).unwrap();
+        assert_eq!((&*text(false), &*text(true)), ("<s>x", "x"));
+    }
+
+    #[test]
+    fn dates() {
+        let text = render("{{ strftime_now('%d %B %Y|%a %b %e %H:%M:%S|%I %p|%F|%y %A|%%|%q') }}").unwrap();
+        assert_eq!(text, "29 February 2024|Thu Feb 29 13:05:09|01 PM|2024-02-29|24 Thursday|%|%q");
+        assert_eq!((civil(0), civil(365), civil(11_016)), ((1970, 1, 1), (1971, 1, 1), (2000, 2, 29)));
+    }
+
+    #[test]
+    fn errors_are_one_line() {
+        let error = |source| render(source).unwrap_err().to_string();
+        assert!(error("").contains("no chat template"));
+        assert!(error("{% for %}").contains("the chat template is not usable"));
+        assert!(error("{{ raise_exception('roles must\nalternate') }}").ends_with("messages: roles must\\nalternate"));
+        assert!(error("{{ x.y }}").contains("cannot render"));
+        let endless = "{% for a in range(10000) %}{% for b in range(10000) %}{% endfor %}{% endfor %}";
+        assert!(error(endless).contains("more than 10000000 steps"));
+        assert!(error("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}").contains("cannot render"));
+    }
+}

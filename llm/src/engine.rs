@@ -1,0 +1,490 @@
+//! A model on its devices: placement, upload, the cache, running tokens through it.
+
+use crate::arch::net::{self, GraphShape, ModelGraph, Outputs};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::split::{Share, Sizes, split_layers};
+use bytes::Bytes;
+use outboard_core::error::Bytes as Size;
+use outboard_core::op::Sample;
+use outboard_core::{Device, Graph, LeafKind, Slice, TensorId, Usage};
+use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Bytes of one write while weights are uploaded: small enough for a smooth progress bar, large enough to cost nothing.
+const UPLOAD_PART: usize = 4 << 20;
+/// Compiled graphs that are kept: prompts end in micro-batches of every length, of which the last ones may come again.
+const MAX_PROGRAMS: usize = 16;
+/// Longest wait for an upload to arrive, or for one step of the model.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
+/// How a model is put on devices.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Tokens of context; 0 for what the model was trained with.
+    pub n_ctx: usize,
+    /// Most tokens in one run of the graph.
+    pub n_ubatch: usize,
+    /// Each device's part of the layers; empty for parts by free memory.
+    pub split: Vec<f64>,
+    /// Devices for weights by name, before the split: the first function that gives a device decides.
+    pub overrides: Overrides,
+}
+
+/// Where weights go that the user has placed: a function from a tensor's name to a device's index.
+#[derive(Clone, Default)]
+pub struct Overrides(Option<Arc<dyn Fn(&str) -> Option<usize> + Send + Sync>>);
+
+impl Overrides {
+    /// Places weights by a function of their name.
+    pub fn new(f: impl Fn(&str) -> Option<usize> + Send + Sync + 'static) -> Overrides {
+        Overrides(Some(Arc::new(f)))
+    }
+
+    fn device(&self, name: &str) -> Option<usize> {
+        self.0.as_ref().and_then(|f| f(name))
+    }
+}
+
+impl std::fmt::Debug for Overrides {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Overrides(..)" } else { "Overrides(none)" })
+    }
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        LoadOptions { n_ctx: 0, n_ubatch: 512, split: Vec::new(), overrides: Overrides::default() }
+    }
+}
+
+/// What one device holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceLoad {
+    /// The device's id.
+    pub id: String,
+    /// First and last layer, if any.
+    pub layers: Option<(usize, usize)>,
+    /// Bytes of weights.
+    pub weight_bytes: u64,
+    /// Bytes of the KV cache.
+    pub cache_bytes: u64,
+    /// Bytes of intermediate results.
+    pub compute_bytes: u64,
+}
+
+/// A model on devices, with one sequence in its cache.
+pub struct Engine {
+    model: Arc<Model>,
+    scheduler: Scheduler,
+    /// Device and memory of every weight and state, by leaf.
+    bound: HashMap<String, (usize, Slice)>,
+    homes: Homes,
+    loads: Vec<DeviceLoad>,
+    programs: Vec<(GraphShape, Program)>,
+    n_ctx: usize,
+    n_ubatch: usize,
+    n_past: usize,
+}
+
+/// Which device each leaf belongs to.
+#[derive(Clone, Debug)]
+struct Homes {
+    layers: Vec<usize>,
+    overrides: Overrides,
+}
+
+impl Homes {
+    fn device(&self, leaf: &str, kind: LeafKind) -> usize {
+        let (first, last) = (self.layers.first().copied().unwrap_or(0), self.layers.last().copied().unwrap_or(0));
+        let by_layer = match net::layer_of(leaf) {
+            Some(il) => self.layers.get(il).copied().unwrap_or(last),
+            None if leaf == "token_embd.weight" => first,
+            None => last,
+        };
+        match kind {
+            LeafKind::Weight => self.overrides.device(leaf).unwrap_or(by_layer),
+            _ => by_layer,
+        }
+    }
+
+    fn hints(&self, model: &ModelGraph) -> Hints {
+        let graph = &model.graph;
+        let leaf = |(id, kind): (TensorId, LeafKind)| {
+            (kind != LeafKind::Input).then(|| (id, self.device(graph.tensor(id).name(), kind)))
+        };
+        let prefer = graph.nodes().filter_map(|id| Some((id, *self.layers.get(model.layer(id))?))).collect();
+        Hints { leaves: graph.leaves().filter_map(leaf).collect(), pins: HashMap::new(), prefer }
+    }
+}
+
+/// Where a leaf will lie.
+struct Item {
+    leaf: String,
+    device: usize,
+    kind: LeafKind,
+    size: u64,
+}
+
+impl Engine {
+    /// Places the model, checks that it fits, allocates, uploads. `progress` is called with bytes done and bytes in all, from
+    /// several threads.
+    pub fn load(
+        model: Arc<Model>,
+        devices: Vec<Arc<dyn Device>>,
+        options: &LoadOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Engine> {
+        let trained = model.hparams().n_ctx_train;
+        let n_ctx = if options.n_ctx == 0 { trained } else { options.n_ctx };
+        let n_ubatch = options.n_ubatch.clamp(1, n_ctx);
+        let mut scheduler = Scheduler::new(devices, SchedulerOptions { deadline: DEADLINE })?;
+        let sample = Outputs::Sample(GREEDY);
+        let prompt = model.graph(GraphShape { n_tokens: n_ubatch, n_ctx, outputs: sample })?;
+        let step = model.graph(GraphShape { n_tokens: 1, n_ctx, outputs: sample })?;
+        let (homes, plans) = place(&model, &scheduler, options, &[&prompt, &step])?;
+        let prompt = prompt.graph;
+        let items: Vec<Item> = prompt
+            .leaves()
+            .filter(|(_, kind)| *kind != LeafKind::Input)
+            .map(|(id, kind)| {
+                let t = prompt.tensor(id);
+                let device = homes.device(t.name(), kind);
+                Item { leaf: t.name().to_owned(), device, kind, size: t.layout().span() as u64 }
+            })
+            .collect();
+        let mut loads = Vec::new();
+        for (d, device) in scheduler.devices().iter().enumerate() {
+            let bytes = |weight: bool| {
+                let mine = items.iter().filter(|i| i.device == d && (i.kind == LeafKind::Weight) == weight);
+                mine.map(|i| i.size).sum::<u64>()
+            };
+            let first = homes.layers.iter().position(|&l| l == d);
+            let last = homes.layers.iter().rposition(|&l| l == d);
+            loads.push(DeviceLoad {
+                id: device.info().id.clone(),
+                layers: first.zip(last),
+                weight_bytes: bytes(true),
+                cache_bytes: bytes(false),
+                compute_bytes: plans.iter().map(|p| p.compute_bytes()[d]).max().unwrap_or(0),
+            });
+        }
+        check_fits(&scheduler, &loads, &model)?;
+        scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
+        let (bound, uploads) = allocate(&model, &scheduler, &items)?;
+        upload(&scheduler, uploads, progress)?;
+        Ok(Engine { model, scheduler, bound, homes, loads, programs: Vec::new(), n_ctx, n_ubatch, n_past: 0 })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// What each device holds.
+    pub fn loads(&self) -> &[DeviceLoad] {
+        &self.loads
+    }
+
+    /// Tokens of context.
+    pub fn n_ctx(&self) -> usize {
+        self.n_ctx
+    }
+
+    /// Tokens in the cache.
+    pub fn n_past(&self) -> usize {
+        self.n_past
+    }
+
+    /// The devices.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        self.scheduler.devices()
+    }
+
+    /// Set to stop at the next step of the scheduler.
+    pub fn cancel_token(&self) -> Arc<AtomicBool> {
+        self.scheduler.cancel_token()
+    }
+
+    /// Forgets tokens behind the first `n`: later ones overwrite them.
+    pub fn truncate(&mut self, n: usize) {
+        self.n_past = self.n_past.min(n);
+    }
+
+    /// The plan of a prompt's micro-batch, for people.
+    pub fn describe(&mut self) -> Result<String> {
+        let shape = GraphShape { n_tokens: 1, n_ctx: self.n_ctx, outputs: Outputs::Sample(GREEDY) };
+        let program = self.program(shape)?;
+        Ok(self.programs[program].1.plan().to_string())
+    }
+
+    /// Runs tokens through the model behind those that are in the cache, and samples the next one from the last. Gives its id and
+    /// its log-probability.
+    pub fn eval(&mut self, tokens: &[u32], sample: Sample) -> Result<(u32, f32)> {
+        self.check_room(tokens.len())?;
+        let mut result = None;
+        let n_batches = tokens.len().div_ceil(self.n_ubatch);
+        for (i, batch) in tokens.chunks(self.n_ubatch).enumerate() {
+            let outputs = if i + 1 == n_batches { Outputs::Sample(sample) } else { Outputs::None };
+            let program = self.enqueue(batch, outputs)?;
+            if i + 1 == n_batches {
+                let id = self.read_i32(program, net::SAMPLED)?;
+                let log_prob = self.read_f32s(program, net::LOG_PROBS)?;
+                result = id.first().copied().zip(log_prob.first().copied());
+            }
+        }
+        let (id, log_prob) = result.ok_or_else(|| Error::Request("the prompt is empty".into()))?;
+        let id = u32::try_from(id).map_err(|_| Error::Request("a device gave a negative token".into()))?;
+        Ok((id, log_prob))
+    }
+
+    /// Runs tokens as [`Engine::eval`] does, and gives the logits of each, `n_vocab` apart.
+    pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.check_room(tokens.len())?;
+        let mut all = Vec::new();
+        for batch in tokens.chunks(self.n_ubatch) {
+            let program = self.enqueue(batch, Outputs::Logits(batch.len()))?;
+            all.extend(self.read_f32s(program, net::LOGITS)?);
+        }
+        Ok(all)
+    }
+
+    fn check_room(&self, n: usize) -> Result<()> {
+        match self.n_past.checked_add(n) {
+            Some(end) if end <= self.n_ctx => Ok(()),
+            _ => Err(Error::Request(format!(
+                "{n} tokens do not fit into the context of {} ({} are in it): make it larger with -c",
+                self.n_ctx, self.n_past
+            ))),
+        }
+    }
+
+    /// Enqueues one micro-batch; gives the number of its program.
+    fn enqueue(&mut self, batch: &[u32], outputs: Outputs) -> Result<usize> {
+        let number = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, outputs })?;
+        let program = &self.programs[number].1;
+        let graph = program.graph();
+        let first = self.n_past as i32;
+        let n = batch.len() as i32;
+        let mut inputs: Vec<(TensorId, Bytes)> = Vec::with_capacity(4);
+        let mut input = |name: &str, values: &mut dyn Iterator<Item = i32>| {
+            if let Some(id) = graph.find(name) {
+                inputs.push((id, values.flat_map(i32::to_le_bytes).collect::<Vec<u8>>().into()));
+            }
+        };
+        input(net::TOKENS, &mut batch.iter().map(|&t| t as i32));
+        input(net::POSITIONS, &mut (first..first + n));
+        input(net::OUTPUT_ROWS, &mut std::iter::once(n - 1));
+        input(net::SAMPLE_STEPS, &mut std::iter::once(first + n - 1));
+        self.scheduler.run(program, &inputs)?;
+        self.n_past += batch.len();
+        Ok(number)
+    }
+
+    /// The compiled graph of a shape, by its number.
+    fn program(&mut self, shape: GraphShape) -> Result<usize> {
+        if let Some(number) = self.programs.iter().position(|(s, _)| *s == shape) {
+            return Ok(number);
+        }
+        let model_graph = self.model.graph(shape)?;
+        let graph = model_graph.graph.clone();
+        let plan = self.scheduler.plan(graph.clone(), &self.homes.hints(&model_graph))?;
+        let mut bound = HashMap::new();
+        for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
+            let name = graph.tensor(id).name();
+            let (_, slice) =
+                self.bound.get(name).ok_or_else(|| Error::Plan(format!("{kind:?} {name} was not loaded")))?;
+            bound.insert(id, slice.clone());
+        }
+        let program = self.scheduler.prepare(plan, &bound)?;
+        if self.programs.len() >= MAX_PROGRAMS {
+            // The oldest goes, but not the one for single tokens, which is needed for every step.
+            let oldest = self.programs.iter().position(|(s, _)| s.n_tokens != 1).unwrap_or(0);
+            self.programs.remove(oldest);
+        }
+        self.programs.push((shape, program));
+        Ok(self.programs.len() - 1)
+    }
+
+    fn read(&self, program: usize, output: &str) -> Result<Bytes> {
+        let program = &self.programs[program].1;
+        let id = program.graph().outputs().find(|&id| program.graph().tensor(id).name() == output);
+        let id = id.ok_or_else(|| Error::Plan(format!("the graph has no output {output}")))?;
+        Ok(self.scheduler.read(program, id)?.wait(DEADLINE)?)
+    }
+
+    fn read_i32(&self, program: usize, output: &str) -> Result<Vec<i32>> {
+        Ok(self.read(program, output)?.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect())
+    }
+
+    fn read_f32s(&self, program: usize, output: &str) -> Result<Vec<f32>> {
+        Ok(self.read(program, output)?.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+}
+
+/// Takes the most probable token.
+pub const GREEDY: Sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+
+/// Divides the layers and plans the graphs. Memory for results is known only with a plan, so that a second try may be needed.
+fn place(
+    model: &Model,
+    scheduler: &Scheduler,
+    options: &LoadOptions,
+    graphs: &[&ModelGraph],
+) -> Result<(Homes, Vec<Plan>)> {
+    let devices = scheduler.devices();
+    if !options.split.is_empty() && options.split.len() != devices.len() {
+        return Err(Error::Request(format!("-ts has {} parts for {} devices", options.split.len(), devices.len())));
+    }
+    let free = devices.iter().map(|d| Ok(d.memory()?.free)).collect::<Result<Vec<u64>>>()?;
+    let sizes = sizes(model, &graphs[0].graph);
+    let mut reserve = vec![0u64; devices.len()];
+    let mut tries = 0;
+    loop {
+        let shares: Vec<Share> = devices
+            .iter()
+            .enumerate()
+            .map(|(d, device)| Share {
+                id: device.info().id.clone(),
+                capacity: free[d].saturating_sub(reserve[d]),
+                weight: options.split.get(d).copied().unwrap_or(free[d] as f64),
+            })
+            .collect();
+        let homes = Homes { layers: split_layers(&sizes, &shares)?, overrides: options.overrides.clone() };
+        let plan = |g: &&ModelGraph| Ok(scheduler.plan(g.graph.clone(), &homes.hints(g))?);
+        let plans = graphs.iter().map(plan).collect::<Result<Vec<Plan>>>()?;
+        let needed: Vec<u64> =
+            (0..devices.len()).map(|d| plans.iter().map(|p| p.compute_bytes()[d]).max().unwrap_or(0)).collect();
+        tries += 1;
+        if tries > 1 || needed.iter().all(|&n| n == 0) {
+            return Ok((homes, plans));
+        }
+        reserve = needed;
+    }
+}
+
+fn sizes(model: &Model, graph: &Graph) -> Sizes {
+    let mut sizes = Sizes { layers: vec![0; model.hparams().n_layer], first: 0, last: 0 };
+    for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
+        let t = graph.tensor(id);
+        let bytes = t.layout().span() as u64;
+        match net::layer_of(t.name()).and_then(|il| sizes.layers.get_mut(il)) {
+            Some(layer) => *layer += bytes,
+            None if t.name() == "token_embd.weight" => sizes.first += bytes,
+            None => sizes.last += bytes,
+        }
+        debug_assert!(kind != LeafKind::Input);
+    }
+    sizes
+}
+
+/// Says before anything is allocated what does not fit.
+fn check_fits(scheduler: &Scheduler, loads: &[DeviceLoad], model: &Model) -> Result<()> {
+    for (load, device) in loads.iter().zip(scheduler.devices()) {
+        let mapped = device.import(model.gguf().file())?.is_some();
+        let weights = if mapped { 0 } else { load.weight_bytes };
+        let needed = weights + load.cache_bytes + load.compute_bytes;
+        let free = device.memory()?.free;
+        if needed > free {
+            return Err(Error::Request(format!(
+                "{}: not enough memory: {} needed (weights {}, KV cache {}, results {}), {} free; use fewer layers there \
+                 (-ts), a smaller context (-c) or another device",
+                load.id,
+                Size(needed),
+                Size(weights),
+                Size(load.cache_bytes),
+                Size(load.compute_bytes),
+                Size(free)
+            )));
+        }
+    }
+    Ok(())
+}
+
+type Uploads = Vec<Vec<(Slice, Bytes)>>;
+
+/// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
+fn allocate(
+    model: &Model,
+    scheduler: &Scheduler,
+    items: &[Item],
+) -> Result<(HashMap<String, (usize, Slice)>, Uploads)> {
+    let mut bound = HashMap::new();
+    let mut uploads: Uploads = Vec::new();
+    for (d, device) in scheduler.devices().iter().enumerate() {
+        let align = device.info().alignment as u64;
+        let mapped = device.import(model.gguf().file())?;
+        let mut pending: Vec<(u64, Bytes)> = Vec::new();
+        let (mut weights, mut state): (Vec<(&Item, u64)>, Vec<(&Item, u64)>) = (Vec::new(), Vec::new());
+        let (mut weight_bytes, mut state_bytes) = (0u64, 0u64);
+        // Leaves of one tensor on one device (embedding and output of a tied model) share its memory.
+        let mut placed: HashMap<&str, u64> = HashMap::new();
+        for item in items.iter().filter(|i| i.device == d) {
+            if item.kind != LeafKind::Weight {
+                state.push((item, state_bytes));
+                state_bytes += item.size.next_multiple_of(align);
+                continue;
+            }
+            let name = net::file_name(&item.leaf);
+            let info = model.gguf().tensor(name).ok_or_else(|| Error::Model(format!("tensor {name} is missing")))?;
+            if let Some(buffer) = mapped.as_ref().filter(|_| info.offset as u64 % align == 0) {
+                bound.insert(item.leaf.clone(), (d, Slice::new(buffer.clone(), info.offset as u64, item.size)?));
+                continue;
+            }
+            let offset = *placed.entry(name).or_insert_with(|| {
+                pending.push((weight_bytes, model.gguf().data(info)));
+                let offset = weight_bytes;
+                weight_bytes += item.size.next_multiple_of(align);
+                offset
+            });
+            weights.push((item, offset));
+        }
+        for (leaves, bytes, usage) in [(weights, weight_bytes, Usage::Weights), (state, state_bytes, Usage::Compute)] {
+            if bytes == 0 {
+                continue;
+            }
+            let buffer = device.alloc(bytes, usage)?;
+            for (item, offset) in leaves {
+                bound.insert(item.leaf.clone(), (d, Slice::new(buffer.clone(), offset, item.size)?));
+            }
+            if usage == Usage::Weights {
+                let part =
+                    |(offset, data): (u64, Bytes)| Ok((Slice::new(buffer.clone(), offset, data.len() as u64)?, data));
+                uploads.push(pending.drain(..).map(part).collect::<Result<Vec<_>>>()?);
+            }
+        }
+        if uploads.len() <= d {
+            uploads.push(Vec::new());
+        }
+    }
+    Ok((bound, uploads))
+}
+
+/// Writes weights to all devices at once and waits until they are there.
+fn upload(scheduler: &Scheduler, uploads: Uploads, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
+    let total: u64 = uploads.iter().flatten().map(|(slice, _)| slice.len()).sum();
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (d, parts) in uploads.into_iter().enumerate().filter(|(_, p)| !p.is_empty()) {
+            let Some(queue) = scheduler.queue(d) else { continue };
+            let done = &done;
+            threads.push(scope.spawn(move || -> Result<()> {
+                for (slice, data) in parts {
+                    for at in (0..data.len()).step_by(UPLOAD_PART) {
+                        let part = data.slice(at..data.len().min(at + UPLOAD_PART));
+                        let len = part.len() as u64;
+                        queue.write(&slice.part(at as u64, len)?, part)?;
+                        progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
+                    }
+                }
+                Ok(queue.finish(DEADLINE)?)
+            }));
+        }
+        let lost = |_| Err(Error::Plan("an upload thread panicked".into()));
+        threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(lost))
+    })
+}

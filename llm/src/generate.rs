@@ -1,0 +1,139 @@
+//! From a prompt to a text.
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::stop::StopFilter;
+use crate::tokenizer::{TextStream, Tokenizer};
+use outboard_core::op::Sample;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct GenerateOptions {
+    /// Most tokens; `None` until the context is full.
+    pub n_predict: Option<usize>,
+    /// How tokens are chosen.
+    pub sample: Sample,
+    /// Goes on behind tokens that end a text.
+    pub ignore_eos: bool,
+    /// Strings that end it; they are not part of the text.
+    pub stop: Vec<String>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it.
+    Eos,
+    /// A stop string came.
+    Stop,
+    /// As many tokens as asked for.
+    Length,
+    /// The context is full.
+    Context,
+    /// The caller ended it.
+    Cancelled,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// The text, without the prompt.
+    pub text: String,
+    /// Ids of the tokens, an end token included.
+    pub tokens: Vec<u32>,
+    /// Their log-probabilities.
+    pub log_probs: Vec<f32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Time for the prompt, the first token included.
+    pub prompt_time: Duration,
+    /// Time for the tokens behind the first.
+    pub decode_time: Duration,
+}
+
+/// Runs `prompt` and generates behind it. `on_text` gets the text as it comes and may end it.
+pub fn generate(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> Result<Generation> {
+    let mut out = Generation {
+        text: String::new(),
+        tokens: Vec::new(),
+        log_probs: Vec::new(),
+        finish: Finish::Length,
+        prompt_time: Duration::ZERO,
+        decode_time: Duration::ZERO,
+    };
+    let limit = options.n_predict.unwrap_or(usize::MAX);
+    if limit == 0 {
+        return Ok(out);
+    }
+    let room = engine.n_ctx().saturating_sub(engine.n_past());
+    if prompt.len() >= room {
+        return Err(Error::Request(format!(
+            "the prompt has {} tokens, but the context has room for {room} and one has to be left for the answer: make it \
+             larger with -c, or the prompt shorter",
+            prompt.len()
+        )));
+    }
+    let n_vocab = engine.model().hparams().n_vocab;
+    if let Some(id) = prompt.iter().find(|&&id| id as usize >= n_vocab) {
+        return Err(Error::Request(format!("token {id} is outside the model's vocabulary of {n_vocab}")));
+    }
+    let mut stream = TextStream::new();
+    let mut filter = StopFilter::new(&options.stop);
+    let mut emit = |text: String, out: &mut String| match text.is_empty() {
+        true => ControlFlow::Continue(()),
+        false => {
+            out.push_str(&text);
+            on_text(&text)
+        }
+    };
+    let start = Instant::now();
+    let (mut id, mut log_prob) = engine.eval(prompt, options.sample)?;
+    out.prompt_time = start.elapsed();
+    let decode_start = Instant::now();
+    loop {
+        out.tokens.push(id);
+        out.log_probs.push(log_prob);
+        if tokenizer.is_eog(id) && !options.ignore_eos {
+            out.finish = Finish::Eos;
+            break;
+        }
+        let text = filter.push(&stream.push(tokenizer, id, false));
+        if emit(text, &mut out.text).is_break() {
+            out.finish = Finish::Cancelled;
+            break;
+        }
+        if filter.found() {
+            out.finish = Finish::Stop;
+            break;
+        }
+        if out.tokens.len() >= limit {
+            break;
+        }
+        if engine.n_past() >= engine.n_ctx() {
+            out.finish = Finish::Context;
+            break;
+        }
+        match engine.eval(&[id], options.sample) {
+            Ok(next) => (id, log_prob) = next,
+            Err(Error::Core(outboard_core::Error::Cancelled)) => {
+                out.finish = Finish::Cancelled;
+                break;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    out.decode_time = decode_start.elapsed();
+    let rest = filter.push(&stream.finish()) + &filter.finish();
+    if out.finish != Finish::Cancelled && emit(rest, &mut out.text).is_break() {
+        out.finish = Finish::Cancelled;
+    }
+    Ok(out)
+}

@@ -1,0 +1,192 @@
+//! Hyperparameters of a model, read from its file's metadata and checked.
+
+use crate::error::{Error, Result};
+use outboard_core::Layout;
+use outboard_core::op::{Rope, RopeMode};
+
+/// What architectures ask of a model's file.
+pub trait ModelFile {
+    /// Type and layout of the tensor of that name.
+    fn layout(&self, tensor: &str) -> Option<Layout>;
+    /// A whole number that is not negative; for an array that has one value throughout, that value.
+    fn int(&self, key: &str) -> Option<u64>;
+    /// A number.
+    fn float(&self, key: &str) -> Option<f32>;
+    /// A text.
+    fn text(&self, key: &str) -> Option<&str>;
+}
+
+/// Limits that no real model comes near, so that sizes made from hyperparameters cannot overflow.
+const MAX_LAYERS: usize = 4096;
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_CTX: usize = 1 << 26;
+
+/// The numbers that shape a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hparams {
+    /// `general.architecture`.
+    pub arch: String,
+    /// Layers.
+    pub n_layer: usize,
+    /// Context length that the model was trained with.
+    pub n_ctx_train: usize,
+    /// Width of the residual stream.
+    pub n_embd: usize,
+    /// Attention heads.
+    pub n_head: usize,
+    /// Heads of keys and values.
+    pub n_head_kv: usize,
+    /// Elements of a key's head.
+    pub head_dim_k: usize,
+    /// Elements of a value's head.
+    pub head_dim_v: usize,
+    /// Tokens of the vocabulary.
+    pub n_vocab: usize,
+    /// Keeps RMS norms from dividing by zero.
+    pub norm_eps: f32,
+    /// Elements of a head that rotate.
+    pub n_rot: usize,
+    /// Base of the rotary embedding.
+    pub rope_freq_base: f32,
+    /// Scaling of the rotary embedding.
+    pub rope_scaling: RopeScaling,
+    /// Experts, 0 for dense models.
+    pub n_expert: usize,
+    /// Experts that each token uses.
+    pub n_expert_used: usize,
+}
+
+/// How positions beyond the trained context are brought into it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Positions are divided by the factor.
+    Linear {
+        /// The factor.
+        factor: f32,
+    },
+    /// YaRN (Peng et al., 2023).
+    Yarn {
+        /// The factor.
+        factor: f32,
+        /// Context length before scaling.
+        n_ctx_orig: usize,
+        /// Factor of the amplitude.
+        attn_factor: f32,
+        /// Ramp.
+        beta_fast: f32,
+        /// Ramp.
+        beta_slow: f32,
+    },
+}
+
+impl Hparams {
+    /// Reads the hyperparameters of a model of architecture `arch`.
+    pub fn read(file: &dyn ModelFile, arch: &str) -> Result<Hparams> {
+        let int = |key: &str, max: usize| -> Result<Option<usize>> {
+            let key = format!("{arch}.{key}");
+            match file.int(&key) {
+                None => Ok(None),
+                Some(v) => match usize::try_from(v) {
+                    Ok(v) if v <= max => Ok(Some(v)),
+                    _ => Err(Error::Model(format!("{key} is {v}, at most {max} is possible"))),
+                },
+            }
+        };
+        let need = |key: &str, max: usize| -> Result<usize> {
+            match int(key, max)? {
+                Some(0) | None => Err(Error::Model(format!("{arch}.{key} is missing or 0"))),
+                Some(v) => Ok(v),
+            }
+        };
+        let float = |key: &str| file.float(&format!("{arch}.{key}")).filter(|v| v.is_finite());
+        let n_embd = need("embedding_length", MAX_WIDTH)?;
+        let n_head = need("attention.head_count", MAX_WIDTH)?;
+        let head_dim = n_embd / n_head;
+        let head_dim_k = int("attention.key_length", MAX_WIDTH)?.filter(|&v| v > 0).unwrap_or(head_dim);
+        let table = file.layout("token_embd.weight");
+        let n_vocab = table.map(|t| t.ne()[1]).ok_or_else(|| Error::Model("token_embd.weight is missing".into()))?;
+        let hparams = Hparams {
+            arch: arch.to_owned(),
+            n_layer: need("block_count", MAX_LAYERS)?,
+            n_ctx_train: need("context_length", MAX_CTX)?,
+            n_embd,
+            n_head,
+            n_head_kv: int("attention.head_count_kv", MAX_WIDTH)?.unwrap_or(n_head),
+            head_dim_k,
+            head_dim_v: int("attention.value_length", MAX_WIDTH)?.filter(|&v| v > 0).unwrap_or(head_dim),
+            n_vocab,
+            norm_eps: float("attention.layer_norm_rms_epsilon").filter(|&e| e > 0.0).unwrap_or(1e-5),
+            n_rot: int("rope.dimension_count", MAX_WIDTH)?.filter(|&v| v > 0).unwrap_or(head_dim_k),
+            rope_freq_base: float("rope.freq_base").filter(|&b| b > 0.0).unwrap_or(10000.0),
+            rope_scaling: rope_scaling(file, arch, int("rope.scaling.original_context_length", MAX_CTX)?)?,
+            n_expert: int("expert_count", MAX_WIDTH)?.unwrap_or(0),
+            n_expert_used: int("expert_used_count", MAX_WIDTH)?.unwrap_or(0),
+        };
+        hparams.check()?;
+        Ok(hparams)
+    }
+
+    fn check(&self) -> Result<()> {
+        let wrong = |what: String| Err(Error::Model(what));
+        if self.n_head_kv == 0 || self.n_head % self.n_head_kv != 0 {
+            return wrong(format!("{} key/value heads do not divide {} heads", self.n_head_kv, self.n_head));
+        }
+        if self.n_rot > self.head_dim_k || self.n_rot % 2 != 0 {
+            return wrong(format!("rotary embedding over {} of {} elements", self.n_rot, self.head_dim_k));
+        }
+        if self.n_expert > 0 && !(1..=self.n_expert).contains(&self.n_expert_used) {
+            return wrong(format!("{} of {} experts are used", self.n_expert_used, self.n_expert));
+        }
+        Ok(())
+    }
+
+    /// The rotary embedding's parameters.
+    pub fn rope(&self, mode: RopeMode) -> Rope {
+        let plain = Rope::plain(mode, self.n_rot, self.rope_freq_base);
+        match self.rope_scaling {
+            RopeScaling::None => plain,
+            RopeScaling::Linear { factor } => Rope { freq_scale: 1.0 / factor, ..plain },
+            RopeScaling::Yarn { factor, n_ctx_orig, attn_factor, beta_fast, beta_slow } => Rope {
+                freq_scale: 1.0 / factor,
+                n_ctx_orig,
+                ext_factor: 1.0,
+                attn_factor,
+                beta_fast,
+                beta_slow,
+                ..plain
+            },
+        }
+    }
+
+    /// Bytes of one layer's cache for `n_ctx` tokens.
+    pub fn cache_bytes(&self, n_ctx: usize) -> u64 {
+        let row = (self.head_dim_k + self.head_dim_v) * self.n_head_kv;
+        let element = crate::arch::net::CACHE_DTYPE.block_bytes();
+        (row as u64).saturating_mul(element as u64).saturating_mul(n_ctx as u64)
+    }
+}
+
+fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: Option<usize>) -> Result<RopeScaling> {
+    let float = |key: &str| file.float(&format!("{arch}.rope.scaling.{key}")).filter(|v| v.is_finite());
+    // A factor of 0 is what converters write for "none"; files from before the section was introduced say scale_linear.
+    let factor = float("factor").or_else(|| file.float(&format!("{arch}.rope.scale_linear")));
+    let factor = factor.filter(|&f| f > 0.0).unwrap_or(1.0);
+    match file.text(&format!("{arch}.rope.scaling.type")).unwrap_or("linear") {
+        "none" => Ok(RopeScaling::None),
+        "linear" if factor == 1.0 => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear { factor }),
+        "yarn" => Ok(RopeScaling::Yarn {
+            factor,
+            n_ctx_orig: n_ctx_orig.unwrap_or(0),
+            attn_factor: float("attn_factor").filter(|&f| f > 0.0).unwrap_or(1.0),
+            beta_fast: float("yarn_beta_fast").unwrap_or(32.0),
+            beta_slow: float("yarn_beta_slow").unwrap_or(1.0),
+        }),
+        other => {
+            let other: String = other.chars().take(32).collect();
+            Err(Error::Model(format!("{arch}.rope.scaling.type \"{other}\" is not supported (none, linear, yarn)")))
+        }
+    }
+}

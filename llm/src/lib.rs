@@ -1,0 +1,21 @@
+//! Language models on Outboard: GGUF files, tokenizers, architectures, KV cache, sampling, generation. It does no I/O: a model
+//! comes in as bytes, devices come in as arguments, text goes out through a callback.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+pub mod arch;
+pub mod chat;
+pub mod engine;
+pub mod error;
+pub mod generate;
+pub mod gguf;
+pub mod hparams;
+pub mod model;
+pub mod split;
+pub mod stop;
+pub mod tokenizer;
+
+pub use engine::{DeviceLoad, Engine, LoadOptions, Overrides};
+pub use error::{Error, Result};
+pub use generate::{Finish, GenerateOptions, Generation, generate};
+pub use model::Model;

@@ -1,0 +1,55 @@
+//! A model: its file, its numbers, how its layers are built.
+
+use crate::arch::{self, Architecture, net};
+use crate::error::{Error, Result};
+use crate::gguf::Gguf;
+use crate::hparams::Hparams;
+use net::{GraphShape, ModelGraph};
+use std::fmt;
+
+/// A model whose file has been checked.
+pub struct Model {
+    gguf: Gguf,
+    hparams: Hparams,
+    arch: &'static dyn Architecture,
+}
+
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Model").field("hparams", &self.hparams).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Finds the architecture and reads the hyperparameters. Building a small graph here shows that every tensor is there and of
+    /// the right shape, before a device is touched.
+    pub fn new(gguf: Gguf) -> Result<Model> {
+        let name = gguf.str("general.architecture");
+        let name = name.ok_or_else(|| Error::Model("general.architecture is missing".into()))?;
+        let arch = arch::by_name(name)?;
+        let hparams = Hparams::read(&gguf, name)?;
+        let model = Model { hparams, arch, gguf };
+        model.graph(GraphShape { n_tokens: 1, n_ctx: 1, outputs: net::Outputs::Logits(1) })?;
+        Ok(model)
+    }
+
+    /// The graph of one shape.
+    pub fn graph(&self, shape: GraphShape) -> Result<ModelGraph> {
+        net::build(self.arch, &self.hparams, &self.gguf, shape)
+    }
+
+    /// Its file.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    /// Its numbers.
+    pub fn hparams(&self) -> &Hparams {
+        &self.hparams
+    }
+
+    /// Name for people.
+    pub fn name(&self) -> &str {
+        self.gguf.str("general.name").unwrap_or("unnamed model")
+    }
+}

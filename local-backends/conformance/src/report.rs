@@ -1,0 +1,104 @@
+//! What came out, by op.
+
+use crate::case::{Case, Check, Expect};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A case that went wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Failure {
+    /// The case's name.
+    pub case: String,
+    /// What is wrong.
+    pub detail: String,
+}
+
+/// The cases of one op.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OpReport {
+    /// How many were looked at.
+    pub cases: usize,
+    /// Of these, how many the device does not support.
+    pub unsupported: usize,
+    /// Largest error of one that passed; 0 where results are exact.
+    pub worst: f64,
+    /// The error that is allowed in that case.
+    pub allowed: f64,
+    /// What went wrong.
+    pub failures: Vec<Failure>,
+}
+
+/// The cases of every op.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// The device's id.
+    pub device: String,
+    /// By the op's name.
+    pub ops: BTreeMap<&'static str, OpReport>,
+}
+
+impl Report {
+    /// Whether nothing went wrong.
+    pub fn ok(&self) -> bool {
+        self.failed() == 0
+    }
+
+    /// Number of cases that went wrong.
+    pub fn failed(&self) -> usize {
+        self.ops.values().map(|op| op.failures.len()).sum()
+    }
+
+    /// Number of cases that were looked at.
+    pub fn cases(&self) -> usize {
+        self.ops.values().map(|op| op.cases).sum()
+    }
+
+    /// Number of cases that the device does not support.
+    pub fn unsupported(&self) -> usize {
+        self.ops.values().map(|op| op.unsupported).sum()
+    }
+
+    pub(crate) fn unsupported_case(&mut self, case: &Case) {
+        let op = self.ops.entry(case.op).or_default();
+        op.cases += 1;
+        op.unsupported += 1;
+    }
+
+    pub(crate) fn result(&mut self, case: &Case, result: Result<f64, String>) {
+        let op = self.ops.entry(case.op).or_default();
+        op.cases += 1;
+        match result {
+            Ok(error) if error >= op.worst => {
+                op.worst = error;
+                op.allowed = match case.expect {
+                    Expect::Result(Check::Nmse(limit)) => limit.max(op.allowed),
+                    _ => op.allowed,
+                };
+            }
+            Ok(_) => {}
+            Err(detail) => op.failures.push(Failure { case: case.name.clone(), detail }),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    /// A table, and a line for each failure.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<16} {:>6} {:>12} {:>7} {:>11}", self.device, "cases", "unsupported", "failed", "worst NMSE")?;
+        for (name, op) in &self.ops {
+            write!(f, "{name:<16} {:>6} {:>12} {:>7} ", op.cases, op.unsupported, op.failures.len())?;
+            match op.worst {
+                0.0 => writeln!(f, "{:>11}", if op.cases > op.unsupported { "exact" } else { "-" })?,
+                worst => writeln!(f, "{worst:>11.1e}")?,
+            }
+        }
+        let total = (self.cases(), self.unsupported(), self.failed());
+        writeln!(f, "{:<16} {:>6} {:>12} {:>7}", "all", total.0, total.1, total.2)?;
+        for (name, op) in &self.ops {
+            for Failure { case, detail } in &op.failures {
+                writeln!(f, "FAILED {name} {case}: {detail}")?;
+            }
+        }
+        Ok(())
+    }
+}

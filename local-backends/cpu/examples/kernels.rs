@@ -1,0 +1,148 @@
+//! Speed of the kernels on one thread, beside what the machine can do: GB/s of weights where reading them is the limit,
+//! GFLOP/s where arithmetic is. `cargo run --release -p outboard-cpu --example kernels [TYPE... | rows]`
+
+use half::f16;
+use outboard_core::DType;
+use outboard_core::op::{GluKind, NormKind};
+use outboard_core::quant::quantize_row;
+use outboard_cpu::kernels::act::{ActBlock, act_blocks, quantize_act};
+use outboard_cpu::kernels::attn::{Heads, Query, attention};
+use outboard_cpu::kernels::float::mul_mat_float;
+use outboard_cpu::kernels::mul_mat::{Out, Rows, Scratch, is_supported, mul_mat};
+use outboard_cpu::kernels::{Isa, rows};
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Best of several runs, in seconds.
+fn best(mut f: impl FnMut()) -> f64 {
+    f();
+    let start = Instant::now();
+    let mut best = f64::INFINITY;
+    let mut runs = 0;
+    while runs < 3 || start.elapsed().as_secs_f64() < 0.3 {
+        let t = Instant::now();
+        f();
+        best = best.min(t.elapsed().as_secs_f64());
+        runs += 1;
+    }
+    best
+}
+
+fn noise(n: usize) -> Vec<f32> {
+    let mut s = 1u32;
+    (0..n)
+        .map(|_| {
+            s = s.wrapping_mul(1664525).wrapping_add(1013904223);
+            (s >> 8) as f32 / (1 << 24) as f32 - 0.5
+        })
+        .collect()
+}
+
+/// GB/s of adding up a buffer larger than the caches: what a product of one column cannot be faster than.
+fn read_speed() -> f64 {
+    let data = vec![1u64; 16 << 20];
+    let t = best(|| {
+        let mut s = [0u64; 16];
+        for c in data.chunks_exact(16) {
+            for (s, v) in s.iter_mut().zip(c) {
+                *s = s.wrapping_add(*v);
+            }
+        }
+        black_box(s);
+    });
+    (data.len() * 8) as f64 / t / 1e9
+}
+
+/// One row of the tables: GB/s for one column, GFLOP/s for more.
+fn product(dtype: DType, isa: Isa) -> Vec<String> {
+    // k as SmolLM2's embedding (or whole blocks); m so that the weights do or do not fit the caches.
+    let k = if dtype.block_len() == 256 { 768 } else { 576 };
+    let shapes = [(1, 196_608), (1, 512), (2, 1536), (3, 1536), (4, 1536), (8, 1536), (32, 1536), (512, 1536)];
+    let mut cells = Vec::new();
+    for (n, m) in shapes {
+        let stride = dtype.row_bytes(k).unwrap_or(0);
+        let mut row = vec![0; stride];
+        quantize_row(dtype, &noise(k), &mut row).unwrap_or_else(|e| eprintln!("{e}"));
+        let w = row.repeat(m);
+        let x = noise(n * k);
+        let mut q = vec![ActBlock::ZERO; n * act_blocks(k)];
+        for (q, x) in q.chunks_exact_mut(act_blocks(k)).zip(x.chunks_exact(k)) {
+            quantize_act(isa, x, q);
+        }
+        let mut y = vec![0f32; m * n];
+        let mut scratch = Scratch::new();
+        let rows = Rows { data: w.as_ptr(), stride, dtype, k };
+        let out = Out { data: y.as_mut_ptr(), stride: m };
+        let t = best(|| {
+            // SAFETY: w has m rows, x n columns, and y m times n elements.
+            unsafe {
+                match dtype.is_float() {
+                    true => mul_mat_float(isa, rows, 0..m, x.as_ptr(), k, n, out),
+                    false => mul_mat(isa, rows, 0..m, &q, n, out, &mut scratch),
+                }
+            }
+            black_box(out.data);
+        });
+        let speed = if n == 1 { w.len() as f64 } else { (2 * m * n * k) as f64 };
+        cells.push(format!("{:.1}", speed / t / 1e9));
+    }
+    cells
+}
+
+/// GFLOP/s of attention: 3 heads of 64 share keys, `tokens` tokens see 1024 of them.
+fn attend(isa: Isa, tokens: usize) -> f64 {
+    let (d, n_kv, heads) = (64, 1024, 3);
+    let kv: Vec<f16> = noise(n_kv * d).into_iter().map(f16::from_f32).collect();
+    let rows = Rows { data: kv.as_ptr().cast(), stride: 2 * d, dtype: DType::F16, k: d };
+    let n = tokens * heads;
+    let q = noise(n * d);
+    let mut out = vec![0f32; n * d];
+    let queries: Vec<Query> = (0..n)
+        .map(|i| {
+            let (q, out) = (q[i * d..].as_ptr(), out[i * d..].as_mut_ptr());
+            Query { q, out, keys: 0..n_kv, mask: None, sink: None }
+        })
+        .collect();
+    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0 };
+    let mut scratch = Scratch::new();
+    // SAFETY: all lengths as above.
+    let t = best(|| unsafe { attention(isa, &all, &queries, &mut scratch) });
+    (4 * n * n_kv * d) as f64 / t / 1e9
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    println!("reading memory: {:.1} GB/s", read_speed());
+    println!("| type | isa | n=1 GB/s | n=1 in cache GB/s | n=2 GFLOP/s | n=3 | n=4 | n=8 | n=32 | n=512 |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    for dtype in DType::ALL.into_iter().filter(|&d| (is_supported(d) || d.is_float()) && chosen(d.name())) {
+        for isa in Isa::available() {
+            println!("| {dtype} | {} | {} |", isa.name(), product(dtype, isa).join(" | "));
+        }
+    }
+    for isa in Isa::available().into_iter().filter(|_| chosen("rows")) {
+        let (decode, prefill) = (attend(isa, 1), attend(isa, 64));
+        let x = noise(1 << 14);
+        let mut q = vec![ActBlock::ZERO; act_blocks(x.len())];
+        let quantize = best(|| quantize_act(isa, &x, &mut q));
+        let (mut a, b) = (x.clone(), x.clone());
+        let glu = best(|| rows::glu_gate(isa, GluKind::Swiglu, &mut a, &b));
+        let mut a = x.clone();
+        let norm = best(|| rows::norm(isa, NormKind::RmsNorm, 1e-5, &mut a));
+        let mut a = x.clone();
+        let softmax = best(|| rows::softmax(isa, &mut a, 1.0, None));
+        let argmax = best(|| _ = black_box(rows::argmax(isa, &x)));
+        let rate = |t: f64| x.len() as f64 / t / 1e9;
+        println!(
+            "{}: attention {decode:.1} GFLOP/s for 1 token, {prefill:.1} for 64; elements per ns: quantize {:.2}, \
+             swiglu {:.2}, rms_norm {:.2}, softmax {:.2}, argmax {:.2}",
+            isa.name(),
+            rate(quantize),
+            rate(glu),
+            rate(norm),
+            rate(softmax),
+            rate(argmax),
+        );
+    }
+}

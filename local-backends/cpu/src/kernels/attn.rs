@@ -1,0 +1,406 @@
+//! Attention of a few queries to the keys and values of one head, in one pass over them.
+//!
+//! Keys are taken in tiles; the softmax is kept as a running maximum and sum (Milakov and Gimelshein, 2018), so that scores of
+//! one tile are all that is stored. Queries that share keys (the heads of a group, neighbouring tokens) go together: each tile
+//! is read from memory once for all of them.
+
+use super::Isa;
+use super::float::mul_mat_float;
+use super::isa::per_isa;
+use super::mul_mat::{Out, Rows, Scratch};
+use super::rows::{self, exp_sum};
+use super::simd::{Bf16, Element, F16, Lanes, per_lanes};
+use half::f16;
+use outboard_core::DType;
+use outboard_core::op::BinaryKind;
+use outboard_core::quant::dequantize_row;
+use std::ops::Range;
+
+/// Keys of a tile: scores and values of a tile stay in the nearest cache.
+const TILE: usize = 128;
+/// Queries that are worked on together, for the same reason.
+const QUERIES: usize = 32;
+
+/// A mask's row: what is added to the scores of one query, by key.
+#[derive(Clone, Copy, Debug)]
+pub enum MaskRow {
+    /// In F32.
+    F32(*const f32),
+    /// In F16.
+    F16(*const f16),
+}
+
+/// One query and what it sees.
+#[derive(Clone, Debug)]
+pub struct Query {
+    /// Its elements.
+    pub q: *const f32,
+    /// Where the result goes.
+    pub out: *mut f32,
+    /// Keys that it sees.
+    pub keys: Range<usize>,
+    /// Added to its scores.
+    pub mask: Option<MaskRow>,
+    /// A score without a value.
+    pub sink: Option<f32>,
+}
+
+/// What all queries have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Heads {
+    /// Keys: rows of `k.k` elements (F32, F16, BF16, Q8_0).
+    pub k: Rows,
+    /// Values, one per key.
+    pub v: Rows,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// If not 0: scores become `softcap * tanh(score / softcap)`.
+    pub softcap: f32,
+}
+
+/// What is known of a query after some tiles.
+#[derive(Clone, Copy)]
+struct Running {
+    max: f32,
+    sum: f32,
+}
+
+#[inline(always)]
+fn softcap_body(s: &mut [f32], cap: f32) {
+    // tanh u = 1 - 2 / (e^2u + 1); what is lost by the difference is far below the scale of scores.
+    for s in s {
+        let e = rows::exp(*s * (2.0 / cap));
+        *s = cap * (1.0 - 2.0 / (e + 1.0));
+    }
+}
+
+per_isa! {
+    fn softcap(s: &mut [f32], cap: f32) = softcap_body
+}
+per_isa! {
+    /// See [`exp_sum`].
+    fn exps(s: &mut [f32], at_least: f32) -> (f32, f32) = exp_sum
+}
+
+/// Attends `queries` to the head.
+///
+/// # Panics
+/// If keys or values are of another type than said.
+///
+/// # Safety
+/// Every key that a query sees must be valid in k and v (aligned to its elements), and in its mask; `q` must hold `k.k` floats;
+/// `out` must be valid for `v.k` floats, and nobody else's.
+pub unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
+    for queries in queries.chunks(QUERIES) {
+        // SAFETY: the caller's.
+        unsafe { some(isa, heads, queries, scratch) };
+    }
+}
+
+/// [`attention`] of at most [`QUERIES`].
+///
+/// # Safety
+/// As there.
+unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
+    let (n, d, dv) = (queries.len(), heads.k.k, heads.v.k);
+    let memory = scratch.floats(n * (d + TILE + dv) + TILE * (d + dv) + TILE);
+    let (q, memory) = memory.split_at_mut(n * d);
+    let (scores, memory) = memory.split_at_mut(n * TILE);
+    let (acc, memory) = memory.split_at_mut(n * dv);
+    let (k_tile, memory) = memory.split_at_mut(TILE * d);
+    let (v_tile, memory) = memory.split_at_mut(TILE * dv);
+    let mask_tile = &mut memory[..TILE];
+    acc.fill(0.0);
+    for (to, query) in q.chunks_exact_mut(d.max(1)).zip(queries) {
+        // SAFETY: the caller's d floats.
+        to.copy_from_slice(unsafe { std::slice::from_raw_parts(query.q, d) });
+        rows::scale(isa, to, heads.scale, 0.0);
+    }
+    let mut running = [Running { max: f32::NEG_INFINITY, sum: 0.0 }; QUERIES];
+    let seen = queries.iter().filter(|q| !q.keys.is_empty());
+    let first = seen.clone().map(|q| q.keys.start).min().unwrap_or(0);
+    let end = seen.map(|q| q.keys.end).max().unwrap_or(0);
+    for start in (first..end).step_by(TILE) {
+        let keys = start..(start + TILE).min(end);
+        // SAFETY: these keys are seen by some query, hence valid.
+        let (k, v) = unsafe { (as_floats(heads.k, &keys, k_tile), as_floats(heads.v, &keys, v_tile)) };
+        let out = Out { data: scores.as_mut_ptr(), stride: TILE };
+        // SAFETY: k has as many rows, q n columns, scores room for both.
+        unsafe { mul_mat_float(isa, k, 0..keys.len(), q.as_ptr(), d, n, out) };
+        for (i, query) in queries.iter().enumerate() {
+            let s = &mut scores[i * TILE..][..keys.len()];
+            let from = query.keys.start.clamp(keys.start, keys.end);
+            let to = query.keys.end.clamp(from, keys.end);
+            let (before, rest) = s.split_at_mut(from - keys.start);
+            let (s, behind) = rest.split_at_mut(to - from);
+            before.fill(0.0);
+            behind.fill(0.0);
+            if s.is_empty() {
+                continue;
+            }
+            if heads.softcap != 0.0 {
+                softcap(isa, s, heads.softcap);
+            }
+            if let Some(mask) = query.mask {
+                let mask_tile = &mut mask_tile[..s.len()];
+                // SAFETY: the mask has the keys that the query sees.
+                let mask = unsafe { mask_row(mask, from, mask_tile) };
+                rows::binary(isa, BinaryKind::Add, s, mask);
+            }
+            let r = &mut running[i];
+            let (max, sum) = exps(isa, s, r.max);
+            if max != r.max && r.sum != 0.0 {
+                let factor = (r.max - max).exp();
+                r.sum *= factor;
+                rows::scale(isa, &mut acc[i * dv..][..dv], factor, 0.0);
+            }
+            r.max = max;
+            r.sum += sum;
+        }
+        let p = scores.as_ptr();
+        // SAFETY: v has as many rows; scores and acc have n.
+        unsafe {
+            match v.dtype {
+                DType::F32 => add_values::<f32>(isa, p, n, v, keys.len(), acc.as_mut_ptr()),
+                DType::F16 => add_values::<F16>(isa, p, n, v, keys.len(), acc.as_mut_ptr()),
+                _ => add_values::<Bf16>(isa, p, n, v, keys.len(), acc.as_mut_ptr()),
+            }
+        }
+    }
+    for ((query, r), acc) in queries.iter().zip(&mut running).zip(acc.chunks_exact_mut(dv.max(1))) {
+        let mut factor = 1.0;
+        if let Some(sink) = query.sink {
+            let max = r.max.max(sink);
+            factor = if r.max == f32::NEG_INFINITY { 0.0 } else { (r.max - max).exp() };
+            r.sum = r.sum * factor + (sink - max).exp();
+        }
+        // Nothing seen gives zeros; a sum that is no number must not become one.
+        let factor = if r.sum == 0.0 { 0.0 } else { factor / r.sum };
+        rows::scale(isa, acc, factor, 0.0);
+        // SAFETY: the caller's dv floats.
+        unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr(), query.out, dv) };
+    }
+}
+
+/// The rows `keys` as they are if they are floats, else converted into `tile`.
+///
+/// # Safety
+/// The rows are valid.
+unsafe fn as_floats(r: Rows, keys: &Range<usize>, tile: &mut [f32]) -> Rows {
+    // SAFETY: the caller's row.
+    let row = |i: usize| unsafe { r.data.add(i * r.stride) };
+    if r.dtype.is_float() {
+        return Rows { data: row(keys.start), ..r };
+    }
+    assert_eq!(r.dtype, DType::Q8_0, "attention to keys or values of {}", r.dtype);
+    let bytes = r.dtype.row_bytes(r.k).unwrap_or(0);
+    for (to, i) in tile.chunks_exact_mut(r.k.max(1)).zip(keys.clone()) {
+        // SAFETY: the caller's row.
+        let done = dequantize_row(r.dtype, unsafe { std::slice::from_raw_parts(row(i), bytes) }, to);
+        debug_assert!(done.is_ok());
+    }
+    Rows { data: tile.as_ptr().cast(), stride: r.k * 4, dtype: DType::F32, k: r.k }
+}
+
+/// The mask from key `from` on, as many as `tile` has.
+///
+/// # Safety
+/// The mask has them.
+unsafe fn mask_row(mask: MaskRow, from: usize, tile: &mut [f32]) -> &[f32] {
+    match mask {
+        // SAFETY: the caller's.
+        MaskRow::F32(p) => unsafe { std::slice::from_raw_parts(p.add(from), tile.len()) },
+        MaskRow::F16(p) => {
+            // SAFETY: the caller's.
+            rows::from_f16(unsafe { std::slice::from_raw_parts(p.add(from), tile.len()) }, tile);
+            tile
+        }
+    }
+}
+
+per_lanes! {
+    /// `acc[i] += sum_j p[i, j] * v[j]` for `n` rows of p, [`TILE`] apart, and of acc, behind one another.
+    ///
+    /// # Safety
+    /// `v` has `keys` rows of W.
+    unsafe fn add_values<W>(p: *const f32, n: usize, v: Rows, keys: usize, acc: *mut f32) = add_values_body
+}
+
+/// # Safety
+/// As [`add_values`], with L's features.
+#[inline(always)]
+unsafe fn add_values_body<L: Lanes, W: Element>(p: *const f32, n: usize, v: Rows, keys: usize, acc: *mut f32) {
+    let dv = v.k;
+    // SAFETY: all indices are below the caller's.
+    unsafe {
+        let mut i = 0;
+        while i < n {
+            let rows = if n - i >= 4 { 4 } else { 1 };
+            let (p, acc) = (p.add(i * TILE), acc.add(i * dv));
+            let mut c = 0;
+            while c + 2 * L::N <= dv {
+                match rows {
+                    4 => value_tile::<L, W, 4, 2>(p, v, c, keys, acc),
+                    _ => value_tile::<L, W, 1, 2>(p, v, c, keys, acc),
+                }
+                c += 2 * L::N;
+            }
+            while c + L::N <= dv {
+                match rows {
+                    4 => value_tile::<L, W, 4, 1>(p, v, c, keys, acc),
+                    _ => value_tile::<L, W, 1, 1>(p, v, c, keys, acc),
+                }
+                c += L::N;
+            }
+            for c in c..dv {
+                for r in 0..rows {
+                    let mut sum = *acc.add(r * dv + c);
+                    for j in 0..keys {
+                        sum += *p.add(r * TILE + j) * (*v.data.add(j * v.stride).cast::<W>().add(c)).one();
+                    }
+                    *acc.add(r * dv + c) = sum;
+                }
+            }
+            i += rows;
+        }
+    }
+}
+
+/// `R` rows of p times `C` vectors of the values from element `c` on.
+///
+/// # Safety
+/// As [`add_values_body`].
+#[inline(always)]
+unsafe fn value_tile<L: Lanes, W: Element, const R: usize, const C: usize>(
+    p: *const f32,
+    v: Rows,
+    c: usize,
+    keys: usize,
+    acc: *mut f32,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let mut sum = [[L::splat(0.0); C]; R];
+        for (r, sum) in sum.iter_mut().enumerate() {
+            for (l, sum) in sum.iter_mut().enumerate() {
+                *sum = L::load(acc.add(r * v.k + c + l * L::N));
+            }
+        }
+        for j in 0..keys {
+            let row = v.data.add(j * v.stride).cast::<W>().add(c);
+            let mut values = [L::splat(0.0); C];
+            for (l, value) in values.iter_mut().enumerate() {
+                *value = W::lanes::<L>(row.add(l * L::N));
+            }
+            for (r, sum) in sum.iter_mut().enumerate() {
+                let weight = L::splat(*p.add(r * TILE + j));
+                for (sum, value) in sum.iter_mut().zip(values) {
+                    *sum = sum.fma(weight, value);
+                }
+            }
+        }
+        for (r, sum) in sum.iter().enumerate() {
+            for (l, sum) in sum.iter().enumerate() {
+                sum.store(acc.add(r * v.k + c + l * L::N));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::format::tests::{noise, weights};
+
+    /// By the definition, in f64.
+    fn reference(
+        h: &Heads,
+        k: &[f32],
+        v: &[f32],
+        q: &[f32],
+        keys: Range<usize>,
+        mask: &[f32],
+        sink: Option<f32>,
+    ) -> Vec<f64> {
+        let (d, dv) = (h.k.k, h.v.k);
+        let score = |j: usize| {
+            let s: f64 = (0..d).map(|i| f64::from(q[i]) * f64::from(k[j * d + i])).sum::<f64>() * f64::from(h.scale);
+            let cap = f64::from(h.softcap);
+            f64::from(mask[j]) + if cap == 0.0 { s } else { cap * (s / cap).tanh() }
+        };
+        let e: Vec<f64> = keys.clone().map(|j| score(j).exp()).collect();
+        let total = e.iter().sum::<f64>() + sink.map_or(0.0, |s| f64::from(s).exp());
+        (0..dv)
+            .map(|c| keys.clone().zip(&e).map(|(j, e)| e * f64::from(v[j * dv + c])).sum::<f64>() / total.max(1e-300))
+            .collect()
+    }
+
+    #[test]
+    fn attention_is_softmax_times_values() {
+        let cases = [
+            (64, 64, 300, 7, DType::F16, 0.0),
+            (64, 96, 129, 40, DType::F32, 0.0),
+            (80, 72, 260, 3, DType::BF16, 20.0),
+            (64, 64, 200, 5, DType::Q8_0, 0.0),
+            (36, 19, 5, 2, DType::F16, 0.0),
+        ];
+        for (d, dv, n_kv, n, dtype, softcap) in cases {
+            let float = |w: &[u8], n: usize| {
+                let mut y = vec![0.0; n];
+                dequantize_row(dtype, w, &mut y).unwrap();
+                y
+            };
+            let (kb, vb) = (weights(dtype, d * n_kv, 1), weights(dtype, dv * n_kv, 2));
+            let aligned = |b: &[u8]| {
+                let mut a = vec![0u32; b.len() / 4 + 1];
+                // SAFETY: the bytes fit, and any bytes are a u32.
+                unsafe { std::ptr::copy_nonoverlapping(b.as_ptr(), a.as_mut_ptr().cast(), b.len()) };
+                a
+            };
+            let (ka, va) = (aligned(&kb), aligned(&vb));
+            let (k, v) = (float(&kb, d * n_kv), float(&vb, dv * n_kv));
+            let rows = |a: &[u32], k| Rows { data: a.as_ptr().cast(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
+            let heads = Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap };
+            let q = noise(d * n, 3);
+            let mask: Vec<f32> = noise(n_kv, 4);
+            let mask16: Vec<f16> = mask.iter().map(|&v| f16::from_f32(v)).collect();
+            let zeros = vec![0.0; n_kv];
+            for isa in Isa::available() {
+                let mut out = vec![f32::NAN; dv * n];
+                let mut queries = Vec::new();
+                for i in 0..n {
+                    let keys = match i % 5 {
+                        0 => 0..n_kv,
+                        1 => n_kv / 3..n_kv / 3 + 1,
+                        2 => n_kv / 2..n_kv,
+                        3 => 0..0,
+                        _ => 1..n_kv - 1,
+                    };
+                    let mask = match i % 3 {
+                        0 => None,
+                        1 => Some(MaskRow::F32(mask.as_ptr())),
+                        _ => Some(MaskRow::F16(mask16.as_ptr())),
+                    };
+                    let sink = (i % 2 == 1).then_some(0.7);
+                    let (q, out) = (q[i * d..].as_ptr(), out[i * dv..].as_mut_ptr());
+                    queries.push(Query { q, out, keys, mask, sink });
+                }
+                // SAFETY: everything is as large as said above.
+                unsafe { attention(isa, &heads, &queries, &mut Scratch::new()) };
+                for (i, query) in queries.iter().enumerate() {
+                    let m16: Vec<f32> = mask16.iter().map(|v| v.to_f32()).collect();
+                    let m = [&zeros, &mask, &m16][i % 3];
+                    let want = reference(&heads, &k, &v, &q[i * d..], query.keys.clone(), m, query.sink);
+                    for (c, want) in want.iter().enumerate() {
+                        let got = f64::from(out[i * dv + c]);
+                        assert!(
+                            (got - want).abs() < 2e-5,
+                            "{} {dtype} query {i} element {c}: {got}, not {want}",
+                            isa.name()
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

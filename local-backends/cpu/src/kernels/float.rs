@@ -1,0 +1,203 @@
+//! The matrix product with F32, F16 and BF16 weights.
+//!
+//! Lanes run along the rows: a tile keeps the sums of a few rows times a few columns in registers, so that each vector that
+//! is loaded is used several times. With one column a row is read as one stream, which is what memory likes best.
+
+use super::Isa;
+use super::mul_mat::{Out, Rows};
+use super::simd::{Bf16, Element, F16, Lanes, per_lanes};
+use outboard_core::DType;
+use std::ops::Range;
+
+/// `R` rows times `C` columns; `U` independent sums each where a tile is too small to hide the latency of additions.
+///
+/// # Safety
+/// L's features; rows and columns of k elements at the pointers.
+#[inline(always)]
+unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize, const U: usize>(
+    w: [*const W; R],
+    x: [*const f32; C],
+    k: usize,
+) -> [[f32; R]; C] {
+    // SAFETY: i stays below k.
+    unsafe {
+        let mut acc = [[[L::splat(0.0); U]; R]; C];
+        let mut i = 0;
+        while i + U * L::N <= k {
+            for u in 0..U {
+                let at = i + u * L::N;
+                let mut wv = [L::splat(0.0); R];
+                for r in 0..R {
+                    wv[r] = W::lanes::<L>(w[r].add(at));
+                }
+                for c in 0..C {
+                    let xv = L::load(x[c].add(at));
+                    for r in 0..R {
+                        acc[c][r][u] = acc[c][r][u].fma(wv[r], xv);
+                    }
+                }
+            }
+            i += U * L::N;
+        }
+        let mut out = [[0.0; R]; C];
+        for c in 0..C {
+            for r in 0..R {
+                let mut v = acc[c][r][0];
+                for u in 1..U {
+                    v = v.add(acc[c][r][u]);
+                }
+                let mut sum = v.sum();
+                for l in i..k {
+                    sum += (*w[r].add(l)).one() * *x[c].add(l);
+                }
+                out[c][r] = sum;
+            }
+        }
+        out
+    }
+}
+
+/// A tile of rows from `i` and columns from `c`, written to `out`.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn place<L: Lanes, W: Element, const R: usize, const C: usize, const U: usize>(
+    w: Rows,
+    i: usize,
+    x: *const f32,
+    x_stride: usize,
+    c: usize,
+    out: Out,
+) {
+    // SAFETY: rows i..i + R and columns c..c + C are the caller's.
+    unsafe {
+        let mut wp = [w.data.cast::<W>(); R];
+        for (r, p) in wp.iter_mut().enumerate() {
+            *p = w.data.add((i + r) * w.stride).cast();
+        }
+        let mut xp = [x; C];
+        for (j, p) in xp.iter_mut().enumerate() {
+            *p = x.add((c + j) * x_stride);
+        }
+        let y = tile::<L, W, R, C, U>(wp, xp, w.k);
+        for (j, y) in y.iter().enumerate() {
+            std::ptr::copy_nonoverlapping(y.as_ptr(), out.data.add((c + j) * out.stride + i), R);
+        }
+    }
+}
+
+/// # Safety
+/// As [`mul_mat_float`], with W the type of the weights and L's features.
+#[inline(always)]
+unsafe fn product<L: Lanes, W: Element>(
+    w: Rows,
+    rows: Range<usize>,
+    x: *const f32,
+    x_stride: usize,
+    n_cols: usize,
+    out: Out,
+) {
+    // SAFETY: all indices are below the caller's.
+    unsafe {
+        let mut c = 0;
+        while c + 4 <= n_cols {
+            let mut i = rows.start;
+            // 16 registers hold 2 x 4 sums and what they need, 32 hold 4 x 4.
+            if L::N == 16 {
+                while i + 4 <= rows.end {
+                    place::<L, W, 4, 4, 1>(w, i, x, x_stride, c, out);
+                    i += 4;
+                }
+            }
+            while i + 2 <= rows.end {
+                place::<L, W, 2, 4, 1>(w, i, x, x_stride, c, out);
+                i += 2;
+            }
+            if i < rows.end {
+                place::<L, W, 1, 4, 1>(w, i, x, x_stride, c, out);
+            }
+            c += 4;
+        }
+        for i in rows {
+            for c in c..n_cols {
+                place::<L, W, 1, 1, 4>(w, i, x, x_stride, c, out);
+            }
+        }
+    }
+}
+
+per_lanes! {
+    /// # Safety
+    /// As [`mul_mat_float`].
+    unsafe fn dispatch<W>(w: Rows, rows: Range<usize>, x: *const f32, x_stride: usize, n_cols: usize, out: Out) = product
+}
+
+/// `out[i, c] = w[i] . x[c]` for the rows `rows` of F32, F16 or BF16 and `n_cols` columns, `x_stride` floats apart.
+///
+/// # Panics
+/// If the weights are of another type.
+///
+/// # Safety
+/// `w` must be valid for reads of `rows`, aligned to its elements; `x` of `n_cols` columns of `w.k` floats; the elements of `out`
+/// in `rows` and `0..n_cols` must be valid for writes and nobody else's meanwhile.
+pub unsafe fn mul_mat_float(
+    isa: Isa,
+    w: Rows,
+    rows: Range<usize>,
+    x: *const f32,
+    x_stride: usize,
+    n_cols: usize,
+    out: Out,
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        match w.dtype {
+            DType::F32 => dispatch::<f32>(isa, w, rows, x, x_stride, n_cols, out),
+            DType::F16 => dispatch::<F16>(isa, w, rows, x, x_stride, n_cols, out),
+            DType::BF16 => dispatch::<Bf16>(isa, w, rows, x, x_stride, n_cols, out),
+            other => panic!("no float product for {other}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::format::tests::{noise, weights};
+    use outboard_core::quant::dequantize_row;
+
+    #[test]
+    fn products_agree_with_f64() {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (m, n, k) in [(1, 1, 1), (7, 1, 64), (9, 6, 100), (5, 4, 3), (13, 17, 575)] {
+                let w = weights(dtype, m * k, 5);
+                let mut wf = vec![0.0; m * k];
+                dequantize_row(dtype, &w, &mut wf).unwrap();
+                // The weights may lie anywhere that suits their elements.
+                let mut aligned = vec![0u32; w.len() / 4 + 1];
+                // SAFETY: the bytes fit, and any bytes are a u32.
+                unsafe { std::ptr::copy_nonoverlapping(w.as_ptr(), aligned.as_mut_ptr().cast(), w.len()) };
+                let stride = k + 3;
+                let x = noise(n * stride, 6);
+                for isa in Isa::available() {
+                    let mut y = vec![f32::NAN; m * n];
+                    let rows = Rows { data: aligned.as_ptr().cast(), stride: k * dtype.block_bytes(), dtype, k };
+                    let out = Out { data: y.as_mut_ptr(), stride: m };
+                    for part in [0..m / 2, m / 2..m] {
+                        // SAFETY: sizes as above.
+                        unsafe { mul_mat_float(isa, rows, part, x.as_ptr(), stride, n, out) };
+                    }
+                    for c in 0..n {
+                        for i in 0..m {
+                            let want: f64 =
+                                (0..k).map(|l| f64::from(wf[i * k + l]) * f64::from(x[c * stride + l])).sum();
+                            let got = f64::from(y[c * m + i]);
+                            assert!((got - want).abs() < 1e-4, "{dtype} {} {m}x{n}x{k}: {got}, not {want}", isa.name());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The matrix product with quantized weights: which kernel for how many columns.
+
+use super::Isa;
+use super::act::{ActBlock, act_blocks};
+use super::format::{Format, Scales, with_format};
+use super::isa::Kind;
+#[cfg(target_arch = "x86_64")]
+use super::x86::{dot, panel};
+use outboard_core::DType;
+use std::ops::Range;
+
+/// Memory that a thread keeps between calls, grown on demand, aligned to 64 bytes.
+#[derive(Debug, Default)]
+pub struct Scratch(Vec<Line>);
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Line([f32; 16]);
+
+impl Scratch {
+    /// Nothing yet.
+    pub const fn new() -> Scratch {
+        Scratch(Vec::new())
+    }
+
+    /// At least `n` floats of any content.
+    pub fn floats(&mut self, n: usize) -> &mut [f32] {
+        let lines = n.div_ceil(16);
+        if self.0.len() < lines {
+            self.0.resize(lines, Line([0.0; 16]));
+        }
+        // SAFETY: a Line is 16 floats and nothing else, and any float is valid.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 16) }
+    }
+}
+
+/// Rows of weights in memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// The first row.
+    pub data: *const u8,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Elements of a row, a multiple of the type's block.
+    pub k: usize,
+}
+
+/// A result: element (i, c) at `data + c * stride + i`.
+#[derive(Clone, Copy, Debug)]
+pub struct Out {
+    /// Element (0, 0).
+    pub data: *mut f32,
+    /// Floats from one column to the next.
+    pub stride: usize,
+}
+
+/// Whether [`mul_mat`] takes weights of this type.
+pub fn is_supported(dtype: DType) -> bool {
+    with_format!(dtype, F => { F::SPAN }).is_some()
+}
+
+/// Columns from which unpacking rows into panels is faster than unpacking them for each column: measured with weights in memory, which
+/// panels read less evenly than rows.
+#[cfg(target_arch = "x86_64")]
+const PANEL_COLUMNS: usize = 3;
+
+/// `out[i, c] = w[i] . x[c]` for the rows `rows` of a quantized type and `n_cols` columns.
+///
+/// The result of a column does not depend on how rows are divided among calls, but it does, in its last digits, on the ISA and
+/// on whether there are few columns or many.
+///
+/// # Panics
+/// If the type is not [`is_supported`].
+///
+/// # Safety
+/// `w` must be valid for reads of `rows`; `x` of `n_cols` columns of [`act_blocks`]`(w.k)` blocks each, behind one another; the
+/// elements of `out` in `rows` and `0..n_cols` must be valid for writes and nobody else's meanwhile.
+pub unsafe fn mul_mat(
+    isa: Isa,
+    w: Rows,
+    rows: Range<usize>,
+    x: &[ActBlock],
+    n_cols: usize,
+    out: Out,
+    scratch: &mut Scratch,
+) {
+    assert!(x.len() >= n_cols * act_blocks(w.k), "{} blocks for {n_cols} columns of {}", x.len(), w.k);
+    let Some(product) = with_format!(w.dtype, F => product::<F> as Product) else {
+        panic!("no quantized product for {}", w.dtype);
+    };
+    // SAFETY: the caller's.
+    unsafe { product(isa, w, rows, x, n_cols, out, scratch) }
+}
+
+#[cfg(target_arch = "x86_64")]
+use super::x86::unpack::Unpack as Leaf;
+#[cfg(not(target_arch = "x86_64"))]
+use Format as Leaf;
+
+type Product = unsafe fn(Isa, Rows, Range<usize>, &[ActBlock], usize, Out, &mut Scratch);
+
+/// # Safety
+/// See [`mul_mat`].
+unsafe fn product<F: Leaf>(
+    isa: Isa,
+    w: Rows,
+    rows: Range<usize>,
+    x: &[ActBlock],
+    n_cols: usize,
+    out: Out,
+    scratch: &mut Scratch,
+) {
+    debug_assert_eq!(w.k % F::DTYPE.block_len(), 0);
+    if rows.is_empty() || n_cols == 0 {
+        return;
+    }
+    match isa.kind() {
+        // SAFETY: the caller's.
+        Kind::Portable => unsafe { portable::<F>(w, rows, x, n_cols, out) },
+        // SAFETY: the caller's memory; the ISA is there.
+        #[cfg(target_arch = "x86_64")]
+        kind => unsafe {
+            let groups = w.k / 32;
+            if n_cols < PANEL_COLUMNS {
+                let dot = if kind == Kind::Avx512 { dot::avx512::<F> } else { dot::avx2::<F> };
+                let (first, y) = (w.data.add(rows.start * w.stride), out.data.add(rows.start));
+                return dot(first, w.stride, rows.len(), groups, x.as_ptr(), n_cols, y, out.stride);
+            }
+            let size = if kind == Kind::Avx512 { panel::MAX_ROWS } else { 8 };
+            let panel = scratch.floats(groups.div_ceil(8) * panel::step_floats(size, F::SPAN)).as_mut_ptr();
+            for i in rows.clone().step_by(size) {
+                let n = (rows.end - i).min(size);
+                // The last panel repeats its last row; what comes of it is not written.
+                let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
+                let y = out.data.add(i);
+                // Several rows are read side by side, which the processor is bad at foreseeing.
+                for r in n..(rows.end - i).min(2 * size) {
+                    panel::fetch(w.data.add((i + r) * w.stride), w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes());
+                }
+                if kind == Kind::Avx512 {
+                    let p: [*const u8; 16] = std::array::from_fn(row);
+                    if F::BITS == 8 {
+                        panel::fill::<F, 16, true>(&p, groups, panel);
+                    } else {
+                        panel::fill::<F, 16, false>(&p, groups, panel);
+                    }
+                    panel::panel_vnni::<F>(panel, groups, x.as_ptr(), n_cols, y, out.stride, n);
+                } else {
+                    let p: [*const u8; 8] = std::array::from_fn(row);
+                    panel::fill::<F, 8, false>(&p, groups, panel);
+                    panel::panel_avx2::<F>(panel, groups, x.as_ptr(), n_cols, y, out.stride, n);
+                }
+            }
+        },
+    }
+}
+
+/// A step of a row, unpacked.
+#[derive(Clone, Copy)]
+struct Step {
+    q: [i16; 256],
+    scales: Scales,
+}
+
+/// Each row is unpacked once, then met with every column.
+///
+/// # Safety
+/// See [`mul_mat`].
+unsafe fn portable<F: Format>(w: Rows, rows: Range<usize>, x: &[ActBlock], n_cols: usize, out: Out) {
+    let blocks = act_blocks(w.k);
+    let bytes = F::DTYPE.row_bytes(w.k).unwrap_or(0);
+    let mut steps = vec![Step { q: [0; 256], scales: Scales { d: [0.0; 16], m: [0.0; 16] } }; blocks];
+    for i in rows {
+        // SAFETY: row i is the caller's.
+        let row = unsafe { std::slice::from_raw_parts(w.data.add(i * w.stride), bytes) };
+        for (to, step) in steps.iter_mut().zip(row.chunks(F::STEP)) {
+            to.scales = F::scales(step);
+            let groups = step.len() / F::BYTES * (F::DTYPE.block_len() / 32);
+            for (j, to) in to.q.as_chunks_mut::<32>().0.iter_mut().enumerate().take(groups) {
+                *to = F::unpack(step, j).map(|q| if F::BITS == 8 { i16::from(q as i8) } else { i16::from(q) });
+            }
+        }
+        for c in 0..n_cols {
+            let column = &x[c * blocks..][..blocks];
+            // Where a row ends within a step, the activations are zero, and so is what they meet.
+            let sum = steps.iter().zip(column).map(|(w, x)| portable_step::<F>(w, x)).sum();
+            // SAFETY: this element is the caller's.
+            unsafe { *out.data.add(c * out.stride + i) = sum };
+        }
+    }
+}
+
+/// A step of weights times one of activations.
+#[inline]
+fn portable_step<F: Format>(w: &Step, x: &ActBlock) -> f32 {
+    let (wq, xq) = (w.q.as_chunks::<16>().0, x.q.as_chunks::<16>().0);
+    let (d, m) = (&w.scales.d, &w.scales.m);
+    let dot = |h: usize| -> i32 { wq[h].iter().zip(&xq[h]).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum() };
+    let mut sum = 0.0;
+    for j in 0..8 {
+        if F::SPAN == 32 {
+            sum += x.d[j] * d[j] * (dot(2 * j) + dot(2 * j + 1)) as f32 + m[j] * x.s[j];
+        } else {
+            sum += x.d[j] * (d[2 * j] * dot(2 * j) as f32 + d[2 * j + 1] * dot(2 * j + 1) as f32);
+            sum += m[2 * j] * x.s16[2 * j] + m[2 * j + 1] * x.s16[2 * j + 1];
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::act::quantize_act;
+    use crate::kernels::format::tests::{noise, weights, wild};
+    use outboard_core::quant::dequantize_row;
+
+    /// The product of dequantized weights with what the activations became, in f64.
+    fn reference(dtype: DType, w: &[u8], k: usize, x: &[ActBlock], n: usize) -> Vec<f64> {
+        let stride = dtype.row_bytes(k).unwrap();
+        let rows: Vec<Vec<f32>> = w
+            .chunks_exact(stride)
+            .map(|r| {
+                let mut y = vec![0.0; k];
+                dequantize_row(dtype, r, &mut y).unwrap();
+                y
+            })
+            .collect();
+        let blocks = act_blocks(k);
+        let mut out = Vec::new();
+        for c in 0..n {
+            let value = |i: usize| {
+                let b = &x[c * blocks + i / 256];
+                f64::from(b.d[i % 256 / 32]) * f64::from(b.q[i % 256])
+            };
+            out.extend(rows.iter().map(|r| r.iter().enumerate().map(|(i, &v)| f64::from(v) * value(i)).sum::<f64>()));
+        }
+        out
+    }
+
+    fn nmse(want: &[f64], got: &[f32]) -> f64 {
+        let error: f64 = want.iter().zip(got).map(|(a, &b)| (a - f64::from(b)).powi(2)).sum();
+        error / want.iter().map(|a| a * a).sum::<f64>().max(1e-30)
+    }
+
+    #[test]
+    fn every_type_isa_and_shape_gives_the_product() {
+        for dtype in DType::ALL.into_iter().filter(|&d| is_supported(d)) {
+            let ks: &[usize] = if dtype.block_len() == 256 { &[256, 768] } else { &[32, 160, 576] };
+            for (&k, make) in
+                ks.iter().flat_map(|k| [(k, weights as fn(_, _, u32) -> _), (k, wild as fn(_, _, u32) -> _)])
+            {
+                let m = 37;
+                let w: Vec<u8> = make(dtype, k * m, 11);
+                for n in [1, 2, 3, 4, 5, 7, 8, 17] {
+                    let blocks = act_blocks(k);
+                    let mut x = vec![ActBlock::ZERO; n * blocks];
+                    for c in 0..n {
+                        quantize_act(Isa::PORTABLE, &noise(k, 100 + c as u32), &mut x[c * blocks..][..blocks]);
+                    }
+                    let want = reference(dtype, &w, k, &x, n);
+                    for isa in Isa::available() {
+                        let stride = dtype.row_bytes(k).unwrap();
+                        let rows = Rows { data: w.as_ptr(), stride, dtype, k };
+                        let mut y = vec![f32::NAN; m * n];
+                        let out = Out { data: y.as_mut_ptr(), stride: m };
+                        let mut scratch = Scratch::new();
+                        // In two pieces, so that a wrong start shows.
+                        for part in [0..19, 19..m] {
+                            // SAFETY: w has m rows, y m times n elements.
+                            unsafe { mul_mat(isa, rows, part, &x, n, out, &mut scratch) };
+                        }
+                        let error = nmse(&want, &y);
+                        assert!(error < 1e-10, "{dtype} {} k {k} n {n}: NMSE {error}", isa.name());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The largest bytes meet the largest activations, in every combination of signs: 16-bit sums must hold them.
+    #[test]
+    fn nothing_saturates() {
+        for dtype in DType::ALL.into_iter().filter(|&d| is_supported(d)) {
+            let (k, m, n) = (512, 16, 8);
+            for fill in [0x00, 0xff, 0x80, 0x7f] {
+                let mut w = wild(dtype, k * m, 3);
+                let head = match dtype {
+                    DType::Q4_K | DType::Q5_K => 16,
+                    DType::Q4_1 | DType::Q5_1 => 4,
+                    DType::IQ4_XS => 8,
+                    DType::MXFP4 => 1,
+                    _ => 2,
+                };
+                for b in w.chunks_exact_mut(dtype.block_bytes()) {
+                    let range = match dtype {
+                        DType::Q2_K => 16..80,
+                        DType::Q3_K => 0..96,
+                        DType::Q6_K => 0..192,
+                        _ => head..b.len(),
+                    };
+                    b[range].fill(fill);
+                }
+                let blocks = act_blocks(k);
+                let mut x = vec![ActBlock::ZERO; n * blocks];
+                for c in 0..n {
+                    let v = |i: usize| if (i >> c) % 2 == 1 { 1.0 } else { -1.0 };
+                    quantize_act(Isa::PORTABLE, &(0..k).map(v).collect::<Vec<f32>>(), &mut x[c * blocks..][..blocks]);
+                }
+                let want = reference(dtype, &w, k, &x, n);
+                for isa in Isa::available() {
+                    for cols in [1, n] {
+                        let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
+                        let mut y = vec![f32::NAN; m * cols];
+                        let out = Out { data: y.as_mut_ptr(), stride: m };
+                        // SAFETY: w has m rows, y m times cols elements.
+                        unsafe { mul_mat(isa, rows, 0..m, &x, cols, out, &mut Scratch::new()) };
+                        let size: f64 = want.iter().map(|v| v.abs()).fold(0.0, f64::max);
+                        for (got, want) in y.iter().zip(&want) {
+                            let error = (f64::from(*got) - want).abs();
+                            assert!(
+                                error <= 1e-4 * size.max(100.0),
+                                "{dtype} {} {fill:#x}: {got}, not {want}",
+                                isa.name()
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

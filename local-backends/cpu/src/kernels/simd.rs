@@ -1,0 +1,280 @@
+//! Vectors of F32 for what is written once in terms of them: float products and attention.
+
+use half::{bf16, f16};
+
+/// A vector of floats. The methods are for `#[inline(always)]` code that runs under the implementor's features.
+pub(super) trait Lanes: Copy {
+    /// Elements.
+    const N: usize;
+
+    /// All elements `v`.
+    ///
+    /// # Safety
+    /// The implementor's features, as for every method.
+    unsafe fn splat(v: f32) -> Self;
+    /// `N` floats.
+    ///
+    /// # Safety
+    /// They lie at `p`.
+    unsafe fn load(p: *const f32) -> Self;
+    /// `N` floats of 16 bits.
+    ///
+    /// # Safety
+    /// They lie at `p`.
+    unsafe fn load_f16(p: *const u16) -> Self;
+    /// `N` bfloat16.
+    ///
+    /// # Safety
+    /// They lie at `p`.
+    unsafe fn load_bf16(p: *const u16) -> Self;
+    /// Writes `N` floats.
+    ///
+    /// # Safety
+    /// To `p`.
+    unsafe fn store(self, p: *mut f32);
+    /// `a * b + self`.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn fma(self, a: Self, b: Self) -> Self;
+    /// Sum.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn add(self, b: Self) -> Self;
+    /// Sum of the elements.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn sum(self) -> f32;
+}
+
+/// Plain Rust, eight lanes: two NEON registers, or whatever the baseline has.
+#[derive(Clone, Copy)]
+pub(super) struct Plain([f32; 8]);
+
+impl Plain {
+    #[inline(always)]
+    fn map2(self, b: Plain, f: impl Fn(f32, f32) -> f32) -> Plain {
+        let mut out = self.0;
+        for (a, b) in out.iter_mut().zip(b.0) {
+            *a = f(*a, b);
+        }
+        Plain(out)
+    }
+
+    /// # Safety
+    /// Eight elements at `p`.
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16, f: impl Fn(u16) -> f32) -> Plain {
+        // SAFETY: the caller's eight.
+        Plain(unsafe { p.cast::<[u16; 8]>().read_unaligned() }.map(f))
+    }
+}
+
+impl Lanes for Plain {
+    const N: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> Self {
+        Plain([v; 8])
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: the caller's eight.
+        Plain(unsafe { p.cast::<[f32; 8]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // SAFETY: the caller's eight.
+        unsafe { Plain::load_u16(p, |v| f16::from_bits(v).to_f32()) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> Self {
+        // SAFETY: the caller's eight.
+        unsafe { Plain::load_u16(p, |v| bf16::from_bits(v).to_f32()) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: the caller's eight.
+        unsafe { p.cast::<[f32; 8]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, a: Self, b: Self) -> Self {
+        // Not mul_add, which is a function call where the baseline has no FMA.
+        self.map2(a.map2(b, |a, b| a * b), |c, ab| c + ab)
+    }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        self.map2(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Lanes;
+    use std::arch::x86_64::*;
+
+    macro_rules! lanes {
+        ($v:ty, $n:literal, $features:literal, $set1:ident, $load:ident, $store:ident, $fma:ident, $add:ident,
+         half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, sum $s:ident => $sum:expr) => {
+            impl Lanes for $v {
+                const N: usize = $n;
+
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn splat(v: f32) -> Self {
+                    $set1(v)
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn load(p: *const f32) -> Self {
+                    // SAFETY: the caller's floats.
+                    unsafe { $load(p) }
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn load_f16(p: *const u16) -> Self {
+                    // SAFETY: the caller's floats.
+                    $cvt(unsafe { $hv(p.cast()) })
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn load_bf16(p: *const u16) -> Self {
+                    // SAFETY: the caller's floats.
+                    $cast($shift::<16>($widen(unsafe { $hv(p.cast()) })))
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn store(self, p: *mut f32) {
+                    // SAFETY: the caller's floats.
+                    unsafe { $store(p, self) }
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn fma(self, a: Self, b: Self) -> Self {
+                    $fma(a, b, self)
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn add(self, b: Self) -> Self {
+                    $add(self, b)
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn sum(self) -> f32 {
+                    let $s = self;
+                    $sum
+                }
+            }
+        };
+    }
+
+    lanes!(__m256, 8, "avx2,fma,f16c", _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
+    _mm256_add_ps, half _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
+    _mm256_castsi256_ps, sum v => {
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+    });
+    lanes!(__m512, 16, "avx512f", _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps,
+        _mm512_add_ps, half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
+        _mm512_castsi512_ps, sum v => _mm512_reduce_add_ps(v));
+}
+
+/// Element types that a float kernel reads as F32.
+pub(super) trait Element: Copy {
+    /// `L::N` elements.
+    ///
+    /// # Safety
+    /// They lie at `p`; L's features.
+    unsafe fn lanes<L: Lanes>(p: *const Self) -> L;
+    /// One element.
+    fn one(self) -> f32;
+}
+
+/// An F16 as bits.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct F16(u16);
+
+/// A bfloat16 as bits.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Bf16(u16);
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn lanes<L: Lanes>(p: *const f32) -> L {
+        // SAFETY: the caller's.
+        unsafe { L::load(p) }
+    }
+    #[inline(always)]
+    fn one(self) -> f32 {
+        self
+    }
+}
+
+impl Element for F16 {
+    #[inline(always)]
+    unsafe fn lanes<L: Lanes>(p: *const F16) -> L {
+        // SAFETY: the caller's.
+        unsafe { L::load_f16(p.cast()) }
+    }
+    #[inline(always)]
+    fn one(self) -> f32 {
+        f16::from_bits(self.0).to_f32()
+    }
+}
+
+impl Element for Bf16 {
+    #[inline(always)]
+    unsafe fn lanes<L: Lanes>(p: *const Bf16) -> L {
+        // SAFETY: the caller's.
+        unsafe { L::load_bf16(p.cast()) }
+    }
+    #[inline(always)]
+    fn one(self) -> f32 {
+        bf16::from_bits(self.0).to_f32()
+    }
+}
+
+/// Defines an unsafe function that runs one generic body with the lanes of the chosen ISA: `$body::<Lanes, ..>(args)`.
+macro_rules! per_lanes {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident<$W:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+        $(#[$meta])*
+        #[allow(clippy::too_many_arguments)]
+        $vis unsafe fn $name<$W: $crate::kernels::simd::Element>(isa: $crate::kernels::Isa, $($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx2<$W: $crate::kernels::simd::Element>($($arg: $ty),*) {
+                // SAFETY: the features are on, the rest is the caller's.
+                unsafe { $body::<std::arch::x86_64::__m256, $W>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx512<$W: $crate::kernels::simd::Element>($($arg: $ty),*) {
+                // SAFETY: as above.
+                unsafe { $body::<std::arch::x86_64::__m512, $W>($($arg),*) }
+            }
+            match isa.kind() {
+                // SAFETY: the caller's.
+                $crate::kernels::isa::Kind::Portable => unsafe { $body::<$crate::kernels::simd::Plain, $W>($($arg),*) },
+                // SAFETY: an Isa of this kind exists only where these features are; the rest is the caller's.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::isa::Kind::Avx2 => unsafe { avx2::<$W>($($arg),*) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                $crate::kernels::isa::Kind::Avx512 => unsafe { avx512::<$W>($($arg),*) },
+            }
+        }
+    };
+}
+pub(super) use per_lanes;

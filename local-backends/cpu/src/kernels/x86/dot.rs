@@ -1,0 +1,228 @@
+//! Dot products of a few weight rows with one column of activations: decoding, bound by reading the weights.
+
+use super::unpack::Unpack;
+use crate::kernels::act::ActBlock;
+use std::arch::x86_64::*;
+use std::hint::black_box;
+
+/// The 8-bit dot product of 32 pairs as 8 sums of 4, where the two instruction sets differ.
+pub(in crate::kernels) trait Dot {
+    /// Unsigned below 64 times signed.
+    ///
+    /// # Safety
+    /// The implementor's features.
+    unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i;
+
+    /// Signed times signed, x not -128.
+    ///
+    /// # Safety
+    /// The implementor's features.
+    unsafe fn wide(q: __m256i, x: __m256i) -> __m256i;
+}
+
+/// VPMADDUBSW, whose 16-bit sums hold two products of at most 128 * 127.
+#[derive(Debug)]
+pub(in crate::kernels) enum Avx2 {}
+
+/// VPDPBUSD.
+#[derive(Debug)]
+pub(in crate::kernels) enum Vnni {}
+
+impl Dot for Avx2 {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i {
+        _mm256_madd_epi16(_mm256_maddubs_epi16(q, x), _mm256_set1_epi16(1))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn wide(q: __m256i, x: __m256i) -> __m256i {
+        let products = _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
+        _mm256_madd_epi16(products, _mm256_set1_epi16(1))
+    }
+}
+
+impl Dot for Vnni {
+    #[inline]
+    #[target_feature(enable = "avx512vnni,avx512vl")]
+    unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i {
+        _mm256_dpbusd_epi32(_mm256_setzero_si256(), q, x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512vnni,avx512vl")]
+    unsafe fn wide(q: __m256i, x: __m256i) -> __m256i {
+        _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum(v: __m256) -> f32 {
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// One step of `n` groups, added to `acc` (products, of even and odd groups apart, as an addition waits for the one before)
+/// and `min` (minimums times sums).
+///
+/// # Safety
+/// AVX2, FMA, F16C and D's features; `w` points to n groups.
+#[inline(always)]
+unsafe fn step<D: Dot, F: Unpack>(w: *const u8, n: usize, x: &ActBlock, acc: &mut [__m256; 2], min: &mut __m256) {
+    // SAFETY: the features are the caller's; all reads are of w's groups and of x.
+    unsafe {
+        let s = F::vscales(w, n);
+        let d = _mm256_load_ps(x.d.as_ptr());
+        let mut scales = [0f32; 16];
+        if F::SPAN == 32 {
+            _mm256_storeu_ps(scales.as_mut_ptr(), _mm256_mul_ps(s.d[0], d));
+            if F::BITS < 8 {
+                *min = _mm256_fmadd_ps(s.m[0], _mm256_load_ps(x.s.as_ptr()), *min);
+            }
+        } else {
+            let low = _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3));
+            let high = _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7));
+            _mm256_storeu_ps(scales.as_mut_ptr(), _mm256_mul_ps(s.d[0], low));
+            _mm256_storeu_ps(scales.as_mut_ptr().add(8), _mm256_mul_ps(s.d[1], high));
+            *min = _mm256_fmadd_ps(s.m[0], _mm256_load_ps(x.s16.as_ptr()), *min);
+            *min = _mm256_fmadd_ps(s.m[1], _mm256_load_ps(x.s16.as_ptr().add(8)), *min);
+        }
+        // Taken back from memory, where broadcasting one of them is part of the load; in registers it takes two shuffles.
+        let scales = black_box(scales);
+        for j in 0..n {
+            let xq = _mm256_load_si256(x.q.as_ptr().add(32 * j).cast());
+            let q = F::vunpack(w, j);
+            let i = if F::BITS == 8 { D::wide(q, xq) } else { D::narrow(q, xq) };
+            let s = if F::SPAN == 32 {
+                _mm256_set1_ps(scales[j % 8])
+            } else {
+                // Lanes 0..4 hold the sums of the first 16 elements.
+                let two = _mm256_set1_pd(scales.as_ptr().add(2 * j).cast::<f64>().read_unaligned());
+                _mm256_permutevar_ps(_mm256_castpd_ps(two), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1))
+            };
+            acc[j % 2] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i), s, acc[j % 2]);
+        }
+    }
+}
+
+/// Dot product of a row of `groups` groups of 32 with a column.
+///
+/// # Safety
+/// AVX2, FMA, F16C and D's features; `w` points to a row, `x` to its blocks.
+#[inline(always)]
+unsafe fn row<D: Dot, F: Unpack>(w: *const u8, groups: usize, x: *const ActBlock) -> f32 {
+    // SAFETY: steps and blocks of the caller's row and column.
+    unsafe {
+        let mut acc = [_mm256_setzero_ps(); 2];
+        let mut min = _mm256_setzero_ps();
+        let whole = groups / 8;
+        for b in 0..whole {
+            step::<D, F>(w.add(b * F::STEP), 8, &*x.add(b), &mut acc, &mut min);
+        }
+        if groups % 8 != 0 {
+            step::<D, F>(w.add(whole * F::STEP), groups % 8, &*x.add(whole), &mut acc, &mut min);
+        }
+        sum(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), min))
+    }
+}
+
+/// `out[c * out_stride + i] = w[i] . x[c]` for `n_rows` rows and `n_cols` columns. One row at a time: memory is fastest as one
+/// stream, and two or four rows side by side (tried) took up to twice as long.
+///
+/// # Safety
+/// AVX2, FMA, F16C and D's features; `n_rows` rows of `groups` groups, `row_bytes` apart; `n_cols` columns of
+/// `ceil(groups / 8)` blocks behind one another; the addressed floats of `out` belong to the caller alone.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn rows_cols<D: Dot, F: Unpack>(
+    w: *const u8,
+    row_bytes: usize,
+    n_rows: usize,
+    groups: usize,
+    x: *const ActBlock,
+    n_cols: usize,
+    out: *mut f32,
+    out_stride: usize,
+) {
+    let blocks = groups.div_ceil(8);
+    for i in 0..n_rows {
+        for c in 0..n_cols {
+            // SAFETY: indices stay below the caller's counts.
+            unsafe { *out.add(c * out_stride + i) = row::<D, F>(w.add(i * row_bytes), groups, x.add(c * blocks)) };
+        }
+    }
+}
+
+macro_rules! entry {
+    ($name:ident, $dot:ty, $features:literal) => {
+        /// See [`rows_cols`].
+        ///
+        /// # Safety
+        /// As there.
+        #[target_feature(enable = $features)]
+        #[allow(clippy::too_many_arguments)]
+        pub(in crate::kernels) unsafe fn $name<F: Unpack>(
+            w: *const u8,
+            row_bytes: usize,
+            n_rows: usize,
+            groups: usize,
+            x: *const ActBlock,
+            n_cols: usize,
+            out: *mut f32,
+            out_stride: usize,
+        ) {
+            // SAFETY: the features are on, the rest is the caller's.
+            unsafe { rows_cols::<$dot, F>(w, row_bytes, n_rows, groups, x, n_cols, out, out_stride) }
+        }
+    };
+}
+entry!(avx2, Avx2, "avx2,fma,f16c");
+entry!(avx512, Vnni, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Isa;
+
+    fn check<D: Dot>(name: &str) {
+        for seed in 0..200u32 {
+            let byte = |i: u32| (i.wrapping_add(seed * 97).wrapping_mul(2654435761) >> 20) as u8;
+            // The first two rounds are the extremes.
+            let q: [i8; 32] = std::array::from_fn(|i| if seed < 2 { -128 } else { byte(i as u32) as i8 });
+            let n: [u8; 32] = std::array::from_fn(|i| if seed < 2 { 63 } else { byte(i as u32) % 64 });
+            let x: [i8; 32] = std::array::from_fn(|i| match seed {
+                0 => 127,
+                1 => -127,
+                _ => (byte(i as u32 + 77) as i8).max(-127),
+            });
+            // SAFETY: all are 32 bytes, and the caller saw to the features.
+            let (narrow, wide): ([i32; 8], [i32; 8]) = unsafe {
+                let load = |p: *const u8| _mm256_loadu_si256(p.cast());
+                let x = load(x.as_ptr().cast());
+                let sums = |v| std::mem::transmute::<__m256i, [i32; 8]>(v);
+                (sums(D::narrow(load(n.as_ptr()), x)), sums(D::wide(load(q.as_ptr().cast()), x)))
+            };
+            for l in 0..8 {
+                let four = 4 * l..4 * l + 4;
+                let want: i32 = four.clone().map(|i| i32::from(n[i]) * i32::from(x[i])).sum();
+                assert_eq!(narrow[l], want, "{name} narrow");
+                let want: i32 = four.map(|i| i32::from(q[i]) * i32::from(x[i])).sum();
+                assert_eq!(wide[l], want, "{name} wide");
+            }
+        }
+    }
+
+    #[test]
+    fn dots_are_exact() {
+        for isa in Isa::available() {
+            match isa.name() {
+                "avx2" => check::<Avx2>("avx2"),
+                "avx512" => check::<Vnni>("avx512"),
+                _ => {}
+            }
+        }
+    }
+}

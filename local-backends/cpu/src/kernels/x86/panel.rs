@@ -1,0 +1,321 @@
+//! Prefill: panels of 8 or 16 weight rows, unpacked and interleaved once, against tiles of activation columns.
+//!
+//! A lane is a row: four bytes of a row's group lie in a 32-bit lane, beside those of the next row, and meet four bytes of a
+//! column that are broadcast. So sums stay in their lane, a group's scales are a vector, and what a format costs to unpack is
+//! paid once per panel, not once per column.
+
+use super::unpack::Unpack;
+use crate::kernels::act::ActBlock;
+use std::arch::x86_64::*;
+
+/// Most rows of a panel.
+pub(in crate::kernels) const MAX_ROWS: usize = 16;
+
+/// Floats of a panel's step: 256 elements of `rows` rows in bytes, then scales, then minimums by group.
+pub(in crate::kernels) const fn step_floats(rows: usize, span: usize) -> usize {
+    (64 + 2 * (256 / span)) * rows
+}
+
+/// Transposes 8 x 8 lanes of 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
+    let pair = |a, b| (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    let (a0, a1) = pair(r[0], r[1]);
+    let (a2, a3) = pair(r[2], r[3]);
+    let (a4, a5) = pair(r[4], r[5]);
+    let (a6, a7) = pair(r[6], r[7]);
+    let quad = |a, b| (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    let (b0, b1) = quad(a0, a2);
+    let (b2, b3) = quad(a1, a3);
+    let (b4, b5) = quad(a4, a6);
+    let (b6, b7) = quad(a5, a7);
+    let low = |a, b| _mm256_permute2x128_si256::<0x20>(a, b);
+    let high = |a, b| _mm256_permute2x128_si256::<0x31>(a, b);
+    [low(b0, b4), low(b1, b5), low(b2, b6), low(b3, b7), high(b0, b4), high(b1, b5), high(b2, b6), high(b3, b7)]
+}
+
+/// Asks for memory that will be read soon.
+#[inline]
+pub(in crate::kernels) fn fetch(p: *const u8, bytes: usize) {
+    for at in (0..bytes).step_by(64) {
+        // SAFETY: fetching is a hint that no address can make fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(at).cast()) };
+    }
+}
+
+/// Unpacks a panel of `R` rows. With `BIASED`, signed bytes become unsigned (plus 128) and the minimums make up for it.
+///
+/// # Safety
+/// AVX2 and F16C; each of `w` points to a row of `groups` groups; `panel` to `ceil(groups / 8)` steps ([`step_floats`]), aligned to 64 bytes.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(in crate::kernels) unsafe fn fill<F: Unpack, const R: usize, const BIASED: bool>(
+    w: &[*const u8; R],
+    groups: usize,
+    panel: *mut f32,
+) {
+    let spans = 256 / F::SPAN;
+    for b in 0..groups.div_ceil(8) {
+        let n = (groups - 8 * b).min(8);
+        // SAFETY: steps of the caller's rows and panel.
+        unsafe {
+            let q_out = panel.add(b * step_floats(R, F::SPAN));
+            let d_out = q_out.add(64 * R);
+            let m_out = d_out.add(spans * R);
+            for eight in 0..R / 8 {
+                let mut d = [[_mm256_setzero_si256(); 8]; 2];
+                let mut m = d;
+                for r in 0..8 {
+                    let mut s = F::vscales(w[eight * 8 + r].add(b * F::STEP), n);
+                    if BIASED {
+                        s.m = s.d.map(|d| _mm256_mul_ps(d, _mm256_set1_ps(-128.0)));
+                    }
+                    for h in 0..2 {
+                        d[h][r] = _mm256_castps_si256(s.d[h]);
+                        m[h][r] = _mm256_castps_si256(s.m[h]);
+                    }
+                }
+                for h in 0..spans / 8 {
+                    for (out, v) in [(d_out, transpose(d[h])), (m_out, transpose(m[h]))] {
+                        for (j, v) in v.into_iter().enumerate() {
+                            _mm256_store_si256(out.add((h * 8 + j) * R + eight * 8).cast(), v);
+                        }
+                    }
+                }
+                for j in 0..n {
+                    let mut q = [_mm256_setzero_si256(); 8];
+                    for (r, q) in q.iter_mut().enumerate() {
+                        *q = F::vunpack(w[eight * 8 + r].add(b * F::STEP), j);
+                        if BIASED {
+                            *q = _mm256_xor_si256(*q, _mm256_set1_epi8(-128));
+                        }
+                    }
+                    for (kk, v) in transpose(q).into_iter().enumerate() {
+                        _mm256_store_si256(q_out.add((j * 8 + kk) * R + eight * 8).cast(), v);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A panel of 16 unsigned rows times `N` columns, VNNI. Rows from `rows` up are not written.
+///
+/// # Safety
+/// AVX-512 F, VL, BW, DQ, VNNI; a panel of `groups` groups; `N` columns of blocks, `blocks` apart; the addressed `out`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
+#[allow(clippy::too_many_arguments)]
+unsafe fn tile_vnni<const N: usize, const SPAN: usize>(
+    panel: *const f32,
+    groups: usize,
+    x: *const ActBlock,
+    blocks: usize,
+    out: *mut f32,
+    out_stride: usize,
+    rows: usize,
+) {
+    const R: usize = 16;
+    let mut sum = [_mm512_setzero_ps(); N];
+    for b in 0..groups.div_ceil(8) {
+        // SAFETY: steps and blocks within the caller's counts.
+        unsafe {
+            let q = panel.add(b * step_floats(R, SPAN));
+            let d = q.add(64 * R);
+            let m = d.add(256 / SPAN * R);
+            let mut cols = [x; N];
+            for (c, col) in cols.iter_mut().enumerate() {
+                *col = x.add(c * blocks + b);
+            }
+            for g in 0..(groups - 8 * b).min(8) * (32 / SPAN) {
+                let mut acc = [_mm512_setzero_si512(); N];
+                for kk in 0..SPAN / 4 {
+                    let w = _mm512_load_si512(q.add((g * (SPAN / 4) + kk) * R).cast());
+                    for c in 0..N {
+                        let four = (*cols[c]).q.as_ptr().add(g * SPAN + 4 * kk).cast::<i32>();
+                        acc[c] = _mm512_dpbusd_epi32(acc[c], w, _mm512_set1_epi32(*four));
+                    }
+                }
+                let (dw, mw) = (_mm512_load_ps(d.add(g * R)), _mm512_load_ps(m.add(g * R)));
+                for c in 0..N {
+                    let dx = _mm512_set1_ps(*(*cols[c]).d.as_ptr().add(g * SPAN / 32));
+                    let sx = if SPAN == 32 { (*cols[c]).s.as_ptr() } else { (*cols[c]).s16.as_ptr() };
+                    sum[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[c]), _mm512_mul_ps(dw, dx), sum[c]);
+                    sum[c] = _mm512_fmadd_ps(mw, _mm512_set1_ps(*sx.add(g)), sum[c]);
+                }
+            }
+        }
+    }
+    let mask = ((1u32 << rows) - 1) as __mmask16;
+    for (c, v) in sum.into_iter().enumerate() {
+        // SAFETY: the mask keeps to the caller's rows.
+        unsafe { _mm512_mask_storeu_ps(out.add(c * out_stride), mask, v) };
+    }
+}
+
+/// A panel of 8 rows times `N` columns, AVX2. `DEPTH` products of the format's size, times two, fit 16 bits (0: the bytes are
+/// signed and need a sign trick).
+///
+/// # Safety
+/// AVX2 and FMA; the rest as [`tile_vnni`].
+#[target_feature(enable = "avx2,fma")]
+#[allow(clippy::too_many_arguments)]
+unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
+    panel: *const f32,
+    groups: usize,
+    x: *const ActBlock,
+    blocks: usize,
+    out: *mut f32,
+    out_stride: usize,
+    rows: usize,
+) {
+    const R: usize = 8;
+    let ones = _mm256_set1_epi16(1);
+    let mut sum = [_mm256_setzero_ps(); N];
+    for b in 0..groups.div_ceil(8) {
+        // SAFETY: steps and blocks within the caller's counts.
+        unsafe {
+            let q = panel.add(b * step_floats(R, SPAN));
+            let d = q.add(64 * R);
+            let m = d.add(256 / SPAN * R);
+            let mut cols = [x; N];
+            for (c, col) in cols.iter_mut().enumerate() {
+                *col = x.add(c * blocks + b);
+            }
+            for g in 0..(groups - 8 * b).min(8) * (32 / SPAN) {
+                let at = g * (SPAN / 4);
+                let four = |c: usize, kk: usize| _mm256_set1_epi32(*(*cols[c]).q.as_ptr().cast::<i32>().add(at + kk));
+                let mut acc = [_mm256_setzero_si256(); N];
+                if DEPTH == 0 {
+                    for kk in 0..SPAN / 4 {
+                        let w = _mm256_load_si256(q.add((at + kk) * R).cast());
+                        let abs = _mm256_abs_epi8(w);
+                        for c in 0..N {
+                            let t = _mm256_maddubs_epi16(abs, _mm256_sign_epi8(four(c, kk), w));
+                            acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t, ones));
+                        }
+                    }
+                } else {
+                    for kk in (0..SPAN / 4).step_by(DEPTH.max(1)) {
+                        let mut t = [_mm256_setzero_si256(); N];
+                        for i in 0..DEPTH {
+                            let w = _mm256_load_si256(q.add((at + kk + i) * R).cast());
+                            for c in 0..N {
+                                let p = _mm256_maddubs_epi16(w, four(c, kk + i));
+                                t[c] = if i == 0 { p } else { _mm256_add_epi16(t[c], p) };
+                            }
+                        }
+                        for c in 0..N {
+                            acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t[c], ones));
+                        }
+                    }
+                }
+                let (dw, mw) = (_mm256_load_ps(d.add(g * R)), _mm256_load_ps(m.add(g * R)));
+                for c in 0..N {
+                    let dx = _mm256_set1_ps(*(*cols[c]).d.as_ptr().add(g * SPAN / 32));
+                    sum[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[c]), _mm256_mul_ps(dw, dx), sum[c]);
+                    if DEPTH != 0 {
+                        let sx = if SPAN == 32 { (*cols[c]).s.as_ptr() } else { (*cols[c]).s16.as_ptr() };
+                        sum[c] = _mm256_fmadd_ps(mw, _mm256_set1_ps(*sx.add(g)), sum[c]);
+                    }
+                }
+            }
+        }
+    }
+    for (c, v) in sum.into_iter().enumerate() {
+        // SAFETY: only the caller's rows are written.
+        unsafe {
+            let mut lanes = [0f32; R];
+            _mm256_storeu_ps(lanes.as_mut_ptr(), v);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * out_stride), rows);
+        }
+    }
+}
+
+/// The signature of a tile.
+type Tile = unsafe fn(*const f32, usize, *const ActBlock, usize, *mut f32, usize, usize);
+
+/// Tiles of 1 to 8 columns.
+macro_rules! tiles {
+    ($f:ident $(, $arg:tt)*) => {
+        [$f::<1 $(, $arg)*>, $f::<2 $(, $arg)*>, $f::<3 $(, $arg)*>, $f::<4 $(, $arg)*>]
+    };
+}
+
+/// A panel times `n_cols` columns.
+///
+/// # Safety
+/// AVX-512 with VNNI; see [`tile_vnni`].
+#[allow(clippy::too_many_arguments)]
+pub(in crate::kernels) unsafe fn panel_vnni<F: Unpack>(
+    panel: *const f32,
+    groups: usize,
+    x: *const ActBlock,
+    n_cols: usize,
+    out: *mut f32,
+    out_stride: usize,
+    rows: usize,
+) {
+    const WIDE: usize = 8;
+    let (wide, tiles): (Tile, [Tile; 4]) = match F::SPAN {
+        32 => (tile_vnni::<WIDE, 32>, tiles!(tile_vnni, 32)),
+        _ => (tile_vnni::<WIDE, 16>, tiles!(tile_vnni, 16)),
+    };
+    // SAFETY: the caller's panel, columns and output.
+    unsafe { columns(wide, WIDE, tiles, panel, groups, x, n_cols, out, out_stride, rows) }
+}
+
+/// A panel times `n_cols` columns.
+///
+/// # Safety
+/// AVX2 and FMA; see [`tile_avx2`].
+#[allow(clippy::too_many_arguments)]
+pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(
+    panel: *const f32,
+    groups: usize,
+    x: *const ActBlock,
+    n_cols: usize,
+    out: *mut f32,
+    out_stride: usize,
+    rows: usize,
+) {
+    // Two products of 63 * 127 fit 16 bits twice, two of 31 * 127 four times.
+    let tiles: [Tile; 4] = match (F::SPAN, F::BITS) {
+        (32, 8) => tiles!(tile_avx2, 32, 0),
+        (32, 6..) => tiles!(tile_avx2, 32, 2),
+        (32, _) => tiles!(tile_avx2, 32, 4),
+        (_, 8) => tiles!(tile_avx2, 16, 0),
+        (_, 6..) => tiles!(tile_avx2, 16, 2),
+        (_, _) => tiles!(tile_avx2, 16, 4),
+    };
+    // SAFETY: the caller's panel, columns and output.
+    unsafe { columns(tiles[3], 4, tiles, panel, groups, x, n_cols, out, out_stride, rows) }
+}
+
+/// Goes over the columns in tiles of `width`, then of 4, then of what is left.
+///
+/// # Safety
+/// As the tiles.
+#[inline]
+#[allow(clippy::too_many_arguments)]
+unsafe fn columns(
+    wide: Tile,
+    width: usize,
+    tiles: [Tile; 4],
+    panel: *const f32,
+    groups: usize,
+    x: *const ActBlock,
+    n_cols: usize,
+    out: *mut f32,
+    out_stride: usize,
+    rows: usize,
+) {
+    let blocks = groups.div_ceil(8);
+    let mut c = 0;
+    while c < n_cols {
+        let left = n_cols - c;
+        let (tile, n) = if left >= width { (wide, width) } else { (tiles[left.min(4) - 1], left.min(4)) };
+        // SAFETY: columns c..c + n are the caller's.
+        unsafe { tile(panel, groups, x.add(c * blocks), blocks, out.add(c * out_stride), out_stride, rows) };
+        c += n;
+    }
+}

@@ -1,0 +1,342 @@
+//! How each format's groups become vectors: the AVX2 versions of [`Format::unpack`] and [`Format::scales`].
+
+use crate::kernels::format::*;
+use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
+use std::arch::x86_64::*;
+
+/// Scales and minimums of the 8 groups of a step: `[0]` alone where a scale covers 32 elements, `[0]` groups 0..8 and `[1]`
+/// groups 8..16 where it covers 16.
+pub(in crate::kernels) struct VScales {
+    pub(in crate::kernels) d: [__m256; 2],
+    pub(in crate::kernels) m: [__m256; 2],
+}
+
+/// The vector side of a [`Format`].
+pub(in crate::kernels) trait Unpack: Format {
+    /// As [`Format::scales`], but groups from `n` up get any finite number; minimums of a signed format are not used.
+    ///
+    /// # Safety
+    /// AVX2 and F16C; `w` points to `n` groups of 32 (1 to 8, and 8 where blocks have 256).
+    unsafe fn vscales(w: *const u8, n: usize) -> VScales;
+
+    /// As [`Format::unpack`].
+    ///
+    /// # Safety
+    /// AVX2; `w` points to a step that has group `j`.
+    unsafe fn vunpack(w: *const u8, j: usize) -> __m256i;
+}
+
+/// Bytes of a vector from memory.
+///
+/// # Safety
+/// AVX2; 32 bytes at `p`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load(p: *const u8) -> __m256i {
+    // SAFETY: the caller's 32 bytes.
+    unsafe { _mm256_loadu_si256(p.cast()) }
+}
+
+/// Low halves of 16 bytes, then their high halves.
+///
+/// # Safety
+/// AVX2; 16 bytes at `p`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn nibbles(p: *const u8) -> __m256i {
+    // SAFETY: the caller's 16 bytes.
+    let v = unsafe { _mm_loadu_si128(p.cast()) };
+    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(v), v), _mm256_set1_epi8(15))
+}
+
+/// 16 in the bytes whose bit is set in the 32 bits at `p`.
+///
+/// # Safety
+/// AVX2; 4 bytes at `p`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn fifth_bits(p: *const u8) -> __m256i {
+    // SAFETY: the caller's 4 bytes.
+    let bits = unsafe { p.cast::<i32>().read_unaligned() };
+    let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+    let v = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), spread);
+    let mask = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(v, mask), mask), _mm256_set1_epi8(16))
+}
+
+/// Each byte of `v` shifted right by `n` bits and masked.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn bits(v: __m256i, n: usize, mask: i8) -> __m256i {
+    _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(n as i32)), _mm256_set1_epi8(mask))
+}
+
+/// The table's value for each index 0..16.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lookup(table: &[i8; 16], index: __m256i) -> __m256i {
+    // SAFETY: the table has 16 bytes.
+    let t = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), index)
+}
+
+/// The f16 at the start of each of `n` blocks of `bytes` bytes; above, that of the last: reading it is cheaper than not to,
+/// and the activations there are zero.
+///
+/// # Safety
+/// AVX2 and F16C; `n` (at most 8) blocks at `p`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn block_scales(p: *const u8, bytes: usize, n: usize) -> __m256 {
+    // SAFETY: block i is the caller's, being below n.
+    let at = |i: usize| unsafe { p.add(i.min(n - 1) * bytes).cast::<i16>().read_unaligned() };
+    let v = _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    _mm256_cvtph_ps(v)
+}
+
+/// The two f16 at the start of each block.
+///
+/// # Safety
+/// As [`block_scales`].
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn block_scales_mins(p: *const u8, bytes: usize, n: usize) -> (__m256, __m256) {
+    // SAFETY: block i is the caller's, being below n.
+    let at = |i: usize| unsafe { p.add(i.min(n - 1) * bytes).cast::<i32>().read_unaligned() };
+    let v = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    let apart = _mm256_setr_epi8(
+        0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+    );
+    let v = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_shuffle_epi8(v, apart));
+    (_mm256_cvtph_ps(_mm256_castsi256_si128(v)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(v)))
+}
+
+/// The f16 at `p`, in every lane.
+///
+/// # Safety
+/// AVX2 and F16C; 2 bytes at `p`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn one_scale(p: *const u8) -> __m256 {
+    // SAFETY: the caller's 2 bytes.
+    _mm256_cvtph_ps(_mm_set1_epi16(unsafe { p.cast::<i16>().read_unaligned() }))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn unsigned8(bytes: u64) -> __m256 {
+    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed8(bytes: u64) -> __m256 {
+    _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes as i64)))
+}
+
+/// # Safety
+/// 8 bytes at `p`.
+#[inline(always)]
+unsafe fn word(p: *const u8) -> u64 {
+    // SAFETY: the caller's 8 bytes.
+    unsafe { p.cast::<u64>().read_unaligned() }
+}
+
+/// # Safety
+/// 4 bytes at `p`.
+#[inline(always)]
+unsafe fn half_word(p: *const u8) -> u32 {
+    // SAFETY: the caller's 4 bytes.
+    unsafe { p.cast::<u32>().read_unaligned() }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn only(d: __m256, m: __m256) -> VScales {
+    VScales { d: [d, _mm256_setzero_ps()], m: [m, _mm256_setzero_ps()] }
+}
+
+/// Scales with minimums that are a fixed multiple of them.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn offset(d: [__m256; 2], by: f32) -> VScales {
+    VScales { d, m: d.map(|d| _mm256_mul_ps(d, _mm256_set1_ps(by))) }
+}
+
+macro_rules! unpack {
+    ($name:ident, $w:ident, $n:ident, $j:ident, scales $scales:expr, group $group:expr) => {
+        impl Unpack for $name {
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn vscales($w: *const u8, $n: usize) -> VScales {
+                // SAFETY: the caller's step has what its format says, and only that is read.
+                unsafe { $scales }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn vunpack($w: *const u8, $j: usize) -> __m256i {
+                // SAFETY: as above, group j being in the step.
+                unsafe { $group }
+            }
+        }
+    };
+}
+
+unpack!(Q4_0, w, n, j,
+    scales offset([block_scales(w, 18, n), _mm256_setzero_ps()], -8.0),
+    group nibbles(w.add(j * 18 + 2)));
+unpack!(Q4_1, w, n, j,
+    scales {
+        let (d, m) = block_scales_mins(w, 20, n);
+        only(d, m)
+    },
+    group nibbles(w.add(j * 20 + 4)));
+unpack!(Q5_0, w, n, j,
+    scales offset([block_scales(w, 22, n), _mm256_setzero_ps()], -16.0),
+    group _mm256_or_si256(nibbles(w.add(j * 22 + 6)), fifth_bits(w.add(j * 22 + 2))));
+unpack!(Q5_1, w, n, j,
+    scales {
+        let (d, m) = block_scales_mins(w, 24, n);
+        only(d, m)
+    },
+    group _mm256_or_si256(nibbles(w.add(j * 24 + 8)), fifth_bits(w.add(j * 24 + 4))));
+unpack!(Q8_0, w, n, j,
+    scales only(block_scales(w, 34, n), _mm256_setzero_ps()),
+    group load(w.add(j * 34 + 2)));
+unpack!(IQ4_NL, w, n, j,
+    scales only(block_scales(w, 18, n), _mm256_setzero_ps()),
+    group lookup(&IQ4_VALUES, nibbles(w.add(j * 18 + 2))));
+unpack!(MXFP4, w, n, j,
+scales {
+    let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * 17)));
+        offset([_mm256_loadu_ps(d.as_ptr()), _mm256_setzero_ps()], -f32::from(MXFP4_OFFSET))
+},
+group {
+    let v = lookup(&MXFP4_VALUES, nibbles(w.add(j * 17 + 1)));
+    _mm256_add_epi8(v, _mm256_set1_epi8(MXFP4_OFFSET))
+});
+
+unpack!(Q2_K, w, _n, j,
+    scales {
+        let (d, m) = (one_scale(w.add(80)), _mm256_sub_ps(_mm256_setzero_ps(), one_scale(w.add(82))));
+        let low = 0x0f0f_0f0f_0f0f_0f0f;
+        let s = [word(w), word(w.add(8))];
+        VScales {
+            d: s.map(|s| _mm256_mul_ps(d, unsigned8(s & low))),
+            m: s.map(|s| _mm256_mul_ps(m, unsigned8(s >> 4 & low))),
+        }
+    },
+    group bits(load(w.add(16 + j / 4 * 32)), 2 * (j % 4), 3));
+unpack!(Q3_K, w, _n, j,
+scales {
+    // 16 low halves in 8 bytes; their high bits, four to a byte, in 4 bytes.
+    let (s, high) = (word(w.add(96)), half_word(w.add(104)));
+    let low = 0x0f0f_0f0f_0f0f_0f0f;
+    let two = |shift: u32| u64::from(high >> shift & 0x0303_0303) << 4;
+    let d = one_scale(w.add(108));
+    let minus = _mm256_set1_ps(32.0);
+    let first = unsigned8(s & low | two(0) | two(2) << 32);
+    let second = unsigned8(s >> 4 & low | two(4) | two(6) << 32);
+    offset([first, second].map(|s| _mm256_mul_ps(d, _mm256_sub_ps(s, minus))), -4.0)
+},
+group {
+    let low = bits(load(w.add(32 + j / 4 * 32)), 2 * (j % 4), 3);
+    let high = bits(load(w), j, 1);
+    _mm256_or_si256(low, _mm256_slli_epi16::<2>(high))
+});
+unpack!(Q4_K, w, _n, j, scales k4_scales(w), group bits(load(w.add(16 + j / 2 * 32)), 4 * (j % 2), 15));
+unpack!(Q5_K, w, _n, j,
+scales k4_scales(w),
+group {
+    let low = bits(load(w.add(48 + j / 2 * 32)), 4 * (j % 2), 15);
+    let high = bits(load(w.add(16)), j, 1);
+    _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
+});
+unpack!(Q6_K, w, _n, j,
+scales {
+    let d = one_scale(w.add(208));
+    offset([word(w.add(192)), word(w.add(200))].map(|s| _mm256_mul_ps(d, signed8(s))), -32.0)
+},
+group {
+    let r = j % 4;
+    let low = bits(load(w.add(j / 4 * 64 + r % 2 * 32)), 4 * (r / 2), 15);
+    let high = bits(load(w.add(128 + j / 4 * 32)), 2 * r, 3);
+    _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
+});
+unpack!(IQ4_XS, w, _n, j,
+    scales {
+        let mut s = [0u8; 8];
+        let high = w.add(2).cast::<u16>().read_unaligned();
+        for (i, s) in s.iter_mut().enumerate() {
+            *s = *w.add(4 + i / 2) >> (4 * (i % 2)) & 15 | ((high >> (2 * i) & 3) as u8) << 4;
+        }
+        let s = _mm256_sub_ps(unsigned8(u64::from_le_bytes(s)), _mm256_set1_ps(32.0));
+        only(_mm256_mul_ps(one_scale(w), s), _mm256_setzero_ps())
+    },
+    group lookup(&IQ4_VALUES, nibbles(w.add(8 + j * 16))));
+
+/// Scales and minimums of Q4_K and Q5_K, 6 bits each in 12 bytes.
+///
+/// # Safety
+/// AVX2 and F16C; 16 bytes at `w`.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn k4_scales(w: *const u8) -> VScales {
+    // SAFETY: the caller's 16 bytes.
+    let (a, b, c) = unsafe { (half_word(w.add(4)), half_word(w.add(8)), half_word(w.add(12))) };
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let d = pair(a & 0x3f3f_3f3f, c & 0x0f0f_0f0f | (a >> 6 & 0x0303_0303) << 4);
+    let m = pair(b & 0x3f3f_3f3f, c >> 4 & 0x0f0f_0f0f | (b >> 6 & 0x0303_0303) << 4);
+    // SAFETY: as above.
+    let (sd, sm) = unsafe { (one_scale(w), one_scale(w.add(2))) };
+    let sm = _mm256_sub_ps(_mm256_setzero_ps(), sm);
+    only(_mm256_mul_ps(sd, unsigned8(d)), _mm256_mul_ps(sm, unsigned8(m)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Isa;
+    use crate::kernels::format::tests::{weights, wild};
+    use outboard_core::DType;
+
+    /// `n` groups of a step.
+    fn check<F: Unpack>(w: &[u8], n: usize) {
+        let dtype = F::DTYPE;
+        let want = F::scales(w);
+        // SAFETY: the caller saw that AVX2 is there, and w has n groups.
+        let got = unsafe { F::vscales(w.as_ptr(), n) };
+        let lanes = |v: [__m256; 2]| -> [f32; 16] {
+            // SAFETY: both are 64 bytes of floats.
+            unsafe { std::mem::transmute(v) }
+        };
+        for (got, want) in [(lanes(got.d), want.d), (lanes(got.m), want.m)] {
+            for (got, want) in got.iter().zip(want).take(32 * n / F::SPAN) {
+                assert!((got - want).abs() <= 1e-6 * want.abs(), "{dtype}: {got}, not {want}");
+            }
+        }
+        for j in 0..n {
+            // SAFETY: as above, and both are 32 bytes.
+            let got: [u8; 32] = unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) };
+            assert_eq!(got, F::unpack(w, j), "{dtype} group {j}");
+        }
+    }
+
+    #[test]
+    fn unpack_is_what_the_plain_version_is() {
+        if Isa::available().len() == 1 {
+            eprintln!("skipped: this processor has no AVX2");
+            return;
+        }
+        for dtype in DType::ALL {
+            for (seed, n) in [(1, 8), (2, 5), (3, 1)] {
+                let n = if dtype.block_len() == 256 { 8 } else { n };
+                with_format!(dtype, F => {
+                    check::<F>(&weights(dtype, 32 * n, seed), n);
+                    check::<F>(&wild(dtype, 32 * n, seed), n);
+                });
+            }
+        }
+    }
+}

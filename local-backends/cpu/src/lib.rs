@@ -1,0 +1,81 @@
+//! The CPU device: kernels chosen for the processor at run time, run by a pool of threads of its own.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+pub mod kernels;
+mod ops;
+mod pool;
+mod program;
+mod tensor;
+
+pub use kernels::Isa;
+pub use pool::Pool;
+
+use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Result, TensorId};
+use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, Program, TensorPtr};
+use std::sync::{Arc, Mutex};
+
+/// How a CPU device is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuOptions {
+    /// Threads that compute; at least 1.
+    pub threads: usize,
+    /// Instruction set of the kernels.
+    pub isa: Isa,
+}
+
+impl CpuOptions {
+    /// That many threads and the best kernels there are.
+    pub fn with_threads(threads: usize) -> CpuOptions {
+        CpuOptions { threads, isa: Isa::detect() }
+    }
+}
+
+/// A CPU device of `host` with its own threads. Several of them share the host's memory through `budget`.
+pub fn cpu_device(host: &Arc<Host>, name: &str, options: CpuOptions, budget: &Arc<MemoryBudget>) -> Arc<dyn Device> {
+    let threads = options.threads.max(1);
+    let info = DeviceInfo {
+        id: name.to_owned(),
+        name: name.to_owned(),
+        kind: DeviceKind::Cpu,
+        description: format!("{} ({threads} thread{})", processor_name(), if threads == 1 { "" } else { "s" }),
+        device_id: String::new(),
+        backend: "cpu".to_owned(),
+        memory_total: budget.info().total,
+        capabilities: vec![options.isa.name().to_owned()],
+        // That of tensors in GGUF files, so that mapped weights are used where they are.
+        alignment: 32,
+    };
+    let kernels = CpuKernels {
+        shared: Arc::new(Shared { isa: options.isa, pool: Pool::new(threads, name), work: Mutex::default() }),
+    };
+    HostDevice::new(host, info, budget, Arc::new(kernels))
+}
+
+/// What the programs of one device share. Only one of them runs at a time.
+struct Shared {
+    isa: Isa,
+    pool: Pool,
+    work: Mutex<ops::Work>,
+}
+
+struct CpuKernels {
+    shared: Arc<Shared>,
+}
+
+impl Kernels for CpuKernels {
+    fn supports(&self, graph: &Graph, id: TensorId) -> bool {
+        program::supports(graph, id)
+    }
+
+    fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(program::CpuProgram::new(self.shared.clone(), &graph, &tensors)))
+    }
+}
+
+/// The processor's name for people, where the system tells it.
+fn processor_name() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = cpuinfo.lines().find(|l| l.starts_with("model name"));
+    let name = line.and_then(|l| l.split(':').nth(1)).map(str::trim).filter(|n| !n.is_empty());
+    name.map_or_else(|| format!("{} processor", std::env::consts::ARCH), str::to_owned)
+}

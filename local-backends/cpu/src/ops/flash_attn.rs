@@ -1,0 +1,64 @@
+//! FLASH_ATTN_EXT: pieces of tokens of one key/value head, all query heads of it together.
+
+use super::mul_mat::SendPtr;
+use super::*;
+use crate::kernels::attn::{Heads, MaskRow, Query, attention};
+use crate::kernels::mul_mat::Rows;
+use crate::tensor::checked;
+use outboard_core::DType;
+use outboard_core::op::FlashAttn;
+
+/// Queries that a kernel works on together.
+const QUERIES: usize = 32;
+
+pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), String> {
+    let (q, k, v, out) = (node.src(0)?, node.src(1)?, node.src(2)?, &node.out);
+    let (mask, pos, sinks) = (node.opt(3), node.opt(4), node.opt(5));
+    let [_, n_tokens, n_head, _] = q.ne();
+    let [_, n_kv, n_head_kv, _] = k.ne();
+    let group = n_head / n_head_kv;
+    let seen: Result<Vec<Range<usize>>, String> = (0..n_tokens)
+        .map(|i| match pos {
+            None => Ok(0..n_kv),
+            Some(pos) => {
+                let end = checked(pos.int([i, 0, 0, 0]), n_kv, "position")? + 1;
+                let first = if op.window > 0 { end.saturating_sub(op.window) } else { 0 };
+                Ok(first..end)
+            }
+        })
+        .collect();
+    let seen = seen?;
+    if n_kv == 0 {
+        (0..out.n_rows()).for_each(|r| out.f32s_mut(out.unravel(r)).fill(0.0));
+        return Ok(());
+    }
+    let tokens = (QUERIES / group).max(1);
+    let blocks = n_tokens.div_ceil(tokens);
+    let rows =
+        |t: &T, head: usize| Rows { data: t.row([0, head, 0]), stride: t.nb()[1], dtype: t.dtype(), k: t.ne()[0] };
+    let (isa, shared) = (cx.isa, SendPtr((q, k, v, out)));
+    cx.pool.run(n_head_kv * blocks, &|piece| {
+        let (q, k, v, out) = shared.get();
+        // Later tokens see more keys: they go first, so that the pieces at the end are small.
+        let (head, block) = (piece % n_head_kv, blocks - 1 - piece / n_head_kv);
+        let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap };
+        let mut queries = Vec::with_capacity(tokens * group);
+        for i in block * tokens..((block + 1) * tokens).min(n_tokens) {
+            for h in head * group..(head + 1) * group {
+                queries.push(Query {
+                    q: q.row([i, h, 0]).cast(),
+                    out: out.row([h, i, 0]).cast(),
+                    keys: seen[i].clone(),
+                    mask: mask.map(|m| match m.dtype() {
+                        DType::F32 => MaskRow::F32(m.row([i, 0, 0]).cast()),
+                        _ => MaskRow::F16(m.row([i, 0, 0]).cast()),
+                    }),
+                    sink: sinks.map(|s| s.f32s([0, 0, 0])[h]),
+                });
+            }
+        }
+        // SAFETY: shapes are checked by the op's rule and positions above; each query's result is its own.
+        with_scratch(|scratch| unsafe { attention(isa, &heads, &queries, scratch) });
+    });
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! ROPE: angles once per token, then every head of it.
+
+use super::*;
+use crate::kernels::rows;
+use outboard_core::op::{Rope, RopeMode};
+use std::f64::consts::PI;
+
+pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &Rope) -> Result<(), String> {
+    let (x, pos, factors, out, isa) = (node.src(0)?, node.src(1)?, node.opt(2), &node.out, cx.isa);
+    let (half, n_tokens) = (op.n_dims / 2, x.ne()[2]);
+    let mut angles = std::mem::take(&mut cx.work.angles);
+    angles.clear();
+    angles.resize(n_tokens * op.n_dims, 0.0);
+    let frequencies: Vec<(f64, f64)> = (0..half)
+        .map(|pair| {
+            let factor = factors.map_or(1.0, |f| f64::from(f.f32s([0, 0, 0])[pair]));
+            (f64::from(op.freq_base).powf(-2.0 * pair as f64 / op.n_dims as f64) / factor, ramp(op, pair))
+        })
+        .collect();
+    let scale = f64::from(op.freq_scale);
+    let mut amplitude = f64::from(op.attn_factor);
+    if op.ext_factor != 0.0 {
+        amplitude *= 1.0 + 0.1 * (1.0 / scale).ln();
+    }
+    for (t, angles) in angles.chunks_exact_mut(op.n_dims).enumerate() {
+        let position = f64::from(pos.int([t, 0, 0, 0]));
+        let (cos, sin) = angles.split_at_mut(half);
+        for (pair, &(frequency, mix)) in frequencies.iter().enumerate() {
+            let angle = position * frequency;
+            let (s, c) = (angle * scale * (1.0 - mix) + angle * mix).sin_cos();
+            cos[pair] = (c * amplitude) as f32;
+            sin[pair] = (s * amplitude) as f32;
+        }
+    }
+    for_rows(cx, out, &|at| {
+        let (cos, sin) = angles[at[1] * op.n_dims..][..op.n_dims].split_at(half);
+        let row = &mut row_of(x, out, at)[..op.n_dims];
+        match op.mode {
+            RopeMode::Normal => rows::rope_pairs(isa, row, cos, sin),
+            RopeMode::Neox => rows::rope_halves(isa, row, cos, sin),
+        }
+    });
+    cx.work.angles = angles;
+    Ok(())
+}
+
+/// How much of a pair's frequency stays as it is (YaRN, Peng et al., 2023): 0 where it is interpolated.
+fn ramp(op: &Rope, pair: usize) -> f64 {
+    if op.ext_factor == 0.0 {
+        return 0.0;
+    }
+    let (base, n_dims) = (f64::from(op.freq_base), op.n_dims as f64);
+    let pair_of = |turns: f64| n_dims * (op.n_ctx_orig as f64 / (turns * 2.0 * PI)).ln() / (2.0 * base.ln());
+    let low = pair_of(f64::from(op.beta_fast)).floor().max(0.0);
+    let high = pair_of(f64::from(op.beta_slow)).ceil().min(n_dims - 1.0);
+    let t = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+    (1.0 - t) * f64::from(op.ext_factor)
+}

@@ -1,0 +1,36 @@
+//! SET_ROWS.
+
+use super::*;
+use crate::kernels::rows;
+use crate::tensor::checked;
+use half::f16;
+use outboard_core::DType;
+
+pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
+    let (dst, src, ids) = (node.src(0)?, node.src(1)?, node.src(2)?);
+    if src.ne().contains(&0) {
+        return Ok(());
+    }
+    // All indices are checked before anything is written.
+    let targets: Result<Vec<usize>, String> = (0..src.n_rows())
+        .map(|r| {
+            let [i1, i2, i3] = src.unravel(r);
+            checked(ids.int([i1, i2, i3, 0]), dst.ne()[1], "row")
+        })
+        .collect();
+    let targets = targets?;
+    // One thread: the cache is small work, and an index that comes twice must not be written by two.
+    for (r, target) in targets.into_iter().enumerate() {
+        let at = src.unravel(r);
+        let to = [target, at[1], at[2]];
+        match dst.dtype() {
+            // SAFETY: a dense row of F16 inside dst, aligned because buffers, offsets and strides are.
+            DType::F16 => rows::to_f16(src.f32s(at), unsafe {
+                std::slice::from_raw_parts_mut(dst.row(to).cast::<f16>(), dst.ne()[0])
+            }),
+            _ => copy::store_row(dst, to, src.f32s(at))?,
+        }
+    }
+    let _ = cx;
+    Ok(())
+}

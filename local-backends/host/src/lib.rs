@@ -1,0 +1,24 @@
+//! What backends in host memory share: buffers, memory accounts, queues with their threads, timelines, and transfers between
+//! the devices of one host. A backend adds [`Kernels`]: which ops it supports and how it runs a graph.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod budget;
+mod buffer;
+mod device;
+mod exchange;
+mod host;
+mod mapped;
+mod queue;
+mod timeline;
+mod turns;
+
+pub use budget::MemoryBudget;
+pub use buffer::{BUFFER_ALIGN, HostBuffer};
+pub use device::{HostDevice, Kernels, NodeError, Program, TensorPtr};
+pub use host::{Host, TraceEvent};
+pub use mapped::open_mapped;
+
+/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

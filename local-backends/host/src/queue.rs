@@ -1,0 +1,347 @@
+//! The queue of a host device: one named thread that runs commands in order.
+//!
+//! Different queues run side by side; graphs of one device run one at a time, because they share its threads. Dropping a queue
+//! drops what it has not begun and tells everyone who waits.
+
+use crate::device::{HostExecutable, NodeError, host_buffer};
+use crate::host::{Host, TraceEvent};
+use crate::lock;
+use crate::timeline::Timeline;
+use crate::turns::Turns;
+use bytes::Bytes;
+use outboard_core::device::{Completer, fresh_uid};
+use outboard_core::{Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Commands that wait in a queue before the one who enqueues has to wait: some steps ahead, not a whole upload.
+const QUEUE_DEPTH: usize = 1024;
+/// Longest wait of a queue for another one on this host. A command that takes longer than this is not a wait but a fault.
+const WAIT_LIMIT: Duration = Duration::from_secs(300);
+
+enum Command {
+    Write { dst: Slice, data: Bytes },
+    Read { src: Slice, to: Completer<Bytes> },
+    Execute(Arc<dyn Executable>),
+    Copy { src: Slice, dst: Slice },
+    Fill { dst: Slice, value: u8 },
+    Wait { timeline: Arc<Timeline>, value: u64 },
+    Signal(u64),
+    Finish(Completer<()>),
+    Offer { ticket: Ticket, src: Slice },
+    Accept { ticket: Ticket, dst: Slice },
+}
+
+pub(crate) struct HostQueue {
+    uid: u64,
+    device: u64,
+    id: Arc<str>,
+    host: Arc<Host>,
+    commands: Option<SyncSender<Command>>,
+    /// Events so far. Held while one is enqueued, so that they are enqueued in the order of their numbers.
+    signals: Mutex<u64>,
+    timeline: Arc<Timeline>,
+    cancel: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HostQueue {
+    pub(crate) fn start(device: u64, id: &Arc<str>, host: &Arc<Host>, turns: &Arc<Turns>) -> Result<HostQueue> {
+        let uid = fresh_uid();
+        let timeline = Arc::new(Timeline::default());
+        let cancel = Arc::new(AtomicBool::new(false));
+        let (commands, receiver) = sync_channel(QUEUE_DEPTH);
+        let worker = Worker {
+            device,
+            id: id.clone(),
+            queue: uid,
+            host: host.clone(),
+            turns: turns.clone(),
+            timeline: timeline.clone(),
+            cancel: cancel.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("{id} queue"))
+            .spawn(move || worker.run(receiver))
+            .map_err(|e| Error::Device { device: id.to_string(), op: None, detail: format!("no thread: {e}") })?;
+        host.register(uid, &timeline);
+        Ok(HostQueue {
+            uid,
+            device,
+            id: id.clone(),
+            host: host.clone(),
+            commands: Some(commands),
+            signals: Mutex::new(0),
+            timeline,
+            cancel,
+            thread: Some(thread),
+        })
+    }
+
+    /// What stops it when set.
+    pub(crate) fn cancel(&self) -> Weak<AtomicBool> {
+        Arc::downgrade(&self.cancel)
+    }
+
+    /// The host queue behind the trait.
+    pub(crate) fn of(queue: &dyn Queue) -> Result<&HostQueue> {
+        queue.as_any().downcast_ref().ok_or_else(|| Error::Misuse("a queue of another kind of device".into()))
+    }
+
+    pub(crate) fn offer(&self, ticket: Ticket, src: &Slice) -> Result<()> {
+        self.check(src, false)?;
+        self.send(Command::Offer { ticket, src: src.clone() })
+    }
+
+    pub(crate) fn accept(&self, ticket: Ticket, dst: &Slice) -> Result<()> {
+        self.check(dst, true)?;
+        self.send(Command::Accept { ticket, dst: dst.clone() })
+    }
+
+    /// A slice must be of this device, and writable if it is written.
+    fn check(&self, slice: &Slice, write: bool) -> Result<()> {
+        host_buffer(slice)?;
+        if slice.buffer().device() != self.device {
+            return Err(Error::Misuse(format!("{}: a buffer of another device", self.id)));
+        }
+        if write && slice.buffer().is_read_only() {
+            return Err(Error::Request(format!("{}: a write to memory that can only be read", self.id)));
+        }
+        Ok(())
+    }
+
+    fn send(&self, command: Command) -> Result<()> {
+        if let Some(error) = self.timeline.error() {
+            return Err(error);
+        }
+        let ended = || Error::Device { device: self.id.to_string(), op: None, detail: "its queue has ended".into() };
+        self.commands.as_ref().ok_or_else(ended)?.send(command).map_err(|_| ended())
+    }
+}
+
+impl Drop for HostQueue {
+    fn drop(&mut self) {
+        self.cancel.store(true, Ordering::Relaxed);
+        self.commands = None;
+        self.host.unregister(self.uid);
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Queue for HostQueue {
+    fn uid(&self) -> u64 {
+        self.uid
+    }
+
+    fn write(&self, dst: &Slice, data: Bytes) -> Result<()> {
+        self.check(dst, true)?;
+        if dst.len() != data.len() as u64 {
+            return Err(Error::Request(format!("{} bytes written to a slice of {}", data.len(), dst.len())));
+        }
+        self.send(Command::Write { dst: dst.clone(), data })
+    }
+
+    fn read(&self, src: &Slice) -> Result<Pending<Bytes>> {
+        self.check(src, false)?;
+        let (to, pending) = Pending::new(self.id.clone());
+        self.send(Command::Read { src: src.clone(), to })?;
+        Ok(pending)
+    }
+
+    fn execute(&self, executable: &Arc<dyn Executable>) -> Result<()> {
+        match executable.as_any().downcast_ref::<HostExecutable>() {
+            Some(e) if e.device == self.device => self.send(Command::Execute(executable.clone())),
+            _ => Err(Error::Misuse(format!("{}: a graph that was compiled for another device", self.id))),
+        }
+    }
+
+    fn copy(&self, src: &Slice, dst: &Slice) -> Result<()> {
+        self.check(src, false)?;
+        self.check(dst, true)?;
+        if src.len() != dst.len() {
+            return Err(Error::Request(format!("{} bytes copied to a slice of {}", src.len(), dst.len())));
+        }
+        self.send(Command::Copy { src: src.clone(), dst: dst.clone() })
+    }
+
+    fn fill(&self, dst: &Slice, value: u8) -> Result<()> {
+        self.check(dst, true)?;
+        self.send(Command::Fill { dst: dst.clone(), value })
+    }
+
+    fn wait(&self, event: Event) -> Result<()> {
+        let timeline = self.host.timeline(event.queue);
+        let timeline =
+            timeline.ok_or_else(|| Error::Request(format!("{}: a wait for a queue that is gone", self.id)))?;
+        self.send(Command::Wait { timeline, value: event.value })
+    }
+
+    fn signal(&self) -> Result<Event> {
+        let mut signals = lock(&self.signals);
+        self.send(Command::Signal(*signals + 1))?;
+        *signals += 1;
+        Ok(Event { device: self.device, queue: self.uid, value: *signals })
+    }
+
+    fn finish(&self, timeout: Duration) -> Result<()> {
+        let (to, pending) = Pending::new(self.id.clone());
+        self.send(Command::Finish(to))?;
+        pending.wait(timeout)
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+/// The thread's side.
+struct Worker {
+    device: u64,
+    id: Arc<str>,
+    queue: u64,
+    host: Arc<Host>,
+    turns: Arc<Turns>,
+    timeline: Arc<Timeline>,
+    cancel: Arc<AtomicBool>,
+}
+
+impl Worker {
+    fn run(self, commands: Receiver<Command>) {
+        let mut poison: Option<Error> = None;
+        for command in commands {
+            if poison.is_none() && self.cancel.load(Ordering::Relaxed) {
+                self.fail(&mut poison, Error::Cancelled);
+            }
+            let start = Instant::now();
+            let what = self.step(command, &mut poison);
+            let end = Instant::now();
+            self.host.trace(TraceEvent { device: &self.id, queue: self.queue, what, start, end });
+        }
+        // Whoever still waits for this timeline, or for what it offers, waits for nothing.
+        let gone = Error::Device { device: self.id.to_string(), op: None, detail: "its queue has ended".into() };
+        let error = poison.unwrap_or(gone);
+        self.host.exchange.end(self.queue, &error);
+        self.timeline.poison(error);
+    }
+
+    fn fail(&self, poison: &mut Option<Error>, error: Error) {
+        self.timeline.poison(error.clone());
+        *poison = Some(error);
+    }
+
+    /// Runs one command, or answers it with the error that has poisoned the queue. Gives the command's name.
+    fn step(&self, command: Command, poison: &mut Option<Error>) -> &'static str {
+        let result = |run: &dyn Fn() -> Result<()>| match poison {
+            Some(_) => Ok(()),
+            None => run(),
+        };
+        let (what, done) = match command {
+            Command::Write { dst, data } => ("write", result(&|| write(&dst, &data))),
+            Command::Read { src, to } => {
+                to.complete(match poison {
+                    Some(error) => Err(error.clone()),
+                    None => read_slice(&src).map(Bytes::from),
+                });
+                ("read", Ok(()))
+            }
+            Command::Execute(executable) => ("execute", result(&|| self.execute(executable.as_ref()))),
+            Command::Copy { src, dst } => ("copy", result(&|| copy(&src, &dst))),
+            Command::Fill { dst, value } => ("fill", result(&|| fill(&dst, value))),
+            Command::Wait { timeline, value } => {
+                ("wait", result(&|| timeline.wait(value, WAIT_LIMIT, &self.cancel, "an event of another queue")))
+            }
+            Command::Signal(value) => {
+                if poison.is_none() {
+                    self.timeline.reach(value);
+                }
+                ("signal", Ok(()))
+            }
+            Command::Finish(to) => {
+                to.complete(poison.clone().map_or(Ok(()), Err));
+                ("finish", Ok(()))
+            }
+            Command::Offer { ticket, src } => {
+                ("offer", self.host.exchange.offer(self.queue, ticket, poison.as_ref().map_or(Ok(&src), Err)))
+            }
+            Command::Accept { ticket, dst } => {
+                ("accept", result(&|| self.host.exchange.accept(ticket, &dst, WAIT_LIMIT, &self.cancel)))
+            }
+        };
+        if let Err(error) = done
+            && poison.is_none()
+        {
+            self.fail(poison, error);
+        }
+        what
+    }
+
+    fn execute(&self, executable: &dyn Executable) -> Result<()> {
+        let Some(executable) = executable.as_any().downcast_ref::<HostExecutable>().filter(|e| e.device == self.device)
+        else {
+            return Err(Error::Misuse("a graph that was compiled for another device".into()));
+        };
+        let Some(_turn) = self.turns.take(self.queue, &self.cancel) else { return Err(Error::Cancelled) };
+        // A panic is a bug of a kernel; it must not take other clients of the device with it.
+        let run = catch_unwind(AssertUnwindSafe(|| executable.program.run(&self.cancel)));
+        match run {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(NodeError { detail: None, .. })) => Err(Error::Cancelled),
+            Ok(Err(NodeError { node, detail: Some(detail) })) => {
+                Err(Error::Device { device: self.id.to_string(), op: Some(node), detail })
+            }
+            Err(_) => Err(Error::Device {
+                device: self.id.to_string(),
+                op: None,
+                detail: "a kernel panicked; this is a bug of Outboard".into(),
+            }),
+        }
+    }
+}
+
+/// The first byte of a slice of a host buffer.
+pub(crate) fn address(slice: &Slice) -> Result<*mut u8> {
+    // SAFETY: a slice is inside its buffer by construction.
+    Ok(unsafe { host_buffer(slice)?.ptr().add(slice.offset() as usize) })
+}
+
+/// A copy of a slice's bytes.
+pub(crate) fn read_slice(src: &Slice) -> Result<Vec<u8>> {
+    let from = address(src)?;
+    let len = src.len() as usize;
+    let mut out = Vec::new();
+    let needed = src.len();
+    out.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { device: "host".into(), needed, free: 0 })?;
+    // SAFETY: `from` is valid for `len` bytes, `out` has room for them, and buffers are initialised from the start.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), len);
+        out.set_len(len);
+    }
+    Ok(out)
+}
+
+fn write(dst: &Slice, data: &[u8]) -> Result<()> {
+    // SAFETY: `dst` has `data`'s length (checked when it was enqueued), is inside its buffer and writable; `copy` allows
+    // overlap, should somebody write a buffer to itself.
+    unsafe { std::ptr::copy(data.as_ptr(), address(dst)?, data.len()) };
+    Ok(())
+}
+
+fn copy(src: &Slice, dst: &Slice) -> Result<()> {
+    // SAFETY: both are inside their buffers and of equal length (checked when it was enqueued); `copy` allows overlap.
+    unsafe { std::ptr::copy(address(src)?, address(dst)?, src.len() as usize) };
+    Ok(())
+}
+
+fn fill(dst: &Slice, value: u8) -> Result<()> {
+    // SAFETY: `dst` is inside its buffer and writable.
+    unsafe { std::ptr::write_bytes(address(dst)?, value, dst.len() as usize) };
+    Ok(())
+}

@@ -1,0 +1,325 @@
+//! Queues, timelines and transfers of host devices, with kernels that fail, block and meet on purpose.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use bytes::Bytes;
+use outboard_core::op::{Unary, UnaryKind};
+use outboard_core::*;
+use outboard_host::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// NEG negates, SQRT fails, ABS panics, EXP runs until it is aborted, SIN waits until two devices are in it at the same time.
+struct Toy {
+    meet: Arc<Barrier>,
+}
+
+struct ToyProgram {
+    graph: Arc<Graph>,
+    tensors: Vec<TensorPtr>,
+    meet: Arc<Barrier>,
+}
+
+impl Kernels for Toy {
+    fn supports(&self, graph: &Graph, id: TensorId) -> bool {
+        matches!(graph.tensor(id).op(), Some(Op::Unary(_)))
+    }
+
+    fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(ToyProgram { graph, tensors, meet: self.meet.clone() }))
+    }
+}
+
+impl Program for ToyProgram {
+    fn run(&self, abort: &AtomicBool) -> std::result::Result<(), NodeError> {
+        for id in self.graph.nodes() {
+            let fail =
+                |detail: Option<&str>| NodeError { node: self.graph.label(id), detail: detail.map(str::to_owned) };
+            let Some(Op::Unary(Unary { kind })) = self.graph.tensor(id).op() else { continue };
+            match kind {
+                UnaryKind::Sqrt => return Err(fail(Some("broken on purpose"))),
+                UnaryKind::Abs => panic!("on purpose"),
+                UnaryKind::Exp => {
+                    while !abort.load(Ordering::Relaxed) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    return Err(fail(None));
+                }
+                UnaryKind::Sin => {
+                    self.meet.wait();
+                }
+                _ => {}
+            }
+            let src = self.graph.tensor(id).sources().next().unwrap();
+            let (x, y) = (self.tensors[src.index()], self.tensors[id.index()]);
+            for i in 0..y.layout.elements() {
+                // SAFETY: both tensors are contiguous F32 of this many elements.
+                unsafe { *y.ptr.cast::<f32>().add(i) = -*x.ptr.cast::<f32>().add(i) };
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Rig {
+    host: Arc<Host>,
+    meet: Arc<Barrier>,
+    budget: Arc<MemoryBudget>,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        Rig { host: Host::new(), meet: Arc::new(Barrier::new(2)), budget: MemoryBudget::new(Some(1 << 24)) }
+    }
+
+    fn device(&self, name: &str) -> Arc<HostDevice> {
+        let info = DeviceInfo {
+            id: name.into(),
+            name: name.into(),
+            kind: DeviceKind::Cpu,
+            description: String::new(),
+            device_id: String::new(),
+            backend: "toy".into(),
+            memory_total: 1 << 24,
+            capabilities: Vec::new(),
+            alignment: 32,
+        };
+        HostDevice::new(&self.host, info, &self.budget, Arc::new(Toy { meet: self.meet.clone() }))
+    }
+}
+
+fn slice(device: &HostDevice, size: u64) -> Slice {
+    Slice::whole(device.alloc(size, Usage::Any).unwrap())
+}
+
+/// One op on four numbers.
+fn program(device: &HostDevice, kind: UnaryKind, x: &Slice, y: &Slice) -> Arc<dyn Executable> {
+    let mut g = GraphBuilder::new();
+    let input = g.input("x", DType::F32, &[4]).unwrap();
+    let node = g.push(Unary { kind }, &[input]).unwrap();
+    g.name(node, "the.node");
+    let graph = Arc::new(g.finish().unwrap());
+    let places = vec![Some(x.clone()), Some(y.clone())];
+    device.compile(graph.clone(), Placement::new(&graph, device, places).unwrap()).unwrap()
+}
+
+fn floats(values: [f32; 4]) -> Bytes {
+    Bytes::from(values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
+}
+
+#[test]
+fn commands_run_in_order() {
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let (x, y) = (slice(&d, 16), slice(&d, 16));
+    let exe = program(&d, UnaryKind::Neg, &x, &y);
+    let q = d.queue().unwrap();
+    q.write(&x, floats([1., 2., 3., 4.])).unwrap();
+    q.execute(&exe).unwrap();
+    let first = q.read(&y).unwrap();
+    q.copy(&y, &x).unwrap();
+    q.execute(&exe).unwrap();
+    let second = q.read(&y).unwrap();
+    q.fill(&y.part(4, 4).unwrap(), 0).unwrap();
+    let third = q.read(&y).unwrap();
+    q.finish(LONG).unwrap();
+    assert_eq!(first.wait(LONG).unwrap(), floats([-1., -2., -3., -4.]));
+    assert_eq!(second.wait(LONG).unwrap(), floats([1., 2., 3., 4.]));
+    assert_eq!(third.wait(LONG).unwrap(), floats([1., 0., 3., 4.]));
+}
+
+#[test]
+fn misuse_is_refused_and_harmless() {
+    let rig = Rig::new();
+    let (d, other) = (rig.device("D0"), rig.device("D1"));
+    let q = d.queue().unwrap();
+    let (mine, theirs) = (slice(&d, 16), slice(&other, 16));
+    assert!(matches!(q.write(&mine, Bytes::from_static(b"abc")), Err(Error::Request(_))));
+    assert!(matches!(q.read(&theirs), Err(Error::Misuse(_))));
+    assert!(matches!(q.copy(&theirs, &mine), Err(Error::Misuse(_))));
+    let exe = program(&other, UnaryKind::Neg, &theirs, &slice(&other, 16));
+    assert!(matches!(q.execute(&exe), Err(Error::Misuse(_))));
+    let file = d.import(&Bytes::from_static(&[0; 64])).unwrap();
+    if let Some(file) = file {
+        assert!(matches!(q.fill(&Slice::whole(file), 1), Err(Error::Request(_))));
+    }
+    q.finish(LONG).unwrap();
+}
+
+#[test]
+fn the_first_error_stays_and_spreads() {
+    let rig = Rig::new();
+    let (a, b) = (rig.device("D0"), rig.device("D1"));
+    let (x, y) = (slice(&a, 16), slice(&a, 16));
+    let (qa, qb) = (a.queue().unwrap(), b.queue().unwrap());
+    let good = qa.signal().unwrap();
+    qa.execute(&program(&a, UnaryKind::Sqrt, &x, &y)).unwrap();
+    let bad = qa.signal();
+    let read = qa.read(&y);
+    let error = qa.finish(LONG).unwrap_err();
+    assert_eq!(error.to_string(), "D0, SQRT the.node: broken on purpose");
+    if let Ok(read) = read {
+        assert_eq!(read.wait(LONG).unwrap_err(), error);
+    }
+    assert_eq!(qa.fill(&y, 0).unwrap_err(), error);
+    qb.wait(good).unwrap();
+    qb.finish(LONG).unwrap();
+    if let Ok(bad) = bad {
+        qb.wait(bad).unwrap();
+        assert_eq!(qb.finish(LONG).unwrap_err(), error);
+    }
+    // The device is not its queue.
+    let again = a.queue().unwrap();
+    again.execute(&program(&a, UnaryKind::Neg, &x, &y)).unwrap();
+    again.finish(LONG).unwrap();
+}
+
+#[test]
+fn a_panic_is_an_error_of_its_queue() {
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let (x, y) = (slice(&d, 16), slice(&d, 16));
+    let q = d.queue().unwrap();
+    q.execute(&program(&d, UnaryKind::Abs, &x, &y)).unwrap();
+    assert!(q.finish(LONG).unwrap_err().to_string().contains("panicked"));
+    let q = d.queue().unwrap();
+    q.execute(&program(&d, UnaryKind::Neg, &x, &y)).unwrap();
+    q.finish(LONG).unwrap();
+}
+
+#[test]
+fn two_devices_compute_at_the_same_time() {
+    let rig = Rig::new();
+    let spans = Arc::new(Mutex::new(Vec::new()));
+    let seen = spans.clone();
+    rig.host.set_trace(move |e| {
+        if e.what == "execute" {
+            seen.lock().unwrap().push((e.device.to_owned(), e.start, e.end));
+        }
+    });
+    // Each waits in the middle of its graph for the other: devices that took turns would never end.
+    let devices = [rig.device("D0"), rig.device("D1")];
+    let queues: Vec<_> = devices
+        .iter()
+        .map(|d| {
+            let q = d.queue().unwrap();
+            q.execute(&program(d, UnaryKind::Sin, &slice(d, 16), &slice(d, 16))).unwrap();
+            q
+        })
+        .collect();
+    queues.iter().for_each(|q| q.finish(LONG).unwrap());
+    let spans = spans.lock().unwrap();
+    let (a, b) = (&spans[0], &spans[1]);
+    assert!(a.0 != b.0 && a.1 < b.2 && b.1 < a.2, "{spans:?}");
+}
+
+#[test]
+fn aborting_ends_what_runs() {
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let (x, y) = (slice(&d, 16), slice(&d, 16));
+    let exe = program(&d, UnaryKind::Exp, &x, &y);
+    let (q, behind) = (d.queue().unwrap(), d.queue().unwrap());
+    q.execute(&exe).unwrap();
+    behind.execute(&exe).unwrap();
+    let pending = q.read(&y).unwrap();
+    d.abort();
+    assert_eq!(q.finish(LONG).unwrap_err(), Error::Cancelled);
+    assert_eq!(behind.finish(LONG).unwrap_err(), Error::Cancelled);
+    assert_eq!(pending.wait(LONG).unwrap_err(), Error::Cancelled);
+    let q = d.queue().unwrap();
+    q.execute(&program(&d, UnaryKind::Neg, &x, &y)).unwrap();
+    q.finish(LONG).unwrap();
+}
+
+#[test]
+fn a_dropped_queue_leaves_nobody_waiting() {
+    let rig = Rig::new();
+    let (a, b) = (rig.device("D0"), rig.device("D1"));
+    let (x, y) = (slice(&a, 16), slice(&a, 16));
+    let (qa, qb) = (a.queue().unwrap(), b.queue().unwrap());
+    qa.execute(&program(&a, UnaryKind::Exp, &x, &y)).unwrap();
+    let pending = qa.read(&y).unwrap();
+    let event = qa.signal().unwrap();
+    qa.write(&x, Bytes::from(vec![0; 16])).unwrap();
+    a.peer().unwrap().offer(qa.as_ref(), Ticket([3; 32]), &x, b.as_ref()).unwrap();
+    qb.wait(event).unwrap();
+    let waiting = qb.read(&slice(&b, 4)).unwrap();
+    let qc = b.queue().unwrap();
+    b.peer().unwrap().accept(qc.as_ref(), Ticket([3; 32]), &slice(&b, 16)).unwrap();
+    let start = Instant::now();
+    drop(qa);
+    assert!(pending.wait(LONG).is_err());
+    assert!(waiting.wait(LONG).is_err());
+    assert!(qc.finish(LONG).is_err());
+    assert!(matches!(b.queue().unwrap().wait(event), Err(Error::Request(_))));
+    assert!(start.elapsed() < LONG);
+    // A queue that waits for an event that never comes ends as promptly.
+    let (q, never) = (b.queue().unwrap(), a.queue().unwrap());
+    q.wait(Event { device: a.uid(), queue: never.uid(), value: 99 }).unwrap();
+    drop(q);
+    assert!(start.elapsed() < LONG);
+}
+
+#[test]
+fn tensors_cross_in_any_order() {
+    let rig = Rig::new();
+    let (a, b) = (rig.device("D0"), rig.device("D1"));
+    let (qa, qb) = (a.queue().unwrap(), b.queue().unwrap());
+    let (xa, ya, xb, yb) = (slice(&a, 16), slice(&a, 16), slice(&b, 16), slice(&b, 16));
+    qa.write(&xa, floats([1., 2., 3., 4.])).unwrap();
+    qb.write(&xb, floats([5., 6., 7., 8.])).unwrap();
+    let (pa, pb) = (a.peer().unwrap(), b.peer().unwrap());
+    assert!(pa.reaches(b.as_ref()) && !pa.reaches(Rig::new().device("D2").as_ref()));
+    // Both accept before they offer the other way round; neither may wait for the other's offer of later.
+    pa.offer(qa.as_ref(), Ticket([1; 32]), &xa, b.as_ref()).unwrap();
+    pa.accept(qa.as_ref(), Ticket([2; 32]), &ya).unwrap();
+    pb.accept(qb.as_ref(), Ticket([1; 32]), &yb).unwrap();
+    pb.offer(qb.as_ref(), Ticket([2; 32]), &xb, a.as_ref()).unwrap();
+    assert_eq!(qa.read(&ya).unwrap().wait(LONG).unwrap(), floats([5., 6., 7., 8.]));
+    assert_eq!(qb.read(&yb).unwrap().wait(LONG).unwrap(), floats([1., 2., 3., 4.]));
+    // A size that differs poisons the one who accepts.
+    pa.offer(qa.as_ref(), Ticket([4; 32]), &xa, b.as_ref()).unwrap();
+    pb.accept(qb.as_ref(), Ticket([4; 32]), &yb.part(0, 8).unwrap()).unwrap();
+    assert!(qb.finish(LONG).unwrap_err().to_string().contains("16 bytes was accepted as 8"));
+    qa.finish(LONG).unwrap();
+}
+
+#[test]
+fn memory_is_bounded_and_returns() {
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let before = d.memory().unwrap().free;
+    let e = d.alloc(1 << 30, Usage::Weights).unwrap_err();
+    assert!(matches!(e, Error::OutOfMemory { needed, .. } if needed == 1 << 30), "{e}");
+    let (x, y) = (slice(&d, 16), slice(&d, 4 << 20));
+    let exe = program(&d, UnaryKind::Neg, &x, &y);
+    drop((x, y));
+    // A compiled graph keeps its memory.
+    assert_eq!(rig.budget.used(), 16 + (4 << 20));
+    let q = d.queue().unwrap();
+    q.execute(&exe).unwrap();
+    q.finish(LONG).unwrap();
+    drop((exe, q));
+    assert_eq!((rig.budget.used(), d.memory().unwrap().free), (0, before));
+}
+
+#[test]
+fn files_are_memory() {
+    let dir = std::env::temp_dir().join(format!("outboard-host-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join("f");
+    std::fs::write(&path, b"").unwrap();
+    assert!(open_mapped(&path).unwrap().is_empty());
+    std::fs::write(&path, vec![7u8; 100]).unwrap();
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let buffer = d.import(&open_mapped(&path).unwrap()).unwrap().unwrap();
+    assert!(buffer.is_read_only() && rig.budget.used() == 0);
+    let q = d.queue().unwrap();
+    assert_eq!(q.read(&Slice::whole(buffer)).unwrap().wait(LONG).unwrap(), vec![7u8; 100]);
+    assert!(open_mapped(&dir).is_err() && open_mapped(&dir.join("none")).is_err());
+    std::fs::remove_dir_all(&dir).unwrap();
+}

@@ -1,0 +1,108 @@
+//! The reference device: every op, naive and clear, with f64 accumulation. It is the oracle that other devices are tested
+//! against, not something to run models on.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod ops;
+mod tensor;
+#[cfg(test)]
+mod tests;
+
+use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
+use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, TensorPtr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tensor::T;
+
+/// A reference device of `host` with its own name.
+pub fn reference_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>) -> Arc<dyn Device> {
+    let info = DeviceInfo {
+        id: name.to_owned(),
+        name: name.to_owned(),
+        kind: DeviceKind::Cpu,
+        description: "reference implementation (slow, exact)".to_owned(),
+        device_id: String::new(),
+        backend: "reference".to_owned(),
+        memory_total: budget.info().total,
+        capabilities: Vec::new(),
+        alignment: 32,
+    };
+    HostDevice::new(host, info, budget, Arc::new(Reference))
+}
+
+struct Reference;
+
+impl Kernels for Reference {
+    fn supports(&self, _: &Graph, _: TensorId) -> bool {
+        true
+    }
+
+    fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(Compiled { graph, tensors }))
+    }
+}
+
+struct Compiled {
+    graph: Arc<Graph>,
+    tensors: Vec<TensorPtr>,
+}
+
+impl Program for Compiled {
+    fn run(&self, abort: &AtomicBool) -> std::result::Result<(), NodeError> {
+        for id in self.graph.nodes() {
+            let fail = |detail| NodeError { node: self.graph.label(id), detail };
+            if abort.load(Ordering::Relaxed) {
+                return Err(fail(None));
+            }
+            let t = self.graph.tensor(id);
+            let Some(op) = t.op() else { continue };
+            let view = |id: TensorId| T::new(self.tensors[id.index()]);
+            let srcs: Vec<Option<T>> = t.srcs().iter().map(|s| s.map(view)).collect();
+            run_node(op, &Srcs(srcs), &view(id)).map_err(|e| fail(Some(e)))?;
+        }
+        Ok(())
+    }
+}
+
+/// The sources of a node. The op's shape rule has checked that required ones are there.
+struct Srcs(Vec<Option<T>>);
+
+impl Srcs {
+    fn opt(&self, i: usize) -> Option<&T> {
+        self.0.get(i).and_then(Option::as_ref)
+    }
+
+    fn get(&self, i: usize) -> std::result::Result<&T, String> {
+        self.opt(i).ok_or_else(|| format!("source {i} is missing"))
+    }
+}
+
+fn run_node(op: &Op, srcs: &Srcs, out: &T) -> std::result::Result<(), String> {
+    use ops::*;
+    match op {
+        Op::Argmax(_) => argmax::run(srcs.get(0)?, out),
+        Op::Argsort(op) => argsort::run(op, srcs.get(0)?, out),
+        Op::Binary(op) => binary::run(op, srcs.get(0)?, srcs.get(1)?, out),
+        Op::Cast(_) | Op::Cont(_) => copy::run(srcs.get(0)?, out),
+        Op::Clamp(op) => map(srcs.get(0)?, out, |x| x.max(op.min.into()).min(op.max.into())),
+        Op::Concat(op) => concat::run(op, srcs.get(0)?, srcs.get(1)?, out),
+        Op::Cpy(_) => copy::run(srcs.get(0)?, out),
+        Op::FlashAttn(op) => flash_attn::run(op, srcs, out)?,
+        Op::GetRows(_) => get_rows::run(srcs.get(0)?, srcs.get(1)?, out)?,
+        Op::Glu(op) => glu::run(op, srcs.get(0)?, srcs.get(1)?, out),
+        Op::LogProb(_) => log_prob::run(srcs.get(0)?, srcs.get(1)?, out)?,
+        Op::MulMat(_) => mul_mat::run(srcs.get(0)?, srcs.get(1)?, out),
+        Op::MulMatId(_) => mul_mat_id::run(srcs.get(0)?, srcs.get(1)?, srcs.get(2)?, out)?,
+        Op::Norm(op) => norm::run(op, srcs.get(0)?, out),
+        Op::Reduce(op) => sum_rows::run(op, srcs.get(0)?, out),
+        Op::Repeat(_) => repeat::run(srcs.get(0)?, out),
+        Op::Rope(op) => rope::run(op, srcs.get(0)?, srcs.get(1)?, srcs.opt(2), out),
+        Op::Sample(op) => sample::run(op, srcs.get(0)?, srcs.get(1)?, out),
+        Op::Scale(op) => map(srcs.get(0)?, out, |x| x * f64::from(op.scale) + f64::from(op.bias)),
+        Op::SetRows(_) => set_rows::run(srcs.get(0)?, srcs.get(1)?, srcs.get(2)?)?,
+        Op::SoftMax(op) => soft_max::run(op, srcs.get(0)?, srcs.opt(1), out),
+        Op::TopK(op) => top_k::run(op, srcs.get(0)?, out),
+        Op::Unary(op) => map(srcs.get(0)?, out, |x| unary::function(op.kind, x)),
+        Op::View(_) | Op::Reshape(_) | Op::Permute(_) => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! The reference of `op::set_rows`, to the letter of its documentation.
+
+use super::*;
+
+pub(in super::super) fn run(dst: &T, src: &T, ids: &T) -> Result<(), String> {
+    let n = dst.ne()[1];
+    let targets: Result<Vec<_>, String> =
+        src.rows().map(|[_, i1, i2, i3]| Ok([0, checked(ids.int([i1, i2, i3, 0]), n, "row")?, i2, i3])).collect();
+    for (from, to) in src.rows().zip(targets?) {
+        dst.set_row(to, &src.row(from));
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! A graph cut and placed, ready to be compiled. It prints itself.
+
+use crate::assign::{Assignment, DeviceView, Hints, assign};
+use crate::memory::{MemoryPlan, plan_memory};
+use crate::split::{Splits, split};
+use outboard_core::error::Bytes;
+use outboard_core::{Graph, GraphError};
+use std::fmt;
+use std::sync::Arc;
+
+/// Why a graph cannot be run on the devices.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// A node has no device.
+    #[error("{node}: {detail}")]
+    Unsupported {
+        /// The node.
+        node: String,
+        /// Why.
+        detail: String,
+    },
+    /// A weight or state has no memory.
+    #[error("tensor {0} is in no device's memory")]
+    Unbound(String),
+    /// A hint names a device that is not there.
+    #[error("there is no device {0}")]
+    NoDevice(usize),
+    /// A split did not make a graph: a bug of the scheduler.
+    #[error("a split is not a valid graph: {0}")]
+    Graph(GraphError),
+}
+
+/// Everything that is known before memory is allocated.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The full graph.
+    pub graph: Arc<Graph>,
+    /// Ids of the devices.
+    pub devices: Vec<String>,
+    /// Device of each node.
+    pub assignment: Assignment,
+    /// Runs of nodes and copies.
+    pub splits: Splits,
+    /// Where results lie.
+    pub memory: MemoryPlan,
+}
+
+impl Plan {
+    /// Plans a graph; splits have at most `max_nodes` nodes (1 to observe every node).
+    pub fn new(graph: Arc<Graph>, devices: &[DeviceView], hints: &Hints, max_nodes: usize) -> Result<Plan, PlanError> {
+        let assignment = assign(&graph, devices, hints)?;
+        let splits = split(&graph, &assignment, &hints.leaves, max_nodes)?;
+        let alignments: Vec<usize> = devices.iter().map(|d| d.alignment).collect();
+        let memory = plan_memory(&graph, &splits, &alignments);
+        Ok(Plan { graph, devices: devices.iter().map(|d| d.id.clone()).collect(), assignment, splits, memory })
+    }
+
+    /// Bytes that each device's intermediate results need.
+    pub fn compute_bytes(&self) -> &[u64] {
+        &self.memory.bytes
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, split) in self.splits.splits.iter().enumerate() {
+            for &number in &split.copies {
+                let copy = &self.splits.copies[number];
+                let (what, bytes) = (self.graph.label(copy.tensor), Bytes(copy.bytes as u64));
+                writeln!(f, "copy {what}, {bytes}: {} -> {}", self.devices[copy.from], self.devices[copy.to])?;
+            }
+            let name = |n: Option<&_>| n.map_or(String::new(), |&id| self.graph.label(id));
+            let (first, last) = (name(split.nodes.first()), name(split.nodes.last()));
+            let device = &self.devices[split.device];
+            writeln!(f, "split {i} on {device}: {} nodes, {first} .. {last}", split.nodes.len())?;
+        }
+        for (device, &bytes) in self.devices.iter().zip(&self.memory.bytes) {
+            writeln!(f, "{device}: {} for results", Bytes(bytes))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,252 @@
+//! Cuts a graph into splits: runs of nodes on one device, each a graph of its own, with the copies they need.
+//!
+//! Views are not nodes of a split: where one is used, it is made anew from its root. A tensor whose memory is on another
+//! device is copied in, the bytes of its own span with its strides, once per version: a root that is written (the KV cache)
+//! begins a new version with each write.
+
+use crate::assign::Assignment;
+use crate::plan::PlanError;
+use outboard_core::op::View;
+use outboard_core::{Graph, GraphBuilder, LeafKind, TensorId};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Where a tensor's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In memory that the caller has bound: a weight or state.
+    Bound(TensorId),
+    /// In memory that the plan gives to the result of a node.
+    Node(TensorId),
+    /// In memory that the plan gives to an input, on this device.
+    Input(TensorId, usize),
+    /// In the target of a copy, by its number.
+    Copy(usize),
+}
+
+/// One tensor that goes from one device to another.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    /// The tensor (of the full graph) whose bytes go over.
+    pub tensor: TensorId,
+    /// Device that has it.
+    pub from: usize,
+    /// Device that needs it.
+    pub to: usize,
+    /// Where its root is on `from`.
+    pub source: Place,
+    /// Bytes from the start of that place.
+    pub offset: usize,
+    /// Bytes that go over.
+    pub bytes: usize,
+    /// Whether it never changes (a weight), so that one copy before the first run is enough.
+    pub constant: bool,
+}
+
+/// A run of nodes on one device.
+#[derive(Clone, Debug)]
+pub struct Split {
+    /// The device's index.
+    pub device: usize,
+    /// Nodes of the full graph in order, without views.
+    pub nodes: Vec<TensorId>,
+    /// The same as a graph of its own.
+    pub graph: Arc<Graph>,
+    /// Where each root tensor of `graph` is, by its index there; `None` for views.
+    pub places: Vec<Option<Place>>,
+    /// Copies (by number) that have to be done before it runs, beside the constant ones.
+    pub copies: Vec<usize>,
+}
+
+/// The splits of a graph and the copies between them.
+#[derive(Clone, Debug, Default)]
+pub struct Splits {
+    /// In order of execution.
+    pub splits: Vec<Split>,
+    /// All copies.
+    pub copies: Vec<Copy>,
+    /// Devices that need each input.
+    pub inputs: Vec<(TensorId, Vec<usize>)>,
+}
+
+/// Cuts `graph` along its assignment into splits of at most `max_nodes` nodes.
+pub fn split(
+    graph: &Graph,
+    assignment: &Assignment,
+    bound: &HashMap<TensorId, usize>,
+    max_nodes: usize,
+) -> Result<Splits, PlanError> {
+    let mut runs: Vec<(usize, Vec<TensorId>)> = Vec::new();
+    for id in graph.nodes().filter(|&id| graph.tensor(id).is_compute()) {
+        let device = assignment
+            .device(id)
+            .ok_or_else(|| PlanError::Unsupported { node: graph.label(id), detail: "it was not assigned".into() })?;
+        match runs.last_mut() {
+            Some((d, nodes)) if *d == device && nodes.len() < max_nodes => nodes.push(id),
+            _ => runs.push((device, vec![id])),
+        }
+    }
+    let mut cutter =
+        Cutter { graph, assignment, bound, out: Splits::default(), copied: HashMap::new(), versions: HashMap::new() };
+    for (device, nodes) in runs {
+        cutter.cut(device, nodes)?;
+    }
+    // An output that no node computes (a leaf, a view of one) needs no split, but an input must be somewhere to be read.
+    Ok(cutter.out)
+}
+
+struct Cutter<'a> {
+    graph: &'a Graph,
+    assignment: &'a Assignment,
+    bound: &'a HashMap<TensorId, usize>,
+    out: Splits,
+    /// Copies made, by tensor, device and version of the root.
+    copied: HashMap<(TensorId, usize, u32), usize>,
+    /// How often a root was written.
+    versions: HashMap<TensorId, u32>,
+}
+
+/// A split's graph while it grows.
+struct Part {
+    device: usize,
+    g: GraphBuilder,
+    places: Vec<Option<Place>>,
+    /// Roots on this device, by their id in the full graph.
+    roots: HashMap<TensorId, TensorId>,
+    /// Copies, by number.
+    copies: HashMap<usize, TensorId>,
+    needed: Vec<usize>,
+    /// Roots that a node of this split writes.
+    written: Vec<TensorId>,
+}
+
+impl Cutter<'_> {
+    fn cut(&mut self, device: usize, nodes: Vec<TensorId>) -> Result<(), PlanError> {
+        let writes = |&id: &TensorId| self.graph.tensor(id).op().is_some_and(|op| op.writes().is_some());
+        let written = nodes.iter().filter(|id| writes(id)).map(|&id| self.graph.tensor(id).root()).collect();
+        let mut part = Part {
+            device,
+            g: GraphBuilder::new(),
+            places: Vec::new(),
+            roots: HashMap::new(),
+            copies: HashMap::new(),
+            needed: Vec::new(),
+            written,
+        };
+        for &id in &nodes {
+            let t = self.graph.tensor(id);
+            let mut srcs = Vec::with_capacity(t.srcs().len());
+            for src in t.srcs() {
+                srcs.push(match src {
+                    Some(src) => Some(self.source(&mut part, *src)?),
+                    None => None,
+                });
+            }
+            let Some(op) = t.op() else { continue };
+            let local = part.g.push_opt(op.clone(), &srcs).map_err(PlanError::Graph)?;
+            part.g.name(local, t.name());
+            part.places.resize(part.g.len(), None);
+            if t.root() == id {
+                part.places[local.index()] = Some(Place::Node(id));
+                part.roots.insert(id, local);
+            } else if op.writes().is_some() {
+                *self.versions.entry(t.root()).or_default() += 1;
+            }
+        }
+        let graph = Arc::new(part.g.finish().map_err(PlanError::Graph)?);
+        self.out.splits.push(Split { device, nodes, graph, places: part.places, copies: part.needed });
+        Ok(())
+    }
+
+    /// The tensor `id` of the full graph inside a split.
+    fn source(&mut self, part: &mut Part, id: TensorId) -> Result<TensorId, PlanError> {
+        let t = self.graph.tensor(id);
+        let root_id = t.root();
+        let root = self.graph.tensor(root_id);
+        let (home, place, kind) = match root.leaf() {
+            Some(LeafKind::Input) => (part.device, Place::Input(root_id, part.device), LeafKind::Input),
+            Some(kind) => {
+                let home = self.bound.get(&root_id).copied();
+                (home.ok_or_else(|| PlanError::Unbound(root.name().to_owned()))?, Place::Bound(root_id), kind)
+            }
+            None => {
+                let home = self.assignment.device(root_id);
+                let home = home.ok_or_else(|| PlanError::Unbound(self.graph.label(root_id)))?;
+                (home, Place::Node(root_id), LeafKind::Input)
+            }
+        };
+        if home != part.device {
+            return self.copied_in(part, id, home, place);
+        }
+        if let Place::Input(..) = place {
+            self.note_input(root_id, part.device);
+        }
+        let local = match part.roots.get(&root_id) {
+            Some(&local) => local,
+            None => {
+                let kind =
+                    if part.written.contains(&root_id) && kind != LeafKind::Weight { LeafKind::State } else { kind };
+                let name = leaf_name(root.name(), root_id);
+                let local = part.g.leaf_with_layout(kind, &name, *root.layout()).map_err(PlanError::Graph)?;
+                part.places.resize(part.g.len(), None);
+                part.places[local.index()] = Some(place);
+                part.roots.insert(root_id, local);
+                local
+            }
+        };
+        if t.layout() == root.layout() && t.offset() == 0 {
+            return Ok(local);
+        }
+        let view = View { ne: t.layout().ne(), nb: t.layout().nb(), offset: t.offset() };
+        let view = part.g.push(view, &[local]).map_err(PlanError::Graph)?;
+        part.g.name(view, t.name());
+        part.places.resize(part.g.len(), None);
+        Ok(view)
+    }
+
+    /// A tensor of another device as a leaf of this split, with the copy that fills it.
+    fn copied_in(&mut self, part: &mut Part, id: TensorId, from: usize, source: Place) -> Result<TensorId, PlanError> {
+        let t = self.graph.tensor(id);
+        let version = self.versions.get(&t.root()).copied().unwrap_or(0);
+        let number = *self.copied.entry((id, part.device, version)).or_insert_with(|| {
+            self.out.copies.push(Copy {
+                tensor: id,
+                from,
+                to: part.device,
+                source,
+                offset: t.offset(),
+                bytes: t.layout().span(),
+                constant: self.graph.tensor(t.root()).leaf() == Some(LeafKind::Weight),
+            });
+            let number = self.out.copies.len() - 1;
+            if !self.out.copies[number].constant {
+                part.needed.push(number);
+            }
+            number
+        });
+        if let Some(&local) = part.copies.get(&number) {
+            return Ok(local);
+        }
+        // Only read here, so that a view whose elements overlap may be a leaf.
+        let name = format!("copy {number} of {}", leaf_name(t.name(), id));
+        let name = outboard_core::graph::clip(&name);
+        let local = part.g.leaf_with_layout(LeafKind::Weight, &name, *t.layout()).map_err(PlanError::Graph)?;
+        part.places.resize(part.g.len(), None);
+        part.places[local.index()] = Some(Place::Copy(number));
+        part.copies.insert(number, local);
+        Ok(local)
+    }
+
+    fn note_input(&mut self, input: TensorId, device: usize) {
+        match self.out.inputs.iter_mut().find(|(id, _)| *id == input) {
+            Some((_, devices)) if devices.contains(&device) => {}
+            Some((_, devices)) => devices.push(device),
+            None => self.out.inputs.push((input, vec![device])),
+        }
+    }
+}
+
+/// Leaves need names; a node's result that becomes a leaf of a later split may have none, or one that others have too.
+fn leaf_name(name: &str, id: TensorId) -> String {
+    outboard_core::graph::clip(&if name.is_empty() { format!("{id:?}") } else { format!("{name} {id:?}") })
+}
