@@ -51,7 +51,7 @@ impl DeviceSpec {
     }
 }
 
-/// The devices of `host` by their specifications, named `CPU0`, `CPU1`, ... in order of each kind. CPU devices without a number
+/// The devices of `host` by their specifications (none: one CPU device), named `CPU0`, `CPU1`, ... in order of each kind. CPU devices without a number
 /// of threads get `threads`, or all processors divided among them. All share `memory_limit` bytes, or what the host has.
 pub fn local_devices(
     host: &Arc<Host>,
@@ -59,6 +59,7 @@ pub fn local_devices(
     threads: Option<usize>,
     memory_limit: Option<u64>,
 ) -> Result<Vec<Arc<dyn Device>>> {
+    let specs = if specs.is_empty() { &[DeviceSpec::Cpu(None)] } else { specs };
     let budget = MemoryBudget::new(memory_limit);
     let cpus = specs.iter().filter(|s| matches!(s, DeviceSpec::Cpu(_))).count().max(1);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -81,7 +82,10 @@ mod tests {
 
     #[test]
     fn lists() {
-        assert_eq!(DeviceSpec::parse_list("cpu:1,CPU:3").unwrap(), [DeviceSpec::Cpu(Some(1)), DeviceSpec::Cpu(Some(3))]);
+        assert_eq!(
+            DeviceSpec::parse_list("cpu:1,CPU:3").unwrap(),
+            [DeviceSpec::Cpu(Some(1)), DeviceSpec::Cpu(Some(3))]
+        );
         assert_eq!(DeviceSpec::parse_list("cpu,reference").unwrap(), [DeviceSpec::Cpu(None), DeviceSpec::Reference]);
         for wrong in ["", "gpu", "cpu:0", "cpu:x", "cpu:1,", "cpu:99999999999", "cpu,".repeat(99).as_str()] {
             assert!(DeviceSpec::parse_list(wrong).is_err(), "{wrong}");
@@ -95,5 +99,19 @@ mod tests {
         let names: Vec<_> = devices.iter().map(|d| d.info().id.clone()).collect();
         assert_eq!(names, ["CPU0", "REF0", "CPU1"]);
         assert_eq!(devices[0].memory().unwrap().total, 1 << 20);
+        let default = local_devices(&Host::new(), &[], Some(1), None).unwrap();
+        assert_eq!(default.iter().map(|d| d.info().id.as_str()).collect::<Vec<_>>(), ["CPU0"]);
+    }
+
+    #[test]
+    fn devices_of_a_host_share_its_memory() {
+        let specs = DeviceSpec::parse_list("cpu:1,reference").unwrap();
+        let devices = local_devices(&Host::new(), &specs, None, Some(1 << 20)).unwrap();
+        let buffer = devices[0].alloc(1 << 19, outboard_core::Usage::Any).unwrap();
+        assert_eq!(devices[1].memory().unwrap().free, 1 << 19);
+        assert!(devices[1].alloc(1 << 20, outboard_core::Usage::Any).is_err());
+        assert!(devices[0].peer().unwrap().reaches(devices[1].as_ref()));
+        drop(buffer);
+        assert_eq!(devices[1].memory().unwrap().free, 1 << 20);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::case::Setup;
 use crate::fill::{self, Random};
-use outboard_core::{Device, DType, Placement, Result, Slice, TensorId};
+use outboard_core::{DType, Device, Placement, Result, Slice, TensorId};
 use std::ops::Range;
 
 /// Bytes before and behind each tensor that nobody may touch.
@@ -94,8 +94,8 @@ impl Arena {
         let may = |root: &&TensorId| !nothing || setup.graph.tensor(**root).leaf().is_none();
         let free: Vec<Range<usize>> =
             self.written.iter().filter(may).filter_map(|root| self.places[root.index()].clone()).collect();
-        let at = (0..memory.len())
-            .find(|&i| memory[i] != self.image[i] && !free.iter().any(|range| range.contains(&i)))?;
+        let at =
+            (0..memory.len()).find(|&i| memory[i] != self.image[i] && !free.iter().any(|range| range.contains(&i)))?;
         let mut where_ = "between tensors".to_owned();
         for id in setup.graph.ids() {
             if self.places[id.index()].as_ref().is_some_and(|p| p.contains(&at)) {

@@ -1,8 +1,8 @@
 //! A case: a small graph, what its sources hold, and what the result has to be.
 
 use crate::fill::Fill;
-use outboard_core::{DType, Graph, GraphBuilder, GraphError, LeafKind, Op, TensorId};
 use outboard_core::op::{Permute, View};
+use outboard_core::{DType, Graph, GraphBuilder, GraphError, LeafKind, Op, TensorId};
 use std::sync::Arc;
 
 /// How near the result has to be to the oracle's.

@@ -30,7 +30,11 @@ pub(crate) fn compare(layout: &Layout, got: &[u8], want: &[u8], check: Check) ->
     }
     let nmse = if norm > 0.0 { error / norm } else { error };
     match check {
-        Check::Nmse(limit) if nmse > limit => Err(format!("NMSE {nmse:.1e} is above {limit:.1e}")),
+        Check::Nmse(limit) if nmse > limit => {
+            let worst = got.iter().zip(&want).max_by(|a, b| (a.0 - a.1).abs().total_cmp(&(b.0 - b.1).abs()));
+            let (g, w) = worst.map_or((0.0, 0.0), |(g, w)| (*g, *w));
+            Err(format!("NMSE {nmse:.1e} is above {limit:.1e}, an element is {g} instead of {w}"))
+        }
         _ => Ok(nmse),
     }
 }

@@ -29,7 +29,9 @@ pub fn reference_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>
     HostDevice::new(host, info, budget, Arc::new(Reference))
 }
 
-struct Reference;
+/// The kernels of the reference device.
+#[derive(Clone, Copy, Debug)]
+pub struct Reference;
 
 impl Kernels for Reference {
     fn supports(&self, _: &Graph, _: TensorId) -> bool {

@@ -1,7 +1,7 @@
 //! Element by element access to tensors in memory, the only unsafe code of this device.
 
-use outboard_core::quant::{dequantize_row, quantize_row};
 use outboard_core::DType;
+use outboard_core::quant::{dequantize_row, quantize_row};
 use outboard_host::TensorPtr;
 
 /// A tensor; indices are checked against its shape.

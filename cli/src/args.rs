@@ -1,0 +1,160 @@
+//! Arguments that several commands share.
+
+use clap::Args;
+use outboard_core::op::Sample;
+use outboard_rpc_client::Endpoint;
+use std::str::FromStr;
+
+/// A list of endpoints.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RpcList(pub(crate) Vec<Endpoint>);
+
+impl FromStr for RpcList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() {
+            return Ok(RpcList::default());
+        }
+        Endpoint::parse_list(text).map(RpcList).map_err(|e| e.to_string())
+    }
+}
+
+/// Parts of a split.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parts(pub(crate) Vec<f64>);
+
+impl FromStr for Parts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let part = |p: &str| match p.trim().parse::<f64>() {
+            Ok(v) if v.is_finite() && v >= 0.0 => Ok(v),
+            _ => Err(format!("\"{p}\" is not a part of a split (numbers such as 3,1)")),
+        };
+        text.split([',', '/']).map(part).collect::<Result<_, _>>().map(Parts)
+    }
+}
+
+/// Where to run.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DeviceArgs {
+    /// Servers: host:port,host:port (default port 50052, IPv6 in brackets)
+    #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
+    pub(crate) rpc: RpcList,
+    /// Devices to use, in this order: CPU0 for a local one, host:port/CPU0 for a remote one, host:port for all of a server;
+    /// by default all of the servers', or the local ones if there are no servers
+    #[arg(long = "dev", alias = "device", value_name = "D,D,..", value_delimiter = ',')]
+    pub(crate) dev: Vec<String>,
+    /// Threads of the local CPU device [default: all processors]
+    #[arg(short = 't', long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+}
+
+/// How a model is divided.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SplitMode {
+    /// Everything on the first device
+    None,
+    /// Whole layers on each device
+    Layer,
+}
+
+/// How a model is placed.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ModelArgs {
+    /// A GGUF file, or a name of the catalogue (see `outboard fetch`)
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: String,
+    /// Tokens of context; 0 for what the model was trained with [default: 4096, or less if the model was]
+    #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
+    pub(crate) ctx: Option<u32>,
+    /// Most tokens of a prompt that are worked on together
+    #[arg(short = 'b', long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) batch_size: u32,
+    /// Most tokens in one run of the graph
+    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ubatch_size: u32,
+    /// How the model is divided over devices
+    #[arg(long = "sm", alias = "split-mode", value_name = "MODE", default_value = "layer")]
+    pub(crate) split_mode: SplitMode,
+    /// Parts of the layers for each device, such as 3,1 [default: by free memory]
+    #[arg(long = "ts", alias = "tensor-split", value_name = "A,B,..")]
+    pub(crate) tensor_split: Option<Parts>,
+    /// Puts weights whose names match a pattern on a device; may be given several times
+    #[arg(long = "ot", alias = "override-tensor", value_name = "REGEX=DEV")]
+    pub(crate) override_tensor: Vec<String>,
+}
+
+/// How tokens are chosen.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SampleArgs {
+    /// Temperature; 0 takes the most probable token
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    pub(crate) temp: f32,
+    /// Keep the K most probable tokens; 0 for all
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    pub(crate) top_k: u32,
+    /// Keep the most probable tokens whose probabilities add up to P
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub(crate) top_p: f32,
+    /// Drop tokens less probable than P times the most probable one
+    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    pub(crate) min_p: f32,
+    /// Seed; the same seed gives the same text [default: from the clock]
+    #[arg(short, long, value_name = "SEED")]
+    pub(crate) seed: Option<u64>,
+}
+
+impl SampleArgs {
+    /// The sampler, or what is wrong with the numbers.
+    pub(crate) fn sample(&self) -> Result<Sample, String> {
+        let check = |ok: bool, what: &str| if ok { Ok(()) } else { Err(what.to_owned()) };
+        check(self.temp >= 0.0 && self.temp.is_finite(), "--temp must be 0 or more")?;
+        check((0.0..=1.0).contains(&self.top_p), "--top-p must be from 0 to 1")?;
+        check((0.0..=1.0).contains(&self.min_p), "--min-p must be from 0 to 1")?;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let clock = now.map_or(0, |d| d.as_nanos() as u64 & 0xffff_ffff);
+        Ok(Sample {
+            temperature: self.temp,
+            top_k: self.top_k as usize,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed.unwrap_or(clock),
+        })
+    }
+}
+
+/// Rewrites llama.cpp's habit of long names behind one dash (`-sm`, `-ts`, `-ot`, `-ub`, `-dev`) to what clap reads.
+pub(crate) fn with_double_dashes(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
+    const NAMES: [&str; 5] = ["-sm", "-ts", "-ot", "-ub", "-dev"];
+    let mut literal = false;
+    args.map(|arg| {
+        literal |= arg == "--";
+        let text = arg.to_string_lossy();
+        let name = text.split('=').next().unwrap_or_default();
+        match !literal && NAMES.contains(&name) {
+            true => format!("-{text}").into(),
+            false => arg,
+        }
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_dash_is_enough() {
+        let args = ["run", "-ts", "1,2", "-sm=none", "-t", "3", "--", "-ot"].map(std::ffi::OsString::from);
+        let out = with_double_dashes(args.into_iter());
+        assert_eq!(out, ["run", "--ts", "1,2", "--sm=none", "-t", "3", "--", "-ot"]);
+    }
+
+    #[test]
+    fn parts() {
+        assert_eq!("3,1/0.5".parse::<Parts>().unwrap().0, [3.0, 1.0, 0.5]);
+        assert!("3,x".parse::<Parts>().is_err() && "-1".parse::<Parts>().is_err() && "nan".parse::<Parts>().is_err());
+    }
+}

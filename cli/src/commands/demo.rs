@@ -1,0 +1,146 @@
+//! `outboard demo`: a model over four devices of two servers, from nothing.
+
+use super::print_json;
+use super::run::Report;
+use crate::args::{DeviceArgs, ModelArgs, RpcList, SplitMode};
+use crate::{devices, fetch, model};
+use anyhow::{Context, Result, anyhow, bail};
+use outboard_llm::{GenerateOptions, engine, generate};
+use std::io::{BufRead, BufReader, Write};
+use std::ops::ControlFlow;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const PROMPT: &str = "Once upon a time, in a small village by the sea,";
+const TOKENS: usize = 96;
+/// A server that does not listen after this long will not.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let path = fetch::fetch("smollm2", false)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = interrupted.clone();
+    // The servers end with this process's end of their standard input, however it ends.
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    })
+    .context("cannot watch for Ctrl-C")?;
+    eprintln!("starting two servers with two CPU devices each");
+    let servers = [Server::start()?, Server::start()?];
+    let rpc: RpcList = format!("{},{}", servers[0].addr, servers[1].addr).parse().map_err(|e: String| anyhow!(e))?;
+    for server in &servers {
+        eprintln!("  rpc-server, process {}, {}", server.child.id(), server.addr);
+    }
+    let loaded = model::open(&path.to_string_lossy())?;
+    let tokens = loaded.tokenizer.encode(PROMPT, true, loaded.tokenizer.adds_bos())?;
+    let set = devices::open(&DeviceArgs { rpc, dev: Vec::new(), threads: None })?;
+    let model_args = ModelArgs {
+        model: String::new(),
+        ctx: Some(1024),
+        batch_size: 512,
+        ubatch_size: 512,
+        split_mode: SplitMode::Layer,
+        tensor_split: None,
+        override_tensor: Vec::new(),
+    };
+    let options = model::load_options(&model_args, &loaded.model, &set)?;
+    eprintln!("model: {}", model::describe(&loaded));
+    let start = Instant::now();
+    let mut engine = model::load(&loaded, set, &options)?;
+    let load_time = start.elapsed();
+    eprint!("{}", model::plan_table(&engine));
+    eprintln!();
+    let json = args.json;
+    if !json {
+        print!("{PROMPT}");
+    }
+    let mut show = |text: &str| {
+        if !json {
+            print!("{text}");
+            if std::io::stdout().flush().is_err() {
+                return ControlFlow::Break(());
+            }
+        }
+        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let what = GenerateOptions { n_predict: Some(TOKENS), sample: engine::GREEDY, ignore_eos: false, stop: Vec::new() };
+    let generation = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show)?;
+    let report = Report::new(&tokens, generation, load_time, &engine);
+    if json {
+        print_json(&report)?;
+    } else {
+        println!();
+        eprint!("{}", report.timings());
+    }
+    drop(engine);
+    for server in servers {
+        server.stop()?;
+    }
+    eprintln!(
+        "both servers have stopped; to do the same over your own hosts: rpc-server there, outboard run --rpc here"
+    );
+    Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// A server that this process has started, and that ends with it.
+struct Server {
+    child: Child,
+    addr: String,
+}
+
+impl Server {
+    fn start() -> Result<Server> {
+        let program = std::env::current_exe().context("cannot find this program's own file")?;
+        let mut child = Command::new(program)
+            .args(["rpc-server", "--end-with-stdin", "-p", "0", "-d", "cpu:1,cpu:1"])
+            .env_remove("OUTBOARD_RPC")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start a server")?;
+        let stdout = child.stdout.take().ok_or_else(|| anyhow!("a server without output"))?;
+        let (tx, rx) = mpsc::channel();
+        std::thread::spawn(move || {
+            // Reads on to the end, so that the server never waits for this pipe.
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if let Some(addr) = line.strip_prefix("listening on ") {
+                    let _ = tx.send(addr.trim().to_owned());
+                }
+            }
+        });
+        let mut server = Server { child, addr: String::new() };
+        match rx.recv_timeout(START_LIMIT) {
+            Ok(addr) => server.addr = addr,
+            Err(_) => bail!("a server did not start to listen within {} s", START_LIMIT.as_secs()),
+        }
+        Ok(server)
+    }
+
+    /// Ends it and waits for its end.
+    fn stop(mut self) -> Result<()> {
+        drop(self.child.stdin.take());
+        self.child.wait().context("waiting for a server")?;
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

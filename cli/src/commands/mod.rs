@@ -1,0 +1,18 @@
+//! One file per command: its arguments and what it does.
+
+pub(crate) mod demo;
+pub(crate) mod devices;
+pub(crate) mod fetch;
+pub(crate) mod rpc_server;
+pub(crate) mod run;
+pub(crate) mod smoke;
+pub(crate) mod tokenize;
+
+use anyhow::Result;
+use serde::Serialize;
+
+/// Prints one JSON document on stdout.
+fn print_json(value: &impl Serialize) -> Result<()> {
+    println!("{}", serde_json::to_string(value)?);
+    Ok(())
+}

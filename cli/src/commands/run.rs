@@ -1,0 +1,236 @@
+//! `outboard run`.
+
+use super::print_json;
+use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
+use crate::devices::{self, Net};
+use crate::{model, print};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::error::ErrorKind;
+use outboard_core::error::Bytes;
+use outboard_llm::chat::{ChatTemplate, Message};
+use outboard_llm::{Engine, Finish, GenerateOptions, Generation, generate};
+use serde::Serialize;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    devices: DeviceArgs,
+    #[command(flatten)]
+    sample: SampleArgs,
+    /// The prompt
+    #[arg(short, long, value_name = "PROMPT", required_unless_present = "file", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// A file with the prompt
+    #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
+    file: Option<PathBuf>,
+    /// Most tokens to generate [default: until the model ends the text or the context is full]
+    #[arg(short, long, value_name = "N")]
+    n_predict: Option<u32>,
+    /// Put the prompt into the model's chat template, as the user's message
+    #[arg(long)]
+    chat: bool,
+    /// System message of the chat
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Go on behind tokens that end a text
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Print how the graph is cut and what is copied
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let sample = match args.sample.sample() {
+        Ok(sample) => sample,
+        Err(wrong) => clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")).exit(),
+    };
+    let prompt = match (&args.prompt, &args.file) {
+        (Some(prompt), _) => prompt.clone(),
+        (None, Some(file)) => {
+            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
+        }
+        (None, None) => bail!("there is no prompt: give -p or -f"),
+    };
+    let loaded = model::open(&args.model.model)?;
+    let tokens = encode(args, &loaded, &prompt)?;
+    let set = devices::open(&args.devices)?;
+    let options = model::load_options(&args.model, &loaded.model, &set)?;
+    if tokens.len() >= options.n_ctx {
+        bail!(
+            "the prompt has {} tokens and the context {}: make it larger with -c, or the prompt shorter",
+            tokens.len(),
+            options.n_ctx
+        );
+    }
+    eprintln!("model: {}", model::describe(&loaded));
+    let start = Instant::now();
+    let mut engine = model::load(&loaded, set, &options)?;
+    let load_time = start.elapsed();
+    eprint!("{}", model::plan_table(&engine));
+    if args.verbose {
+        eprint!("{}", engine.describe()?);
+    }
+    if sample.temperature > 0.0 {
+        eprintln!("seed: {}", sample.seed);
+    }
+    let interrupted = on_interrupt(&engine)?;
+    let options = GenerateOptions {
+        n_predict: args.n_predict.map(|n| n as usize),
+        sample,
+        ignore_eos: args.ignore_eos,
+        stop: args.stop.clone(),
+    };
+    let json = args.json;
+    let mut show = |text: &str| {
+        if !json {
+            let mut out = std::io::stdout().lock();
+            // A reader that has gone (a closed pipe) ends the text.
+            if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
+                return ControlFlow::Break(());
+            }
+        }
+        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let generation = generate(&mut engine, &loaded.tokenizer, &tokens, &options, &mut show)?;
+    let report = Report::new(&tokens, generation, load_time, &engine);
+    if json {
+        print_json(&report)?;
+    } else {
+        println!();
+        eprint!("{}", report.timings());
+    }
+    Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+fn encode(args: &Args, loaded: &model::Loaded, prompt: &str) -> Result<Vec<u32>> {
+    let tokenizer = &loaded.tokenizer;
+    let text = match args.chat {
+        false => prompt.to_owned(),
+        true => {
+            let template = ChatTemplate::from_gguf(loaded.model.gguf(), tokenizer)?;
+            let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
+            let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
+            template.render(&messages, true, SystemTime::now())?
+        }
+    };
+    let mut tokens = tokenizer.encode(&text, true, tokenizer.adds_bos())?;
+    if tokens.is_empty() {
+        // Nothing to go on from: begin as a text begins.
+        let start = tokenizer.bos().or(tokenizer.eos());
+        tokens.push(start.ok_or_else(|| anyhow!("the prompt is empty and the model has no token to begin with"))?);
+    }
+    Ok(tokens)
+}
+
+/// A flag that Ctrl-C sets. The second Ctrl-C ends the process at once; servers free what it had.
+fn on_interrupt(engine: &Engine) -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let (set, cancel) = (flag.clone(), engine.cancel_token());
+    ctrlc::set_handler(move || {
+        if set.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+        cancel.store(true, Ordering::Relaxed);
+    })
+    .context("cannot watch for Ctrl-C")?;
+    Ok(flag)
+}
+
+/// What `--json` prints; the names are fixed.
+#[derive(Serialize)]
+pub(crate) struct Report {
+    text: String,
+    prompt_tokens: Vec<u32>,
+    tokens: Vec<u32>,
+    log_probs: Vec<f32>,
+    finish: &'static str,
+    timings: Timings,
+    devices: Vec<Device>,
+    net: Net,
+}
+
+#[derive(Serialize)]
+struct Timings {
+    load_ms: f64,
+    prompt_ms: f64,
+    prompt_tps: f64,
+    decode_ms: f64,
+    decode_tps: f64,
+}
+
+#[derive(Serialize)]
+struct Device {
+    id: String,
+    layers: Option<[usize; 2]>,
+    weight_bytes: u64,
+}
+
+impl Report {
+    pub(crate) fn new(prompt: &[u32], g: Generation, load: Duration, engine: &Engine) -> Report {
+        let decoded = g.tokens.len().saturating_sub(1);
+        let device = |d: &outboard_llm::DeviceLoad| Device {
+            id: d.id.clone(),
+            layers: d.layers.map(|(first, last)| [first, last]),
+            weight_bytes: d.weight_bytes,
+        };
+        Report {
+            prompt_tokens: prompt.to_vec(),
+            timings: Timings {
+                load_ms: print::ms(load),
+                prompt_ms: print::ms(g.prompt_time),
+                prompt_tps: print::per_second(prompt.len(), g.prompt_time),
+                decode_ms: print::ms(g.decode_time),
+                decode_tps: print::per_second(decoded, g.decode_time),
+            },
+            devices: engine.loads().iter().map(device).collect(),
+            net: devices::net(engine.devices()),
+            finish: match g.finish {
+                Finish::Eos => "eos",
+                Finish::Stop => "stop",
+                Finish::Length => "length",
+                Finish::Context => "context",
+                Finish::Cancelled => "cancelled",
+            },
+            text: g.text,
+            tokens: g.tokens,
+            log_probs: g.log_probs,
+        }
+    }
+
+    /// The lines behind a text.
+    pub(crate) fn timings(&self) -> String {
+        let t = &self.timings;
+        let (prompt, decoded) = (self.prompt_tokens.len(), self.tokens.len().saturating_sub(1));
+        let per_token = if decoded > 0 { t.decode_ms / decoded as f64 } else { 0.0 };
+        let mut out = format!("\nload    {:>9.1} ms\n", t.load_ms);
+        out += &format!("prompt  {:>9.1} ms  {prompt:>5} tokens  {:>8.1} t/s\n", t.prompt_ms, t.prompt_tps);
+        out += &format!(
+            "decode  {:>9.1} ms  {decoded:>5} tokens  {:>8.1} t/s  {per_token:.2} ms per token\n",
+            t.decode_ms, t.decode_tps
+        );
+        if self.net.sent_bytes > 0 {
+            let (sent, received) = (Bytes(self.net.sent_bytes), Bytes(self.net.recv_bytes));
+            out += &format!("network {sent} sent, {received} received, weights included\n");
+        }
+        if self.finish == "context" {
+            out += "the context is full; -c makes it larger\n";
+        }
+        out
+    }
+}

@@ -1,0 +1,253 @@
+//! `outboard smoke`: does everything between here and the servers work, and how fast is it?
+
+use super::print_json;
+use crate::args::RpcList;
+use crate::print;
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use outboard_backends::{DeviceSpec, local_devices};
+use outboard_conformance::Filter;
+use outboard_core::error::Bytes as Size;
+use outboard_core::op::{Binary, BinaryKind, MulMat, Norm, NormKind};
+use outboard_core::{DType, Device, GraphBuilder, Slice, TensorId, Ticket, Usage};
+use outboard_host::Host;
+use outboard_rpc_client::{ClientOptions, connect};
+use outboard_scheduler::{Hints, Scheduler, SchedulerOptions};
+use serde::Serialize;
+use std::collections::HashMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest wait for one answer.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Round trips that are measured; the median counts.
+const ROUND_TRIPS: usize = 21;
+/// Bytes of a copy whose rate is measured.
+const COPY_BYTES: usize = 16 << 20;
+/// Width of the graph that goes over all devices.
+const WIDTH: usize = 64;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Servers: host:port,host:port
+    #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST")]
+    rpc: RpcList,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Check {
+    name: String,
+    endpoint: String,
+    ok: bool,
+    detail: String,
+}
+
+#[derive(Serialize)]
+struct Link {
+    from: String,
+    to: String,
+    rtt_us: f64,
+    gbps: f64,
+    /// Whether bytes go straight from one to the other, or through this process.
+    direct: bool,
+}
+
+#[derive(Serialize)]
+struct Smoke {
+    ok: bool,
+    checks: Vec<Check>,
+    links: Vec<Link>,
+}
+
+/// One server that answered, or this host.
+struct Side {
+    name: String,
+    devices: Vec<Arc<dyn Device>>,
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    if args.rpc.0.is_empty() {
+        bail!("there is no server to check: give --rpc host:port,host:port");
+    }
+    let local = local_devices(&Host::new(), &[DeviceSpec::Cpu(None), DeviceSpec::Reference], None, None)?;
+    let [cpu, reference] = &local[..] else { bail!("this host has no CPU device") };
+    let mut smoke = Smoke { ok: true, checks: Vec::new(), links: Vec::new() };
+    let mut sides = vec![Side { name: "local".into(), devices: vec![cpu.clone()] }];
+    for endpoint in &args.rpc.0 {
+        let name = endpoint.to_string();
+        let connected = connect(std::slice::from_ref(endpoint), &ClientOptions::default());
+        let devices = smoke.check("connect", &name, connected.map_err(Into::into), |devices| {
+            let ids: Vec<&str> = devices.iter().map(|d| d.info().name.as_str()).collect();
+            format!("{} device(s): {}", ids.len(), ids.join(", "))
+        });
+        sides.extend(devices.map(|devices| Side { name, devices }));
+    }
+    for side in sides.iter().skip(1) {
+        for device in &side.devices {
+            let id = &device.info().id;
+            smoke.check("memory", id, device.memory().map_err(Into::into), |m| {
+                format!("{} of {} free", Size(m.free), Size(m.total))
+            });
+            smoke.check("ops", id, ops(device.as_ref(), reference.as_ref()), Clone::clone);
+        }
+    }
+    for from in &sides {
+        for to in sides.iter().filter(|to| to.name != from.name) {
+            let link = smoke.check(&format!("copy to {}", to.name), &from.name, measure(from, to), |l| {
+                let way = if l.direct { "direct" } else { "through this process" };
+                format!("{:.0} us, {:.2} GB/s, {way}", l.rtt_us, l.gbps)
+            });
+            smoke.links.extend(link);
+        }
+    }
+    let devices: Vec<_> = sides.iter().flat_map(|s| s.devices.iter().cloned()).collect();
+    let what = format!("{} devices", devices.len());
+    smoke.check("graph over all", &what, graph(&devices, cpu), Clone::clone);
+    match args.json {
+        true => print_json(&smoke)?,
+        false => smoke.print(),
+    }
+    Ok(if smoke.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl Smoke {
+    /// Records a result; gives it on if it is good.
+    fn check<T>(&mut self, name: &str, endpoint: &str, result: Result<T>, detail: impl Fn(&T) -> String) -> Option<T> {
+        let text = match &result {
+            Ok(value) => detail(value),
+            Err(e) => print::one_line(&format!("{e:#}")),
+        };
+        self.ok &= result.is_ok();
+        self.checks.push(Check { name: name.into(), endpoint: endpoint.into(), ok: result.is_ok(), detail: text });
+        result.ok()
+    }
+
+    fn print(&self) {
+        let mut table = print::table(&["", "check", "of", "result"], &[]);
+        for c in &self.checks {
+            table.add_row([if c.ok { "ok" } else { "FAILED" }, &c.name, &c.endpoint, &c.detail]);
+        }
+        print!("{}", print::indented(&table));
+    }
+}
+
+/// Every op on a device against the reference here.
+fn ops(device: &dyn Device, reference: &dyn Device) -> Result<String> {
+    let report = outboard_conformance::run(device, reference, &Filter::quick())?;
+    if report.ok() {
+        let worst = report.ops.values().map(|op| op.worst).fold(0.0, f64::max);
+        let (ops, cases, unsupported) = (report.ops.len(), report.cases(), report.unsupported());
+        let without = if unsupported > 0 { format!(", {unsupported} not supported") } else { String::new() };
+        return Ok(format!("{ops} ops, {cases} cases{without}, worst NMSE {worst:.1e}"));
+    }
+    let first = report.ops.iter().find_map(|(op, r)| Some((op, r.failures.first()?)));
+    match first {
+        Some((op, f)) => {
+            bail!("{} of {} cases wrong, first {op} {}: {}", report.failed(), report.cases(), f.case, f.detail)
+        }
+        None => bail!("{} of {} cases wrong", report.failed(), report.cases()),
+    }
+}
+
+/// Round trip and rate of a copy between the first devices of two sides.
+fn measure(from: &Side, to: &Side) -> Result<Link> {
+    let (Some(a), Some(b)) = (from.devices.first(), to.devices.first()) else { bail!("a server without devices") };
+    let (qa, qb) = (a.queue()?, b.queue()?);
+    let src = Slice::whole(a.alloc(COPY_BYTES as u64, Usage::Any)?);
+    let dst = Slice::whole(b.alloc(COPY_BYTES as u64, Usage::Any)?);
+    let pattern: Vec<u8> = (0..COPY_BYTES).map(|i| (i * 31 + i / 4096) as u8).collect();
+    let pattern = Bytes::from(pattern);
+    qa.write(&src, pattern.clone())?;
+    qa.finish(DEADLINE)?;
+    let direct = b.peer().is_some() && a.peer().is_some_and(|p| p.reaches(b.as_ref()));
+    let copy = |bytes: u64, number: u8| -> Result<()> {
+        let (src, dst) = (src.part(0, bytes)?, dst.part(0, bytes)?);
+        match (a.peer(), b.peer()) {
+            (Some(pa), Some(pb)) if direct => {
+                // Only this check's own transfers are in the exchange of its session.
+                let ticket = Ticket([number; 32]);
+                pa.offer(qa.as_ref(), ticket, &src, b.as_ref())?;
+                pb.accept(qb.as_ref(), ticket, &dst)?;
+            }
+            _ => qb.write(&dst, qa.read(&src)?.wait(DEADLINE)?)?,
+        }
+        Ok(qb.finish(DEADLINE)?)
+    };
+    let mut times = Vec::with_capacity(ROUND_TRIPS);
+    for i in 0..ROUND_TRIPS {
+        let start = Instant::now();
+        copy(4, i as u8)?;
+        times.push(start.elapsed());
+    }
+    times.sort();
+    let start = Instant::now();
+    copy(COPY_BYTES as u64, 255)?;
+    let seconds = start.elapsed().as_secs_f64();
+    if qb.read(&dst)?.wait(DEADLINE)? != pattern {
+        bail!("the bytes that arrived are not those that were sent");
+    }
+    Ok(Link {
+        from: from.name.clone(),
+        to: to.name.clone(),
+        rtt_us: times[ROUND_TRIPS / 2].as_secs_f64() * 1e6,
+        gbps: COPY_BYTES as f64 / seconds / 1e9,
+        direct,
+    })
+}
+
+/// A graph with a product on each device, against the same on the local CPU alone.
+fn graph(devices: &[Arc<dyn Device>], cpu: &Arc<dyn Device>) -> Result<String> {
+    let weights: Vec<usize> = (0..devices.len()).collect();
+    let split = chain(devices, &weights)?;
+    let whole = chain(std::slice::from_ref(cpu), &vec![0; devices.len()])?;
+    let (mut error, mut norm) = (0.0f64, 0.0f64);
+    for (a, b) in split.iter().zip(&whole) {
+        error += f64::from(a - b).powi(2);
+        norm += f64::from(*b).powi(2);
+    }
+    let nmse = error / norm.max(f64::MIN_POSITIVE);
+    match nmse <= 1e-6 && split.len() == whole.len() {
+        true => Ok(format!("NMSE {nmse:.1e} against the local CPU")),
+        false => bail!("the result differs from the local CPU's: NMSE {nmse:.1e}"),
+    }
+}
+
+/// `x = norm(w x) + x` once per entry of `places`, with that w on that device.
+fn chain(devices: &[Arc<dyn Device>], places: &[usize]) -> Result<Vec<f32>> {
+    let mut scheduler = Scheduler::new(devices.to_vec(), SchedulerOptions { deadline: DEADLINE })?;
+    let mut g = GraphBuilder::new();
+    let input = g.input("x", DType::F32, &[WIDTH, 4])?;
+    let mut x = input;
+    let mut leaves: Vec<(TensorId, usize)> = Vec::new();
+    for (i, &device) in places.iter().enumerate() {
+        let w = g.weight(&format!("w{i}"), DType::F32, &[WIDTH, WIDTH])?;
+        leaves.push((w, device));
+        let y = g.push(MulMat, &[w, x])?;
+        let y = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[y])?;
+        x = g.push(Binary { kind: BinaryKind::Add }, &[y, x])?;
+    }
+    g.output(x);
+    let graph = Arc::new(g.finish()?);
+    let values = |n: usize, seed: usize| -> Bytes {
+        let value = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0;
+        (0..n).flat_map(|i| value(i).to_le_bytes()).collect::<Vec<u8>>().into()
+    };
+    let mut bound = HashMap::new();
+    for (i, &(w, device)) in leaves.iter().enumerate() {
+        let bytes = values(WIDTH * WIDTH, i + 1);
+        let slice = Slice::whole(devices[device].alloc(bytes.len() as u64, Usage::Weights)?);
+        if let Some(queue) = scheduler.queue(device) {
+            queue.write(&slice, bytes)?;
+        }
+        bound.insert(w, slice);
+    }
+    let plan = scheduler.plan(graph, &Hints { leaves: leaves.into_iter().collect(), ..Hints::default() })?;
+    let program = scheduler.prepare(plan, &bound)?;
+    scheduler.run(&program, &[(input, values(WIDTH * 4, 0))])?;
+    let out = scheduler.read(&program, x)?.wait(DEADLINE)?;
+    Ok(out.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+}

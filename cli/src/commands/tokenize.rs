@@ -1,0 +1,38 @@
+//! `outboard tokenize`.
+
+use super::print_json;
+use crate::{fetch, model};
+use anyhow::{Context, Result};
+use outboard_llm::tokenizer::Tokenizer;
+use std::process::ExitCode;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A GGUF file, or a name of the catalogue
+    #[arg(short, long, value_name = "MODEL")]
+    model: String,
+    /// The text
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: String,
+    /// Read special tokens as plain text, and add none
+    #[arg(long)]
+    no_special: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let path = fetch::resolve_model(&args.model)?;
+    let gguf = model::open_gguf(&path)?;
+    let tokenizer = Tokenizer::from_gguf(&gguf).with_context(|| path.display().to_string())?;
+    let ids = tokenizer.encode(&args.prompt, !args.no_special, !args.no_special && tokenizer.adds_bos())?;
+    if args.json {
+        print_json(&ids)?;
+    } else {
+        for id in ids {
+            println!("{id:>8}  {:?}", tokenizer.decode(&[id], true));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,60 @@
+//! `outboard`: the command line. Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work failed, 2 bad
+//! usage.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod args;
+mod catalogue;
+mod commands;
+mod devices;
+mod fetch;
+mod model;
+mod print;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Every GPU and CPU on your network, as if it were plugged into this machine.
+#[derive(Parser)]
+#[command(name = "outboard", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Fetch a small model, start two servers here, split the model over their devices, write text
+    Demo(commands::demo::Args),
+    /// List the devices that a run would see
+    Devices(commands::devices::Args),
+    /// Run a model over local and remote devices
+    Run(commands::run::Args),
+    /// Check servers: connection, memory, every op, copies, a graph over all devices
+    Smoke(commands::smoke::Args),
+    /// Turn text into token ids
+    Tokenize(commands::tokenize::Args),
+    /// Fetch a model of the catalogue into the cache
+    Fetch(commands::fetch::Args),
+    /// Expose this host's devices; the same as the program `rpc-server`
+    #[command(name = "rpc-server")]
+    RpcServer(commands::rpc_server::Args),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse_from(args::with_double_dashes(std::env::args_os())).command {
+        Command::Demo(args) => commands::demo::main(&args),
+        Command::Devices(args) => commands::devices::main(&args),
+        Command::Run(args) => commands::run::main(&args),
+        Command::Smoke(args) => commands::smoke::main(&args),
+        Command::Tokenize(args) => commands::tokenize::main(&args),
+        Command::Fetch(args) => commands::fetch::main(&args),
+        Command::RpcServer(args) => return commands::rpc_server::main(args),
+    };
+    match result {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("error: {}", print::one_line(&format!("{e:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}

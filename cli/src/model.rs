@@ -1,0 +1,129 @@
+//! From `-m` and its companions to a model on its devices.
+
+use crate::args::{ModelArgs, SplitMode};
+use crate::devices::{self, DeviceSet};
+use crate::{fetch, print};
+use anyhow::{Context, Result, anyhow, bail};
+use outboard_core::Device;
+use outboard_core::error::Bytes;
+use outboard_host::open_mapped;
+use outboard_llm::gguf::Gguf;
+use outboard_llm::tokenizer::Tokenizer;
+use outboard_llm::{Engine, LoadOptions, Model, Overrides};
+use regex::Regex;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// Context when nothing is said: enough for a chat, and small beside the weights.
+const DEFAULT_CTX: usize = 4096;
+
+/// A model file that has been read and checked.
+pub(crate) struct Loaded {
+    pub(crate) path: PathBuf,
+    pub(crate) model: Arc<Model>,
+    pub(crate) tokenizer: Tokenizer,
+}
+
+/// Reads and checks the file of `-m`.
+pub(crate) fn open(arg: &str) -> Result<Loaded> {
+    let path = fetch::resolve_model(arg)?;
+    let gguf = open_gguf(&path)?;
+    let name = path.display().to_string();
+    let tokenizer = Tokenizer::from_gguf(&gguf).with_context(|| name.clone())?;
+    let model = Arc::new(Model::new(gguf).with_context(|| name)?);
+    Ok(Loaded { path, model, tokenizer })
+}
+
+/// Maps and parses a GGUF file.
+pub(crate) fn open_gguf(path: &Path) -> Result<Gguf> {
+    let file = open_mapped(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Gguf::parse(file).with_context(|| path.display().to_string())
+}
+
+/// What was left to the defaults is decided here.
+pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> Result<LoadOptions> {
+    let trained = model.hparams().n_ctx_train;
+    let n_ctx = match args.ctx {
+        Some(0) => trained,
+        Some(n) => n as usize,
+        None => trained.min(DEFAULT_CTX),
+    };
+    let usable = set.devices.len() - usize::from(set.fallback);
+    let mut split = match (&args.tensor_split, args.split_mode) {
+        (Some(_), SplitMode::None) => bail!("-ts divides a model, -sm none does not: give one of them"),
+        (Some(parts), _) if parts.0.len() != usable => {
+            bail!("-ts has {} parts, but there are {usable} devices", parts.0.len())
+        }
+        (Some(parts), _) => parts.0.clone(),
+        (None, SplitMode::None) => (0..usable).map(|d| if d == 0 { 1.0 } else { 0.0 }).collect(),
+        (None, SplitMode::Layer) => {
+            let free = set.devices.iter().take(usable).map(|d| Ok(devices::free(d.as_ref())? as f64));
+            free.collect::<Result<Vec<f64>>>()?
+        }
+    };
+    split.resize(set.devices.len(), 0.0);
+    Ok(LoadOptions {
+        n_ctx,
+        n_ubatch: args.ubatch_size.min(args.batch_size) as usize,
+        split,
+        overrides: overrides(&args.override_tensor, &set.devices)?,
+    })
+}
+
+fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides> {
+    if rules.is_empty() {
+        return Ok(Overrides::default());
+    }
+    let mut parsed = Vec::new();
+    for rule in rules.iter().flat_map(|r| r.split(',')) {
+        let (pattern, device) =
+            rule.rsplit_once('=').ok_or_else(|| anyhow!("-ot {rule}: should be REGEX=DEV, such as ffn_.*=CPU0"))?;
+        let regex = Regex::new(pattern).map_err(|e| anyhow!("-ot {rule}: {e}"))?;
+        let found = devices::find(device, devices, &[])?;
+        let index = devices.iter().position(|d| found.iter().any(|f| f.uid() == d.uid()));
+        parsed.push((regex, index));
+    }
+    let device = move |name: &str| parsed.iter().find(|(regex, _)| regex.is_match(name)).and_then(|(_, d)| *d);
+    Ok(Overrides::new(device))
+}
+
+/// Puts a model on its devices, with a progress bar.
+pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Result<Engine> {
+    let bar = OnceLock::new();
+    let progress = |done: u64, total: u64| {
+        bar.get_or_init(|| print::bytes_bar(total, "loading")).set_position(done);
+    };
+    let engine = Engine::load(loaded.model.clone(), set.devices, options, &progress);
+    if let Some(bar) = bar.get() {
+        bar.finish_and_clear();
+    }
+    Ok(engine?)
+}
+
+/// Which device holds what, as a table.
+pub(crate) fn plan_table(engine: &Engine) -> String {
+    let mut table = print::table(&["device", "layers", "weights", "KV cache", "results"], &[2, 3, 4]);
+    for load in engine.loads() {
+        let layers = match load.layers {
+            Some((first, last)) if first == last => first.to_string(),
+            Some((first, last)) => format!("{first}-{last}"),
+            None => "-".to_owned(),
+        };
+        let size = |bytes: u64| Bytes(bytes).to_string();
+        table.add_row([
+            load.id.clone(),
+            layers,
+            size(load.weight_bytes),
+            size(load.cache_bytes),
+            size(load.compute_bytes),
+        ]);
+    }
+    print::indented(&table)
+}
+
+/// A line about a model.
+pub(crate) fn describe(loaded: &Loaded) -> String {
+    let h = loaded.model.hparams();
+    let size = Bytes(loaded.model.gguf().file().len() as u64);
+    format!("{} ({}, {} layers, {size}) from {}", loaded.model.name(), h.arch, h.n_layer, loaded.path.display())
+}

@@ -1,0 +1,199 @@
+//! FLASH_ATTN_EXT.
+
+use super::*;
+use outboard_core::TensorId;
+
+/// One case's shape.
+#[derive(Clone, Copy)]
+struct Shape {
+    d: usize,
+    dv: usize,
+    tokens: usize,
+    kv: usize,
+    heads: usize,
+    heads_kv: usize,
+    k: DType,
+    v: DType,
+}
+
+const USUAL: Shape = Shape { d: 64, dv: 64, tokens: 7, kv: 37, heads: 6, heads_kv: 2, k: DType::F16, v: DType::F16 };
+const PLAIN: FlashAttn = FlashAttn { scale: 0.125, window: 0, softcap: 0.0 };
+
+impl Shape {
+    fn qkv(&self, m: &mut Make) -> Result<[TensorId; 3], outboard_core::GraphError> {
+        Ok([
+            m.f32(&[self.d, self.tokens, self.heads])?,
+            m.input(self.k, &[self.d, self.kv, self.heads_kv], Fill::Uniform(-1.0, 1.0))?,
+            m.input(self.v, &[self.dv, self.kv, self.heads_kv], Fill::Uniform(-1.0, 1.0))?,
+        ])
+    }
+
+    fn name(&self) -> String {
+        let Shape { d, dv, tokens, kv, heads, heads_kv, k, v } = self;
+        format!("d={d} dv={dv} tokens={tokens} kv={kv} heads={heads}/{heads_kv} k={k} v={v}")
+    }
+}
+
+/// Attention with what is there of mask, positions and sinks.
+fn attention(m: &mut Make, op: FlashAttn, [q, k, v]: [TensorId; 3], more: [Option<TensorId>; 3]) -> Made {
+    m.g.push_opt(op, &[Some(q), Some(k), Some(v), more[0], more[1], more[2]])
+}
+
+pub(super) fn cases(s: &mut Suite) {
+    shapes(s);
+    sights(s);
+    layouts(s);
+    for pos in [37, -1, i32::MIN, i32::MAX] {
+        for window in [0, 4] {
+            s.fails(format!("position {pos} of 37, window {window}"), |m| {
+                let shape = Shape { tokens: 3, ..USUAL };
+                let qkv = shape.qkv(m)?;
+                let pos = m.i32(&[3], Fill::Ints(vec![36, 0, pos]))?;
+                attention(m, FlashAttn { window, ..PLAIN }, qkv, [None, Some(pos), None])
+            });
+        }
+    }
+}
+
+fn shapes(s: &mut Suite) {
+    let types = [DType::F32, DType::F16, DType::BF16, DType::Q8_0];
+    for k in types {
+        for v in types {
+            for (tokens, kv) in [(1, 37), (7, 100)] {
+                add(s, Shape { k, v, tokens, kv, ..USUAL });
+            }
+        }
+        for (heads, heads_kv) in [(1, 1), (4, 4), (9, 3), (8, 1)] {
+            for tokens in [1, 5] {
+                add(s, Shape { k, v: k, heads, heads_kv, tokens, ..USUAL });
+            }
+        }
+        for (d, dv) in [(32, 32), (96, 96), (128, 128), (192, 128), (64, 32), (256, 256)] {
+            for tokens in [1, 5] {
+                add(s, Shape { k, v: k, d, dv, tokens, ..USUAL });
+            }
+        }
+        for (tokens, kv) in [(1, 1), (33, 33), (2, 256), (1, 1000), (64, 129), (3, 0), (0, 5)] {
+            add(s, Shape { k, v: k, tokens, kv, heads: 3, heads_kv: 1, ..USUAL });
+        }
+    }
+    for (d, dv) in [(1, 1), (3, 5), (80, 80)] {
+        add(s, Shape { k: DType::F32, v: DType::F32, d, dv, ..USUAL });
+        add(s, Shape { d, dv, ..USUAL });
+    }
+}
+
+/// With a mask and with positions.
+fn add(s: &mut Suite, shape: Shape) {
+    s.add(format!("{} mask", shape.name()), Check::PRODUCT, |m| {
+        let qkv = shape.qkv(m)?;
+        let mask = m.input(DType::F16, &[shape.kv, shape.tokens], Fill::Mask(0.3))?;
+        attention(m, PLAIN, qkv, [Some(mask), None, None])
+    });
+    if shape.kv > 0 {
+        s.add(format!("{} pos", shape.name()), Check::PRODUCT, |m| {
+            let qkv = shape.qkv(m)?;
+            let pos = m.i32(&[shape.tokens], Fill::Whole(0, shape.kv as i32))?;
+            attention(m, PLAIN, qkv, [None, Some(pos), None])
+        });
+    }
+}
+
+/// What a query sees, and what changes its logits.
+fn sights(s: &mut Suite) {
+    for shape in [
+        USUAL,
+        Shape { tokens: 1, ..USUAL },
+        Shape { k: DType::F32, v: DType::F32, kv: 300, ..USUAL },
+        Shape { k: DType::Q8_0, v: DType::Q8_0, ..USUAL },
+    ] {
+        let Shape { tokens, kv, heads, .. } = shape;
+        let name = shape.name();
+        s.add(format!("{name} everything"), Check::PRODUCT, |m| {
+            let [q, k, v] = shape.qkv(m)?;
+            m.push(PLAIN, &[q, k, v])
+        });
+        for window in [1, 5, 1000] {
+            s.add(format!("{name} window {window}"), Check::PRODUCT, |m| {
+                let qkv = shape.qkv(m)?;
+                let pos = m.i32(&[tokens], Fill::Whole(0, kv as i32))?;
+                attention(m, FlashAttn { window, ..PLAIN }, qkv, [None, Some(pos), None])
+            });
+        }
+        s.add(format!("{name} softcap"), Check::PRODUCT, |m| {
+            let qkv = shape.qkv(m)?;
+            let pos = m.i32(&[tokens], Fill::Whole(0, kv as i32))?;
+            attention(m, FlashAttn { softcap: 0.5, scale: 1.0, window: 0 }, qkv, [None, Some(pos), None])
+        });
+        s.add(format!("{name} sharp"), Check::PRODUCT, |m| {
+            let [q, k, v] = shape.qkv(m)?;
+            m.push(FlashAttn { scale: 40.0, ..PLAIN }, &[q, k, v])
+        });
+        s.add(format!("{name} sinks"), Check::PRODUCT, |m| {
+            let qkv = shape.qkv(m)?;
+            let sinks = m.input(DType::F32, &[heads], Fill::Uniform(-2.0, 4.0))?;
+            attention(m, PLAIN, qkv, [None, None, Some(sinks)])
+        });
+        s.add(format!("{name} F32 mask, positions and sinks"), Check::PRODUCT, |m| {
+            let qkv = shape.qkv(m)?;
+            let mask = m.input(DType::F32, &[kv, tokens], Fill::Uniform(-2.0, 0.0))?;
+            let pos = m.i32(&[tokens], Fill::Whole(0, kv as i32))?;
+            let sinks = m.input(DType::F32, &[heads], Fill::Uniform(-2.0, 4.0))?;
+            attention(m, PLAIN, qkv, [Some(mask), Some(pos), Some(sinks)])
+        });
+        s.add(format!("{name} nothing is seen"), Check::PRODUCT, |m| {
+            let qkv = shape.qkv(m)?;
+            let mask = m.input(DType::F16, &[kv, tokens], Fill::Floats(vec![f32::NEG_INFINITY]))?;
+            attention(m, PLAIN, qkv, [Some(mask), None, None])
+        });
+    }
+}
+
+/// The memory of a real cache.
+fn layouts(s: &mut Suite) {
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        for tokens in [1, 6] {
+            s.add(format!("{dtype} tokens={tokens} heads between tokens"), Check::PRODUCT, |m| {
+                let q = m.permuted(LeafKind::Input, DType::F32, [64, tokens, 6, 1], [0, 2, 1, 3])?;
+                let k = m.permuted(LeafKind::Input, dtype, [64, 40, 2, 1], [0, 2, 1, 3])?;
+                let v = m.permuted(LeafKind::Input, dtype, [64, 40, 2, 1], [0, 2, 1, 3])?;
+                let pos = m.i32(&[tokens], Fill::Whole(20, 40))?;
+                attention(m, PLAIN, [q, k, v], [None, Some(pos), None])
+            });
+            // Rows that were never written may hold anything.
+            s.add(format!("{dtype} tokens={tokens} garbage behind the last position"), Check::PRODUCT, |m| {
+                let garbage = || if dtype.is_float() { Fill::NanFrom(21) } else { Fill::Uniform(-1.0, 1.0) };
+                let q = m.f32(&[64, tokens, 6])?;
+                let k = m.input(dtype, &[64, 50, 2], garbage())?;
+                let v = m.input(dtype, &[64, 50, 2], garbage())?;
+                let pos = m.i32(&[tokens], Fill::Ints(vec![20, 15, 16, 17, 18, 19]))?;
+                attention(m, PLAIN, [q, k, v], [None, Some(pos), None])
+            });
+            s.add(format!("{dtype} tokens={tokens} written to the cache in the same graph"), Check::PRODUCT, |m| {
+                let q = m.f32(&[64, tokens, 4])?;
+                let old = || Fill::Uniform(-1.0, 1.0);
+                let mut caches = Vec::new();
+                for _ in 0..2 {
+                    let cache = m.state(dtype, &[128, 32], old())?;
+                    let new = m.f32(&[128, tokens])?;
+                    let ids = m.i32(&[tokens], Fill::Ints((10..10 + tokens as i32).collect()))?;
+                    let cache = m.push(SetRows, &[cache, new, ids])?;
+                    let row = dtype.row_bytes(128).unwrap_or(0);
+                    let ne = [64, 32, 2, 1];
+                    let nb = [dtype.block_bytes(), row, row / 2, 32 * row];
+                    caches.push(m.push(View { ne, nb, offset: 0 }, &[cache])?);
+                }
+                let pos = m.i32(&[tokens], Fill::Ints((10..10 + tokens as i32).collect()))?;
+                let [k, v] = [caches[0], caches[1]];
+                attention(m, PLAIN, [q, k, v], [None, Some(pos), None])
+            });
+        }
+        s.add(format!("{dtype} padded"), Check::PRODUCT, |m| {
+            let q = m.padded_f32([64, 5, 4, 1])?;
+            let k = m.padded(LeafKind::Input, dtype, [64, 19, 2, 1], Fill::Uniform(-1.0, 1.0))?;
+            let v = m.padded(LeafKind::Input, dtype, [64, 19, 2, 1], Fill::Uniform(-1.0, 1.0))?;
+            let mask = m.padded(LeafKind::Input, DType::F16, [19, 5, 1, 1], Fill::Mask(0.3))?;
+            attention(m, PLAIN, [q, k, v], [Some(mask), None, None])
+        });
+    }
+}

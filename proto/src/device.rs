@@ -1,0 +1,108 @@
+//! Devices, their usage and slices on the wire.
+
+use crate::limits::MAX_NAME;
+use crate::v1;
+use outboard_core::{DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Usage};
+
+/// Most devices that a client takes from one endpoint.
+pub const MAX_DEVICES: usize = 256;
+/// Largest alignment in bytes that a client takes from a server: a huge page.
+pub const MAX_ALIGNMENT: u64 = 2 << 20;
+
+/// The wire's form of a device of this host.
+pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>) -> v1::Device {
+    v1::Device {
+        name: info.name.clone(),
+        kind: info.kind.name().to_owned(),
+        description: info.description.clone(),
+        device_id: info.device_id.clone(),
+        backend: info.backend.clone(),
+        memory_total: memory.total,
+        memory_free: memory.free,
+        capabilities: info.capabilities.clone(),
+        alignment: info.alignment as u64,
+        reaches,
+    }
+}
+
+/// A device of `endpoint`, with its id made of both names. A kind that this release does not know counts as an accelerator.
+pub fn from_wire(device: &v1::Device, endpoint: &str) -> Result<DeviceInfo> {
+    let wrong =
+        |what: String| Err(Error::Peer { endpoint: endpoint.to_owned(), detail: format!("sent a device {what}") });
+    if device.name.is_empty() || device.name.len() > MAX_NAME || device.name.chars().any(char::is_control) {
+        return wrong("without a usable name".into());
+    }
+    if !device.alignment.is_power_of_two() || device.alignment > MAX_ALIGNMENT {
+        return wrong(format!("{} with an alignment of {}", device.name, device.alignment));
+    }
+    Ok(DeviceInfo {
+        id: format!("{endpoint}/{}", device.name),
+        name: device.name.clone(),
+        kind: DeviceKind::from_name(&device.kind).unwrap_or(DeviceKind::Accelerator),
+        description: device.description.clone(),
+        device_id: device.device_id.clone(),
+        backend: device.backend.clone(),
+        memory_total: device.memory_total,
+        capabilities: device.capabilities.clone(),
+        alignment: device.alignment as usize,
+    })
+}
+
+/// Name of a usage.
+pub fn usage_name(usage: Usage) -> &'static str {
+    match usage {
+        Usage::Any => "ANY",
+        Usage::Weights => "WEIGHTS",
+        Usage::Compute => "COMPUTE",
+    }
+}
+
+/// The usage of that name; one that this release does not know counts as any.
+pub fn usage_from_name(name: &str) -> Usage {
+    match name {
+        "WEIGHTS" => Usage::Weights,
+        "COMPUTE" => Usage::Compute,
+        _ => Usage::Any,
+    }
+}
+
+/// A slice of the buffer with this handle.
+pub fn slice(handle: u64, slice: &Slice) -> v1::Slice {
+    v1::Slice { buffer: handle, offset: slice.offset(), len: slice.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device() -> v1::Device {
+        v1::Device { name: "CPU0".into(), kind: "CPU".into(), alignment: 64, memory_total: 7, ..Default::default() }
+    }
+
+    #[test]
+    fn ids_have_the_endpoint() {
+        let info = from_wire(&device(), "h:1").unwrap();
+        assert_eq!((info.id.as_str(), info.kind, info.memory_total), ("h:1/CPU0", DeviceKind::Cpu, 7));
+        let back = to_wire(&info, MemoryInfo { total: 7, free: 0 }, vec![]);
+        assert_eq!(back, device());
+    }
+
+    #[test]
+    fn bad_devices_are_refused() {
+        assert!(from_wire(&v1::Device { alignment: 3, ..device() }, "h:1").is_err());
+        assert!(from_wire(&v1::Device { alignment: 1 << 40, ..device() }, "h:1").is_err());
+        assert!(from_wire(&v1::Device { name: "a\nb".into(), ..device() }, "h:1").is_err());
+        assert!(from_wire(&v1::Device { name: String::new(), ..device() }, "h:1").is_err());
+        assert_eq!(
+            from_wire(&v1::Device { kind: "NPU".into(), ..device() }, "h:1").unwrap().kind,
+            DeviceKind::Accelerator
+        );
+    }
+
+    #[test]
+    fn usages_round_trip() {
+        for usage in [Usage::Any, Usage::Weights, Usage::Compute] {
+            assert_eq!(usage_from_name(usage_name(usage)), usage);
+        }
+    }
+}

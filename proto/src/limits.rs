@@ -1,0 +1,41 @@
+//! What a peer may choose, and how much of it. Checked before anything is allocated.
+
+/// Largest message on any stream or call, in bytes: a graph of [`outboard_core::graph::MAX_TENSORS`] tensors of some 200 bytes
+/// and the places of its tensors.
+pub const MAX_MESSAGE: usize = 20 << 20;
+/// Largest encoded graph, in bytes.
+pub const MAX_GRAPH: usize = 16 << 20;
+/// Largest encoded tensor of a graph, in bytes: name, 8 sources and the parameters of an op take some hundred.
+pub const MAX_TENSOR: usize = 4 << 10;
+/// Largest encoded `Places`, in bytes: four varints for each tensor of the largest graph.
+pub const MAX_PLACES: usize = 3 << 20;
+/// Payloads up to this many bytes travel with the command; larger ones on the bulk connection, so that no command waits longer
+/// than it takes to send this much.
+pub const MAX_INLINE: usize = 64 << 10;
+/// Bytes of a chunk on the bulk stream: large enough that headers do not matter, small enough to share a link fairly.
+pub const CHUNK: usize = 1 << 20;
+/// Largest message on a bulk stream that is no chunk, in bytes: the one that opens it.
+pub const MAX_BULK_OPEN: usize = 256;
+/// Longest name of a device, client or feature in bytes.
+pub const MAX_NAME: usize = 256;
+/// Longest text of an error in bytes; longer ones are cut.
+pub const MAX_ERROR_TEXT: usize = 2048;
+/// Handles in one `Free`.
+pub const MAX_FREE: usize = 4096;
+/// Queues of a session at a time.
+pub const MAX_QUEUES: usize = 1024;
+/// Buffers, or executables, that a session may have at a time: ten per tensor of a large model.
+pub const MAX_HANDLES: usize = 1 << 18;
+/// Transfers that were offered and not yet accepted, of one session.
+pub const MAX_TICKETS: usize = 1024;
+
+/// Size of HTTP/2 frames in bytes, both ways: measured, 16 KiB costs half of the throughput.
+pub const HTTP2_FRAME: u32 = 1 << 20;
+/// Bytes in flight on one stream of a bulk connection.
+pub const HTTP2_BULK_STREAM_WINDOW: u32 = 16 << 20;
+/// Bytes in flight on a bulk connection.
+pub const HTTP2_BULK_WINDOW: u32 = 32 << 20;
+/// Bytes in flight on one stream of a command connection: a thousand commands, or some graphs.
+pub const HTTP2_COMMAND_STREAM_WINDOW: u32 = 2 << 20;
+/// Bytes in flight on a command connection.
+pub const HTTP2_COMMAND_WINDOW: u32 = 8 << 20;

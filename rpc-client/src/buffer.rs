@@ -1,0 +1,94 @@
+//! Handles of what lies on a server: memory and compiled graphs.
+
+use crate::link::Link;
+use outboard_core::{Buffer, Error, Executable, Result, Slice};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// Memory of a remote device. Dropped, the server frees it after the commands that were enqueued before.
+pub(crate) struct RemoteBuffer {
+    handle: u64,
+    size: u64,
+    device: u64,
+    link: Arc<Link>,
+}
+
+impl RemoteBuffer {
+    pub(crate) fn new(handle: u64, size: u64, device: u64, link: &Arc<Link>) -> RemoteBuffer {
+        RemoteBuffer { handle, size, device, link: link.clone() }
+    }
+
+    /// The handle behind a slice, which must be of this device.
+    pub(crate) fn handle_of(slice: &Slice, device: u64) -> Result<u64> {
+        match slice.buffer().as_any().downcast_ref::<RemoteBuffer>() {
+            Some(b) if b.device == device => Ok(b.handle),
+            _ => Err(Error::Misuse("a buffer of another device".into())),
+        }
+    }
+}
+
+impl Buffer for RemoteBuffer {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn device(&self) -> u64 {
+        self.device
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for RemoteBuffer {
+    fn drop(&mut self) {
+        self.link.shared.free_buffer(self.handle);
+    }
+}
+
+impl fmt::Debug for RemoteBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteBuffer({} of {}, {} bytes)", self.handle, self.link.shared.name, self.size)
+    }
+}
+
+/// A graph that a remote device has compiled.
+pub(crate) struct RemoteExecutable {
+    handle: u64,
+    device: u64,
+    link: Arc<Link>,
+}
+
+impl RemoteExecutable {
+    pub(crate) fn new(handle: u64, device: u64, link: &Arc<Link>) -> RemoteExecutable {
+        RemoteExecutable { handle, device, link: link.clone() }
+    }
+
+    /// The handle, if it is of this device.
+    pub(crate) fn handle_of(executable: &Arc<dyn Executable>, device: u64) -> Result<u64> {
+        match executable.as_any().downcast_ref::<RemoteExecutable>() {
+            Some(e) if e.device == device => Ok(e.handle),
+            _ => Err(Error::Misuse("a graph that was compiled for another device".into())),
+        }
+    }
+}
+
+impl Executable for RemoteExecutable {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for RemoteExecutable {
+    fn drop(&mut self) {
+        self.link.shared.free_executable(self.handle);
+    }
+}
+
+impl fmt::Debug for RemoteExecutable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteExecutable({} of {})", self.handle, self.link.shared.name)
+    }
+}

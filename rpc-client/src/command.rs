@@ -1,0 +1,192 @@
+//! The command thread of an endpoint: its connection, the hello, the control stream, and a task for each queue.
+
+use crate::endpoint::Endpoint;
+use crate::io::Counters;
+use crate::link::Shared;
+use crate::options::ClientOptions;
+use crate::queue::QueueInner;
+use crate::replies;
+use crate::transport::{self, Conn, Purpose, runtime};
+use outboard_core::{Error, Result};
+use outboard_proto::error::{from_status, from_wire};
+use outboard_proto::v1::control_reply::Reply;
+use outboard_proto::v1::outboard_client::OutboardClient;
+use outboard_proto::{SECRET_BYTES, limits, v1};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// How long drops are gathered before they are sent.
+const GATHER_FREES: Duration = Duration::from_millis(1);
+
+type Call = Box<dyn FnOnce(OutboardClient<Conn>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
+
+/// What callers ask of the thread.
+pub(crate) enum Job {
+    /// Open the stream of a queue.
+    Open(Arc<QueueInner>),
+    /// Make a call.
+    Call(Call),
+}
+
+/// A session with an endpoint.
+pub(crate) struct Connected {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) hello: v1::HelloResponse,
+    /// Ends with the thread.
+    pub(crate) ended: Receiver<()>,
+}
+
+/// Starts the thread and waits until the session is open.
+pub(crate) fn connect(endpoint: &Endpoint, options: &ClientOptions) -> Result<Connected> {
+    let lost = |detail: String| Error::Peer { endpoint: endpoint.to_string(), detail };
+    let runtime = runtime().map_err(|e| lost(format!("no event loop: {e}")))?;
+    let (opened, result) = sync_channel(1);
+    let (running, ended) = sync_channel(0);
+    let (thread_endpoint, thread_options) = (endpoint.clone(), options.clone());
+    let spawned = std::thread::Builder::new().name(format!("rpc {endpoint}")).spawn(move || {
+        let _running: SyncSender<()> = running;
+        runtime.block_on(run(thread_endpoint, thread_options, opened));
+        runtime.shutdown_background();
+    });
+    spawned.map_err(|e| lost(format!("no thread: {e}")))?;
+    // The thread has a deadline of its own and always answers; a little more, in case that this process is slow.
+    let wait = options.connect_timeout + Duration::from_secs(1);
+    match result.recv_timeout(wait) {
+        Ok(opened) => opened.map(|(shared, hello)| Connected { shared, hello, ended }),
+        Err(_) => Err(no_answer(endpoint, wait)),
+    }
+}
+
+fn no_answer(endpoint: &Endpoint, after: Duration) -> Error {
+    let detail = format!(
+        "no answer within {:.1} s; check that rpc-server runs there, the address, and the firewall",
+        after.as_secs_f64()
+    );
+    Error::Peer { endpoint: endpoint.to_string(), detail }
+}
+
+type Opened = SyncSender<Result<(Arc<Shared>, v1::HelloResponse)>>;
+
+async fn run(endpoint: Endpoint, options: ClientOptions, opened: Opened) {
+    let counters = Arc::new(Counters::default());
+    let greeted = tokio::time::timeout(options.connect_timeout, greet(&endpoint, &options, &counters)).await;
+    let (conn, mut ended, hello) = match greeted {
+        Ok(Ok(greeted)) => greeted,
+        Ok(Err(e)) => return drop(opened.send(Err(e))),
+        Err(_) => return drop(opened.send(Err(no_answer(&endpoint, options.connect_timeout)))),
+    };
+    let session = hello.session.clone().unwrap_or_default();
+    let (jobs, mut todo) = unbounded_channel();
+    let shared = Shared::new(endpoint, options, session, counters, jobs);
+    tokio::spawn(control(shared.clone(), conn.clone()));
+    tokio::spawn(gather_frees(shared.clone()));
+    if opened.send(Ok((shared.clone(), hello))).is_err() {
+        return;
+    }
+    tokio::select! {
+        () = jobs_until_end(&shared, &conn, &mut todo) => {}
+        why = &mut ended => {
+            let why = why.unwrap_or_else(|_| "its event loop failed".to_owned());
+            shared.kill(shared.lost(why));
+        }
+        () = shared.until_over() => {}
+    }
+}
+
+/// The connection, its end, and the server's answer to hello.
+async fn greet(
+    endpoint: &Endpoint,
+    options: &ClientOptions,
+    counters: &Arc<Counters>,
+) -> Result<(Conn, tokio::task::JoinHandle<String>, v1::HelloResponse)> {
+    let lost = |detail: String| Error::Peer { endpoint: endpoint.to_string(), detail };
+    let early = |why: String| lost(format!("{why}, before it answered hello"));
+    let (conn, driver) = transport::open(endpoint, counters, Purpose::Commands(options.dead_after)).await?;
+    let mut driver = tokio::spawn(driver);
+    let (min_version, max_version) = options.versions;
+    let request = v1::HelloRequest { min_version, max_version, client: options.name.clone() };
+    let mut client = client(&conn);
+    let hello = tokio::select! {
+        biased;
+        hello = client.hello(request) => hello,
+        why = &mut driver => return Err(early(why.unwrap_or_else(|_| "its event loop failed".to_owned()))),
+    };
+    let hello = match hello {
+        Ok(hello) => hello.into_inner(),
+        Err(status) => {
+            // A broken connection says more than the call that it broke.
+            if let Ok(Ok(why)) = tokio::time::timeout(Duration::from_millis(50), &mut driver).await {
+                return Err(early(why));
+            }
+            return Err(match status.code() {
+                tonic::Code::Unimplemented | tonic::Code::NotFound | tonic::Code::Unknown => {
+                    lost(format!("it is not an Outboard rpc-server ({}); is it the right port?", status.message()))
+                }
+                _ => from_status(&status, &endpoint.to_string()),
+            });
+        }
+    };
+    if hello.version < min_version || hello.version > max_version {
+        return Err(lost(format!("it picked protocol version {}, which was not offered", hello.version)));
+    }
+    if hello.session.as_ref().is_none_or(|s| s.secret.len() != SECRET_BYTES) {
+        return Err(lost("its answer to hello has no session".to_owned()));
+    }
+    Ok((conn, driver, hello))
+}
+
+/// The generated client on a connection.
+fn client(conn: &Conn) -> OutboardClient<Conn> {
+    OutboardClient::with_origin(conn.clone(), conn.origin())
+        .max_decoding_message_size(limits::MAX_MESSAGE)
+        .max_encoding_message_size(limits::MAX_MESSAGE)
+}
+
+async fn jobs_until_end(shared: &Arc<Shared>, conn: &Conn, todo: &mut UnboundedReceiver<Job>) {
+    while let Some(job) = todo.recv().await {
+        match job {
+            Job::Open(queue) => drop(tokio::spawn(replies::receive(shared.clone(), conn.clone(), queue))),
+            Job::Call(call) => drop(tokio::spawn(call(client(conn)))),
+        }
+    }
+}
+
+/// The control stream: sends what callers ask, hands out the answers. Its end is the end of the session.
+async fn control(shared: Arc<Shared>, conn: Conn) {
+    let why = match conn.stream::<v1::ControlReply>("Control", shared.control.clone()).await {
+        Err(why) => shared.lost(why),
+        Ok(mut stream) => loop {
+            match stream.message().await {
+                Ok(Some(v1::ControlReply { reply: Some(reply) })) => match reply {
+                    Reply::Attached(_) => {}
+                    Reply::Done(done) => {
+                        let error = done.error.map(|e| from_wire(e, &shared.name));
+                        shared.answered(done.request, error.map_or(Ok(()), Err));
+                    }
+                    Reply::Bye(_) => break shared.lost("the session was ended"),
+                },
+                Ok(Some(_)) => {}
+                Ok(None) => break shared.lost("the server has ended the session"),
+                Err(status) => break from_status(&status, &shared.name),
+            }
+        },
+    };
+    // If the connection is lost, its own end says why; it is noticed in the same moment.
+    if !shared.leaving() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    shared.kill(why);
+}
+
+/// Sends drops in batches.
+async fn gather_frees(shared: Arc<Shared>) {
+    loop {
+        shared.freed.notified().await;
+        tokio::time::sleep(GATHER_FREES).await;
+        shared.flush_frees();
+    }
+}

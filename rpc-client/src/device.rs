@@ -1,0 +1,228 @@
+//! A remote device, and how to get them.
+
+use crate::buffer::{RemoteBuffer, RemoteExecutable};
+use crate::command::{self, Connected, Job};
+use crate::endpoint::Endpoint;
+use crate::io::NetStats;
+use crate::link::Link;
+use crate::lock;
+use crate::options::ClientOptions;
+use crate::queue::RemoteQueue;
+use bytes::Bytes;
+use outboard_core::device::fresh_uid;
+use outboard_core::{
+    Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, PeerTransfer, Pending, Placement,
+    Queue, Result, Slice, Ticket, Usage,
+};
+use outboard_proto::device::{MAX_DEVICES, from_wire, usage_name};
+use outboard_proto::error::from_status;
+use outboard_proto::v1::control_request::Request;
+use outboard_proto::v1::outboard_client::OutboardClient;
+use outboard_proto::{graph, places, v1};
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use tonic::{Response, Status};
+
+/// Answers about supported ops that a device remembers.
+const REMEMBERED_GRAPHS: usize = 64;
+
+/// A device of an rpc-server.
+pub struct RemoteDevice {
+    uid: u64,
+    info: DeviceInfo,
+    reaches: HashSet<String>,
+    link: Arc<Link>,
+    supported: Mutex<HashMap<Bytes, NodeSet>>,
+}
+
+/// Opens a session with every endpoint, all at once, and gives their devices in the order of the list. If one fails, so does
+/// the whole; the error names it.
+pub fn connect(endpoints: &[Endpoint], options: &ClientOptions) -> Result<Vec<Arc<dyn Device>>> {
+    let opened: Vec<Result<Connected>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = endpoints.iter().map(|e| scope.spawn(move || command::connect(e, options))).collect();
+        let join = |t: std::thread::ScopedJoinHandle<'_, Result<Connected>>| {
+            t.join().unwrap_or_else(|_| Err(Error::Misuse("connecting panicked; this is a bug of Outboard".into())))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    // All links exist before the first error is returned, so that each session is ended properly.
+    let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> =
+        opened.into_iter().map(|r| r.map(|c| (Link::new(c.shared, c.ended), c.hello))).collect();
+    let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+    for link in links {
+        let (link, hello) = link?;
+        for device in devices_of(&link, &hello)? {
+            devices.push(Arc::new(device));
+        }
+    }
+    Ok(devices)
+}
+
+fn devices_of(link: &Arc<Link>, hello: &v1::HelloResponse) -> Result<Vec<RemoteDevice>> {
+    if hello.devices.is_empty() || hello.devices.len() > MAX_DEVICES {
+        return Err(link
+            .shared
+            .lost(format!("it has {} devices; 1 to {MAX_DEVICES} are possible", hello.devices.len())));
+    }
+    let one = |d: &v1::Device| {
+        Ok(RemoteDevice {
+            uid: fresh_uid(),
+            info: from_wire(d, &link.shared.name)?,
+            reaches: d.reaches.iter().cloned().collect(),
+            link: link.clone(),
+            supported: Mutex::default(),
+        })
+    };
+    hello.devices.iter().map(one).collect()
+}
+
+impl RemoteDevice {
+    /// The remote device behind the trait, if it is one.
+    pub fn of(device: &dyn Device) -> Option<&RemoteDevice> {
+        device.as_any().downcast_ref()
+    }
+
+    /// The endpoint that it is on.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.link.shared.endpoint
+    }
+
+    /// Bytes that went to and from its endpoint, for all of its devices together.
+    pub fn net_stats(&self) -> NetStats {
+        self.link.shared.counters.stats()
+    }
+
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Makes a unary call on the command thread and waits for its answer.
+    fn call<T, F>(
+        &self,
+        what: &str,
+        call: impl FnOnce(OutboardClient<crate::transport::Conn>) -> F + Send + 'static,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<Response<T>, Status>> + Send,
+    {
+        let shared = &self.link.shared;
+        shared.check()?;
+        let (completer, pending) = Pending::new(format!("{}: {what}", self.info.id));
+        let name = shared.name.clone();
+        let job = Job::Call(Box::new(move |client| {
+            Box::pin(async move {
+                let result = call(client).await;
+                completer.complete(result.map(Response::into_inner).map_err(|status| from_status(&status, &name)));
+            })
+        }));
+        shared.jobs.send(job).map_err(|_| shared.gone())?;
+        // A call that ends with its thread is one to a lost endpoint.
+        pending.wait(shared.options.call_timeout).map_err(|e| match e {
+            Error::Device { .. } => shared.check().err().unwrap_or(e),
+            e => e,
+        })
+    }
+
+    fn queue_of<'q>(&self, queue: &'q dyn Queue) -> Result<&'q RemoteQueue> {
+        let remote = queue.as_any().downcast_ref();
+        remote.ok_or_else(|| Error::Misuse(format!("{}: a queue of another kind of device", self.info.id)))
+    }
+}
+
+impl Device for RemoteDevice {
+    fn uid(&self) -> u64 {
+        self.uid
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        let request = v1::MemoryRequest { device: self.info.name.clone() };
+        let memory = self.call("memory", |mut client| async move { client.memory(request).await })?;
+        Ok(MemoryInfo { total: memory.total, free: memory.free })
+    }
+
+    fn supports(&self, graph: &Graph) -> Result<NodeSet> {
+        let encoded = graph::encode(graph)?;
+        if let Some(known) = lock(&self.supported).get(&encoded) {
+            return Ok(known.clone());
+        }
+        let request = v1::SupportsRequest {
+            session: Some(self.link.shared.session.clone()),
+            device: self.info.name.clone(),
+            graph: encoded.clone(),
+        };
+        let answer = self.call("supported ops", |mut client| async move { client.supports(request).await })?;
+        let flags = graph::bits_to_flags(&answer.supported, graph.tensors().len());
+        let set = NodeSet::from_flags(
+            flags.ok_or_else(|| self.link.shared.lost("answered about another number of nodes than was asked"))?,
+        );
+        let mut supported = lock(&self.supported);
+        if supported.len() >= REMEMBERED_GRAPHS {
+            supported.clear();
+        }
+        supported.insert(encoded, set.clone());
+        Ok(set)
+    }
+
+    fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        let shared = &self.link.shared;
+        let handle = shared.fresh();
+        let device = self.info.name.clone();
+        let usage = usage_name(usage).to_owned();
+        let make = |request| Request::Alloc(v1::Alloc { request, buffer: handle, device, size, usage });
+        let pending = shared.request(&format!("{} allocates {size} bytes", self.info.name), make)?;
+        // Made before the wait: if that times out, a late success is freed.
+        let buffer = RemoteBuffer::new(handle, size, self.uid, &self.link);
+        pending.wait(shared.options.call_timeout)?;
+        Ok(Arc::new(buffer))
+    }
+
+    fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
+        let shared = &self.link.shared;
+        let handle = shared.fresh();
+        let encoded = graph::encode(&graph)?;
+        let places = places::encode(&graph, &placement, |slice| RemoteBuffer::handle_of(slice, self.uid))?;
+        let device = self.info.name.clone();
+        let compile =
+            |request| Request::Compile(v1::Compile { request, executable: handle, device, graph: encoded, places });
+        let pending = shared.request(&format!("{} compiles a graph", self.info.name), compile)?;
+        let executable = RemoteExecutable::new(handle, self.uid, &self.link);
+        pending.wait(shared.options.call_timeout)?;
+        Ok(Arc::new(executable))
+    }
+
+    fn queue(&self) -> Result<Arc<dyn Queue>> {
+        Ok(Arc::new(RemoteQueue::open(self)?))
+    }
+
+    fn peer(&self) -> Option<&dyn PeerTransfer> {
+        Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl PeerTransfer for RemoteDevice {
+    /// Devices of the same endpoint, where that one says so.
+    fn reaches(&self, to: &dyn Device) -> bool {
+        RemoteDevice::of(to).is_some_and(|to| Arc::ptr_eq(&to.link, &self.link) && self.reaches.contains(&to.info.name))
+    }
+
+    fn offer(&self, queue: &dyn Queue, ticket: Ticket, src: &Slice, to: &dyn Device) -> Result<()> {
+        if !self.reaches(to) {
+            return Err(Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id)));
+        }
+        self.queue_of(queue)?.offer(ticket, src, &to.info().name)
+    }
+
+    fn accept(&self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
+        self.queue_of(queue)?.accept(ticket, dst)
+    }
+}

@@ -1,0 +1,33 @@
+//! The devices of rpc-servers as devices of this process.
+//!
+//! [`connect`] opens a session with each endpoint and gives its devices. Per endpoint there is one thread with the connection for
+//! commands and, once a large payload is moved, one with the connection for bulk data; callers put encoded commands into bounded
+//! lines and never wait for an event loop. A caller waits for the network only where it asks for a result: reads, `finish`,
+//! allocation, compilation.
+//!
+//! When an endpoint is lost, everything that waits for it fails at once with [`outboard_core::Error::Peer`], which names it.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+
+mod buffer;
+mod bulk;
+mod command;
+mod device;
+mod endpoint;
+mod io;
+mod lane;
+mod link;
+mod options;
+mod queue;
+mod replies;
+mod transport;
+
+pub use device::{RemoteDevice, connect};
+pub use endpoint::{Endpoint, EndpointError};
+pub use io::NetStats;
+pub use options::ClientOptions;
+
+/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,244 @@
+//! What everything of one endpoint shares: its session, its lines, who waits for it, and whether it is lost.
+
+use crate::bulk;
+use crate::command::Job;
+use crate::endpoint::Endpoint;
+use crate::io::Counters;
+use crate::lane::Lane;
+use crate::lock;
+use crate::options::ClientOptions;
+use crate::queue::QueueInner;
+use outboard_core::device::Completer;
+use outboard_core::{Error, Pending, Result};
+use outboard_proto::limits::MAX_FREE;
+use outboard_proto::v1::control_request::Request;
+use outboard_proto::{frame, v1};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{Notify, watch};
+
+/// Bytes of requests that wait for the control stream: a graph or two.
+const CONTROL_LANE: usize = 4 << 20;
+/// How long the last one who lets go of an endpoint waits for the server to have freed all.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// The state of a connection to an endpoint, shared with its threads.
+pub(crate) struct Shared {
+    pub(crate) endpoint: Endpoint,
+    /// The endpoint as text, for errors.
+    pub(crate) name: Arc<str>,
+    pub(crate) options: ClientOptions,
+    pub(crate) session: v1::Session,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) control: Arc<Lane>,
+    /// Set when the connection is over, to the reason.
+    dead: OnceLock<Error>,
+    over: watch::Sender<bool>,
+    leaving: AtomicBool,
+    next: AtomicU64,
+    /// Requests on the control stream.
+    waiting: Mutex<HashMap<u64, Completer<()>>>,
+    frees: Mutex<Frees>,
+    pub(crate) freed: Notify,
+    queues: Mutex<Queues>,
+    pub(crate) jobs: UnboundedSender<Job>,
+    bulk: OnceLock<Result<UnboundedSender<Arc<QueueInner>>>>,
+}
+
+#[derive(Default)]
+struct Frees {
+    buffers: Vec<u64>,
+    executables: Vec<u64>,
+}
+
+#[derive(Default)]
+struct Queues {
+    live: HashMap<u64, Weak<QueueInner>>,
+    /// All that ever were: their events can be waited for.
+    known: HashSet<u64>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        options: ClientOptions,
+        session: v1::Session,
+        counters: Arc<Counters>,
+        jobs: UnboundedSender<Job>,
+    ) -> Arc<Shared> {
+        let control = Lane::new(CONTROL_LANE);
+        let attach = v1::ControlRequest { request: Some(Request::Attach(session.clone())) };
+        control.push(|out| frame::push(out, &attach));
+        Arc::new(Shared {
+            name: endpoint.to_string().into(),
+            endpoint,
+            options,
+            session,
+            counters,
+            control,
+            dead: OnceLock::new(),
+            over: watch::Sender::new(false),
+            leaving: AtomicBool::new(false),
+            next: AtomicU64::new(1),
+            waiting: Mutex::default(),
+            frees: Mutex::default(),
+            freed: Notify::new(),
+            queues: Mutex::default(),
+            jobs,
+            bulk: OnceLock::new(),
+        })
+    }
+
+    /// A number that this session has not used: handles and requests are never reused.
+    pub(crate) fn fresh(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// An error that blames the endpoint.
+    pub(crate) fn lost(&self, detail: impl Into<String>) -> Error {
+        Error::Peer { endpoint: self.name.to_string(), detail: detail.into() }
+    }
+
+    /// Fails if the endpoint is lost.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.dead.get().cloned().map_or(Ok(()), Err)
+    }
+
+    /// The error of a line that nobody takes from.
+    pub(crate) fn gone(&self) -> Error {
+        self.dead.get().cloned().unwrap_or_else(|| self.lost("the connection has ended"))
+    }
+
+    /// Declares the endpoint lost: everything that waits for it fails now.
+    pub(crate) fn kill(&self, error: Error) {
+        let _ = self.dead.set(error);
+        let error = self.gone();
+        self.over.send_replace(true);
+        self.control.break_off();
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        waiting.into_values().for_each(|w| w.complete(Err(error.clone())));
+        let queues: Vec<_> = lock(&self.queues).live.values().filter_map(Weak::upgrade).collect();
+        queues.iter().for_each(|q| q.fail(&error));
+    }
+
+    /// Whether the last user has let go, so that an end is no failure.
+    pub(crate) fn leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// Completes when the connection is over.
+    pub(crate) async fn until_over(&self) {
+        // An error means that the sender is gone, which `self` holds.
+        let _ = self.over.subscribe().wait_for(|&over| over).await;
+    }
+
+    /// Sends a request on the control stream; `make` gets its number.
+    pub(crate) fn request(&self, what: &str, make: impl FnOnce(u64) -> Request) -> Result<Pending<()>> {
+        self.check()?;
+        let number = self.fresh();
+        let (completer, pending) = Pending::new(format!("{}: {what}", self.name));
+        lock(&self.waiting).insert(number, completer);
+        self.flush_frees();
+        let message = v1::ControlRequest { request: Some(make(number)) };
+        if !self.control.push(|out| frame::push(out, &message)) {
+            self.answered(number, Err(self.gone()));
+        }
+        Ok(pending)
+    }
+
+    /// A request on the control stream was answered.
+    pub(crate) fn answered(&self, number: u64, result: Result<()>) {
+        if let Some(completer) = lock(&self.waiting).remove(&number) {
+            completer.complete(result);
+        }
+    }
+
+    /// Lets the server forget a buffer, soon.
+    pub(crate) fn free_buffer(&self, handle: u64) {
+        lock(&self.frees).buffers.push(handle);
+        self.freed.notify_one();
+    }
+
+    /// Lets the server forget an executable, soon.
+    pub(crate) fn free_executable(&self, handle: u64) {
+        lock(&self.frees).executables.push(handle);
+        self.freed.notify_one();
+    }
+
+    /// Sends what was freed. The fences tell the server to wait for the commands that were enqueued before.
+    pub(crate) fn flush_frees(&self) {
+        // Held until they are in line: an allocation behind them must find the memory free.
+        let mut frees = lock(&self.frees);
+        let Frees { buffers, executables } = std::mem::take(&mut *frees);
+        if buffers.is_empty() && executables.is_empty() {
+            return;
+        }
+        let queues: Vec<_> = lock(&self.queues).live.values().filter_map(Weak::upgrade).collect();
+        let fences: Vec<_> = queues.iter().map(|q| v1::Fence { queue: q.uid, commands: q.sent() }).collect();
+        let (mut buffers, mut executables) = (buffers.chunks(MAX_FREE), executables.chunks(MAX_FREE));
+        loop {
+            let (b, e) = (buffers.next(), executables.next());
+            if b.is_none() && e.is_none() {
+                return;
+            }
+            let request = Request::Free(v1::Free {
+                buffers: b.unwrap_or_default().to_vec(),
+                executables: e.unwrap_or_default().to_vec(),
+                fences: fences.clone(),
+            });
+            let message = v1::ControlRequest { request: Some(request) };
+            self.control.push_now(|out| frame::push(out, &message));
+        }
+    }
+
+    /// Takes a queue into the books and opens its stream.
+    pub(crate) fn open_queue(&self, queue: &Arc<QueueInner>) -> Result<()> {
+        {
+            let mut queues = lock(&self.queues);
+            queues.live.retain(|_, q| q.strong_count() > 0);
+            queues.live.insert(queue.uid, Arc::downgrade(queue));
+            queues.known.insert(queue.uid);
+        }
+        self.jobs.send(Job::Open(queue.clone())).map_err(|_| self.gone())?;
+        // If the endpoint was lost in between, the queue may not have been told.
+        self.check()
+    }
+
+    /// Whether a queue is of this endpoint.
+    pub(crate) fn knows_queue(&self, uid: u64) -> bool {
+        lock(&self.queues).known.contains(&uid)
+    }
+
+    /// Opens the bulk stream of a queue; the first starts the thread.
+    pub(crate) fn open_bulk(self: &Arc<Self>, queue: &Arc<QueueInner>) -> Result<()> {
+        let sender = self.bulk.get_or_init(|| bulk::start(self)).as_ref().map_err(Clone::clone)?;
+        sender.send(queue.clone()).map_err(|_| self.gone())
+    }
+}
+
+/// Held by all that uses an endpoint. When the last one is gone, the session ends.
+pub(crate) struct Link {
+    pub(crate) shared: Arc<Shared>,
+    /// Ends when the command thread does.
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Link {
+    pub(crate) fn new(shared: Arc<Shared>, ended: Receiver<()>) -> Arc<Link> {
+        Arc::new(Link { shared, ended: Mutex::new(ended) })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.leaving.store(true, Ordering::Release);
+        self.shared.control.push_now(|out| out.extend_from_slice(&frame::goodbye()));
+        self.shared.control.close();
+        let _ = lock(&self.ended).recv_timeout(GOODBYE);
+        self.shared.kill(self.shared.lost("the session was ended"));
+    }
+}

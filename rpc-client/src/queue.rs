@@ -1,0 +1,333 @@
+//! A queue of a remote device.
+
+use crate::buffer::{RemoteBuffer, RemoteExecutable};
+use crate::device::RemoteDevice;
+use crate::lane::Lane;
+use crate::link::{Link, Shared};
+use crate::lock;
+use bytes::{Bytes, BytesMut};
+use outboard_core::device::{Completer, fresh_uid};
+use outboard_core::{Device, Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
+use outboard_proto::chunk::{self, Direction};
+use outboard_proto::limits::{CHUNK, MAX_INLINE};
+use outboard_proto::v1::{self, command::Command};
+use outboard_proto::{device, frame};
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// Bytes of commands that wait to be sent, for one queue: some thousand.
+const COMMAND_LANE: usize = 1 << 20;
+/// Bytes of payloads that wait to be sent, for one queue.
+const BULK_LANE: usize = 16 << 20;
+
+/// The part of a queue that its streams share with its user.
+pub(crate) struct QueueInner {
+    pub(crate) uid: u64,
+    shared: Arc<Shared>,
+    /// The device's id, for errors.
+    device: Arc<str>,
+    pub(crate) lane: Arc<Lane>,
+    pub(crate) bulk: Arc<Lane>,
+    order: Mutex<Order>,
+    sent: AtomicU64,
+    failed: OnceLock<Error>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
+}
+
+/// Held while commands are appended, so that numbers and commands have one order.
+#[derive(Default)]
+struct Order {
+    signals: u64,
+    bulk_open: bool,
+}
+
+enum Waiting {
+    Read(Completer<Bytes>),
+    Bulk { to: Completer<Bytes>, got: BytesMut, len: usize },
+    Done(Completer<()>),
+}
+
+impl Waiting {
+    fn fail(self, error: Error) {
+        match self {
+            Waiting::Read(to) | Waiting::Bulk { to, .. } => to.complete(Err(error)),
+            Waiting::Done(to) => to.complete(Err(error)),
+        }
+    }
+}
+
+impl QueueInner {
+    /// Commands that were appended.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Acquire)
+    }
+
+    /// The queue gives this error from now on.
+    pub(crate) fn poisoned(&self, error: Error) {
+        let _ = self.failed.set(error);
+    }
+
+    /// The queue is lost: all who wait get the error now.
+    pub(crate) fn fail(&self, error: &Error) {
+        let _ = self.failed.set(error.clone());
+        self.lane.break_off();
+        self.bulk.break_off();
+        let waiting = std::mem::take(&mut *lock(&self.waiting));
+        waiting.into_values().for_each(|w| w.fail(error.clone()));
+    }
+
+    /// An answer with bytes.
+    pub(crate) fn data(&self, request: u64, data: Bytes) {
+        match lock(&self.waiting).remove(&request) {
+            Some(Waiting::Read(to)) => to.complete(Ok(data)),
+            Some(other) => other.fail(self.shared.lost("answered a request with bytes that did not ask for them")),
+            None => {}
+        }
+    }
+
+    /// An answer without bytes.
+    pub(crate) fn done(&self, request: u64, error: Option<Error>) {
+        if let Some(error) = &error {
+            self.poisoned(error.clone());
+        }
+        match (lock(&self.waiting).remove(&request), error) {
+            (Some(waiting), Some(error)) => waiting.fail(error),
+            (Some(Waiting::Done(to)), None) => to.complete(Ok(())),
+            (Some(Waiting::Bulk { to, len: 0, .. }), None) => to.complete(Ok(Bytes::new())),
+            (Some(waiting), None) => waiting.fail(self.shared.lost("answered a read without bytes")),
+            (None, _) => {}
+        }
+    }
+
+    /// The next bytes of a large answer.
+    pub(crate) fn chunk(&self, request: u64, data: &[u8]) {
+        let mut waiting = lock(&self.waiting);
+        let full = match waiting.get_mut(&request) {
+            Some(Waiting::Bulk { got, len, .. }) if got.len() + data.len() <= *len => {
+                got.extend_from_slice(data);
+                got.len() == *len
+            }
+            _ => false,
+        };
+        if full && let Some(Waiting::Bulk { to, got, .. }) = waiting.remove(&request) {
+            drop(waiting);
+            to.complete(Ok(got.freeze()));
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.failed.get().cloned().map_or_else(|| self.shared.check(), Err)
+    }
+
+    /// Appends a command. The caller holds the order if it matters.
+    fn push(&self, command: Command) -> Result<()> {
+        self.check()?;
+        self.sent.fetch_add(1, Ordering::AcqRel);
+        let message = v1::Command { command: Some(command) };
+        match self.lane.push(|out| frame::push(out, &message)) {
+            true => Ok(()),
+            false => Err(self.failed.get().cloned().unwrap_or_else(|| self.shared.gone())),
+        }
+    }
+
+    fn wait_for(&self, request: u64, waiting: Waiting, command: Command) -> Result<()> {
+        lock(&self.waiting).insert(request, waiting);
+        let sent = {
+            let _order = lock(&self.order);
+            self.push(command)
+        };
+        // If the queue was lost since the check, it may have been before this was in the books.
+        let lost = sent.clone().and_then(|()| self.shared.check());
+        if let Err(error) = lost
+            && let Some(waiting) = lock(&self.waiting).remove(&request)
+        {
+            waiting.fail(error);
+        }
+        sent
+    }
+}
+
+/// The queue as its user holds it.
+pub(crate) struct RemoteQueue {
+    inner: Arc<QueueInner>,
+    device: u64,
+    /// Keeps the session.
+    _link: Arc<Link>,
+}
+
+impl RemoteQueue {
+    /// Opens a queue. What goes wrong on the way comes out at its commands.
+    pub(crate) fn open(device: &RemoteDevice) -> Result<RemoteQueue> {
+        let link = device.link().clone();
+        let shared = link.shared.clone();
+        shared.check()?;
+        let inner = Arc::new(QueueInner {
+            uid: fresh_uid(),
+            device: device.info().id.as_str().into(),
+            lane: Lane::new(COMMAND_LANE),
+            bulk: Lane::new(BULK_LANE),
+            order: Mutex::default(),
+            sent: AtomicU64::new(0),
+            failed: OnceLock::new(),
+            waiting: Mutex::default(),
+            shared,
+        });
+        let open = v1::OpenQueue {
+            session: Some(inner.shared.session.clone()),
+            queue: inner.uid,
+            device: device.info().name.clone(),
+        };
+        inner.lane.push(|out| frame::push(out, &v1::Command { command: Some(Command::Open(open)) }));
+        inner.shared.open_queue(&inner)?;
+        Ok(RemoteQueue { inner, device: device.uid(), _link: link })
+    }
+
+    /// The wire's form of a slice of this device.
+    fn slice(&self, slice: &Slice) -> Result<Option<v1::Slice>> {
+        let handle = RemoteBuffer::handle_of(slice, self.device)?;
+        Ok(Some(device::slice(handle, slice)))
+    }
+
+    fn same_len(&self, len: u64, dst: &Slice) -> Result<()> {
+        match len == dst.len() {
+            true => Ok(()),
+            false => Err(Error::Request(format!("{}: {len} bytes for a slice of {}", self.inner.device, dst.len()))),
+        }
+    }
+
+    /// Enqueues a command whose order with others matters only to the caller.
+    fn enqueue(&self, command: Command) -> Result<()> {
+        let _order = lock(&self.inner.order);
+        self.inner.push(command)
+    }
+
+    fn ensure_bulk(&self, order: &mut Order) -> Result<()> {
+        if order.bulk_open {
+            return Ok(());
+        }
+        let open = v1::OpenBulk { session: Some(self.inner.shared.session.clone()), queue: self.inner.uid };
+        let message = v1::BulkUp { part: Some(v1::bulk_up::Part::Open(open)) };
+        self.inner.bulk.push(|out| frame::push(out, &message));
+        self.inner.shared.open_bulk(&self.inner)?;
+        order.bulk_open = true;
+        Ok(())
+    }
+
+    /// Hands bytes to another device of the endpoint.
+    pub(crate) fn offer(&self, ticket: Ticket, src: &Slice, to: &str) -> Result<()> {
+        let ticket = Bytes::copy_from_slice(&ticket.0);
+        self.enqueue(Command::Offer(v1::Offer { ticket, src: self.slice(src)?, to: to.to_owned() }))
+    }
+
+    /// Takes bytes that another device offers.
+    pub(crate) fn accept(&self, ticket: Ticket, dst: &Slice) -> Result<Event> {
+        let (ticket, dst) = (Bytes::copy_from_slice(&ticket.0), self.slice(dst)?);
+        self.numbered(|value| Command::Accept(v1::Accept { ticket, dst, value }))
+    }
+
+    /// Enqueues a command that makes the next event.
+    fn numbered(&self, make: impl FnOnce(u64) -> Command) -> Result<Event> {
+        let mut order = lock(&self.inner.order);
+        let value = order.signals + 1;
+        self.inner.push(make(value))?;
+        order.signals = value;
+        Ok(Event { device: self.device, queue: self.inner.uid, value })
+    }
+}
+
+impl Queue for RemoteQueue {
+    fn uid(&self) -> u64 {
+        self.inner.uid
+    }
+
+    fn write(&self, dst: &Slice, data: Bytes) -> Result<()> {
+        self.same_len(data.len() as u64, dst)?;
+        let dst = self.slice(dst)?;
+        if data.len() <= MAX_INLINE {
+            return self.enqueue(Command::Write(v1::Write { dst, data }));
+        }
+        let mut order = lock(&self.inner.order);
+        self.ensure_bulk(&mut order)?;
+        let transfer = self.inner.shared.fresh();
+        self.inner.push(Command::WriteBulk(v1::WriteBulk { transfer, dst }))?;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let part = rest.split_to(rest.len().min(CHUNK));
+            if !self.inner.bulk.push_payload(chunk::head(Direction::Up, transfer, &part), part) {
+                return Err(self.inner.check().err().unwrap_or_else(|| self.inner.shared.gone()));
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, src: &Slice) -> Result<Pending<Bytes>> {
+        self.inner.check()?;
+        let wire = self.slice(src)?;
+        let request = self.inner.shared.fresh();
+        let (to, pending) = Pending::new(self.inner.device.clone());
+        let bulk = src.len() > MAX_INLINE as u64;
+        let waiting = match bulk {
+            false => Waiting::Read(to),
+            true => {
+                self.ensure_bulk(&mut lock(&self.inner.order))?;
+                let len = usize::try_from(src.len()).unwrap_or(usize::MAX);
+                let mut room = Vec::new();
+                let no_room = |_| Error::Request(format!("{}: no memory here for {len} bytes", self.inner.device));
+                room.try_reserve_exact(len).map_err(no_room)?;
+                Waiting::Bulk { to, got: BytesMut::from(Bytes::from(room)), len }
+            }
+        };
+        self.inner.wait_for(request, waiting, Command::Read(v1::Read { request, src: wire, bulk }))?;
+        Ok(pending)
+    }
+
+    fn execute(&self, executable: &Arc<dyn Executable>) -> Result<()> {
+        let executable = RemoteExecutable::handle_of(executable, self.device)?;
+        self.enqueue(Command::Execute(v1::Execute { executable }))
+    }
+
+    fn copy(&self, src: &Slice, dst: &Slice) -> Result<()> {
+        self.same_len(src.len(), dst)?;
+        self.enqueue(Command::Copy(v1::Copy { src: self.slice(src)?, dst: self.slice(dst)? }))
+    }
+
+    fn fill(&self, dst: &Slice, value: u8) -> Result<()> {
+        self.enqueue(Command::Fill(v1::Fill { dst: self.slice(dst)?, value: u32::from(value) }))
+    }
+
+    fn wait(&self, event: Event) -> Result<()> {
+        if !self.inner.shared.knows_queue(event.queue) {
+            return Err(Error::Misuse(format!(
+                "{} cannot wait for an event of another endpoint; transfer the data instead",
+                self.inner.device
+            )));
+        }
+        self.enqueue(Command::Wait(v1::Wait { queue: event.queue, value: event.value }))
+    }
+
+    fn signal(&self) -> Result<Event> {
+        self.numbered(|value| Command::Signal(v1::Signal { value }))
+    }
+
+    fn finish(&self, timeout: Duration) -> Result<()> {
+        self.inner.check()?;
+        let request = self.inner.shared.fresh();
+        let (to, pending) = Pending::new(self.inner.device.clone());
+        self.inner.wait_for(request, Waiting::Done(to), Command::Finish(v1::Finish { request }))?;
+        pending.wait(timeout)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for RemoteQueue {
+    fn drop(&mut self) {
+        self.inner.lane.close();
+        self.inner.bulk.close();
+    }
+}

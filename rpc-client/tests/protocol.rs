@@ -1,0 +1,311 @@
+//! A client that does not keep to the protocol, over plain gRPC.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+mod common;
+
+use bytes::Bytes;
+use common::*;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use outboard_proto::v1::command::Command as C;
+use outboard_proto::v1::control_reply::Reply as ControlReply;
+use outboard_proto::v1::control_request::Request;
+use outboard_proto::v1::outboard_client::OutboardClient;
+use outboard_proto::v1::reply::Reply;
+use outboard_proto::v1::{self, error::Kind};
+use outboard_rpc_server::Server;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tonic::Streaming;
+use tonic::body::Body;
+
+type Http = hyper::client::conn::http2::SendRequest<Body>;
+
+#[derive(Clone)]
+struct Conn(Http);
+
+impl tonic::codegen::Service<http::Request<Body>> for Conn {
+    type Response = http::Response<hyper::body::Incoming>;
+    type Error = hyper::Error;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), hyper::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+async fn client(server: &Server) -> OutboardClient<Conn> {
+    let socket = tokio::net::TcpStream::connect(server.local_addr()).await.unwrap();
+    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (http, driver) = builder.handshake(TokioIo::new(socket)).await.unwrap();
+    tokio::spawn(driver);
+    OutboardClient::with_origin(Conn(http), format!("http://{}", server.local_addr()).parse().unwrap())
+}
+
+async fn hello(client: &mut OutboardClient<Conn>) -> v1::Session {
+    let request = v1::HelloRequest { min_version: 1, max_version: 1, client: "test".into() };
+    client.hello(request).await.unwrap().into_inner().session.unwrap()
+}
+
+/// A stream of messages that the test sends one by one.
+struct Talk<Q, R> {
+    to: mpsc::UnboundedSender<Q>,
+    from: Streaming<R>,
+}
+
+impl<Q, R> Talk<Q, R> {
+    async fn next(&mut self) -> Result<Option<R>, tonic::Status> {
+        tokio::time::timeout(Duration::from_secs(10), self.from.message()).await.expect("no reply")
+    }
+}
+
+macro_rules! talk {
+    ($client:expr, $method:ident) => {{
+        let (to, mut rx) = mpsc::unbounded_channel();
+        let stream = tokio_stream::wrappers::ReceiverStream::new({
+            let (tx, out) = mpsc::channel(64);
+            tokio::spawn(async move {
+                while let Some(message) = rx.recv().await {
+                    if tx.send(message).await.is_err() {
+                        return;
+                    }
+                }
+            });
+            out
+        });
+        let from = $client.$method(stream).await.unwrap().into_inner();
+        Talk { to, from }
+    }};
+}
+
+fn control(request: Request) -> v1::ControlRequest {
+    v1::ControlRequest { request: Some(request) }
+}
+
+fn command(command: C) -> v1::Command {
+    v1::Command { command: Some(command) }
+}
+
+fn slice(buffer: u64, offset: u64, len: u64) -> Option<v1::Slice> {
+    Some(v1::Slice { buffer, offset, len })
+}
+
+fn open(session: &v1::Session, queue: u64, device: &str) -> v1::Command {
+    command(C::Open(v1::OpenQueue { session: Some(session.clone()), queue, device: device.into() }))
+}
+
+fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
+#[test]
+fn any_client_can_list_devices() {
+    let (server, _) = server();
+    run(async {
+        let mut client = client(&server).await;
+        let devices = client.devices(v1::DevicesRequest {}).await.unwrap().into_inner().devices;
+        assert_eq!(devices.iter().map(|d| d.name.as_str()).collect::<Vec<_>>(), ["REF0", "REF1"]);
+        assert_eq!(devices[0].reaches, ["REF0", "REF1"]);
+        let memory = client.memory(v1::MemoryRequest { device: "REF1".into() }).await.unwrap().into_inner();
+        assert_eq!(memory.total, MEMORY);
+        let e = client.memory(v1::MemoryRequest { device: "x".repeat(500) }).await.unwrap_err();
+        assert_eq!(e.code(), tonic::Code::InvalidArgument);
+        assert!(e.message().len() < 200, "{e}");
+    });
+}
+
+#[test]
+fn wrong_requests_are_answered_and_the_session_lives() {
+    let (server, _) = server();
+    run(async {
+        let mut client = client(&server).await;
+        let session = hello(&mut client).await;
+        let mut talk = talk!(client, control);
+        talk.to.send(control(Request::Attach(session.clone()))).unwrap();
+        assert!(matches!(talk.next().await.unwrap().unwrap().reply, Some(ControlReply::Attached(_))));
+        let alloc = |buffer, device: &str, size| {
+            control(Request::Alloc(v1::Alloc { request: 9, buffer, device: device.into(), size, usage: "NEW".into() }))
+        };
+        let compile = |graph: &'static [u8], places: &'static [u8]| {
+            control(Request::Compile(v1::Compile {
+                request: 9,
+                executable: 7,
+                device: "REF0".into(),
+                graph: Bytes::from_static(graph),
+                places: Bytes::from_static(places),
+            }))
+        };
+        for (request, ok) in [
+            (alloc(1, "REF0", 64), true),
+            (alloc(1, "REF0", 64), false),
+            (alloc(0, "REF0", 64), false),
+            (alloc(2, "NOPE", 64), false),
+            (alloc(2, "REF0", u64::MAX), false),
+            (alloc(3, "REF1", 0), true),
+            (compile(b"\xff\xff\xff", b""), false),
+            (compile(b"\x0a\x00", b""), false),
+            (compile(b"", b"\x0a\x01\x05"), false),
+            (compile(b"", b""), true),
+            (alloc(4, "REF0", 64), true),
+        ] {
+            let text = format!("{request:?}");
+            talk.to.send(request).unwrap();
+            match talk.next().await.unwrap().unwrap().reply {
+                Some(ControlReply::Done(done)) => assert_eq!(done.error.is_none(), ok, "{text}: {done:?}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        // Frees of what is not there are no error.
+        let free = v1::Free { buffers: vec![1, 1, 99], executables: vec![5, 7], fences: vec![] };
+        talk.to.send(control(Request::Free(free))).unwrap();
+        talk.to.send(control(Request::Goodbye(v1::Goodbye {}))).unwrap();
+        assert!(matches!(talk.next().await.unwrap().unwrap().reply, Some(ControlReply::Bye(_))));
+        assert_eq!(server.sessions(), 0);
+        assert!(talk.next().await.unwrap().is_none());
+    });
+}
+
+#[test]
+fn wrong_commands_fail_their_queue_only() {
+    let (server, _) = server();
+    run(async {
+        let mut client = client(&server).await;
+        let session = hello(&mut client).await;
+        let mut talk = talk!(client, control);
+        talk.to.send(control(Request::Attach(session.clone()))).unwrap();
+        for (buffer, device) in [(1, "REF0"), (2, "REF1")] {
+            let device = device.into();
+            let alloc = v1::Alloc { request: 9, buffer, device, size: 64, usage: "ANY".into() };
+            talk.to.send(control(Request::Alloc(alloc))).unwrap();
+        }
+        for _ in 0..3 {
+            talk.next().await.unwrap().unwrap();
+        }
+        let finish = || command(C::Finish(v1::Finish { request: 5 }));
+        let read = |src, bulk| command(C::Read(v1::Read { request: 5, src, bulk }));
+        let fill = |dst, value| command(C::Fill(v1::Fill { dst, value }));
+        let wrong = [
+            v1::Command { command: None },
+            open(&session, 99, "REF0"),
+            fill(slice(3, 0, 1), 0),
+            fill(slice(2, 0, 1), 0),
+            fill(slice(1, 0, 65), 0),
+            fill(slice(1, u64::MAX, 2), 0),
+            fill(slice(1, 0, 1), 256),
+            fill(None, 0),
+            read(slice(1, 60, 5), false),
+            read(slice(1, 60, u64::MAX), true),
+            command(C::Write(v1::Write { dst: slice(1, 0, 5), data: Bytes::from_static(b"four") })),
+            command(C::Copy(v1::Copy { src: slice(1, 0, 5), dst: slice(1, 8, 4) })),
+            command(C::Execute(v1::Execute { executable: 1 })),
+            command(C::Wait(v1::Wait { queue: 12345, value: 1 })),
+            command(C::Signal(v1::Signal { value: 2 })),
+            command(C::Signal(v1::Signal { value: u64::MAX })),
+            command(C::Offer(v1::Offer { ticket: Bytes::new(), src: slice(1, 0, 1), to: "REF1".into() })),
+            command(C::Offer(v1::Offer { ticket: vec![1; 32].into(), src: slice(1, 0, 1), to: "NOPE".into() })),
+            command(C::Accept(v1::Accept { ticket: vec![1; 31].into(), dst: slice(1, 0, 1), value: 1 })),
+        ];
+        for (i, bad) in wrong.into_iter().enumerate() {
+            let text = format!("{bad:?}");
+            let mut queue = talk!(client, queue);
+            queue.to.send(open(&session, 100 + i as u64, "REF0")).unwrap();
+            assert!(matches!(queue.next().await.unwrap().unwrap().reply, Some(Reply::Opened(_))));
+            queue.to.send(fill(slice(1, 0, 64), 1)).unwrap();
+            queue.to.send(bad).unwrap();
+            queue.to.send(finish()).unwrap();
+            let Some(Reply::Failed(failed)) = queue.next().await.unwrap().unwrap().reply else { panic!("{text}") };
+            assert!(matches!(failed.kind, Some(Kind::Request(_))), "{text}: {failed:?}");
+            loop {
+                match queue.next().await.unwrap().unwrap().reply {
+                    Some(Reply::Done(done)) => {
+                        assert_eq!(done.error, Some(failed.clone()), "{text}");
+                        if !text.contains("Read") || done.request == 5 {
+                            break;
+                        }
+                    }
+                    other => panic!("{text}: {other:?}"),
+                }
+            }
+        }
+        // After all of that, a queue works.
+        let mut queue = talk!(client, queue);
+        queue.to.send(open(&session, 500, "REF0")).unwrap();
+        queue.to.send(finish()).unwrap();
+        assert!(matches!(queue.next().await.unwrap().unwrap().reply, Some(Reply::Opened(_))));
+        let Some(Reply::Done(done)) = queue.next().await.unwrap().unwrap().reply else { panic!() };
+        assert_eq!((done.request, done.error), (5, None));
+    });
+}
+
+#[test]
+fn sessions_need_their_secret() {
+    let (server, _) = server();
+    run(async {
+        let mut client = client(&server).await;
+        let session = hello(&mut client).await;
+        let mut other = hello(&mut client).await;
+        other.secret = Bytes::from(vec![0; 32]);
+        for bad in [
+            v1::Session { secret: Bytes::new(), ..session.clone() },
+            v1::Session { secret: other.secret.clone(), ..session.clone() },
+            v1::Session { id: session.id ^ 1, ..session.clone() },
+        ] {
+            let mut talk = talk!(client, control);
+            talk.to.send(control(Request::Attach(bad.clone()))).unwrap();
+            assert_eq!(talk.next().await.unwrap_err().code(), tonic::Code::Unauthenticated);
+            let mut queue = talk!(client, queue);
+            queue.to.send(open(&bad, 1, "REF0")).unwrap();
+            assert_eq!(queue.next().await.unwrap_err().code(), tonic::Code::Unauthenticated);
+        }
+        // Handles of another session are unknown.
+        let mut talk = talk!(client, control);
+        talk.to.send(control(Request::Attach(session.clone()))).unwrap();
+        let alloc = v1::Alloc { request: 9, buffer: 1, device: "REF0".into(), size: 64, usage: "ANY".into() };
+        talk.to.send(control(Request::Alloc(alloc))).unwrap();
+        talk.next().await.unwrap();
+        talk.next().await.unwrap();
+        let second = hello(&mut client).await;
+        let mut queue = talk!(client, queue);
+        queue.to.send(open(&second, 1, "REF0")).unwrap();
+        queue.to.send(command(C::Read(v1::Read { request: 1, src: slice(1, 0, 64), bulk: false }))).unwrap();
+        queue.next().await.unwrap();
+        let Some(Reply::Failed(failed)) = queue.next().await.unwrap().unwrap().reply else { panic!() };
+        assert!(matches!(failed.kind, Some(Kind::Request(text)) if text.contains("unknown in this session")));
+    });
+}
+
+#[test]
+fn health_and_reflection_are_there() {
+    let (server, _) = server();
+    run(async {
+        let client = client(&server).await;
+        drop(client);
+        let socket = tokio::net::TcpStream::connect(server.local_addr()).await.unwrap();
+        let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let (http, driver) = builder.handshake(TokioIo::new(socket)).await.unwrap();
+        tokio::spawn(driver);
+        let origin: http::Uri = format!("http://{}", server.local_addr()).parse().unwrap();
+        let mut health = tonic_health::pb::health_client::HealthClient::with_origin(Conn(http.clone()), origin.clone());
+        for (service, ok) in [("", true), ("outboard.v1.Outboard", true), ("no.such.Service", false)] {
+            let request = tonic_health::pb::HealthCheckRequest { service: service.into() };
+            let status = health.check(request).await.map(|r| r.into_inner().status);
+            assert_eq!(status.as_ref().is_ok_and(|&s| s == 1), ok, "{service}: {status:?}");
+        }
+        use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+        use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+        use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+        let mut reflection = ServerReflectionClient::with_origin(Conn(http), origin);
+        let request = tonic_reflection::pb::v1::ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let mut answers = reflection.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
+        let answer = answers.message().await.unwrap().unwrap().message_response.unwrap();
+        let MessageResponse::ListServicesResponse(list) = answer else { panic!("{answer:?}") };
+        let names: Vec<_> = list.service.iter().map(|s| s.name.as_str()).collect();
+        assert!(names.contains(&"outboard.v1.Outboard") && names.contains(&"grpc.health.v1.Health"), "{names:?}");
+    });
+}

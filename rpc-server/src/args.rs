@@ -1,0 +1,223 @@
+//! The command line of `rpc-server`, also run by other binaries that start servers.
+
+use crate::limits::Limits;
+use crate::server::{Server, ServerConfig};
+use clap::{Parser, ValueEnum};
+use outboard_backends::{DeviceSpec, MAX_THREADS, local_devices};
+use outboard_core::error::Bytes;
+use outboard_core::{Device, Error};
+use outboard_host::Host;
+use outboard_proto::{DEFAULT_PORT, MAX_VERSION, MIN_VERSION};
+use std::io::{IsTerminal, Write};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use tracing_subscriber::EnvFilter;
+
+/// Exposes the devices of this host on one endpoint.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "rpc-server", version, about)]
+pub struct ServerArgs {
+    /// Address or name to listen on
+    #[arg(short = 'H', long, value_name = "HOST", default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port to listen on; 0 picks a free one
+    #[arg(short, long, value_name = "PORT", default_value_t = DEFAULT_PORT)]
+    pub port: u16,
+    /// Devices to expose, such as cpu or cpu:1,cpu:1 for two CPU devices of one thread; all by default
+    #[arg(short, long, value_name = "DEV,..")]
+    pub device: Option<String>,
+    /// Threads of a CPU device that names no number; as many as there are processors by default
+    #[arg(short, long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Memory that clients may take on this host, such as 8G; what is available by default
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory_limit: Option<u64>,
+    /// Listen on an address that others can reach, with neither encryption nor authentication
+    #[arg(long)]
+    pub insecure: bool,
+    /// Form of the log, which goes to stderr
+    #[arg(long, value_enum, default_value_t)]
+    pub log: LogFormat,
+    /// Print the devices and exit
+    #[arg(long)]
+    pub list_devices: bool,
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Exit status for bad usage.
+const USAGE: u8 = 2;
+
+/// Runs a server until SIGTERM or SIGINT. Exit status: 0 stopped in order, 1 it did not work, 2 bad usage.
+pub fn main_with(args: ServerArgs) -> ExitCode {
+    start_log(args.log);
+    let stdout = &mut std::io::stdout();
+    match run(&args, stdout) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((status, error)) => {
+            eprintln!("error: {error}");
+            ExitCode::from(status)
+        }
+    }
+}
+
+type Failure = (u8, Error);
+
+fn failed(error: Error) -> Failure {
+    (1, error)
+}
+
+fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
+    let addr = address(&args.host, args.port).map_err(|e| (USAGE, Error::Request(e.to_string())))?;
+    if !addr.ip().is_loopback() && !args.list_devices {
+        if !args.insecure {
+            return Err((USAGE, refused(addr.ip())));
+        }
+        warn_insecure(addr);
+    }
+    let devices = open_devices(args)?;
+    let list = describe(&devices).map_err(failed)?;
+    let written = |e: std::io::Error| failed(Error::Request(format!("cannot write to stdout: {e}")));
+    if args.list_devices {
+        return write!(out, "{list}").and_then(|()| out.flush()).map_err(written);
+    }
+    // Before the port is known to anyone, so that a signal always ends the server in order.
+    let (stop, stopped) = channel();
+    let handler = move || {
+        let _ = stop.send(());
+    };
+    ctrlc::set_handler(handler).map_err(|e| failed(Error::Request(format!("signals cannot be handled: {e}"))))?;
+    let mut server = Server::start(ServerConfig { addr, devices, limits: Limits::default() }).map_err(failed)?;
+    let addr = server.local_addr();
+    let limit = args.memory_limit.map_or("none".to_owned(), |n| Bytes(n).to_string());
+    let start = format!(
+        "Starting RPC server v{}\n  endpoint       : {addr}\n  protocol       : {MIN_VERSION} to {MAX_VERSION}\n  \
+         memory limit   : {limit}\nDevices:\n{list}listening on {addr}\n",
+        env!("CARGO_PKG_VERSION")
+    );
+    out.write_all(start.as_bytes()).and_then(|()| out.flush()).map_err(written)?;
+    tracing::info!(%addr, "listening");
+    // An error means that the handler is gone, which lives as long as the process.
+    let _ = stopped.recv();
+    tracing::info!("stopping");
+    server.stop();
+    Ok(())
+}
+
+fn open_devices(args: &ServerArgs) -> Result<Vec<Arc<dyn Device>>, Failure> {
+    if args.threads.is_some_and(|n| n == 0 || n > MAX_THREADS) {
+        return Err((USAGE, Error::Request(format!("--threads must be 1 to {MAX_THREADS}"))));
+    }
+    let specs = DeviceSpec::parse_list(args.device.as_deref().unwrap_or("cpu"))
+        .map_err(|e| (USAGE, Error::Request(e.to_string())))?;
+    local_devices(&Host::new(), &specs, args.threads, args.memory_limit).map_err(failed)
+}
+
+/// One line per device, as llama.cpp's server prints them.
+fn describe(devices: &[Arc<dyn Device>]) -> outboard_core::Result<String> {
+    let mut text = String::new();
+    for device in devices {
+        let (info, memory) = (device.info(), device.memory()?);
+        let mib = |bytes: u64| bytes >> 20;
+        let (total, free) = (mib(memory.total), mib(memory.free));
+        text += &format!("  {}: {} ({total} MiB, {free} MiB free)\n", info.name, info.description);
+    }
+    Ok(text)
+}
+
+/// The address to listen on; a name may stand for several, of which the first counts.
+fn address(host: &str, port: u16) -> outboard_core::Result<SocketAddr> {
+    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    let fail = |why: String| Error::Request(format!("--host {host}: {why}"));
+    let mut found = (bare, port).to_socket_addrs().map_err(|e| fail(e.to_string()))?;
+    found.next().ok_or_else(|| fail("it has no address".into()))
+}
+
+fn refused(ip: IpAddr) -> Error {
+    Error::Request(format!(
+        "refusing to listen on {ip}: anyone who reaches it could use this host's devices and memory, and read what others compute. \
+         Listen on 127.0.0.1 (and reach it through an SSH tunnel), or give --insecure if the network is yours alone"
+    ))
+}
+
+fn warn_insecure(addr: SocketAddr) {
+    let line = "!".repeat(78);
+    eprintln!(
+        "{line}\nWARNING: --insecure: {} is open to everyone who can reach it.\nThere is no encryption and no authentication. Never do \
+         this on an open network!\n{line}",
+        addr.ip()
+    );
+}
+
+/// Parses `8G`, `512 MiB`, `100000`. Units are powers of 1024.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim().to_ascii_uppercase();
+    let shift = match unit.trim_end_matches("IB").trim_end_matches('B') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return Err(format!("unit {unit} is not one of K, M, G, T")),
+    };
+    let number: u64 = number.parse().map_err(|_| "it does not start with a whole number".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "it is too large".to_owned())
+}
+
+/// Log to stderr; `RUST_LOG` chooses what.
+fn start_log(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
+    let log = log.with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    // It fails only if there is a log already.
+    let _ = match format {
+        LogFormat::Text => log.try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, size) in [("100", 100), ("8G", 8 << 30), ("512 MiB", 512 << 20), ("1kb", 1024), ("2T", 2 << 40)] {
+            assert_eq!(parse_size(text), Ok(size), "{text}");
+        }
+        for text in ["", "G", "1X", "-1", "1.5G", "99999999999T"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses() {
+        assert_eq!(address("127.0.0.1", 5).unwrap().to_string(), "127.0.0.1:5");
+        assert_eq!(address("[::1]", 5).unwrap().to_string(), "[::1]:5");
+        assert!(address("localhost", 5).unwrap().ip().is_loopback());
+        assert!(!address("0.0.0.0", 5).unwrap().ip().is_loopback());
+    }
+
+    #[test]
+    fn only_flags_that_work_are_offered() {
+        use clap::CommandFactory;
+        ServerArgs::command().debug_assert();
+        let args =
+            ServerArgs::parse_from(["rpc-server", "-H", "::1", "-p", "0", "-d", "cpu:1,cpu:1", "--memory-limit", "8G"]);
+        assert_eq!((args.host.as_str(), args.port, args.memory_limit), ("::1", 0, Some(8 << 30)));
+        assert!(ServerArgs::try_parse_from(["rpc-server", "--tls-cert", "f"]).is_err());
+    }
+}

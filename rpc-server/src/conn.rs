@@ -1,0 +1,191 @@
+//! One connection: HTTP/2 on a thread of its own, and the services that it can call.
+
+use crate::io::{Heard, Traffic};
+use crate::limits::{AFTER_SESSIONS, HEADERS, IDLE, STREAMS, TICK};
+use crate::lock;
+use crate::server::Shared;
+use crate::service::{Service, bulk};
+use crate::session::Session;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_MESSAGE};
+use outboard_proto::v1::outboard_server::OutboardServer;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, watch};
+use tonic::body::Body;
+use tonic::codegen::Service as _;
+
+/// What the streams of a connection know about it.
+pub(crate) struct Conn {
+    pub(crate) number: u64,
+    pub(crate) peer: SocketAddr,
+    pub(crate) traffic: Arc<Traffic>,
+    /// Sessions that have had streams on it.
+    sessions: Mutex<Vec<Weak<Session>>>,
+    /// Something came that cannot be decoded.
+    broken: Notify,
+}
+
+impl Conn {
+    pub(crate) fn new(number: u64, peer: SocketAddr) -> Conn {
+        Conn { number, peer, traffic: Arc::new(Traffic::new()), sessions: Mutex::default(), broken: Notify::new() }
+    }
+
+    /// Notes that a session has a stream here.
+    pub(crate) fn attach(&self, session: &Arc<Session>) {
+        let mut all = lock(&self.sessions);
+        if !all.iter().any(|s| std::ptr::eq(s.as_ptr(), Arc::as_ptr(session))) {
+            // The last one that has ended is kept, to know that there were some.
+            all.retain(is_live);
+            all.push(Arc::downgrade(session));
+        }
+    }
+
+    /// Ends the connection: its bytes cannot be trusted any more.
+    pub(crate) fn give_up(&self) {
+        self.broken.notify_one();
+    }
+
+    /// Whether sessions had streams here, and whether one of them lives.
+    fn use_of(&self) -> (bool, bool) {
+        let all = lock(&self.sessions);
+        (!all.is_empty(), all.iter().any(is_live))
+    }
+}
+
+fn is_live(session: &Weak<Session>) -> bool {
+    session.upgrade().is_some_and(|s| !s.is_closed())
+}
+
+/// An event loop for one thread.
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// Serves one connection until it ends, goes idle, or the server stops.
+pub(crate) fn serve(
+    shared: &Arc<Shared>,
+    conn: &Arc<Conn>,
+    socket: std::net::TcpStream,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(e) => return tracing::warn!(peer = %conn.peer, "no event loop for a connection: {e}"),
+    };
+    runtime.block_on(async {
+        let socket = match socket.set_nodelay(true).and_then(|()| tokio::net::TcpStream::from_std(socket)) {
+            Ok(socket) => socket,
+            Err(e) => return tracing::debug!(peer = %conn.peer, "lost at once: {e}"),
+        };
+        let io = TokioIo::new(Heard { socket, traffic: conn.traffic.clone() });
+        let calls = Calls::new(shared, conn);
+        let service = service_fn(move |request| {
+            let calls = calls.clone();
+            async move { Ok::<_, Infallible>(calls.call(request).await) }
+        });
+        let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .max_frame_size(HTTP2_FRAME)
+            .initial_stream_window_size(HTTP2_BULK_STREAM_WINDOW)
+            .initial_connection_window_size(HTTP2_BULK_WINDOW)
+            .max_concurrent_streams(STREAMS)
+            .max_header_list_size(HEADERS)
+            .serve_connection(io, service);
+        let mut http = std::pin::pin!(http);
+        let mut tick = tokio::time::interval(TICK);
+        let mut over_since = None;
+        loop {
+            tokio::select! {
+                ended = http.as_mut() => {
+                    if let Err(e) = ended
+                        && shared.gate.pass()
+                    {
+                        tracing::debug!(peer = %conn.peer, conn = conn.number, "connection ended: {e}");
+                    }
+                    break;
+                }
+                _ = stopped.wait_for(|&s| s) => break,
+                () = conn.broken.notified() => break,
+                _ = tick.tick() => {
+                    let (used, live) = conn.use_of();
+                    let over = match (used, live) {
+                        (_, true) => None,
+                        // Time for last answers.
+                        (true, false) => Some(*over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS),
+                        (false, false) => Some(conn.traffic.heard() + IDLE),
+                    };
+                    if over.is_none() {
+                        over_since = None;
+                    }
+                    if over.is_some_and(|end| Instant::now() > end) {
+                        tracing::debug!(peer = %conn.peer, conn = conn.number, "unused connection closed");
+                        break;
+                    }
+                }
+            }
+        }
+    });
+    // Tasks of streams hold sessions; they end with the loop that ran them.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+}
+
+/// The services of a connection.
+#[derive(Clone)]
+struct Calls {
+    service: Service,
+    outboard: OutboardServer<Service>,
+    health: tonic_health::pb::health_server::HealthServer<tonic_health::server::HealthService>,
+}
+
+impl Calls {
+    fn new(shared: &Arc<Shared>, conn: &Arc<Conn>) -> Calls {
+        let service = Service { shared: shared.clone(), conn: conn.clone() };
+        let health = tonic_health::server::HealthService::from_health_reporter(shared.health.clone());
+        Calls {
+            outboard: OutboardServer::new(service.clone())
+                .max_decoding_message_size(MAX_MESSAGE)
+                .max_encoding_message_size(MAX_MESSAGE),
+            health: tonic_health::pb::health_server::HealthServer::new(health),
+            service,
+        }
+    }
+
+    async fn call(mut self, request: Request<Incoming>) -> Response<Body> {
+        let path = request.uri().path();
+        let answer = match path.split('/').nth(1).unwrap_or_default() {
+            "outboard.v1.Bulk" if path == "/outboard.v1.Bulk/Transfer" => Ok(bulk::transfer(self.service, request)),
+            "outboard.v1.Outboard" => self.outboard.call(request).await,
+            "grpc.health.v1.Health" => self.health.call(request).await,
+            "grpc.reflection.v1.ServerReflection" => match reflection().build_v1() {
+                Ok(mut reflection) => reflection.call(request).await,
+                Err(_) => Ok(unimplemented()),
+            },
+            "grpc.reflection.v1alpha.ServerReflection" => match reflection().build_v1alpha() {
+                Ok(mut reflection) => reflection.call(request).await,
+                Err(_) => Ok(unimplemented()),
+            },
+            _ => Ok(unimplemented()),
+        };
+        match answer {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// Built for each call: it is rare.
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(outboard_proto::DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
+fn unimplemented() -> Response<Body> {
+    tonic::Status::unimplemented("this is an Outboard rpc-server; it has no such service").into_http()
+}

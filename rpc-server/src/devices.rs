@@ -1,0 +1,43 @@
+//! The devices of this endpoint, by name, and which of them reach one another.
+
+use outboard_core::{Device, Error, Result};
+use outboard_proto::{device, v1};
+use std::sync::Arc;
+
+pub(crate) struct Devices {
+    all: Vec<Arc<dyn Device>>,
+    reaches: Vec<Vec<String>>,
+}
+
+impl Devices {
+    /// Names must be unique.
+    pub(crate) fn new(all: Vec<Arc<dyn Device>>) -> Result<Devices> {
+        for (i, d) in all.iter().enumerate() {
+            if all.iter().take(i).any(|other| other.info().name == d.info().name) {
+                return Err(Error::Misuse(format!("two devices are named {}", d.info().name)));
+            }
+        }
+        let reach = |from: &Arc<dyn Device>| {
+            let peer = from.peer();
+            let reached = all.iter().filter(|to| peer.is_some_and(|p| to.peer().is_some() && p.reaches(to.as_ref())));
+            reached.map(|to| to.info().name.clone()).collect()
+        };
+        let reaches = all.iter().map(reach).collect();
+        Ok(Devices { all, reaches })
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Result<&Arc<dyn Device>> {
+        self.all.iter().find(|d| d.info().name == name).ok_or_else(|| {
+            let name: String = name.chars().take(64).collect();
+            Error::Request(format!("there is no device {name:?} here"))
+        })
+    }
+
+    /// All devices with their memory now.
+    pub(crate) fn to_wire(&self) -> Result<Vec<v1::Device>> {
+        let one = |(d, reaches): (&Arc<dyn Device>, &Vec<String>)| {
+            Ok(device::to_wire(d.info(), d.memory()?, reaches.clone()))
+        };
+        self.all.iter().zip(&self.reaches).map(one).collect()
+    }
+}

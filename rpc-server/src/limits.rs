@@ -1,0 +1,52 @@
+//! What clients may take of a server, beyond the limits of the wire in [`outboard_proto::limits`].
+
+use std::time::Duration;
+
+/// Limits of one server.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// How long a session lives after the last sign of its client.
+    pub lease: Duration,
+    /// Connections at a time; each has a thread.
+    pub connections: usize,
+    /// Sessions at a time; each has a thread.
+    pub sessions: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { lease: Duration::from_secs(10), connections: 512, sessions: 256 }
+    }
+}
+
+/// Streams at a time on one connection: one per queue, and some calls.
+pub(crate) const STREAMS: u32 = 256;
+/// Largest header list of a request in bytes.
+pub(crate) const HEADERS: u32 = 16 << 10;
+/// A connection that has no session and was not heard for this long is closed.
+pub(crate) const IDLE: Duration = Duration::from_secs(30);
+/// A connection is closed this long after its last session has ended.
+pub(crate) const AFTER_SESSIONS: Duration = Duration::from_secs(2);
+/// How long a stream may take to say whose it is.
+pub(crate) const FIRST_MESSAGE: Duration = Duration::from_secs(5);
+/// Commands of one session's queue that the device's queue holds at a time: some steps ahead. Devices need not take more
+/// than 1024 without blocking, and markers come on top.
+pub(crate) const COMMANDS_IN_FLIGHT: u32 = 512;
+/// Kibibytes of payload that wait in a device's queue: enough to keep it busy, not a whole upload.
+pub(crate) const KIB_IN_FLIGHT: u32 = 32 << 10;
+/// After this many commands, or kibibytes, a marker tells how far the device is.
+pub(crate) const MARK_COMMANDS: u32 = 64;
+/// See [`MARK_COMMANDS`].
+pub(crate) const MARK_KIB: u32 = 4 << 10;
+/// Chunks that wait between a bulk stream and its queue, in each direction.
+pub(crate) const BULK_CHUNKS: usize = 4;
+/// Replies that wait for a stream; a client that does not read stops its queue.
+pub(crate) const REPLIES: usize = 64;
+/// Frees of one session that wait for their fences; then its control stream waits.
+pub(crate) const PENDING_FREES: usize = 256;
+/// How often sessions and connections are looked at, to end those whose client is gone.
+pub(crate) const TICK: Duration = Duration::from_millis(250);
+/// How long [`crate::Server::stop`] waits for connections and sessions to end.
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an allocation that found no memory waits for buffers that are being freed.
+pub(crate) const FREES_TIMEOUT: Duration = Duration::from_secs(5);

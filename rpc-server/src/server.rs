@@ -1,0 +1,194 @@
+//! The server: its threads, its sessions, start and stop.
+
+use crate::conn::{self, Conn};
+use crate::devices::Devices;
+use crate::limits::{Limits, STOP_TIMEOUT, TICK};
+use crate::lock;
+use crate::logs::Gate;
+use crate::service::Service;
+use crate::session::Session;
+use outboard_core::{Device, Error, Result};
+use outboard_proto::v1::outboard_server::OutboardServer;
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// What a server is started with.
+#[derive(Debug)]
+pub struct ServerConfig {
+    /// Where to listen; port 0 picks a free one.
+    pub addr: SocketAddr,
+    /// What to expose; names must be unique.
+    pub devices: Vec<Arc<dyn Device>>,
+    /// What clients may take.
+    pub limits: Limits,
+}
+
+/// What all connections share.
+pub(crate) struct Shared {
+    pub(crate) devices: Arc<Devices>,
+    pub(crate) limits: Limits,
+    pub(crate) incarnation: u64,
+    pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    pub(crate) gate: Gate,
+    pub(crate) health: tonic_health::server::HealthReporter,
+    connections: AtomicUsize,
+    next_conn: AtomicU64,
+}
+
+/// A running server. Stops when dropped.
+pub struct Server {
+    addr: SocketAddr,
+    shared: Arc<Shared>,
+    stop: watch::Sender<bool>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts to listen. An address that cannot be had is an error.
+    pub fn start(config: ServerConfig) -> Result<Server> {
+        let fail = |what: &str, e: std::io::Error| Error::Request(format!("{what}: {e}"));
+        let listener = TcpListener::bind(config.addr).map_err(|e| match e.kind() {
+            std::io::ErrorKind::AddrInUse => Error::Request(format!(
+                "{} is in use by another program; choose another port with -p, or 0 for any that is free",
+                config.addr
+            )),
+            _ => fail(&format!("cannot listen on {}", config.addr), e),
+        })?;
+        let addr = listener.local_addr().map_err(|e| fail("the socket has no address", e))?;
+        listener.set_nonblocking(true).map_err(|e| fail("the socket does not work", e))?;
+        let runtime = conn::runtime().map_err(|e| fail("no event loop", e))?;
+        let (stop, stopped) = watch::channel(false);
+        let shared = Arc::new(Shared {
+            devices: Arc::new(Devices::new(config.devices)?),
+            limits: config.limits,
+            incarnation: rand::random(),
+            sessions: Mutex::default(),
+            gate: Gate::default(),
+            health: tonic_health::server::HealthReporter::new(),
+            connections: AtomicUsize::new(0),
+            next_conn: AtomicU64::new(1),
+        });
+        runtime.block_on(shared.health.set_serving::<OutboardServer<Service>>());
+        let state = shared.clone();
+        let acceptor = std::thread::Builder::new()
+            .name("accept".into())
+            .spawn(move || runtime.block_on(accept(state, listener, stopped)))
+            .map_err(|e| fail("no thread", e))?;
+        Ok(Server { addr, shared, stop, acceptor: Some(acceptor) })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Sessions that are open now.
+    pub fn sessions(&self) -> usize {
+        lock(&self.shared.sessions).len()
+    }
+
+    /// Ends connections and sessions, and returns when they have ended, or after some seconds.
+    pub fn stop(&mut self) {
+        let Some(acceptor) = self.acceptor.take() else { return };
+        self.stop.send_replace(true);
+        if acceptor.join().is_err() {
+            tracing::error!("the accepting thread panicked; this is a bug of Outboard");
+        }
+        let sessions: Vec<_> = lock(&self.shared.sessions).drain().map(|(_, s)| s).collect();
+        sessions.iter().for_each(|s| s.close("the server stops"));
+        let end = Instant::now() + STOP_TIMEOUT;
+        let busy = || self.shared.connections.load(Ordering::Acquire) > 0 || sessions.iter().any(|s| !s.ended());
+        while busy() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("addr", &self.addr).finish_non_exhaustive()
+    }
+}
+
+/// Takes connections until told to stop, and ends sessions whose client is gone.
+async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopped: watch::Receiver<bool>) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(e) => return tracing::error!("cannot accept connections: {e}"),
+    };
+    let conn_stop = stopped.clone();
+    let mut tick = tokio::time::interval(TICK);
+    loop {
+        tokio::select! {
+            _ = stopped.wait_for(|&s| s) => return,
+            _ = tick.tick() => shared.expire(),
+            accepted = listener.accept() => match accepted {
+                Ok((socket, peer)) => shared.clone().take(socket, peer, conn_stop.clone()),
+                Err(e) => {
+                    if shared.gate.pass() {
+                        tracing::warn!("a connection was not accepted: {e}");
+                    }
+                    // Out of file descriptors, usually: trying at once would only burn time.
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            },
+        }
+    }
+}
+
+impl Shared {
+    /// Gives a connection its thread.
+    fn take(self: Arc<Self>, socket: tokio::net::TcpStream, peer: SocketAddr, stopped: watch::Receiver<bool>) {
+        if self.connections.load(Ordering::Acquire) >= self.limits.connections {
+            if self.gate.pass() {
+                tracing::warn!(%peer, "refused: {} connections are open already", self.limits.connections);
+            }
+            return;
+        }
+        let socket = match socket.into_std() {
+            Ok(socket) => socket,
+            Err(e) => return tracing::warn!(%peer, "lost at once: {e}"),
+        };
+        let number = self.next_conn.fetch_add(1, Ordering::Relaxed);
+        self.connections.fetch_add(1, Ordering::AcqRel);
+        let shared = self.clone();
+        let spawned = std::thread::Builder::new().name(format!("conn {number}")).spawn(move || {
+            let conn = Arc::new(Conn::new(number, peer));
+            let run = std::panic::AssertUnwindSafe(|| conn::serve(&shared, &conn, socket, stopped));
+            if std::panic::catch_unwind(run).is_err() {
+                tracing::error!(%peer, "a connection's thread panicked; this is a bug of Outboard");
+            }
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+        });
+        if let Err(e) = spawned {
+            self.connections.fetch_sub(1, Ordering::AcqRel);
+            tracing::warn!(%peer, "no thread for a connection: {e}");
+        }
+    }
+
+    /// Ends the sessions whose lease is over.
+    fn expire(&self) {
+        let lease = self.limits.lease;
+        let gone: Vec<_> = lock(&self.sessions).extract_if(|_, s| s.heard().elapsed() > lease).collect();
+        for (_, session) in gone {
+            session.close("its client was not heard for the length of the lease");
+        }
+    }
+
+    /// Ends one session.
+    pub(crate) fn end(&self, session: &Arc<Session>, why: &str) {
+        lock(&self.sessions).remove(&session.id);
+        session.close(why);
+    }
+}

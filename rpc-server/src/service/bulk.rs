@@ -1,0 +1,150 @@
+//! The bulk stream of a device queue: chunks on their way to the queue and from it. Spoken by hand: payloads go from the frames
+//! of the connection to the queue, and back, without a copy.
+
+use super::{Service, UNDECODABLE};
+use crate::limits::{BULK_CHUNKS, FIRST_MESSAGE};
+use crate::lock;
+use crate::session::Session;
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame, Incoming};
+use outboard_proto::chunk::{self, ChunkReader, Direction, Piece};
+use outboard_proto::v1::{self, bulk_up::Part};
+use prost::Message;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tonic::Status;
+use tonic::body::Body;
+
+type Down = Result<v1::Chunk, Status>;
+
+pub(crate) fn transfer(service: Service, request: Request<Incoming>) -> Response<Body> {
+    let (out, chunks) = channel(BULK_CHUNKS);
+    tokio::spawn(async move {
+        if let Err(status) = run(&service, request.into_body(), &out).await {
+            if status.code() == UNDECODABLE {
+                service.conn.give_up();
+            }
+            service.complain(None, "bulk stream refused", &status.message());
+            let _ = out.send(Err(status)).await;
+        }
+    });
+    let mut response = Response::new(Body::new(DownBody { chunks, payload: None, ended: false }));
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/grpc"));
+    response
+}
+
+async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Result<(), Status> {
+    let mut reader = ChunkReader::new(Direction::Up);
+    let mut input = Bytes::new();
+    let first = tokio::time::timeout(FIRST_MESSAGE, next(&mut body, &mut reader, &mut input)).await;
+    let first = first.map_err(|_| Status::deadline_exceeded("the stream has said nothing"))??;
+    let open = match first {
+        Some(Piece::Message(bytes)) => v1::BulkUp::decode(bytes).ok().and_then(|m| m.part),
+        _ => None,
+    };
+    let Some(Part::Open(open)) = open else {
+        return Err(Status::invalid_argument("the first message must name the queue"));
+    };
+    let session = service.session(open.session.as_ref())?;
+    service.conn.attach(&session);
+    // The queue is opened on another connection, so that it may come later.
+    let queue = session.until(|| lock(&session.queues).get(&open.queue).cloned());
+    let queue = match tokio::time::timeout(FIRST_MESSAGE, queue).await {
+        Ok(Ok(queue)) => queue,
+        _ => return Err(Status::not_found(format!("queue {} is unknown in this session", open.queue))),
+    };
+    let ends = lock(&queue.bulk).take();
+    drop(queue);
+    let ends = ends.ok_or_else(|| Status::already_exists("the queue has a bulk stream already"))?;
+    let mut down = ends.down;
+    let results = out.clone();
+    tokio::spawn(async move {
+        while let Some(chunk) = down.recv().await {
+            if results.send(Ok(chunk)).await.is_err() {
+                return;
+            }
+        }
+    });
+    forward(&session, &mut body, &mut reader, &mut input, &ends.up).await
+}
+
+/// Hands chunks to the queue; one that is full makes the client wait.
+async fn forward(
+    session: &Session,
+    body: &mut Incoming,
+    reader: &mut ChunkReader,
+    input: &mut Bytes,
+    up: &Sender<v1::Chunk>,
+) -> Result<(), Status> {
+    loop {
+        let piece = tokio::select! {
+            piece = next(body, reader, input) => piece?,
+            () = session.until_closed() => return Ok(()),
+        };
+        let (transfer, data) = match piece {
+            Some(Piece::Data { transfer, data }) => (transfer, data),
+            Some(Piece::Message(_)) => return Err(Status::invalid_argument("a part that this release does not know")),
+            None => return Ok(()),
+        };
+        tokio::select! {
+            sent = up.send(v1::Chunk { transfer, data }) => if sent.is_err() { return Ok(()) },
+            () = session.until_closed() => return Ok(()),
+        }
+    }
+}
+
+/// The next piece of the stream; `None` at its end or when it breaks.
+async fn next(body: &mut Incoming, reader: &mut ChunkReader, input: &mut Bytes) -> Result<Option<Piece>, Status> {
+    loop {
+        let piece = reader.next(input).map_err(|e| Status::new(UNDECODABLE, e.to_string()))?;
+        if piece.is_some() {
+            return Ok(piece);
+        }
+        match body.frame().await {
+            Some(Ok(frame)) => *input = frame.into_data().unwrap_or_default(),
+            Some(Err(_)) | None => return Ok(None),
+        }
+    }
+}
+
+/// Chunks on their way to the client, each as a head and its payload, and the status at the end.
+struct DownBody {
+    chunks: Receiver<Down>,
+    payload: Option<Bytes>,
+    ended: bool,
+}
+
+impl HttpBody for DownBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(payload) = self.payload.take() {
+            return Poll::Ready(Some(Ok(Frame::data(payload))));
+        }
+        let status = match self.chunks.poll_recv(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(Ok(chunk))) => {
+                let head = chunk::head(Direction::Down, chunk.transfer, &chunk.data);
+                self.payload = Some(chunk.data);
+                return Poll::Ready(Some(Ok(Frame::data(head))));
+            }
+            Poll::Ready(Some(Err(status))) => status,
+            Poll::Ready(None) => Status::ok(""),
+        };
+        self.ended = true;
+        let mut trailers = HeaderMap::new();
+        // Fails only for a message that cannot be a header; then the code alone has to do.
+        if status.add_header(&mut trailers).is_err() {
+            trailers.insert("grpc-status", http::HeaderValue::from(status.code() as i32));
+        }
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+}

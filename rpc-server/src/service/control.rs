@@ -1,0 +1,153 @@
+//! The control stream of a session: memory and executables.
+
+use super::{Replies, Service, first, next};
+use crate::limits::{FREES_TIMEOUT, PENDING_FREES, REPLIES, STOP_TIMEOUT};
+use crate::lock;
+use crate::session::Session;
+use outboard_core::{Device, Error, Placement};
+use outboard_proto::device::usage_from_name;
+use outboard_proto::limits::MAX_FREE;
+use outboard_proto::v1::control_reply::Reply;
+use outboard_proto::v1::control_request::Request;
+use outboard_proto::{error, graph, places, v1};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tokio::sync::mpsc::{Sender, channel};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+type Out = Sender<Result<v1::ControlReply, Status>>;
+
+pub(super) fn start(service: &Service, stream: Streaming<v1::ControlRequest>) -> Replies<v1::ControlReply> {
+    let (out, replies) = channel(REPLIES);
+    let service = service.clone();
+    tokio::spawn(async move {
+        if let Err(status) = run(&service, stream, &out).await {
+            service.complain(None, "control stream refused", &status.message());
+            let _ = out.send(Err(status)).await;
+        }
+    });
+    ReceiverStream::new(replies)
+}
+
+async fn run(service: &Service, mut stream: Streaming<v1::ControlRequest>, out: &Out) -> Result<(), Status> {
+    let Some(Request::Attach(attach)) = first(service, &mut stream).await?.request else {
+        return Err(Status::invalid_argument("the first message must name the session"));
+    };
+    let session = service.session(Some(&attach))?;
+    service.conn.attach(&session);
+    send(out, Reply::Attached(v1::Attached {})).await;
+    while let Some(message) = next(service, &mut stream, &session).await {
+        match message.request {
+            Some(Request::Alloc(c)) => {
+                let result = alloc(service, &session, &c).await;
+                answer(out, c.request, result).await;
+            }
+            Some(Request::Compile(c)) => {
+                let request = c.request;
+                let result = compile(service, &session, c).await;
+                answer(out, request, result).await;
+            }
+            Some(Request::Free(c)) => {
+                // The session may end before there is room; the next message will not come then.
+                let room = || (session.frees.load(Ordering::Acquire) < PENDING_FREES).then_some(());
+                if session.until(room).await.is_ok() {
+                    free(&session, c);
+                }
+            }
+            Some(Request::Goodbye(_)) => {
+                service.shared.end(&session, "the client said goodbye");
+                wait_ended(&session).await;
+                send(out, Reply::Bye(v1::Bye {})).await;
+                return Ok(());
+            }
+            // A request of a later version has no number that we could answer; the stream cannot go on in step.
+            Some(Request::Attach(_)) | None => {
+                return Err(Status::invalid_argument("a request that this release does not know"));
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn send(out: &Out, reply: Reply) {
+    // A client that does not read its replies has gone.
+    let _ = out.send(Ok(v1::ControlReply { reply: Some(reply) })).await;
+}
+
+async fn answer(out: &Out, request: u64, result: outboard_core::Result<()>) {
+    let error = result.err().map(|e| error::to_wire(&e));
+    send(out, Reply::Done(v1::Done { request, error })).await;
+}
+
+async fn alloc(service: &Service, session: &Arc<Session>, c: &v1::Alloc) -> outboard_core::Result<()> {
+    let device = service.shared.devices.get(&c.device)?.clone();
+    let (handle, size, usage) = (c.buffer, c.size, usage_from_name(&c.usage));
+    let attempt = |device: Arc<dyn Device>, owner: Arc<Session>| {
+        session.worker.run(move || owner.alloc(device.as_ref(), handle, size, usage))
+    };
+    let being_freed = session.frees.load(Ordering::Acquire) > 0;
+    let result = attempt(device.clone(), session.clone()).await;
+    if !matches!(result, Err(Error::OutOfMemory { .. })) || !being_freed {
+        return result;
+    }
+    // What the client has dropped may still be in use by commands before it; it counts as free for the client.
+    let freed = session.until(|| (session.frees.load(Ordering::Acquire) == 0).then_some(()));
+    let _ = tokio::time::timeout(FREES_TIMEOUT, freed).await;
+    attempt(device, session.clone()).await
+}
+
+async fn compile(service: &Service, session: &Arc<Session>, c: v1::Compile) -> outboard_core::Result<()> {
+    let device = service.shared.devices.get(&c.device)?.clone();
+    let owner = session.clone();
+    let work = move || {
+        owner.check_executable(c.executable)?;
+        let graph = Arc::new(graph::decode(&c.graph)?);
+        let slices = places::decode(&c.places, graph.tensors().len(), |s| owner.slice(device.as_ref(), Some(s)))?;
+        let placement = Placement::new(&graph, device.as_ref(), slices)?;
+        let executable = device.compile(graph, placement)?;
+        owner.add_executable(device.as_ref(), c.executable, executable)
+    };
+    session.worker.run(work).await
+}
+
+/// Frees once every queue has done the commands that came before; nobody waits for it.
+fn free(session: &Arc<Session>, c: v1::Free) {
+    if c.buffers.len() > MAX_FREE || c.executables.len() > MAX_FREE {
+        tracing::debug!(session = session.tag, "more than {MAX_FREE} handles in one message are not freed");
+        return;
+    }
+    let passed = |session: &Session, fences: &[v1::Fence]| {
+        let queues = lock(&session.queues);
+        let behind = |f: &v1::Fence| queues.get(&f.queue).is_some_and(|q| q.processed() < f.commands);
+        !fences.iter().any(behind)
+    };
+    session.frees.fetch_add(1, Ordering::AcqRel);
+    let owner = session.clone();
+    let work = move |c: v1::Free| {
+        owner.free(&c.buffers, &c.executables);
+        owner.frees.fetch_sub(1, Ordering::AcqRel);
+        owner.progress.notify_waiters();
+    };
+    // Usually they have; then a request behind this one finds the memory free.
+    if passed(session, &c.fences) {
+        session.worker.post(move || work(c));
+        return;
+    }
+    let session = session.clone();
+    tokio::spawn(async move {
+        // If the session ends first, it frees everything.
+        if session.until(|| passed(&session, &c.fences).then_some(())).await.is_ok() {
+            session.worker.post(move || work(c));
+        }
+    });
+}
+
+/// Waits until all of an ended session is freed, so that the client's goodbye means it.
+async fn wait_ended(session: &Session) {
+    let end = Instant::now() + STOP_TIMEOUT;
+    while !session.ended() && Instant::now() < end {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+}

@@ -1,0 +1,132 @@
+//! The service: one file per call or stream.
+
+pub(crate) mod bulk;
+mod control;
+mod devices;
+mod hello;
+mod memory;
+mod queue;
+mod supports;
+
+use crate::conn::Conn;
+use crate::limits::FIRST_MESSAGE;
+use crate::lock;
+use crate::server::Shared;
+use crate::session::Session;
+use outboard_core::Error;
+use outboard_proto::error::to_status;
+use outboard_proto::v1;
+use std::sync::Arc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Request, Response, Status, Streaming};
+
+type Replies<T> = ReceiverStream<Result<T, Status>>;
+
+/// What one connection can call.
+pub(crate) struct Service {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) conn: Arc<Conn>,
+}
+
+impl Service {
+    /// The session that a message names, if it proves that it may.
+    fn session(&self, session: Option<&v1::Session>) -> Result<Arc<Session>, Status> {
+        let found = session.and_then(|s| {
+            let found = lock(&self.shared.sessions).get(&s.id).cloned();
+            found.filter(|found| found.has_secret(&s.secret))
+        });
+        let found = found.ok_or_else(|| {
+            let lease = self.shared.limits.lease.as_secs_f64();
+            Status::unauthenticated(format!(
+                "there is no such session: it has ended, or its client was not heard for {lease} s, or the server was restarted"
+            ))
+        })?;
+        found.hear(&self.conn.traffic);
+        Ok(found)
+    }
+
+    /// A stream broke. If that is because of what came on it, the connection ends.
+    fn broken(&self, session: Option<&Session>, status: &Status) {
+        if matches!(status.code(), UNDECODABLE | Code::OutOfRange | Code::ResourceExhausted) {
+            self.complain(session, "connection closed, its bytes cannot be decoded", &status.message());
+            self.conn.give_up();
+        }
+    }
+
+    /// A line about a client that does not keep to the protocol.
+    fn complain(&self, session: Option<&Session>, what: &str, why: &dyn std::fmt::Display) {
+        if self.shared.gate.pass() {
+            let session = session.map(|s| s.tag.as_str());
+            tracing::warn!(peer = %self.conn.peer, session, "{what}: {why}");
+        }
+    }
+}
+
+/// The code of a message that cannot be decoded.
+const UNDECODABLE: Code = Code::Internal;
+
+/// The first message of a stream.
+async fn first<T>(service: &Service, stream: &mut Streaming<T>) -> Result<T, Status> {
+    match tokio::time::timeout(FIRST_MESSAGE, stream.message()).await {
+        Ok(message) => message
+            .inspect_err(|status| service.broken(None, status))?
+            .ok_or_else(|| Status::invalid_argument("the stream ended before its first message")),
+        Err(_) => Err(Status::deadline_exceeded("the stream has said nothing")),
+    }
+}
+
+/// The next message of a stream of a session: `None` at its end, when it breaks, or when the session ends.
+async fn next<T>(service: &Service, stream: &mut Streaming<T>, session: &Session) -> Option<T> {
+    tokio::select! {
+        biased;
+        message = stream.message() => message.unwrap_or_else(|status| {
+            service.broken(Some(session), &status);
+            None
+        }),
+        () = session.until_closed() => None,
+    }
+}
+
+fn status(error: Error) -> Status {
+    to_status(&error)
+}
+
+#[tonic::async_trait]
+impl v1::outboard_server::Outboard for Service {
+    async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloResponse>, Status> {
+        hello::hello(self, request.into_inner()).map(Response::new)
+    }
+
+    async fn devices(&self, _: Request<v1::DevicesRequest>) -> Result<Response<v1::DevicesResponse>, Status> {
+        devices::devices(self).map(Response::new)
+    }
+
+    async fn memory(&self, request: Request<v1::MemoryRequest>) -> Result<Response<v1::MemoryResponse>, Status> {
+        memory::memory(self, &request.into_inner()).map(Response::new)
+    }
+
+    async fn supports(&self, request: Request<v1::SupportsRequest>) -> Result<Response<v1::SupportsResponse>, Status> {
+        supports::supports(self, request.into_inner()).await.map(Response::new)
+    }
+
+    type ControlStream = Replies<v1::ControlReply>;
+
+    async fn control(
+        &self,
+        request: Request<Streaming<v1::ControlRequest>>,
+    ) -> Result<Response<Self::ControlStream>, Status> {
+        Ok(Response::new(control::start(self, request.into_inner())))
+    }
+
+    type QueueStream = Replies<v1::Reply>;
+
+    async fn queue(&self, request: Request<Streaming<v1::Command>>) -> Result<Response<Self::QueueStream>, Status> {
+        Ok(Response::new(queue::start(self, request.into_inner())))
+    }
+}
+
+impl Clone for Service {
+    fn clone(&self) -> Self {
+        Service { shared: self.shared.clone(), conn: self.conn.clone() }
+    }
+}

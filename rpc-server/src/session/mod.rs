@@ -1,0 +1,271 @@
+//! A client's session: what it owns, for as long as it is heard.
+
+pub(crate) mod answers;
+pub(crate) mod flight;
+pub(crate) mod queue;
+pub(crate) mod timeline;
+mod worker;
+
+use crate::io::Traffic;
+use crate::lock;
+use outboard_core::{Buffer, Device, Error, Executable, Result, Slice, Ticket, Usage};
+use outboard_proto::limits::{MAX_HANDLES, MAX_TICKETS};
+use outboard_proto::{SECRET_BYTES, v1};
+use queue::QueueState;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use tokio::sync::{Notify, watch};
+pub(crate) use worker::Worker;
+
+/// Bytes of the buffer of which a queue reads none to learn how far its device is.
+const ANCHOR_BYTES: u64 = 64;
+
+/// An executable and the uid of its device.
+type OnDevice = (u64, Arc<dyn Executable>);
+
+pub(crate) struct Session {
+    pub(crate) id: u64,
+    /// Names it in the log.
+    pub(crate) tag: String,
+    secret: [u8; SECRET_BYTES],
+    pub(crate) client: String,
+    buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
+    executables: Mutex<HashMap<u64, OnDevice>>,
+    pub(crate) queues: Mutex<HashMap<u64, Arc<QueueState>>>,
+    /// Queues whose device queue is still there.
+    pub(crate) live_queues: AtomicUsize,
+    /// What was offered and not yet accepted, with the error if the offer came to nothing.
+    tickets: Mutex<HashMap<Ticket, Option<Error>>>,
+    anchors: Mutex<HashMap<u64, Slice>>,
+    /// Frees that wait for their fences.
+    pub(crate) frees: AtomicUsize,
+    /// Something that others may wait for has happened: a command was processed, an event signalled, a queue opened.
+    pub(crate) progress: Notify,
+    closed: watch::Sender<bool>,
+    cleared: AtomicBool,
+    traffic: Mutex<Vec<Arc<Traffic>>>,
+    pub(crate) worker: Worker,
+}
+
+impl Session {
+    /// A new session with its thread.
+    pub(crate) fn start(client: String, traffic: Arc<Traffic>) -> Result<Arc<Session>> {
+        let id: u64 = rand::random();
+        Ok(Arc::new(Session {
+            id,
+            tag: format!("{:08x}", id >> 32),
+            secret: rand::random(),
+            client,
+            buffers: Mutex::default(),
+            executables: Mutex::default(),
+            queues: Mutex::default(),
+            live_queues: AtomicUsize::new(0),
+            tickets: Mutex::default(),
+            anchors: Mutex::default(),
+            frees: AtomicUsize::new(0),
+            progress: Notify::new(),
+            closed: watch::Sender::new(false),
+            cleared: AtomicBool::new(false),
+            traffic: Mutex::new(vec![traffic]),
+            worker: Worker::start(id)?,
+        }))
+    }
+
+    /// How its client refers to it.
+    pub(crate) fn to_wire(&self) -> v1::Session {
+        v1::Session { id: self.id, secret: bytes::Bytes::copy_from_slice(&self.secret) }
+    }
+
+    /// Whether this is the secret. Takes the same time wherever they differ.
+    pub(crate) fn has_secret(&self, secret: &[u8]) -> bool {
+        let differ = self.secret.iter().zip(secret).fold(0, |acc, (a, b)| acc | (a ^ b));
+        secret.len() == SECRET_BYTES && differ == 0
+    }
+
+    /// Counts what is heard on another connection as a sign of life.
+    pub(crate) fn hear(&self, traffic: &Arc<Traffic>) {
+        let mut all = lock(&self.traffic);
+        if !all.iter().any(|t| Arc::ptr_eq(t, traffic)) {
+            // Those that nobody else holds are of connections that have ended.
+            let last = all.iter().map(|t| t.heard()).max();
+            all.retain(|t| Arc::strong_count(t) > 1 || Some(t.heard()) == last);
+            all.push(traffic.clone());
+        }
+    }
+
+    /// When the client was last heard.
+    pub(crate) fn heard(&self) -> Instant {
+        lock(&self.traffic).iter().map(|t| t.heard()).max().unwrap_or_else(Instant::now)
+    }
+
+    /// Ends the session: its streams end, and all it owns is freed on its thread.
+    pub(crate) fn close(self: &Arc<Self>, why: &str) {
+        if self.closed.send_replace(true) {
+            return;
+        }
+        tracing::info!(session = self.tag, client = self.client, "session ended: {why}");
+        self.progress.notify_waiters();
+        let session = self.clone();
+        self.worker.post(move || {
+            lock(&session.queues).clear();
+            lock(&session.tickets).clear();
+            // Taken out of the locks first: freeing may take long.
+            let executables = std::mem::take(&mut *lock(&session.executables));
+            let buffers = std::mem::take(&mut *lock(&session.buffers));
+            let anchors = std::mem::take(&mut *lock(&session.anchors));
+            drop((executables, buffers, anchors));
+            session.cleared.store(true, Ordering::Release);
+            session.progress.notify_waiters();
+        });
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        *self.closed.borrow()
+    }
+
+    /// Completes when the session has been ended.
+    pub(crate) async fn until_closed(&self) {
+        // An error means that the sender is gone, which `self` holds.
+        let _ = self.closed.subscribe().wait_for(|&c| c).await;
+    }
+
+    /// Whether everything it owned has been freed.
+    pub(crate) fn ended(&self) -> bool {
+        self.cleared.load(Ordering::Acquire) && self.live_queues.load(Ordering::Acquire) == 0
+    }
+
+    /// Waits until `ready` gives something; [`Error::Cancelled`] if the session ends before.
+    pub(crate) async fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
+        loop {
+            let mut notified = std::pin::pin!(self.progress.notified());
+            // From here on no notification is missed.
+            notified.as_mut().enable();
+            if let Some(value) = ready() {
+                return Ok(value);
+            }
+            if self.is_closed() {
+                return Err(Error::Cancelled);
+            }
+            notified.await;
+        }
+    }
+
+    /// A slice of one of the session's buffers, which must be of this device.
+    pub(crate) fn slice(&self, device: &dyn Device, slice: Option<v1::Slice>) -> Result<Slice> {
+        let slice = slice.ok_or_else(|| Error::Request("a slice is missing".into()))?;
+        let buffer = lock(&self.buffers).get(&slice.buffer).cloned();
+        let buffer = buffer.ok_or_else(|| unknown("buffer", slice.buffer))?;
+        if buffer.device() != device.uid() {
+            let name = &device.info().name;
+            return Err(Error::Request(format!("buffer {} is not of {name}", slice.buffer)));
+        }
+        Slice::new(buffer, slice.offset, slice.len)
+    }
+
+    /// Makes a buffer under a new handle. May block.
+    pub(crate) fn alloc(&self, device: &dyn Device, handle: u64, size: u64, usage: Usage) -> Result<()> {
+        self.check_handle("buffer", handle, &self.buffers)?;
+        let buffer = device.alloc(size, usage)?;
+        insert("buffer", handle, buffer, &self.buffers)
+    }
+
+    /// Keeps an executable under a new handle.
+    pub(crate) fn add_executable(&self, device: &dyn Device, handle: u64, e: Arc<dyn Executable>) -> Result<()> {
+        insert("executable", handle, (device.uid(), e), &self.executables)
+    }
+
+    /// Fails for a handle that cannot be given out.
+    pub(crate) fn check_executable(&self, handle: u64) -> Result<()> {
+        self.check_handle("executable", handle, &self.executables)
+    }
+
+    fn check_handle<T>(&self, what: &str, handle: u64, map: &Mutex<HashMap<u64, T>>) -> Result<()> {
+        let map = lock(map);
+        if handle == 0 || map.contains_key(&handle) {
+            return Err(Error::Request(format!("{what} {handle} cannot be made: the handle is 0 or taken")));
+        }
+        if map.len() >= MAX_HANDLES {
+            return Err(Error::Request(format!("a session may have {MAX_HANDLES} {what}s at a time")));
+        }
+        Ok(())
+    }
+
+    /// An executable of this device.
+    pub(crate) fn executable(&self, device: &dyn Device, handle: u64) -> Result<Arc<dyn Executable>> {
+        match lock(&self.executables).get(&handle) {
+            Some((uid, e)) if *uid == device.uid() => Ok(e.clone()),
+            Some(_) => Err(Error::Request(format!("executable {handle} is not of {}", device.info().name))),
+            None => Err(unknown("executable", handle)),
+        }
+    }
+
+    /// Forgets handles; those it does not know were never made or are forgotten already. May block.
+    pub(crate) fn free(&self, buffers: &[u64], executables: &[u64]) {
+        let executables: Vec<_> = {
+            let mut map = lock(&self.executables);
+            executables.iter().filter_map(|h| map.remove(h)).collect()
+        };
+        let buffers: Vec<_> = {
+            let mut map = lock(&self.buffers);
+            buffers.iter().filter_map(|h| map.remove(h)).collect()
+        };
+        drop((executables, buffers));
+    }
+
+    /// No bytes of a small buffer of this device: reading them tells how far a queue is. May block.
+    pub(crate) fn anchor(&self, device: &dyn Device) -> Result<Slice> {
+        if let Some(slice) = lock(&self.anchors).get(&device.uid()) {
+            return Ok(slice.clone());
+        }
+        let slice = Slice::new(device.alloc(ANCHOR_BYTES, Usage::Any)?, 0, 0)?;
+        lock(&self.anchors).insert(device.uid(), slice.clone());
+        Ok(slice)
+    }
+
+    /// Notes what became of an offer, for its acceptance.
+    pub(crate) fn offered(&self, ticket: Ticket, error: Option<Error>) -> Result<()> {
+        let mut tickets = lock(&self.tickets);
+        if tickets.len() >= MAX_TICKETS {
+            return Err(Error::Request(format!("{MAX_TICKETS} transfers wait to be accepted already")));
+        }
+        match tickets.entry(ticket) {
+            Entry::Vacant(entry) => entry.insert(error),
+            Entry::Occupied(_) => return Err(Error::Request("a transfer ticket was used twice".into())),
+        };
+        drop(tickets);
+        self.progress.notify_waiters();
+        Ok(())
+    }
+
+    /// Forgets an offer that will not be accepted.
+    pub(crate) fn forget_ticket(&self, ticket: Ticket) {
+        lock(&self.tickets).remove(&ticket);
+    }
+
+    /// Waits for the offer of this ticket and takes it.
+    pub(crate) async fn taken(&self, ticket: Ticket) -> Result<()> {
+        match self.until(|| lock(&self.tickets).remove(&ticket)).await? {
+            None => Ok(()),
+            Some(error) => Err(error),
+        }
+    }
+}
+
+fn insert<T>(what: &str, handle: u64, value: T, map: &Mutex<HashMap<u64, T>>) -> Result<()> {
+    match lock(map).entry(handle) {
+        Entry::Vacant(entry) => {
+            entry.insert(value);
+            Ok(())
+        }
+        Entry::Occupied(_) => Err(Error::Request(format!("{what} {handle} is taken"))),
+    }
+}
+
+/// The error for a handle that this session does not have.
+pub(crate) fn unknown(what: &str, handle: u64) -> Error {
+    Error::Request(format!("{what} {handle} is unknown in this session"))
+}
