@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use outboard_conformance::{Filter, cases, run};
-use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
+use outboard_core::{DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
 use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, TensorPtr};
 use outboard_reference::{Reference, reference_device};
 use std::collections::HashSet;
