@@ -283,7 +283,7 @@ impl GraphBuilder {
         if name.is_empty() || name.len() > MAX_NAME {
             return Err(fail("names of leaves have 1 to 128 bytes"));
         }
-        if kind != LeafKind::Weight && !layout.is_empty() && !layout.is_disjoint() {
+        if kind != LeafKind::Weight && !layout.is_disjoint() {
             return Err(fail("elements of a tensor that is written must not overlap"));
         }
         if self.leaves.contains_key(name) {

@@ -176,6 +176,9 @@ impl Layout {
 
     /// Whether no two elements share bytes, so that the tensor may be written.
     pub fn is_disjoint(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
         let mut order: Vec<(usize, usize)> = (0..DIMS)
             .filter(|&d| self.ne[d] > 1)
             .map(|d| (self.nb[d], if d == 0 { self.ne[0] / self.dtype.block_len() } else { self.ne[d] }))

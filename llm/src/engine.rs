@@ -34,9 +34,11 @@ pub struct LoadOptions {
     pub overrides: Overrides,
 }
 
+type DeviceByName = dyn Fn(&str) -> Option<usize> + Send + Sync;
+
 /// Where weights go that the user has placed: a function from a tensor's name to a device's index.
 #[derive(Clone, Default)]
-pub struct Overrides(Option<Arc<dyn Fn(&str) -> Option<usize> + Send + Sync>>);
+pub struct Overrides(Option<Arc<DeviceByName>>);
 
 impl Overrides {
     /// Places weights by a function of their name.
@@ -80,8 +82,7 @@ pub struct DeviceLoad {
 pub struct Engine {
     model: Arc<Model>,
     scheduler: Scheduler,
-    /// Device and memory of every weight and state, by leaf.
-    bound: HashMap<String, (usize, Slice)>,
+    bound: Bound,
     homes: Homes,
     loads: Vec<DeviceLoad>,
     programs: Vec<(GraphShape, Program)>,
@@ -120,6 +121,9 @@ impl Homes {
         Hints { leaves: graph.leaves().filter_map(leaf).collect(), pins: HashMap::new(), prefer }
     }
 }
+
+/// Memory of every weight and state, by leaf.
+type Bound = HashMap<String, Slice>;
 
 /// Where a leaf will lie.
 struct Item {
@@ -295,8 +299,7 @@ impl Engine {
         let mut bound = HashMap::new();
         for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
             let name = graph.tensor(id).name();
-            let (_, slice) =
-                self.bound.get(name).ok_or_else(|| Error::Plan(format!("{kind:?} {name} was not loaded")))?;
+            let slice = self.bound.get(name).ok_or_else(|| Error::Plan(format!("{kind:?} {name} was not loaded")))?;
             bound.insert(id, slice.clone());
         }
         let program = self.scheduler.prepare(plan, &bound)?;
@@ -407,18 +410,14 @@ fn check_fits(scheduler: &Scheduler, loads: &[DeviceLoad], model: &Model) -> Res
 type Uploads = Vec<Vec<(Slice, Bytes)>>;
 
 /// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
-fn allocate(
-    model: &Model,
-    scheduler: &Scheduler,
-    items: &[Item],
-) -> Result<(HashMap<String, (usize, Slice)>, Uploads)> {
+fn allocate(model: &Model, scheduler: &Scheduler, items: &[Item]) -> Result<(Bound, Uploads)> {
     let mut bound = HashMap::new();
     let mut uploads: Uploads = Vec::new();
     for (d, device) in scheduler.devices().iter().enumerate() {
         let align = device.info().alignment as u64;
         let mapped = device.import(model.gguf().file())?;
         let mut pending: Vec<(u64, Bytes)> = Vec::new();
-        let (mut weights, mut state): (Vec<(&Item, u64)>, Vec<(&Item, u64)>) = (Vec::new(), Vec::new());
+        let (mut weights, mut state) = (Vec::new(), Vec::new());
         let (mut weight_bytes, mut state_bytes) = (0u64, 0u64);
         // Leaves of one tensor on one device (embedding and output of a tied model) share its memory.
         let mut placed: HashMap<&str, u64> = HashMap::new();
@@ -431,7 +430,7 @@ fn allocate(
             let name = net::file_name(&item.leaf);
             let info = model.gguf().tensor(name).ok_or_else(|| Error::Model(format!("tensor {name} is missing")))?;
             if let Some(buffer) = mapped.as_ref().filter(|_| info.offset as u64 % align == 0) {
-                bound.insert(item.leaf.clone(), (d, Slice::new(buffer.clone(), info.offset as u64, item.size)?));
+                bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), info.offset as u64, item.size)?);
                 continue;
             }
             let offset = *placed.entry(name).or_insert_with(|| {
@@ -448,7 +447,7 @@ fn allocate(
             }
             let buffer = device.alloc(bytes, usage)?;
             for (item, offset) in leaves {
-                bound.insert(item.leaf.clone(), (d, Slice::new(buffer.clone(), offset, item.size)?));
+                bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), offset, item.size)?);
             }
             if usage == Usage::Weights {
                 let part =

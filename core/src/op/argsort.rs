@@ -1,6 +1,7 @@
 //! ARGSORT: the indices that sort each row. Equal elements keep their order, so the result is the same everywhere.
 
 use super::*;
+use std::cmp::Ordering;
 
 /// Direction of a sort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +10,17 @@ pub enum Order {
     Ascending,
     /// Largest first.
     Descending,
+}
+
+impl Order {
+    /// How two values compare: NaN comes above everything, 0 and -0 are equal (their indices then decide).
+    pub fn compare(self, a: f32, b: f32) -> Ordering {
+        let ascending = a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
+        match self {
+            Order::Ascending => ascending,
+            Order::Descending => ascending.reverse(),
+        }
+    }
 }
 
 /// Source: x F32 `[n, ..]` with dense rows, n below 2^31. Result: I32 of the same shape.

@@ -104,7 +104,7 @@ impl Sample {
         }
         scratch.clear();
         scratch.extend(logits.iter().enumerate().map(|(i, &v)| (clean(v), i as u32)));
-        let by_logit = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        let by_logit = |a: &(f32, u32), b: &(f32, u32)| Order::Descending.compare(a.0, b.0).then(a.1.cmp(&b.1));
         if self.top_k > 0 && self.top_k < scratch.len() {
             scratch.select_nth_unstable_by(self.top_k - 1, by_logit);
             scratch.truncate(self.top_k);

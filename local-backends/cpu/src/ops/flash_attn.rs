@@ -43,12 +43,12 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         let (head, block) = (piece % n_head_kv, blocks - 1 - piece / n_head_kv);
         let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap };
         let mut queries = Vec::with_capacity(tokens * group);
-        for i in block * tokens..((block + 1) * tokens).min(n_tokens) {
+        for (i, keys) in seen.iter().enumerate().skip(block * tokens).take(tokens) {
             for h in head * group..(head + 1) * group {
                 queries.push(Query {
                     q: q.row([i, h, 0]).cast(),
                     out: out.row([h, i, 0]).cast(),
-                    keys: seen[i].clone(),
+                    keys: keys.clone(),
                     mask: mask.map(|m| match m.dtype() {
                         DType::F32 => MaskRow::F32(m.row([i, 0, 0]).cast()),
                         _ => MaskRow::F16(m.row([i, 0, 0]).cast()),

@@ -79,7 +79,9 @@ pub(crate) fn for_rows(cx: &Cx<'_>, out: &T, run: &(dyn Fn([usize; 3]) + Sync)) 
     divide(cx.pool, out.n_rows(), 1, out.ne()[0], &|rows| rows.for_each(|r| run(out.unravel(r))));
 }
 
-/// The row of the result, holding what the row of `x` holds; the two may be the same memory.
+/// The row of the result, holding what the row of `x` holds; the two may be the same memory. As with [`T::f32s_mut`], the
+/// caller is the only one who uses that row of the result meanwhile.
+#[allow(clippy::mut_from_ref)]
 pub(crate) fn row_of<'a>(x: &T, out: &'a T, at: [usize; 3]) -> &'a mut [f32] {
     if x.row(at) != out.row(at) {
         // SAFETY: both rows are inside their tensors, dense, of the same length; `copy` allows any overlap.
