@@ -16,6 +16,10 @@ pub trait Architecture: Sync {
     fn name(&self) -> &'static str;
     /// Which elements of a head the rotary embedding pairs.
     fn rope_mode(&self) -> outboard_core::op::RopeMode;
+    /// Whether the feed-forward blocks of dense layers use the `scale` tensors that a file may have beside their weights.
+    fn ffn_scales(&self) -> bool {
+        true
+    }
     /// Layer `il` applied to the residual stream `x`, F32 `[n_embd, n_tokens]`; gives the same shape.
     fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId>;
 }

@@ -231,12 +231,28 @@ impl Net<'_> {
         Ok(self.g.push(op::View { ne: [head_dim, n_ctx, heads, 1], nb, offset: 0 }, &[written])?)
     }
 
+    /// [`Net::linear`] of a dense feed-forward block, where the bias comes first and the scale covers it.
+    fn ffn_linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        let w = self.weight(&format!("{name}.weight"))?;
+        let mut y = self.g.push(op::MulMat, &[w, x])?;
+        self.g.name(y, name);
+        if let Some(bias) = self.opt_weight(&format!("{name}.bias"))? {
+            y = self.add(y, bias)?;
+        }
+        if self.arch.ffn_scales()
+            && let Some(scale) = self.opt_weight(&format!("{name}.scale"))?
+        {
+            y = self.mul(y, scale)?;
+        }
+        Ok(y)
+    }
+
     /// Gated feed-forward: `down(silu(gate(x)) * up(x))`.
     pub fn swiglu(&mut self, prefix: &str, x: TensorId) -> Result<TensorId> {
-        let gate = self.linear(x, &format!("{prefix}.ffn_gate"))?;
-        let up = self.linear(x, &format!("{prefix}.ffn_up"))?;
+        let gate = self.ffn_linear(x, &format!("{prefix}.ffn_gate"))?;
+        let up = self.ffn_linear(x, &format!("{prefix}.ffn_up"))?;
         let y = self.g.push(op::Glu { kind: GluKind::Swiglu }, &[gate, up])?;
-        self.linear(y, &format!("{prefix}.ffn_down"))
+        self.ffn_linear(y, &format!("{prefix}.ffn_down"))
     }
 
     /// `name.weight[expert] * x` for the chosen experts: x `[k, 1 or n_used, n_tokens]`, ids `[n_used, n_tokens]`.

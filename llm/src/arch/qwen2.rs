@@ -14,6 +14,11 @@ impl Architecture for Qwen2 {
         RopeMode::Neox
     }
 
+    /// Files that llama.cpp writes have them, its model does not use them.
+    fn ffn_scales(&self) -> bool {
+        false
+    }
+
     fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
         pre_norm_layer(net, il, x)
     }

@@ -1,0 +1,70 @@
+//! Small random models of each architecture against llama.cpp's logits for 24 tokens.
+//!
+//! The files have two layers, 128 tokens of vocabulary, F32 and F16 weights and no tokenizer; the logits come from llama.cpp
+//! (ggml 0.25.3, one thread, no flash attention).
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use outboard_core::Device;
+use outboard_cpu::{CpuOptions, cpu_device};
+use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_llm::gguf::Gguf;
+use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_reference::reference_device;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Most that the sums of f32 numbers in another order, and a KV cache in f16, may make of it.
+const MAX_NMSE: f64 = 1e-6;
+
+fn nmse(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let square = |v: f64| v * v;
+    let error: f64 = got.iter().zip(want).map(|(g, w)| square(f64::from(*g) - f64::from(*w))).sum();
+    error / want.iter().map(|w| square(f64::from(*w))).sum::<f64>()
+}
+
+fn check(name: &str) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
+    let reference = std::fs::read_to_string(dir.join(format!("{name}.json"))).unwrap();
+    let reference: serde_json::Value = serde_json::from_str(&reference).unwrap();
+    let ids = reference["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32);
+    let tokens: Vec<u32> = ids.collect();
+    let rows = reference["logits"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+    let want: Vec<f32> = rows.map(|v| v.as_f64().unwrap() as f32).collect();
+
+    let model =
+        Arc::new(Model::new(Gguf::parse(open_mapped(&dir.join(format!("{name}.gguf"))).unwrap()).unwrap()).unwrap());
+    let (host, budget) = (Host::new(), MemoryBudget::new(None));
+    let cpu = |id: &str, threads| cpu_device(&host, id, CpuOptions::with_threads(threads), &budget);
+    let sets: [(&str, Vec<Arc<dyn Device>>); 3] = [
+        ("reference", vec![reference_device(&host, "REF", &budget)]),
+        ("cpu", vec![cpu("CPU0", 2)]),
+        ("two cpu devices", vec![cpu("CPU1", 1), cpu("CPU2", 1)]),
+    ];
+    for (devices, set) in sets {
+        // All tokens at once, in micro-batches of seven, one by one.
+        for n_ubatch in [24, 7, 1] {
+            let options = LoadOptions { n_ctx: 64, n_ubatch, ..LoadOptions::default() };
+            let mut engine = Engine::load(model.clone(), set.clone(), &options, &|_, _| {}).unwrap();
+            let logits = engine.logits(&tokens).unwrap();
+            let error = nmse(&logits, &want);
+            println!("{name} on {devices}, {n_ubatch} at once: NMSE {error:.2e}");
+            assert!(error <= MAX_NMSE, "{name} on {devices}, {n_ubatch} at once: NMSE {error:e}");
+        }
+    }
+}
+
+#[test]
+fn llama_dense() {
+    check("llama-dense");
+}
+
+#[test]
+fn llama_moe() {
+    check("llama-moe");
+}
+
+#[test]
+fn qwen2_dense() {
+    check("qwen2-dense");
+}
