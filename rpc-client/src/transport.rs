@@ -100,7 +100,7 @@ pub(crate) fn describe(e: &hyper::Error) -> String {
     let h2: Option<&(dyn std::error::Error + 'static)> = e.source();
     let not_http2 = ["frame with invalid size", "PROTOCOL_ERROR", "FRAME_SIZE_ERROR", "invalid"];
     if h2.is_some() && not_http2.iter().any(|text| cause.contains(text)) {
-        return "it does not speak gRPC (does another program listen on this port?)".to_owned();
+        return "it does not speak gRPC".to_owned();
     }
     match cause.is_empty() {
         true => format!("the connection was lost: {e}"),

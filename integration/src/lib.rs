@@ -1,0 +1,16 @@
+//! What the cluster tests share: the programs under test as real processes, model files, reference texts.
+//!
+//! The tests start their own servers on free ports of the loopback interface, and end only what they have started.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc)]
+
+mod client;
+mod models;
+mod programs;
+mod reference;
+mod server;
+
+pub use client::{Client, Finished, RunReport};
+pub use models::{model, skip};
+pub use programs::program;
+pub use reference::{Case, Comparison, Step, cases};
+pub use server::Server;

@@ -1,0 +1,108 @@
+//! `rpc-server` as a process.
+
+use crate::{Client, program};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A server on a free port. Dropping it kills it.
+pub struct Server {
+    child: Child,
+    /// `127.0.0.1:port`.
+    pub addr: String,
+}
+
+impl Server {
+    /// Starts `rpc-server -p 0 ARGS` and waits until it listens.
+    pub fn start(args: &[&str]) -> Server {
+        let mut child = Command::new(program("rpc-server"))
+            .args(["-p", "0"])
+            .args(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("rpc-server starts");
+        let out = BufReader::new(child.stdout.take().expect("its stdout"));
+        let (tx, rx) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in out.lines().map_while(Result::ok) {
+                if let Some(addr) = line.strip_prefix("listening on ") {
+                    let _ = tx.send(addr.trim().to_owned());
+                }
+            }
+        });
+        let mut err = child.stderr.take().expect("its stderr");
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = err.read_to_string(&mut text);
+            // Shown with a test that fails.
+            print!("{text}");
+        });
+        let mut server = Server { child, addr: String::new() };
+        server.addr = rx.recv_timeout(START_LIMIT).expect("the server listens");
+        server
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Free memory as its first device reports it, in bytes.
+    pub fn memory_free(&self) -> u64 {
+        #[derive(serde::Deserialize)]
+        struct Device {
+            id: String,
+            memory_free: u64,
+        }
+        let devices: Vec<Device> = Client::run(&["devices", "--rpc", &self.addr, "--json"], START_LIMIT).json();
+        let mine = devices.iter().find(|d| d.id.starts_with(&self.addr));
+        mine.unwrap_or_else(|| panic!("no device of {}", self.addr)).memory_free
+    }
+
+    /// Resident memory in bytes, from `/proc`.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("status of the server");
+        let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
+        line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).expect("a size") * 1024
+    }
+
+    /// Ends it as a crash would (SIGKILL).
+    pub fn kill(&mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("wait");
+    }
+
+    /// Sends a signal by name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
+        assert!(status.expect("kill").success());
+    }
+
+    /// Waits for its end.
+    pub fn ends_within(&mut self, limit: Duration) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                return status;
+            }
+            assert!(start.elapsed() < limit, "still running after {limit:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("wait").is_none()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

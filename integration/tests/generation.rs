@@ -1,0 +1,79 @@
+//! Real models, over every kind of cluster, against llama.cpp's texts.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use outboard_integration::{Client, Comparison, RunReport, Server, cases, model};
+use std::time::Duration;
+
+/// A run of a model takes seconds; an unoptimised build on a busy machine may take long.
+const LIMIT: Duration = Duration::from_secs(240);
+const TOKENS: usize = 40;
+
+/// Devices for a run: a name, and the arguments that choose them.
+struct Cluster {
+    name: &'static str,
+    args: Vec<String>,
+    devices: usize,
+}
+
+fn clusters(servers: &[Server; 4]) -> Vec<Cluster> {
+    let [double, other_double, single, other_single] = servers.each_ref().map(|s| s.addr.clone());
+    let rpc = |list: &[&String]| vec!["--rpc".into(), list.iter().map(|s| s.as_str()).collect::<Vec<_>>().join(",")];
+    let mut with_local = rpc(&[&single, &other_single]);
+    with_local.extend(["-dev".into(), format!("{single},CPU0,{other_single}")]);
+    vec![
+        Cluster { name: "local", args: Vec::new(), devices: 1 },
+        Cluster { name: "one server, two devices", args: rpc(&[&double]), devices: 2 },
+        Cluster { name: "two servers, one device each", args: rpc(&[&single, &other_single]), devices: 2 },
+        Cluster { name: "two servers, two devices each", args: rpc(&[&double, &other_double]), devices: 4 },
+        Cluster { name: "two servers and this host's CPU between them", args: with_local, devices: 3 },
+    ]
+}
+
+fn check(name: &str) {
+    let Some(path) = model(name) else { return };
+    let servers = [
+        Server::start(&["-d", "cpu:1,cpu:1"]),
+        Server::start(&["-d", "cpu:1,cpu:1"]),
+        Server::start(&["-d", "cpu:1"]),
+        Server::start(&["-d", "cpu:1"]),
+    ];
+    let mut comparison = Comparison::default();
+    let clusters = clusters(&servers);
+    for case in cases(name) {
+        let mut first: Option<RunReport> = None;
+        for cluster in &clusters {
+            let n = TOKENS.to_string();
+            let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", &case.prompt, "--temp", "0", "-n", &n];
+            args.extend(["-c", "512", "--ignore-eos", "--json"]);
+            args.extend(cluster.args.iter().map(String::as_str));
+            let report: RunReport = Client::run(&args, LIMIT).json();
+            let what = format!("{name}, {}, {:?}", cluster.name, case.prompt);
+            assert_eq!(report.prompt_tokens, case.tokens, "{what}");
+            if let Err(e) = comparison.add(&case, &report.tokens, &report.log_probs) {
+                panic!("{what}: {e}");
+            }
+            let used: Vec<_> = report.devices.iter().filter(|d| d.layers.is_some()).collect();
+            assert_eq!(used.len(), cluster.devices, "{what}: {:?}", report.devices);
+            assert_eq!(report.net.sent_bytes > 0, !cluster.args.is_empty(), "{what}: {:?}", report.net);
+            match &first {
+                None => first = Some(report),
+                Some(first) => {
+                    assert_eq!(report.tokens, first.tokens, "{what}: not the tokens of one device");
+                    assert_eq!(report.text, first.text, "{what}");
+                }
+            }
+        }
+    }
+    let (compared, all, rms) = comparison.finish().unwrap();
+    println!("{name}: {compared} of {all} steps compared, log-probabilities differ by {rms:.4} (rms)");
+}
+
+#[test]
+fn smollm2() {
+    check("smollm2");
+}
+
+#[test]
+fn qwen2_5_coder() {
+    check("qwen2.5-coder");
+}
