@@ -5,10 +5,10 @@ use std::collections::HashMap;
 
 // How far from llama.cpp's figures a right program may be. The right sides of quantized products are rounded to 8 bits, and the
 // last bit of any sum before decides how; after a few layers two programs that add in another order have independent rounding
-// errors. Measured with `examples/log_probs.rs` over these texts: exact arithmetic (the reference device, no rounding to 8 bits)
-// is 0.055 (rms) and at most 0.29 away from llama.cpp's log-probabilities for smollm2, and prefers another token where
-// llama.cpp's has a lead of up to 0.36; for the larger qwen2.5-coder it is 0.025, 0.13 and 0.12. So this is llama.cpp's own
-// rounding noise, which a test cannot ask others to repeat; these limits leave ours as much again.
+// errors. Measured over these texts, of smollm2: the same llama.cpp, compiled for AVX-512 in place of AVX2, differs from its own
+// figures by 0.054 (rms) and 0.25 at most (`bench`, program agreement); exact arithmetic, which does not round to 8 bits, by 0.055
+// and 0.29, and prefers another token where llama.cpp's has a lead of up to 0.36 (`examples/log_probs.rs`). Of the larger
+// qwen2.5-coder: 0.030 and 0.16, 0.025 and 0.13. These limits are just above what is noise.
 
 /// A token whose lead over the second best is larger must be the same.
 const LEAD: f32 = 0.4;

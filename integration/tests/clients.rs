@@ -73,7 +73,7 @@ fn two_hundred_clients_leave_nothing_behind() {
     const WELL: usize = 160;
     const KILLED: usize = 40;
     /// What an allocator may keep for itself.
-    const RESIDUE: u64 = 48 << 20;
+    const RESIDUE: u64 = 24 << 20;
     let server = Server::start(&["-d", "cpu:1", "--memory-limit", "1G"]);
     // The first clients warm up what a server keeps for good (threads, their stacks, code that is read).
     (0..4).for_each(|n| short_client(&server.addr, n));

@@ -10,6 +10,7 @@ mod host;
 mod mapped;
 mod queue;
 mod timeline;
+mod trim;
 mod turns;
 
 pub use budget::MemoryBudget;
@@ -17,6 +18,7 @@ pub use buffer::{BUFFER_ALIGN, HostBuffer};
 pub use device::{HostDevice, Kernels, NodeError, Program, TensorPtr};
 pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
+pub use trim::trim_memory;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -1,0 +1,63 @@
+//! Outboard's side: the engine on a CPU device of this process, as `outboard run` sets it up.
+
+use crate::{Setup, Side};
+use anyhow::{Context, Result};
+use outboard_core::Device;
+use outboard_cpu::{CpuOptions, cpu_device};
+use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_llm::engine::GREEDY;
+use outboard_llm::gguf::Gguf;
+use outboard_llm::{Engine, LoadOptions, Model};
+use std::sync::Arc;
+
+pub(crate) struct Outboard {
+    engine: Engine,
+    device: Arc<dyn Device>,
+    /// What the last run sampled, greedily.
+    next: Option<u32>,
+}
+
+impl Outboard {
+    pub(crate) fn load(setup: &Setup) -> Result<Outboard> {
+        let name = setup.model.display().to_string();
+        let file = open_mapped(&setup.model).with_context(|| format!("cannot open {name}"))?;
+        let gguf = Gguf::parse(file).with_context(|| name.clone())?;
+        let model = Arc::new(Model::new(gguf).with_context(|| name)?);
+        let options = CpuOptions::with_threads(setup.threads.into());
+        let device = cpu_device(&Host::new(), "CPU0", options, &MemoryBudget::new(None));
+        let options =
+            LoadOptions { n_ctx: setup.n_ctx as usize, n_ubatch: setup.n_ubatch as usize, ..LoadOptions::default() };
+        let engine = Engine::load(model, vec![device.clone()], &options, &|_, _| ())?;
+        Ok(Outboard { engine, device, next: None })
+    }
+
+    /// The processor's name.
+    pub(crate) fn processor(&self) -> String {
+        self.device.info().description.clone()
+    }
+
+    /// The instruction set that the kernels were chosen for.
+    pub(crate) fn isa(&self) -> String {
+        self.device.info().capabilities.join(", ")
+    }
+}
+
+impl Side for Outboard {
+    fn n_vocab(&self) -> u32 {
+        u32::try_from(self.engine.model().hparams().n_vocab).unwrap_or(u32::MAX)
+    }
+
+    fn clear(&mut self) {
+        self.engine.truncate(0);
+    }
+
+    fn eval(&mut self, tokens: &[u32]) -> Result<()> {
+        let (id, _) = self.engine.eval(tokens, GREEDY)?;
+        self.next = Some(id);
+        Ok(())
+    }
+
+    fn next(&self) -> Result<u32> {
+        self.next.context("nothing was run")
+    }
+}
