@@ -173,7 +173,7 @@ impl Engine {
                 layers: first.zip(last),
                 weight_bytes: bytes(true),
                 cache_bytes: bytes(false),
-                compute_bytes: plans.iter().map(|p| p.compute_bytes()[d]).max().unwrap_or(0),
+                compute_bytes: results(&plans, d),
             });
         }
         check_fits(&scheduler, &loads, &model)?;
@@ -359,14 +359,20 @@ fn place(
         let homes = Homes { layers: split_layers(&sizes, &shares)?, overrides: options.overrides.clone() };
         let plan = |g: &&ModelGraph| Ok(scheduler.plan(g.graph.clone(), &homes.hints(g))?);
         let plans = graphs.iter().map(plan).collect::<Result<Vec<Plan>>>()?;
-        let needed: Vec<u64> =
-            (0..devices.len()).map(|d| plans.iter().map(|p| p.compute_bytes()[d]).max().unwrap_or(0)).collect();
+        let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();
         tries += 1;
         if tries > 1 || needed.iter().all(|&n| n == 0) {
             return Ok((homes, plans));
         }
         reserve = needed;
     }
+}
+
+/// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
+/// other devices are not.
+fn results(plans: &[Plan], device: usize) -> u64 {
+    let compute = plans.iter().map(|p| p.compute_bytes()[device]).max().unwrap_or(0);
+    compute + plans.iter().map(|p| p.weight_copy_bytes()[device]).sum::<u64>()
 }
 
 fn sizes(model: &Model, graph: &Graph) -> Sizes {

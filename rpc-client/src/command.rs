@@ -104,7 +104,8 @@ async fn greet(
     counters: &Arc<Counters>,
 ) -> Result<(Conn, tokio::task::JoinHandle<String>, v1::HelloResponse)> {
     let lost = |detail: String| Error::Peer { endpoint: endpoint.to_string(), detail };
-    let early = |why: String| lost(format!("{why}, before it answered hello; is it an rpc-server that listens on this port?"));
+    let early =
+        |why: String| lost(format!("{why}, before it answered hello; is it an rpc-server that listens on this port?"));
     let (conn, driver) = transport::open(endpoint, counters, Purpose::Commands(options.dead_after)).await?;
     let mut driver = tokio::spawn(driver);
     let (min_version, max_version) = options.versions;

@@ -1,8 +1,9 @@
 //! Places what splits compute and copy in one buffer per device, with reuse.
 //!
-//! Time is the number of a node in the order of execution. A place lives from the node that fills it to the last that reads it; two
-//! places of a device may share bytes if their lives do not meet. Queues of different devices run side by side, but the
-//! commands of one device, the copies out of it included, keep that order, which is all that reuse relies on.
+//! Time is the number of a node in the order of execution. A place lives from what fills it (a node, a copy, the caller) to the
+//! last node or copy that reads it; two places of a device may share bytes if their lives do not meet. Queues of different
+//! devices run side by side, but memory of a device is touched by commands of its own queue only, copies out of it and into
+//! it included, and they keep that order, from one run to the next as well. That is all that reuse relies on.
 
 use crate::split::{Place, Splits};
 use outboard_core::{Graph, TensorId};
@@ -77,7 +78,7 @@ struct Life {
     size: u64,
     first: usize,
     last: usize,
-    /// What reads it last, if that is a node.
+    /// What uses it last, if that is a node.
     last_reader: Option<TensorId>,
 }
 
@@ -118,30 +119,22 @@ impl Lives<'_> {
                 self.touch(copy.source, time, None);
                 self.begin(Place::Copy(number), copy.to, copy.bytes, time);
             }
-            for &id in &split.nodes {
+            for (id, node) in split.computed() {
                 time += 1;
                 let t = self.graph.tensor(id);
                 if t.root() == id {
                     self.begin(Place::Node(id), split.device, t.layout().span(), time);
                 }
-                for root in t.sources().chain([id]).map(|s| self.graph.tensor(s).root()) {
-                    self.touch(Place::Node(root), time, Some(id));
-                    self.touch(Place::Input(root, split.device), time, Some(id));
-                }
-            }
-            // Copies are leaves of the split; they are read at its end at the latest.
-            for place in split.places.iter().flatten() {
-                if let Place::Copy(_) = place {
-                    self.touch(*place, time, None);
+                for tensor in split.graph.tensor(node).sources().chain([node]) {
+                    if let Some(place) = split.place(tensor) {
+                        self.touch(place, time, Some(id));
+                    }
                 }
             }
         }
         for id in self.graph.outputs() {
-            let root = self.graph.tensor(id).root();
-            for place in self.order.clone() {
-                if place == Place::Node(root) || matches!(place, Place::Input(input, _) if input == root) {
-                    self.touch(place, usize::MAX, None);
-                }
+            if let Some((_, place)) = splits.homes[self.graph.tensor(id).root().index()] {
+                self.touch(place, usize::MAX, None);
             }
         }
     }
@@ -150,30 +143,25 @@ impl Lives<'_> {
     fn in_place(&self, splits: &Splits) -> HashMap<Place, Place> {
         let mut shared = HashMap::new();
         for split in &splits.splits {
-            for &id in &split.nodes {
-                let t = self.graph.tensor(id);
-                let Some(op) = t.op().filter(|_| t.root() == id) else { continue };
+            for (id, node) in split.computed() {
+                let t = split.graph.tensor(node);
+                let Some(op) = t.op().filter(|_| t.root() == node) else { continue };
                 let srcs = t.srcs();
-                let fits = |&&i: &&usize| {
-                    let Some(src) = srcs.get(i).copied().flatten() else { return false };
-                    let source = self.graph.tensor(src);
-                    let place = Place::Node(source.root());
-                    let Some(life) = self.lives.get(&place) else { return false };
-                    // The whole of a node's result on this device, read here last and by nothing else of this node.
+                let taken = op.in_place().iter().find_map(|&i| {
+                    let src = srcs.get(i).copied().flatten()?;
+                    let source = split.graph.tensor(src);
+                    let place = split.place(src)?;
+                    // Not what the caller wrote: an input's memory stays as it is.
+                    let (Place::Node(_) | Place::Copy(_)) = place else { return None };
+                    let life = self.lives.get(&place)?;
+                    // The whole of it, read here last and by nothing else of this node.
                     let whole =
                         source.offset() == 0 && source.layout() == t.layout() && life.size == t.layout().span() as u64;
-                    let alone =
-                        srcs.iter().flatten().filter(|&&s| self.graph.tensor(s).root() == source.root()).count() == 1;
-                    whole
-                        && alone
-                        && life.device == split.device
-                        && life.last_reader == Some(id)
-                        && life.last != usize::MAX
-                };
-                if let Some(&i) = op.in_place().iter().find(fits)
-                    && let Some(src) = srcs.get(i).copied().flatten()
-                {
-                    shared.insert(Place::Node(id), Place::Node(self.graph.tensor(src).root()));
+                    let readers = srcs.iter().flatten().filter(|&&s| split.place(s) == Some(place)).count();
+                    (whole && readers == 1 && life.last_reader == Some(id)).then_some(place)
+                });
+                if let Some(taken) = taken {
+                    shared.insert(Place::Node(id), taken);
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use crate::assign::{Assignment, DeviceView, Hints, assign};
 use crate::memory::{MemoryPlan, plan_memory};
-use crate::split::{Splits, split};
+use crate::split::{Copy, Splits, split};
 use outboard_core::error::Bytes;
 use outboard_core::{Graph, GraphError};
 use std::fmt;
@@ -23,8 +23,18 @@ pub enum PlanError {
     #[error("tensor {0} is in no device's memory")]
     Unbound(String),
     /// A hint names a device that is not there.
-    #[error("there is no device {0}")]
-    NoDevice(usize),
+    #[error("{tensor}: it should be on device {device}, but there are {devices} devices, counted from 0")]
+    NoDevice {
+        /// The tensor whose hint it is.
+        tensor: String,
+        /// The device's index.
+        device: usize,
+        /// How many devices there are.
+        devices: usize,
+    },
+    /// The list of devices is empty.
+    #[error("there are no devices to run on")]
+    NoDevices,
     /// A split did not make a graph: a bug of the scheduler.
     #[error("a split is not a valid graph: {0}")]
     Graph(GraphError),
@@ -59,16 +69,24 @@ impl Plan {
     pub fn compute_bytes(&self) -> &[u64] {
         &self.memory.bytes
     }
+
+    /// Bytes of weights of other devices that each device keeps copies of.
+    pub fn weight_copy_bytes(&self) -> Vec<u64> {
+        let mut bytes = vec![0; self.devices.len()];
+        self.splits.copies.iter().filter(|c| c.constant).for_each(|c| bytes[c.to] += c.bytes as u64);
+        bytes
+    }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |f: &mut fmt::Formatter<'_>, how: &str, copy: &Copy| {
+            let (what, bytes) = (self.graph.label(copy.tensor), Bytes(copy.bytes as u64));
+            writeln!(f, "copy {how}{what}, {bytes}: {} -> {}", self.devices[copy.from], self.devices[copy.to])
+        };
+        self.splits.copies.iter().filter(|c| c.constant).try_for_each(|copy| line(f, "once ", copy))?;
         for (i, split) in self.splits.splits.iter().enumerate() {
-            for &number in &split.copies {
-                let copy = &self.splits.copies[number];
-                let (what, bytes) = (self.graph.label(copy.tensor), Bytes(copy.bytes as u64));
-                writeln!(f, "copy {what}, {bytes}: {} -> {}", self.devices[copy.from], self.devices[copy.to])?;
-            }
+            split.copies.iter().try_for_each(|&number| line(f, "", &self.splits.copies[number]))?;
             let name = |n: Option<&_>| n.map_or(String::new(), |&id| self.graph.label(id));
             let (first, last) = (name(split.nodes.first()), name(split.nodes.last()));
             let device = &self.devices[split.device];

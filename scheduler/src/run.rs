@@ -2,6 +2,10 @@
 //!
 //! A run enqueues everything it can at once: inputs, splits, and copies that devices do among themselves. Only a copy between
 //! devices that cannot reach each other waits in this process for its bytes.
+//!
+//! No events are needed beside the transfers: all memory of a device is touched by its one queue only, in the order of the
+//! plan, and a transfer makes the queue that takes the bytes wait for the one that has them. So the next run may be enqueued
+//! while this one is under way: what it overwrites has been read by then.
 
 use crate::assign::{DeviceView, Hints};
 use crate::plan::{Plan, PlanError};
@@ -12,9 +16,14 @@ use outboard_core::{
     Usage,
 };
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Transfers among devices, and their bytes, that are enqueued before everything enqueued is waited for. Bytes that are handed
+/// over before the other side takes them wait in a server's memory, which has limits of its own above these.
+const MAX_TRANSFERS_AHEAD: usize = 256;
+const MAX_BYTES_AHEAD: u64 = 256 << 20;
 
 /// How a scheduler waits.
 #[derive(Clone, Debug)]
@@ -38,6 +47,15 @@ pub struct Scheduler {
     compute: Vec<Option<Arc<dyn Buffer>>>,
     options: SchedulerOptions,
     cancel: Arc<AtomicBool>,
+    /// Held while a run is enqueued: commands of two runs must not mix.
+    ahead: Mutex<Ahead>,
+}
+
+/// What devices hand each other since they were last waited for.
+#[derive(Debug, Default)]
+struct Ahead {
+    transfers: usize,
+    bytes: u64,
 }
 
 /// A graph that is compiled on its devices.
@@ -45,7 +63,10 @@ pub struct Scheduler {
 pub struct Program {
     plan: Plan,
     steps: Vec<Step>,
-    inputs: HashMap<TensorId, Vec<(usize, Slice)>>,
+    /// Copies of weights, done before the first run.
+    constants: Vec<Transfer>,
+    has_constants: AtomicBool,
+    inputs: Vec<(TensorId, Vec<(usize, Slice)>)>,
     outputs: HashMap<TensorId, (usize, Slice)>,
     /// Where the result of each node is, for observers.
     nodes: HashMap<TensorId, (usize, Slice)>,
@@ -54,9 +75,17 @@ pub struct Program {
 #[derive(Debug)]
 struct Step {
     device: usize,
-    copies: Vec<(usize, Slice, Slice)>,
+    copies: Vec<Transfer>,
     executable: Arc<dyn Executable>,
     last_node: Option<TensorId>,
+}
+
+#[derive(Debug)]
+struct Transfer {
+    from: usize,
+    to: usize,
+    src: Slice,
+    dst: Slice,
 }
 
 impl Program {
@@ -100,7 +129,7 @@ impl Scheduler {
         };
         let reaches = devices.iter().map(|a| devices.iter().map(|b| reach(a, b)).collect()).collect();
         let compute = devices.iter().map(|_| None).collect();
-        Ok(Scheduler { devices, queues, reaches, compute, options, cancel: Arc::default() })
+        Ok(Scheduler { devices, queues, reaches, compute, options, cancel: Arc::default(), ahead: Mutex::default() })
     }
 
     /// The devices.
@@ -113,7 +142,7 @@ impl Scheduler {
         self.queues.get(device)
     }
 
-    /// Set to stop a run at its next step.
+    /// Set to stop a run at its next step; runs fail with [`Error::Cancelled`] until it is cleared.
     pub fn cancel_token(&self) -> Arc<AtomicBool> {
         self.cancel.clone()
     }
@@ -141,7 +170,7 @@ impl Scheduler {
     /// Makes sure that each device has memory for the results of any of these plans.
     pub fn reserve(&mut self, plans: &[&Plan]) -> Result<()> {
         for d in 0..self.devices.len() {
-            let needed = plans.iter().map(|p| p.compute_bytes()[d]).max().unwrap_or(0);
+            let needed = plans.iter().filter_map(|p| p.compute_bytes().get(d)).copied().max().unwrap_or(0);
             let have = self.compute[d].as_ref().map_or(0, |b| b.size());
             if needed > have {
                 // The old buffer goes first, unless a program still uses it.
@@ -152,67 +181,44 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Compiles a plan. `bound` has the slice of every weight and state of its graph, on the device that the hints named.
+    /// Compiles a plan. `bound` has the slice of every weight and state of its graph, on the device that the hints named; their
+    /// contents may follow until the first run. Results of all programs share memory: those of one are there until another one
+    /// runs.
     pub fn prepare(&mut self, plan: Plan, bound: &HashMap<TensorId, Slice>) -> Result<Program> {
+        if !self.devices.iter().map(|d| &d.info().id).eq(&plan.devices) {
+            return Err(Error::Misuse(format!("a plan for other devices: {}", plan.devices.join(", "))));
+        }
+        self.check_bound(&plan, bound)?;
         self.reserve(&[&plan])?;
-        let mut constants: HashMap<usize, Slice> = HashMap::new();
+        let mut memory = Memory { scheduler: self, plan: &plan, bound, constants: HashMap::new() };
+        let mut constants = Vec::new();
         for (number, copy) in plan.splits.copies.iter().enumerate().filter(|(_, c)| c.constant) {
-            let memory = self.devices[copy.to].alloc((copy.bytes as u64).max(1), Usage::Weights)?;
-            let to = Slice::new(memory, 0, copy.bytes as u64)?;
-            let from =
-                self.slice(&plan, copy.source, bound, &constants)?.part(copy.offset as u64, copy.bytes as u64)?;
-            self.transfer(copy.from, copy.to, &from, &to)?;
-            constants.insert(number, to);
+            let buffer = self.devices[copy.to].alloc((copy.bytes as u64).max(1), Usage::Weights)?;
+            memory.constants.insert(number, Slice::new(buffer, 0, copy.bytes as u64)?);
+            constants.push(memory.transfer(number)?);
         }
         let mut steps = Vec::with_capacity(plan.splits.splits.len());
         for split in &plan.splits.splits {
             let device = &self.devices[split.device];
-            let mut slices = Vec::with_capacity(split.places.len());
-            for place in &split.places {
-                slices.push(match place {
-                    Some(place) => Some(self.slice(&plan, *place, bound, &constants)?),
-                    None => None,
-                });
-            }
-            let placement = Placement::new(&split.graph, device.as_ref(), slices)?;
+            let slices = split.places.iter().map(|place| place.map(|place| memory.slice(place)).transpose());
+            let placement = Placement::new(&split.graph, device.as_ref(), slices.collect::<Result<_>>()?)?;
             let executable = device.compile(split.graph.clone(), placement)?;
-            let mut copies = Vec::with_capacity(split.copies.len());
-            for &number in &split.copies {
-                let copy = &plan.splits.copies[number];
-                let source = self.slice(&plan, copy.source, bound, &constants)?;
-                let from = source.part(copy.offset as u64, copy.bytes as u64)?;
-                copies.push((copy.from, from, self.slice(&plan, Place::Copy(number), bound, &constants)?));
-            }
+            let copies = split.copies.iter().map(|&number| memory.transfer(number)).collect::<Result<_>>()?;
             steps.push(Step { device: split.device, copies, executable, last_node: split.nodes.last().copied() });
         }
-        let mut inputs = HashMap::new();
+        let mut inputs = Vec::with_capacity(plan.splits.inputs.len());
         for (id, devices) in &plan.splits.inputs {
-            let slices: Result<Vec<_>> =
-                devices.iter().map(|&d| Ok((d, self.slice(&plan, Place::Input(*id, d), bound, &constants)?))).collect();
-            inputs.insert(*id, slices?);
+            let slices = devices.iter().map(|&d| Ok((d, memory.slice(Place::Input(*id, d))?)));
+            inputs.push((*id, slices.collect::<Result<_>>()?));
         }
         let (mut outputs, mut nodes) = (HashMap::new(), HashMap::new());
         for id in plan.graph.ids() {
             let t = plan.graph.tensor(id);
-            let root = t.root();
-            let (device, place) = match (plan.assignment.device(root), plan.graph.tensor(root).leaf()) {
-                (Some(device), _) => (device, Place::Node(root)),
-                (None, Some(outboard_core::LeafKind::Input)) => {
-                    match inputs.get(&root).and_then(|d: &Vec<_>| d.first()) {
-                        Some((device, _)) => (*device, Place::Input(root, *device)),
-                        None => continue,
-                    }
-                }
-                (None, _) => match bound.get(&root) {
-                    Some(slice) => match self.devices.iter().position(|d| d.uid() == slice.buffer().device()) {
-                        Some(device) => (device, Place::Bound(root)),
-                        None => continue,
-                    },
-                    None => continue,
-                },
-            };
-            let slice = self.slice(&plan, place, bound, &constants)?;
-            let slice = slice.part(t.offset() as u64, t.layout().span() as u64)?;
+            let Some((device, place)) = plan.splits.homes[t.root().index()] else { continue };
+            if !t.is_output() && !t.is_compute() {
+                continue;
+            }
+            let slice = memory.slice(place)?.part(t.offset() as u64, t.layout().span() as u64)?;
             if t.is_output() {
                 outputs.insert(id, (device, slice.clone()));
             }
@@ -220,35 +226,34 @@ impl Scheduler {
                 nodes.insert(id, (device, slice));
             }
         }
-        Ok(Program { plan, steps, inputs, outputs, nodes })
+        let has_constants = AtomicBool::new(constants.is_empty());
+        Ok(Program { plan, steps, constants, has_constants, inputs, outputs, nodes })
     }
 
-    fn slice(
-        &self,
-        plan: &Plan,
-        place: Place,
-        bound: &HashMap<TensorId, Slice>,
-        constants: &HashMap<usize, Slice>,
-    ) -> Result<Slice> {
-        let missing = || Error::Misuse(format!("{place:?} has no memory"));
-        match place {
-            Place::Bound(id) => bound.get(&id).cloned().ok_or_else(missing),
-            Place::Copy(number) if constants.contains_key(&number) => {
-                constants.get(&number).cloned().ok_or_else(missing)
-            }
-            _ => {
-                let a = plan.memory.places.get(&place).ok_or_else(missing)?;
-                match &self.compute[a.device] {
-                    Some(buffer) => Slice::new(buffer.clone(), a.offset, a.size),
-                    // A device whose results are all empty has no buffer.
-                    None => Slice::new(self.devices[a.device].alloc(1, Usage::Compute)?, 0, 0),
+    /// Every weight and state has memory of its size on its device.
+    fn check_bound(&self, plan: &Plan, bound: &HashMap<TensorId, Slice>) -> Result<()> {
+        for (id, _) in plan.graph.leaves() {
+            let Some((device, Place::Bound(_))) = plan.splits.homes[id.index()] else { continue };
+            let (name, size) = (plan.graph.label(id), plan.graph.tensor(id).layout().span() as u64);
+            let wrong = |why: String| Err(Error::Misuse(format!("{name} on {}: {why}", plan.devices[device])));
+            match bound.get(&id) {
+                None if size == 0 => {}
+                None => return wrong("it was given no memory".into()),
+                Some(slice) if slice.len() < size => {
+                    return wrong(format!("it was given {} bytes of memory, {size} are needed", slice.len()));
                 }
+                Some(slice) if slice.buffer().device() != self.devices[device].uid() => {
+                    return wrong("it was given memory of another device".into());
+                }
+                Some(_) => {}
             }
         }
+        Ok(())
     }
 
     /// Enqueues a copy between two devices by the shortest way there is.
-    fn transfer(&self, from: usize, to: usize, src: &Slice, dst: &Slice) -> Result<()> {
+    fn transfer(&self, ahead: &mut Ahead, transfer: &Transfer) -> Result<()> {
+        let &Transfer { from, to, ref src, ref dst } = transfer;
         if src.is_empty() {
             return Ok(());
         }
@@ -256,8 +261,15 @@ impl Scheduler {
         if self.reaches[from][to]
             && let (Some(source), Some(target)) = (a.peer(), b.peer())
         {
+            if ahead.transfers >= MAX_TRANSFERS_AHEAD || ahead.bytes >= MAX_BYTES_AHEAD {
+                self.finish()?;
+                *ahead = Ahead::default();
+            }
+            ahead.transfers += 1;
+            ahead.bytes += src.len();
             let mut ticket = [0; 32];
             getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
+            // The offer first: a queue that accepts what is never offered would wait for nothing.
             source.offer(self.queues[from].as_ref(), Ticket(ticket), src, b.as_ref())?;
             target.accept(self.queues[to].as_ref(), Ticket(ticket), dst)?;
             return Ok(());
@@ -266,25 +278,24 @@ impl Scheduler {
         self.queues[to].write(dst, data)
     }
 
-    /// Enqueues one run. Results are there when [`Scheduler::read`] gives them.
+    /// Enqueues one run. Results are there when [`Scheduler::read`] gives them. Runs of several threads are enqueued one after
+    /// another.
     pub fn run(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<()> {
-        self.write_inputs(program, inputs)?;
-        for step in &program.steps {
-            self.step(step)?;
-        }
-        Ok(())
+        let mut ahead = self.begin(program, inputs)?;
+        program.steps.iter().try_for_each(|step| self.step(&mut ahead, step))
     }
 
-    /// Runs a program of [`Scheduler::plan_observed`] and shows every wanted node to `observer`.
+    /// Runs a program of [`Scheduler::plan_observed`] and shows every wanted node to `observer`, which must not run graphs of
+    /// this scheduler itself. (Of a plan with longer splits only the last node of each is shown.)
     pub fn run_observed(
         &self,
         program: &Program,
         inputs: &[(TensorId, Bytes)],
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        self.write_inputs(program, inputs)?;
+        let mut ahead = self.begin(program, inputs)?;
         for step in &program.steps {
-            self.step(step)?;
+            self.step(&mut ahead, step)?;
             let Some(node) = step.last_node else { continue };
             if !observer.wants(program.graph(), node) {
                 continue;
@@ -298,25 +309,36 @@ impl Scheduler {
         Ok(())
     }
 
-    fn write_inputs(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<()> {
+    /// Enqueues what comes before the first step: inputs, and copies of weights if it is the first run.
+    fn begin(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<MutexGuard<'_, Ahead>> {
+        let mut writes = Vec::new();
         for (id, slices) in &program.inputs {
+            let t = program.graph().tensor(*id);
             let Some((_, data)) = inputs.iter().find(|(input, _)| input == id) else {
-                return Err(Error::Misuse(format!("input {} is missing", program.graph().tensor(*id).name())));
+                return Err(Error::Misuse(format!("input {} is missing", t.name())));
             };
-            for (device, slice) in slices {
-                self.queues[*device].write(slice, data.clone())?;
+            if data.len() != t.layout().span() {
+                let (got, needed) = (data.len(), t.layout().span());
+                return Err(Error::Misuse(format!("input {}: {got} bytes for {needed}", t.name())));
             }
+            writes.extend(slices.iter().map(|(device, slice)| (*device, slice, data)));
         }
-        Ok(())
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        if !program.has_constants.load(Ordering::Relaxed) {
+            program.constants.iter().try_for_each(|copy| self.transfer(&mut ahead, copy))?;
+            program.has_constants.store(true, Ordering::Relaxed);
+        }
+        for (device, slice, data) in writes {
+            self.queues[device].write(slice, data.clone())?;
+        }
+        Ok(ahead)
     }
 
-    fn step(&self, step: &Step) -> Result<()> {
+    fn step(&self, ahead: &mut Ahead, step: &Step) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
-        for (from, src, dst) in &step.copies {
-            self.transfer(*from, step.device, src, dst)?;
-        }
+        step.copies.iter().try_for_each(|copy| self.transfer(ahead, copy))?;
         self.queues[step.device].execute(&step.executable)
     }
 
@@ -330,5 +352,47 @@ impl Scheduler {
     /// Waits until everything enqueued on every device is done.
     pub fn finish(&self) -> Result<()> {
         self.queues.iter().try_for_each(|q| q.finish(self.options.deadline))
+    }
+}
+
+/// The memory of a program while it is made.
+struct Memory<'a> {
+    scheduler: &'a Scheduler,
+    plan: &'a Plan,
+    bound: &'a HashMap<TensorId, Slice>,
+    /// Targets of copies of weights, by their number.
+    constants: HashMap<usize, Slice>,
+}
+
+impl Memory<'_> {
+    fn slice(&self, place: Place) -> Result<Slice> {
+        let missing = || Error::Misuse(format!("{place:?} has no memory"));
+        if let Place::Bound(id) = place {
+            return match self.bound.get(&id) {
+                Some(slice) => Ok(slice.clone()),
+                None => self.empty(self.plan.splits.homes[id.index()].ok_or_else(missing)?.0),
+            };
+        }
+        if let Place::Copy(number) = place
+            && let Some(slice) = self.constants.get(&number)
+        {
+            return Ok(slice.clone());
+        }
+        let a = self.plan.memory.places.get(&place).ok_or_else(missing)?;
+        match &self.scheduler.compute[a.device] {
+            Some(buffer) => Slice::new(buffer.clone(), a.offset, a.size),
+            None => self.empty(a.device),
+        }
+    }
+
+    /// A slice for an empty tensor of a device that has no memory for this program.
+    fn empty(&self, device: usize) -> Result<Slice> {
+        Slice::new(self.scheduler.devices[device].alloc(1, Usage::Compute)?, 0, 0)
+    }
+
+    fn transfer(&self, number: usize) -> Result<Transfer> {
+        let copy = &self.plan.splits.copies[number];
+        let src = self.slice(copy.source)?.part(copy.offset as u64, copy.bytes as u64)?;
+        Ok(Transfer { from: copy.from, to: copy.to, src, dst: self.slice(Place::Copy(number))? })
     }
 }

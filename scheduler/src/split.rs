@@ -6,8 +6,9 @@
 
 use crate::assign::Assignment;
 use crate::plan::PlanError;
+use outboard_core::graph::{MAX_NAME, clip};
 use outboard_core::op::View;
-use outboard_core::{Graph, GraphBuilder, LeafKind, TensorId};
+use outboard_core::{Graph, GraphBuilder, Layout, LeafKind, Tensor, TensorId};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -58,6 +59,18 @@ pub struct Split {
     pub copies: Vec<usize>,
 }
 
+impl Split {
+    /// Its nodes: the id in the full graph, and that in the split's own.
+    pub fn computed(&self) -> impl Iterator<Item = (TensorId, TensorId)> + '_ {
+        self.nodes.iter().copied().zip(self.graph.nodes().filter(|&id| self.graph.tensor(id).is_compute()))
+    }
+
+    /// Where the memory of a tensor of its own graph is.
+    pub fn place(&self, id: TensorId) -> Option<Place> {
+        self.places[self.graph.tensor(id).root().index()]
+    }
+}
+
 /// The splits of a graph and the copies between them.
 #[derive(Clone, Debug, Default)]
 pub struct Splits {
@@ -67,6 +80,8 @@ pub struct Splits {
     pub copies: Vec<Copy>,
     /// Devices that need each input.
     pub inputs: Vec<(TensorId, Vec<usize>)>,
+    /// By tensor: the device and place where a root can be read when the graph has run. `None` for views and unused inputs.
+    pub homes: Vec<Option<(usize, Place)>>,
 }
 
 /// Cuts `graph` along its assignment into splits of at most `max_nodes` nodes.
@@ -91,7 +106,20 @@ pub fn split(
     for (device, nodes) in runs {
         cutter.cut(device, nodes)?;
     }
-    // An output that no node computes (a leaf, a view of one) needs no split, but an input must be somewhere to be read.
+    for root in graph.outputs().map(|id| graph.tensor(id).root()) {
+        let used = cutter.out.inputs.iter().any(|(id, _)| *id == root);
+        if graph.tensor(root).leaf() == Some(LeafKind::Input) && !used {
+            // No node needs it, but it must be somewhere to be read.
+            cutter.note_input(root, 0);
+        }
+    }
+    for root in graph.ids() {
+        let home = match graph.tensor(root).root() == root {
+            true => cutter.home(root, cutter.first_with(root))?,
+            false => None,
+        };
+        cutter.out.homes.push(home);
+    }
     Ok(cutter.out)
 }
 
@@ -118,6 +146,27 @@ struct Part {
     needed: Vec<usize>,
     /// Roots that a node of this split writes.
     written: Vec<TensorId>,
+}
+
+impl Part {
+    fn leaf(&mut self, kind: LeafKind, name: &str, layout: Layout, place: Place) -> Result<TensorId, PlanError> {
+        let local = self.g.leaf_with_layout(kind, name, layout).map_err(PlanError::Graph)?;
+        self.places.resize(self.g.len(), None);
+        self.places[local.index()] = Some(place);
+        Ok(local)
+    }
+
+    /// The tensor `t` of the full graph, whose root is `local` here.
+    fn view(&mut self, local: TensorId, t: &Tensor, root: &Tensor) -> Result<TensorId, PlanError> {
+        if t.layout() == root.layout() && t.offset() == 0 {
+            return Ok(local);
+        }
+        let view = View { ne: t.layout().ne(), nb: t.layout().nb(), offset: t.offset() };
+        let view = self.g.push(view, &[local]).map_err(PlanError::Graph)?;
+        self.g.name(view, t.name());
+        self.places.resize(self.g.len(), None);
+        Ok(view)
+    }
 }
 
 impl Cutter<'_> {
@@ -163,63 +212,65 @@ impl Cutter<'_> {
         let t = self.graph.tensor(id);
         let root_id = t.root();
         let root = self.graph.tensor(root_id);
-        let (home, place, kind) = match root.leaf() {
-            Some(LeafKind::Input) => (part.device, Place::Input(root_id, part.device), LeafKind::Input),
-            Some(kind) => {
-                let home = self.bound.get(&root_id).copied();
-                (home.ok_or_else(|| PlanError::Unbound(root.name().to_owned()))?, Place::Bound(root_id), kind)
-            }
-            None => {
-                let home = self.assignment.device(root_id);
-                let home = home.ok_or_else(|| PlanError::Unbound(self.graph.label(root_id)))?;
-                (home, Place::Node(root_id), LeafKind::Input)
-            }
-        };
+        let (home, place) =
+            self.home(root_id, Some(part.device))?.ok_or_else(|| PlanError::Unbound(self.graph.label(root_id)))?;
+        if let Place::Input(..) = place {
+            self.note_input(root_id, home);
+        }
         if home != part.device {
             return self.copied_in(part, id, home, place);
-        }
-        if let Place::Input(..) = place {
-            self.note_input(root_id, part.device);
         }
         let local = match part.roots.get(&root_id) {
             Some(&local) => local,
             None => {
-                let kind =
-                    if part.written.contains(&root_id) && kind != LeafKind::Weight { LeafKind::State } else { kind };
-                let name = leaf_name(root.name(), root_id);
-                let local = part.g.leaf_with_layout(kind, &name, *root.layout()).map_err(PlanError::Graph)?;
-                part.places.resize(part.g.len(), None);
-                part.places[local.index()] = Some(place);
+                let kind = match root.leaf() {
+                    Some(LeafKind::Weight) => LeafKind::Weight,
+                    _ if part.written.contains(&root_id) => LeafKind::State,
+                    kind => kind.unwrap_or(LeafKind::Input),
+                };
+                let local = part.leaf(kind, &leaf_name(root.name(), root_id), *root.layout(), place)?;
                 part.roots.insert(root_id, local);
                 local
             }
         };
-        if t.layout() == root.layout() && t.offset() == 0 {
-            return Ok(local);
+        part.view(local, t, root)
+    }
+
+    /// Where a root is, for a node of device `user` (an input that is not written is wherever it is used).
+    fn home(&self, root: TensorId, user: Option<usize>) -> Result<Option<(usize, Place)>, PlanError> {
+        let t = self.graph.tensor(root);
+        let assigned = self.assignment.device(root);
+        match t.leaf() {
+            Some(LeafKind::Input) => Ok(assigned.or(user).map(|d| (d, Place::Input(root, d)))),
+            Some(_) => match self.bound.get(&root) {
+                Some(&d) => Ok(Some((d, Place::Bound(root)))),
+                None => Err(PlanError::Unbound(t.name().to_owned())),
+            },
+            None => Ok(assigned.map(|d| (d, Place::Node(root)))),
         }
-        let view = View { ne: t.layout().ne(), nb: t.layout().nb(), offset: t.offset() };
-        let view = part.g.push(view, &[local]).map_err(PlanError::Graph)?;
-        part.g.name(view, t.name());
-        part.places.resize(part.g.len(), None);
-        Ok(view)
+    }
+
+    /// The first device that an input is written to.
+    fn first_with(&self, input: TensorId) -> Option<usize> {
+        self.out.inputs.iter().find(|(id, _)| *id == input).and_then(|(_, devices)| devices.first().copied())
     }
 
     /// A tensor of another device as a leaf of this split, with the copy that fills it.
     fn copied_in(&mut self, part: &mut Part, id: TensorId, from: usize, source: Place) -> Result<TensorId, PlanError> {
         let t = self.graph.tensor(id);
+        let root = self.graph.tensor(t.root());
+        let constant = root.leaf() == Some(LeafKind::Weight);
+        if !constant && !t.layout().is_disjoint() {
+            // A leaf that is written for every run must not overlap itself; the root never does.
+            let local = self.copied_in(part, t.root(), from, source)?;
+            return part.view(local, t, root);
+        }
         let version = self.versions.get(&t.root()).copied().unwrap_or(0);
         let number = *self.copied.entry((id, part.device, version)).or_insert_with(|| {
-            self.out.copies.push(Copy {
-                tensor: id,
-                from,
-                to: part.device,
-                source,
-                offset: t.offset(),
-                bytes: t.layout().span(),
-                constant: self.graph.tensor(t.root()).leaf() == Some(LeafKind::Weight),
-            });
-            let number = self.out.copies.len() - 1;
-            if !self.out.copies[number].constant {
+            let (offset, bytes) = (t.offset(), t.layout().span());
+            let number = self.out.copies.len();
+            self.out.copies.push(Copy { tensor: id, from, to: part.device, source, offset, bytes, constant });
+            if !constant {
                 part.needed.push(number);
             }
             number
@@ -227,12 +278,9 @@ impl Cutter<'_> {
         if let Some(&local) = part.copies.get(&number) {
             return Ok(local);
         }
-        // Only read here, so that a view whose elements overlap may be a leaf.
-        let name = format!("copy {number} of {}", leaf_name(t.name(), id));
-        let name = outboard_core::graph::clip(&name);
-        let local = part.g.leaf_with_layout(LeafKind::Weight, &name, *t.layout()).map_err(PlanError::Graph)?;
-        part.places.resize(part.g.len(), None);
-        part.places[local.index()] = Some(Place::Copy(number));
+        let kind = if constant { LeafKind::Weight } else { LeafKind::Input };
+        let name = clip(&format!("copy {number} of {}", leaf_name(t.name(), id)));
+        let local = part.leaf(kind, &name, *t.layout(), Place::Copy(number))?;
         part.copies.insert(number, local);
         Ok(local)
     }
@@ -246,7 +294,13 @@ impl Cutter<'_> {
     }
 }
 
-/// Leaves need names; a node's result that becomes a leaf of a later split may have none, or one that others have too.
+/// Leaves need names of their own; a node's result that becomes a leaf of a later split may have none, or one that others have
+/// too. Long names are cut before the id, which tells them apart.
 fn leaf_name(name: &str, id: TensorId) -> String {
-    outboard_core::graph::clip(&if name.is_empty() { format!("{id:?}") } else { format!("{name} {id:?}") })
+    const ROOM_FOR_ID: usize = 12;
+    if name.is_empty() {
+        return format!("{id:?}");
+    }
+    let end = (0..=name.len().min(MAX_NAME - ROOM_FOR_ID)).rev().find(|&i| name.is_char_boundary(i)).unwrap_or(0);
+    format!("{} {id:?}", &name[..end])
 }
