@@ -5,6 +5,7 @@
 
 pub mod arch;
 pub mod chat;
+mod decode;
 pub mod engine;
 pub mod error;
 pub mod generate;

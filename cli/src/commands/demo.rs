@@ -75,7 +75,13 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let what = GenerateOptions { n_predict: Some(TOKENS), sample: engine::GREEDY, ignore_eos: false, stop: Vec::new() };
+    let what = GenerateOptions {
+        n_predict: Some(TOKENS),
+        sample: engine::GREEDY,
+        ignore_eos: false,
+        stop: Vec::new(),
+        log_probs: json,
+    };
     let generation = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show)?;
     let report = Report::new(&tokens, generation, load_time, &engine);
     if json {

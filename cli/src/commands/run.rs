@@ -95,6 +95,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         sample,
         ignore_eos: args.ignore_eos,
         stop: args.stop.clone(),
+        log_probs: args.json,
     };
     let json = args.json;
     let mut show = |text: &str| {

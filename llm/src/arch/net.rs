@@ -19,6 +19,8 @@ pub const POSITIONS: &str = "positions";
 pub const OUTPUT_ROWS: &str = "output_rows";
 /// Name of the input of the sampler's counters, I32 `[n_outputs]`.
 pub const SAMPLE_STEPS: &str = "sample_steps";
+/// Name of the state that holds the last sampled id, I32 `[1]`, where the embedding is.
+pub const NEXT_TOKEN: &str = "next_token";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
 pub const LOGITS: &str = "logits";
 /// Name of the output of sampled ids, I32 `[n_outputs]`.
@@ -47,8 +49,22 @@ pub enum Outputs {
     None,
     /// Logits of that many rows.
     Logits(usize),
-    /// One sampled token and its log-probability.
-    Sample(op::Sample),
+    /// One sampled token.
+    Sample {
+        /// How it is chosen.
+        sample: op::Sample,
+        /// Its log-probability as well.
+        log_prob: bool,
+    },
+}
+
+/// Where token ids come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feed {
+    /// From the input [`TOKENS`].
+    Input,
+    /// The one that the graph before sampled: it never leaves the devices, so nobody has to wait for it.
+    Sampled,
 }
 
 impl Outputs {
@@ -57,7 +73,7 @@ impl Outputs {
         match self {
             Outputs::None => 0,
             Outputs::Logits(n) => n,
-            Outputs::Sample(_) => 1,
+            Outputs::Sample { .. } => 1,
         }
     }
 }
@@ -69,6 +85,8 @@ pub struct GraphShape {
     pub n_tokens: usize,
     /// Rows of the cache.
     pub n_ctx: usize,
+    /// Where they come from; [`Feed::Sampled`] is one token.
+    pub feed: Feed,
     /// What comes out.
     pub outputs: Outputs,
 }
@@ -116,7 +134,10 @@ pub fn build(
     shape: GraphShape,
 ) -> Result<ModelGraph> {
     let mut g = GraphBuilder::new();
-    let tokens = g.input(TOKENS, DType::I32, &[shape.n_tokens])?;
+    let tokens = match shape.feed {
+        Feed::Input => g.input(TOKENS, DType::I32, &[shape.n_tokens])?,
+        Feed::Sampled => g.state(NEXT_TOKEN, DType::I32, &[1])?,
+    };
     let positions = g.input(POSITIONS, DType::I32, &[shape.n_tokens])?;
     let mut net = Net { g, hparams, weights, arch, shape, positions };
     let table = net.weight("token_embd.weight")?;
@@ -331,14 +352,22 @@ impl Net<'_> {
             Outputs::Logits(_) => {
                 self.g.output(logits);
             }
-            Outputs::Sample(sample) => {
+            Outputs::Sample { sample, log_prob } => {
                 let steps = self.g.input(SAMPLE_STEPS, DType::I32, &[rows])?;
                 let ids = self.g.push(sample, &[logits, steps])?;
                 self.g.name(ids, SAMPLED);
                 self.g.output(ids);
-                let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
-                self.g.name(log_probs, LOG_PROBS);
-                self.g.output(log_probs);
+                if log_prob {
+                    let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
+                    self.g.name(log_probs, LOG_PROBS);
+                    self.g.output(log_probs);
+                }
+                let next = match self.g.find(NEXT_TOKEN) {
+                    Some(state) => state,
+                    None => self.g.state(NEXT_TOKEN, DType::I32, &[1])?,
+                };
+                let fed = self.g.push(op::Cpy, &[ids, next])?;
+                self.g.name(fed, "next_token.written");
             }
         }
         Ok(())
