@@ -2,6 +2,7 @@
 
 use clap::Args;
 use outboard_core::op::Sample;
+use outboard_llm::DEFAULT_UBATCH;
 use outboard_rpc_client::Endpoint;
 use std::str::FromStr;
 
@@ -72,8 +73,8 @@ pub(crate) struct ModelArgs {
     /// Most tokens of a prompt that are worked on together
     #[arg(short = 'b', long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) batch_size: u32,
-    /// Most tokens in one run of the graph
-    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    /// Most tokens in one run of the graph; several devices work on the parts of a prompt side by side
+    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", default_value_t = DEFAULT_UBATCH as u32, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ubatch_size: u32,
     /// How the model is divided over devices
     #[arg(long = "sm", alias = "split-mode", value_name = "MODE", default_value = "layer")]
