@@ -97,6 +97,19 @@ fn the_same_seed_gives_the_same_text_everywhere() {
         assert_eq!(report.tokens, first.tokens, "{}", cluster.name);
         assert_eq!(report.text, first.text, "{}", cluster.name);
     }
+    // Penalties are part of what a device computes.
+    let penalised = |cluster: &Cluster| -> RunReport {
+        let mut args =
+            vec!["run", "-m", path.to_str().unwrap(), "-p", "The capital of France is", "--temp", "0", "-n", "60"];
+        args.extend(["-c", "512", "--ignore-eos", "--json", "--repeat-penalty", "1.3", "--presence-penalty", "0.5"]);
+        args.extend(cluster.args.iter().map(String::as_str));
+        Client::run(&args, LIMIT).json()
+    };
+    let local = penalised(&clusters[0]);
+    assert_eq!(penalised(&clusters[3]).tokens, local.tokens);
+    let plain = &cases("smollm2")[0];
+    assert_ne!(local.tokens[..40], plain.steps.iter().map(|s| s.0).collect::<Vec<u32>>()[..], "{}", local.text);
+    println!("with penalties: {}", local.text);
     assert_ne!(run(&clusters[0], "2").tokens, first.tokens, "another seed");
 }
 

@@ -4,12 +4,11 @@
 //! next step does not need this process. It enqueues steps ahead and reads ids as they come: as many as hide the way there and
 //! back, no more, because what runs behind the end of a text is thrown away.
 
-use crate::arch::net::{self, Feed, Outputs};
+use crate::arch::net::{self, Feed, Outputs, Sampling};
 use crate::engine::{DEADLINE, Engine};
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use outboard_core::Pending;
-use outboard_core::op::Sample;
 use outboard_scheduler::Scheduler;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -82,16 +81,17 @@ impl Ahead {
 
 impl Engine {
     /// Enqueues a prompt behind what is in the cache; [`Engine::next_id`] gives the token that follows.
-    pub fn prompt(&mut self, tokens: &[u32], sample: Sample, log_prob: bool) -> Result<()> {
-        let (program, run) = self.enqueue_prompt(tokens, Outputs::Sample { sample, log_prob })?;
-        self.expect_id(program, run, log_prob)
+    pub fn prompt(&mut self, tokens: &[u32], sampling: Sampling) -> Result<()> {
+        let (program, run) = self.enqueue_prompt(tokens, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
+        self.expect_id(program, run, sampling.log_prob)
     }
 
     /// Enqueues a step: the token sampled last goes through the model, and the next one is sampled.
-    pub fn step(&mut self, sample: Sample, log_prob: bool) -> Result<()> {
+    pub fn step(&mut self, sampling: Sampling) -> Result<()> {
         self.check_room(1)?;
-        let (program, run) = self.enqueue(&[0], Feed::Sampled, Outputs::Sample { sample, log_prob })?;
-        self.expect_id(program, run, log_prob)
+        let (program, run) =
+            self.enqueue(&[0], Feed::Sampled, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
+        self.expect_id(program, run, sampling.log_prob)
     }
 
     fn expect_id(&mut self, program: usize, run: u64, log_prob: bool) -> Result<()> {

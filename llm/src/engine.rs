@@ -1,13 +1,13 @@
 //! A model on its devices: placement, upload, the cache, running tokens through it.
 
-use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs};
+use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
 use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::split::{Share, Sizes, split_layers};
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
-use outboard_core::op::Sample;
+use outboard_core::op::{Penalty, Sample};
 use outboard_core::{Device, Graph, LeafKind, Pending, Slice, TensorId, Usage};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
@@ -153,9 +153,10 @@ impl Engine {
         let n_ctx = if options.n_ctx == 0 { trained } else { options.n_ctx };
         let n_ubatch = options.n_ubatch.clamp(1, n_ctx);
         let mut scheduler = Scheduler::new(devices, SchedulerOptions { deadline: DEADLINE })?;
-        let outputs = Outputs::Sample { sample: GREEDY, log_prob: true };
-        let prompt = model.graph(GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, outputs })?;
-        let step = model.graph(GraphShape { n_tokens: 1, n_ctx, feed: Feed::Sampled, outputs })?;
+        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: Some(NO_PENALTY), log_prob: true });
+        let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
+        let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
+        let prompt = model.graph(prompt)?;
         let (homes, plans) = place(&model, &scheduler, options, &[&prompt, &step])?;
         let prompt = prompt.graph;
         let items: Vec<Item> = prompt
@@ -229,8 +230,8 @@ impl Engine {
 
     /// The plan of a step, for people.
     pub fn describe(&mut self) -> Result<String> {
-        let outputs = Outputs::Sample { sample: GREEDY, log_prob: false };
-        let shape = GraphShape { n_tokens: 1, n_ctx: self.n_ctx, feed: Feed::Sampled, outputs };
+        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
+        let shape = GraphShape { n_tokens: 1, n_ctx: self.n_ctx, feed: Feed::Sampled, history: false, outputs };
         let program = self.program(shape)?;
         Ok(self.programs[program].1.plan().to_string())
     }
@@ -239,7 +240,7 @@ impl Engine {
     /// its log-probability.
     pub fn eval(&mut self, tokens: &[u32], sample: Sample) -> Result<(u32, f32)> {
         self.ahead.clear();
-        self.prompt(tokens, sample, true)?;
+        self.prompt(tokens, Sampling { sample, penalty: None, log_prob: true })?;
         let (id, log_prob) = self.next_id()?;
         Ok((id, log_prob.unwrap_or(f32::NAN)))
     }
@@ -249,7 +250,7 @@ impl Engine {
         self.check_room(tokens.len())?;
         let mut all = Vec::new();
         for batch in tokens.chunks(self.n_ubatch) {
-            let (program, _) = self.enqueue(batch, Feed::Input, Outputs::Logits(batch.len()))?;
+            let (program, _) = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
             let logits = self.read(program, net::LOGITS)?.wait(DEADLINE)?;
             all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
@@ -267,22 +268,28 @@ impl Engine {
     }
 
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
-    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], last: Outputs) -> Result<(usize, u64)> {
+    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
         self.check_room(tokens.len())?;
         let mut batches = tokens.chunks(self.n_ubatch).peekable();
         while let Some(batch) = batches.next() {
             if batches.peek().is_none() {
-                return self.enqueue(batch, Feed::Input, last);
+                return self.enqueue(batch, Feed::Input, history, last);
             }
-            self.enqueue(batch, Feed::Input, Outputs::None)?;
+            self.enqueue(batch, Feed::Input, history, Outputs::None)?;
         }
         Err(Error::Request("the prompt is empty".into()))
     }
 
     /// Enqueues one micro-batch; gives the number of its program, and of the run. With [`Feed::Sampled`] only the length of the
     /// batch counts.
-    pub(crate) fn enqueue(&mut self, batch: &[u32], feed: Feed, outputs: Outputs) -> Result<(usize, u64)> {
-        let number = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, outputs })?;
+    pub(crate) fn enqueue(
+        &mut self,
+        batch: &[u32],
+        feed: Feed,
+        history: bool,
+        outputs: Outputs,
+    ) -> Result<(usize, u64)> {
+        let number = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs })?;
         let program = &self.programs[number].1;
         let graph = program.graph();
         let first = self.n_past as i32;
@@ -338,6 +345,9 @@ impl Engine {
         Ok(self.scheduler.read(program, id)?)
     }
 }
+
+/// Changes nothing; for planning.
+const NO_PENALTY: Penalty = Penalty { last_n: 0, repeat: 1.0, frequency: 0.0, presence: 0.0 };
 
 /// Takes the most probable token.
 pub const GREEDY: Sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };

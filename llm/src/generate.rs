@@ -1,10 +1,11 @@
 //! From a prompt to a text.
 
+use crate::arch::net::Sampling;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::stop::StopFilter;
 use crate::tokenizer::{TextStream, Tokenizer};
-use outboard_core::op::Sample;
+use outboard_core::op::{Penalty, Sample};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,8 @@ pub struct GenerateOptions {
     pub n_predict: Option<usize>,
     /// How tokens are chosen.
     pub sample: Sample,
+    /// What makes tokens less probable that were used a short while ago.
+    pub penalty: Option<Penalty>,
     /// Goes on behind tokens that end a text.
     pub ignore_eos: bool,
     /// Strings that end it; they are not part of the text.
@@ -98,15 +101,15 @@ pub fn generate(
     };
     let start = Instant::now();
     let before = engine.n_past();
-    let sampling = (options.sample, options.log_probs);
-    engine.prompt(prompt, sampling.0, sampling.1)?;
+    let sampling = Sampling { sample: options.sample, penalty: options.penalty, log_prob: options.log_probs };
+    engine.prompt(prompt, sampling)?;
     // Tokens that were enqueued; those that the end of the text leaves unread are forgotten below.
     let mut enqueued = 1;
     let mut cancelled = false;
     let mut decode_start = Instant::now();
     loop {
         while enqueued < limit && engine.has_time() && engine.n_past() < engine.n_ctx() && !cancelled {
-            match engine.step(sampling.0, sampling.1) {
+            match engine.step(sampling) {
                 Ok(()) => enqueued += 1,
                 Err(e) => cancelled = is_cancelled(e)?,
             }

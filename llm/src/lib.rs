@@ -16,6 +16,7 @@ pub mod split;
 pub mod stop;
 pub mod tokenizer;
 
+pub use arch::net::Sampling;
 pub use engine::{DEFAULT_UBATCH, DeviceLoad, Engine, LoadOptions, Overrides};
 pub use error::{Error, Result};
 pub use generate::{Finish, GenerateOptions, Generation, generate};

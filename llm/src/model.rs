@@ -29,7 +29,13 @@ impl Model {
         let arch = arch::by_name(name)?;
         let hparams = Hparams::read(&gguf, name)?;
         let model = Model { hparams, arch, gguf };
-        model.graph(GraphShape { n_tokens: 1, n_ctx: 1, feed: net::Feed::Input, outputs: net::Outputs::Logits(1) })?;
+        model.graph(GraphShape {
+            n_tokens: 1,
+            n_ctx: 1,
+            feed: net::Feed::Input,
+            history: false,
+            outputs: net::Outputs::Logits(1),
+        })?;
         Ok(model)
     }
 

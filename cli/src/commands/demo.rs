@@ -78,6 +78,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let what = GenerateOptions {
         n_predict: Some(TOKENS),
         sample: engine::GREEDY,
+        penalty: None,
         ignore_eos: false,
         stop: Vec::new(),
         log_probs: json,

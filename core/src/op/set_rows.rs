@@ -3,7 +3,7 @@
 use super::*;
 
 /// `dst[.., ids[i, j, k], j, k] = src[.., i, j, k]`. Sources: dst `[n, rows, d2, d3]` with dense rows, src F32
-/// `[n, count, d2, d3]` with dense rows, ids I32 `[count, d2, d3]`, each id once. An index outside `0..rows` fails the
+/// `[n, count, d2, d3]` with dense rows (I32 if dst is), ids I32 `[count, d2, d3]`, each id once. An index outside `0..rows` fails the
 /// node before anything is written. Result: dst, after the write.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SetRows;
@@ -24,9 +24,11 @@ impl OpSpec for SetRows {
     fn infer(&self, srcs: &Srcs) -> Result<Inferred, String> {
         srcs.count(3, 3)?;
         let dst = srcs.get(0, "dst")?;
-        let src = srcs.f32_rows(1, "src")?;
+        let whole = dst.dtype() == DType::I32;
+        let src = srcs.typed(1, "src", if whole { DType::I32 } else { DType::F32 })?;
+        check(src.has_dense_rows(), || format!("src must have dense rows, not {src}"))?;
         let ids = srcs.typed(2, "ids", DType::I32)?;
-        check(mul_mat::is_weight_type(dst.dtype()), || format!("dst cannot be {dst}"))?;
+        check(whole || mul_mat::is_weight_type(dst.dtype()), || format!("dst cannot be {dst}"))?;
         check(dst.has_dense_rows() && dst.is_disjoint(), || format!("dst must have dense, separate rows, not {dst}"))?;
         let [n, _, d2, d3] = dst.ne();
         let [count, i1, i2, i3] = ids.ne();

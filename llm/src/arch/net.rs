@@ -21,6 +21,8 @@ pub const OUTPUT_ROWS: &str = "output_rows";
 pub const SAMPLE_STEPS: &str = "sample_steps";
 /// Name of the state that holds the last sampled id, I32 `[1]`, where the embedding is.
 pub const NEXT_TOKEN: &str = "next_token";
+/// Name of the state that holds the token at each position, I32 `[1, n_ctx]`, where the logits are.
+pub const HISTORY: &str = "history";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
 pub const LOGITS: &str = "logits";
 /// Name of the output of sampled ids, I32 `[n_outputs]`.
@@ -50,12 +52,18 @@ pub enum Outputs {
     /// Logits of that many rows.
     Logits(usize),
     /// One sampled token.
-    Sample {
-        /// How it is chosen.
-        sample: op::Sample,
-        /// Its log-probability as well.
-        log_prob: bool,
-    },
+    Sample(Sampling),
+}
+
+/// How a token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// The draw.
+    pub sample: op::Sample,
+    /// What makes tokens less probable before it.
+    pub penalty: Option<op::Penalty>,
+    /// Gives the token's log-probability (before penalties) as well.
+    pub log_prob: bool,
 }
 
 /// Where token ids come from.
@@ -73,7 +81,7 @@ impl Outputs {
         match self {
             Outputs::None => 0,
             Outputs::Logits(n) => n,
-            Outputs::Sample { .. } => 1,
+            Outputs::Sample(_) => 1,
         }
     }
 }
@@ -87,6 +95,8 @@ pub struct GraphShape {
     pub n_ctx: usize,
     /// Where they come from; [`Feed::Sampled`] is one token.
     pub feed: Feed,
+    /// Whether the tokens are noted in [`HISTORY`].
+    pub history: bool,
     /// What comes out.
     pub outputs: Outputs,
 }
@@ -99,6 +109,8 @@ pub struct Net<'a> {
     arch: &'a dyn Architecture,
     shape: GraphShape,
     positions: TensorId,
+    /// The history, after this graph's tokens were noted.
+    history: Option<TensorId>,
 }
 
 /// Names of layer `il`'s cache of keys and of values.
@@ -139,7 +151,15 @@ pub fn build(
         Feed::Sampled => g.state(NEXT_TOKEN, DType::I32, &[1])?,
     };
     let positions = g.input(POSITIONS, DType::I32, &[shape.n_tokens])?;
-    let mut net = Net { g, hparams, weights, arch, shape, positions };
+    let history = match shape.history {
+        false => None,
+        true => {
+            let history = g.state(HISTORY, DType::I32, &[1, shape.n_ctx])?;
+            let rows = g.push(op::Reshape { ne: [1, shape.n_tokens, 1, 1] }, &[tokens])?;
+            Some(g.push(op::SetRows, &[history, rows, positions])?)
+        }
+    };
+    let mut net = Net { g, hparams, weights, arch, shape, positions, history };
     let table = net.weight("token_embd.weight")?;
     let mut x = net.g.push(op::GetRows, &[table, tokens])?;
     net.g.name(x, "embedding");
@@ -352,9 +372,17 @@ impl Net<'_> {
             Outputs::Logits(_) => {
                 self.g.output(logits);
             }
-            Outputs::Sample { sample, log_prob } => {
+            Outputs::Sample(Sampling { sample, penalty, log_prob }) => {
                 let steps = self.g.input(SAMPLE_STEPS, DType::I32, &[rows])?;
-                let ids = self.g.push(sample, &[logits, steps])?;
+                let weighed = match (penalty, self.history) {
+                    (Some(penalty), Some(history)) => {
+                        let history = self.reshape(history, [self.shape.n_ctx, 1, 1, 1])?;
+                        self.g.push(penalty, &[logits, history, steps])?
+                    }
+                    (Some(_), None) => return Err(Error::Plan("a penalty needs the history of tokens".into())),
+                    (None, _) => logits,
+                };
+                let ids = self.g.push(sample, &[weighed, steps])?;
                 self.g.name(ids, SAMPLED);
                 self.g.output(ids);
                 if log_prob {

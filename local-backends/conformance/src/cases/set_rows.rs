@@ -34,6 +34,12 @@ pub(super) fn cases(s: &mut Suite) {
         let ids = m.spread_i32([3, 2, 1, 1], Fill::Distinct(6))?;
         m.push(SetRows, &[dst, src, ids])
     });
+    s.add("whole numbers", Check::Exact, |m| {
+        let dst = m.input(DType::I32, &[3, 6], Fill::Whole(0, 99))?;
+        let src = m.i32(&[3, 4], Fill::Whole(i32::MIN, i32::MAX))?;
+        let ids = m.i32(&[4], Fill::Distinct(6))?;
+        m.push(SetRows, &[dst, src, ids])
+    });
     for id in [6, -1, i32::MIN, i32::MAX] {
         for dtype in [DType::F32, DType::F16, DType::Q8_0] {
             s.fails(format!("{dtype} id {id} of 6 rows"), |m| {

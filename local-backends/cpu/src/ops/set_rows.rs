@@ -28,6 +28,9 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
             DType::F16 => rows::to_f16(src.f32s(at), unsafe {
                 std::slice::from_raw_parts_mut(dst.row(to).cast::<f16>(), dst.ne()[0])
             }),
+            DType::I32 => {
+                (0..dst.ne()[0]).for_each(|i| dst.set_int([i, to[0], to[1], to[2]], src.int([i, at[0], at[1], at[2]])))
+            }
             _ => copy::store_row(dst, to, src.f32s(at))?,
         }
     }
