@@ -34,18 +34,40 @@ pub(crate) fn remote(args: &DeviceArgs) -> Result<Vec<Arc<dyn Device>>> {
 
 /// The devices that were asked for: those named, or the servers', or the local ones.
 pub(crate) fn open(args: &DeviceArgs) -> Result<DeviceSet> {
-    let local = local_devices(&Host::new(), &[DeviceSpec::Cpu(None)], args.threads.map(usize::from), None)?;
-    let remote = remote(args)?;
-    let mut devices = match args.dev.is_empty() {
-        false => choose(&args.dev, &local, &remote)?,
-        true if !remote.is_empty() => remote,
-        true => local.clone(),
-    };
-    let fallback = !devices.iter().any(|d| d.info().kind == DeviceKind::Cpu);
-    if fallback {
-        devices.extend(local.into_iter().next());
+    Available::open(args)?.choose(&args.dev)
+}
+
+/// What there is to choose from.
+pub(crate) struct Available {
+    local: Vec<Arc<dyn Device>>,
+    remote: Vec<Arc<dyn Device>>,
+}
+
+impl Available {
+    /// The local device, and those of the servers.
+    pub(crate) fn open(args: &DeviceArgs) -> Result<Available> {
+        let local = local_devices(&Host::new(), &[DeviceSpec::Cpu(None)], args.threads.map(usize::from), None)?;
+        Ok(Available { local, remote: remote(args)? })
     }
-    Ok(DeviceSet { devices, fallback })
+
+    /// The devices with these names; without names the servers', or the local ones.
+    pub(crate) fn choose(&self, names: &[String]) -> Result<DeviceSet> {
+        let mut devices = match names.is_empty() {
+            false => choose(names, &self.local, &self.remote)?,
+            true if !self.remote.is_empty() => self.remote.clone(),
+            true => self.local.clone(),
+        };
+        let fallback = !devices.iter().any(|d| d.info().kind == DeviceKind::Cpu);
+        if fallback {
+            devices.extend(self.local.iter().next().cloned());
+        }
+        Ok(DeviceSet { devices, fallback })
+    }
+
+    /// The local ones alone.
+    pub(crate) fn local(&self) -> DeviceSet {
+        DeviceSet { devices: self.local.clone(), fallback: false }
+    }
 }
 
 fn choose(names: &[String], local: &[Arc<dyn Device>], remote: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Device>>> {
