@@ -9,6 +9,7 @@ mod devices;
 mod fetch;
 mod model;
 mod print;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
