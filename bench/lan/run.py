@@ -189,7 +189,8 @@ class Bench:
         err.seek(0)
         if code != 0:
             lines = err.read().strip().splitlines() or ["it said nothing"]
-            raise Failed(f"outboard {' '.join(argv)}: exit {code}: {lines[-1]}")
+            line = next((line for line in lines if line.startswith("error:")), lines[-1])
+            raise Failed(f"outboard {' '.join(argv)}: exit {code}: {line}")
         err.close()
         return json.loads(text)
 
@@ -336,19 +337,20 @@ class PeakMemory:
 
 @case("load", "load qwen2.5-coder at 1 Gbit/s: cold, and again; memory of the client")
 def load_case(b):
-    cold, again, sent_again, peak, weights = [], [], [], PeakMemory(), 0
+    cold, wire, again, sent_again, peak, weights = [], [], [], [], PeakMemory(), 0
     has_cache = bool(cache(b, "probe"))
     for round in range(b.args.repetitions):
-        with b.lan(1, 1, cache(b, f"load{round}")) as (addresses, before, _):
+        with b.lan(1, 1, cache(b, f"load{round}")) as (addresses, before, lan):
             ms, _, weights = load(b, addresses, before, peak)
             cold.append(ms)
+            wire.append(lan.traffic(2)[0] * 8 / (MBIT * 1e3) / ms)
             ms, sent, _ = load(b, addresses, before)
             again.append(ms)
             sent_again.append(sent)
     line_ms = weights * 8 / (MBIT * 1e3)
     median = statistics.median
     size = f"{weights / MIB:.0f} MiB"
-    note = f"{median(cold) / 1e3:.2f} s for {size}, {min(cold) / 1e3:.2f}..{max(cold) / 1e3:.2f}"
+    note = f"{median(cold) / 1e3:.2f} s for {size}, {min(cold) / 1e3:.2f}..{max(cold) / 1e3:.2f}; {100 * median(wire):.0f} % with TCP and IP headers"
     yield Result("load", f"load {size} cold, 1 Gbit/s", 100 * line_ms / median(cold), "% of line rate", 95, 100, False, note)
     note = "" if has_cache else "this server has no cache"
     yield Result("load-again", "load again: time", median(again) / 1e3, "s", 0.5, 0, note=note)

@@ -63,9 +63,14 @@ impl Available {
         };
         let fallback = !devices.iter().any(|d| d.info().kind == DeviceKind::Cpu);
         if fallback {
-            devices.extend(self.local.iter().next().cloned());
+            devices.extend(self.local.first().cloned());
         }
         Ok(DeviceSet { devices, fallback, host: self.host.clone() })
+    }
+
+    /// What the local ones are made with.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
     }
 
     /// The local ones alone.

@@ -66,8 +66,11 @@ pub(crate) struct Trace {
     pub(crate) errors: Vec<String>,
 }
 
+/// Records what devices do; one for a `Host`.
+pub(crate) struct Tracer(Arc<Local>);
+
 /// Records until it is finished.
-pub(crate) struct Tracer {
+pub(crate) struct Recording {
     stop: Sender<()>,
     thread: JoinHandle<Trace>,
     local: Arc<Local>,
@@ -81,10 +84,9 @@ struct Local {
 }
 
 impl Tracer {
-    /// Begins to record what `devices` do, those of `host` among them; with `links` also what goes over the network. Once for a
-    /// `host`.
-    pub(crate) fn start(devices: &[Arc<dyn Device>], host: &Host, links: bool) -> Result<Tracer> {
-        let local = Arc::new(Local { on: AtomicBool::new(true), spans: Mutex::default() });
+    /// Listens to the devices of `host`, which tells one listener.
+    pub(crate) fn new(host: &Host) -> Tracer {
+        let local = Arc::new(Local::default());
         let to = local.clone();
         host.set_trace(move |e| {
             if to.on.load(Ordering::Relaxed) && e.what != "signal" {
@@ -97,6 +99,14 @@ impl Tracer {
                 }
             }
         });
+        Tracer(local)
+    }
+
+    /// Begins to record what `devices` do, and the local ones; with `links` also what goes over the network. One recording at a time.
+    pub(crate) fn start(&self, devices: &[Arc<dyn Device>], links: bool) -> Result<Recording> {
+        let local = self.0.clone();
+        *local.spans.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
+        local.on.store(true, Ordering::Relaxed);
         let mut collector = Collector::new(devices::one_of_each_server(devices));
         // Before this returns, so that what is enqueued next is recorded.
         collector.fetch(true);
@@ -119,9 +129,11 @@ impl Tracer {
                 collector.trace
             })
             .context("no thread for the trace")?;
-        Ok(Tracer { stop, thread, local })
+        Ok(Recording { stop, thread, local })
     }
+}
 
+impl Recording {
     /// Ends the recording and gives what there is.
     pub(crate) fn finish(self) -> Trace {
         drop(self.stop);

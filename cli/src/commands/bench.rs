@@ -10,13 +10,14 @@ use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs};
 use crate::devices::{self, Available, DeviceSet, Net};
 use crate::model;
+use crate::trace::Tracer;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use outboard_llm::engine::GREEDY;
 use outboard_llm::{Engine, GenerateOptions, generate};
 use outboard_rpc_client::RemoteDevice;
 use report::Row;
-use samples::Sample;
+use samples::{Range, Sample};
 use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -107,6 +108,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     };
     let loaded = model::open(&args.model.model)?;
     let available = Available::open(&args.devices)?;
+    let tracer = Tracer::new(available.host());
     let mut sets = vec![available.choose(&args.devices.dev)?];
     if args.local {
         sets.push(available.local());
@@ -147,11 +149,18 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
                 samples[number].push(sides[number].run(&loaded, test, round as u64)?);
             }
         }
-        progress("");
         let from = rows.len();
-        for (side, mine) in sides.iter().zip(&samples) {
-            rows.push(Row::new(test.name(), side.devices.clone(), side.remote, mine));
+        for (side, mine) in sides.iter_mut().zip(&samples) {
+            let mut row = Row::new(test.name(), side.devices.clone(), side.remote, mine);
+            if let Test::Decode(_) = test {
+                // Once more, and not counted: recording takes a little time itself.
+                let recording = tracer.start(side.engine.devices(), false)?;
+                let sample = side.run(&loaded, test, 0);
+                row.token_times = recording.finish().token_times(sample?.range, test.tokens()).unwrap_or_default();
+            }
+            rows.push(row);
         }
+        progress("");
         let (first, others) = rows[from..].split_at_mut(1);
         if let (Some(first), Some((mine, beside))) = (first.first_mut(), samples.split_first()) {
             first.compare(mine, others, beside);
@@ -198,13 +207,13 @@ impl Side {
         engine.truncate(0);
         let before = devices::net(engine.devices());
         let mut gaps = Vec::new();
-        let time = match test {
+        let range = match test {
             Test::Prompt(n) => {
                 let mut random = Random(round + 1);
                 let tokens: Vec<u32> = (0..n).map(|_| random.below(n_vocab)).collect();
                 let start = Instant::now();
                 engine.eval(&tokens, GREEDY)?;
-                start.elapsed()
+                (start, Instant::now())
             }
             Test::Decode(n) => decode(engine, loaded, n, &mut gaps)?,
         };
@@ -217,12 +226,12 @@ impl Side {
             recv_bytes: after.recv_bytes - before.recv_bytes,
             peer_bytes: after.peer_bytes - before.peer_bytes,
         };
-        Ok(Sample { tokens: test.tokens(), time, net, gaps })
+        Ok(Sample { tokens: test.tokens(), range, net, gaps })
     }
 }
 
-/// The time for `n` tokens behind the first; the times between pieces of text go to `gaps`.
-fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<Duration>) -> Result<Duration> {
+/// From when to when `n` tokens behind the first came; the times between pieces of text go to `gaps`.
+fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<Duration>) -> Result<Range> {
     let options = GenerateOptions { n_predict: Some(n + 1), sample: GREEDY, ignore_eos: true, stop: Vec::new() };
     let mut last: Option<Instant> = None;
     let mut on_text = |_: &str| {
@@ -232,11 +241,13 @@ fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<
         }
         ControlFlow::Continue(())
     };
+    let start = Instant::now();
     let generation = generate(engine, &loaded.tokenizer, &[start_token(loaded)], &options, &mut on_text)?;
     if generation.tokens.len() != n + 1 {
         bail!("only {} of {} tokens came: {:?}", generation.tokens.len(), n + 1, generation.finish);
     }
-    Ok(generation.decode_time)
+    let first = start + generation.prompt_time;
+    Ok((first, first + generation.decode_time))
 }
 
 fn start_token(loaded: &model::Loaded) -> u32 {

@@ -83,7 +83,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         );
     }
     eprintln!("model: {}", model::describe(&loaded));
-    let host = set.host.clone();
+    let tracer = Tracer::new(&set.host);
     let start = Instant::now();
     let mut engine = model::load(&loaded, set, &options)?;
     let load_time = start.elapsed();
@@ -112,10 +112,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let tracer = Tracer::start(engine.devices(), &host, args.trace.is_some())?;
+    let recording = tracer.start(engine.devices(), args.trace.is_some())?;
     let start = Instant::now();
     let generated = generate(&mut engine, &loaded.tokenizer, &tokens, &options, &mut show);
-    let trace = tracer.finish();
+    let trace = recording.finish();
     let generation = generated?;
     let first = start + generation.prompt_time;
     let last = first + generation.decode_time;

@@ -2,6 +2,7 @@
 
 use super::samples::{Sample, mean, median, quantile, stddev};
 use crate::model::Loaded;
+use crate::trace::{TokenTime, time_lines};
 use outboard_core::error::Bytes;
 use serde::Serialize;
 
@@ -28,6 +29,9 @@ pub(super) struct Row {
     /// Milliseconds between pieces of text, of all repetitions.
     #[serde(skip_serializing_if = "Option::is_none")]
     gap_ms: Option<Gaps>,
+    /// Where the time of a token goes, from a repetition of its own; empty for prompts and where it is not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) token_times: Vec<TokenTime>,
     /// Of the first set of devices only: beside each of the others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     beside: Vec<Beside>,
@@ -92,6 +96,7 @@ impl Row {
             recv_bytes: per_token(|s| s.net.recv_bytes),
             peer_bytes: per_token(|s| s.net.peer_bytes),
             gap_ms,
+            token_times: Vec::new(),
             beside: Vec::new(),
         }
     }
@@ -196,6 +201,9 @@ pub(super) fn print_comparisons(rows: &[Row]) {
                 row.recv_bytes,
                 row.peer_bytes
             );
+            for line in time_lines(&row.token_times).lines() {
+                println!("{}: a token: {line}", row.test);
+            }
         }
     }
 }
@@ -204,11 +212,13 @@ pub(super) fn print_comparisons(rows: &[Row]) {
 mod tests {
     use super::*;
     use crate::devices::Net;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     fn samples(ms: &[u64]) -> Vec<Sample> {
         let net = Net { sent_bytes: 800, recv_bytes: 400, peer_bytes: 0 };
-        ms.iter().map(|&ms| Sample { tokens: 4, time: Duration::from_millis(ms), net, gaps: Vec::new() }).collect()
+        let start = Instant::now();
+        let range = |ms| (start, start + Duration::from_millis(ms));
+        ms.iter().map(|&ms| Sample { tokens: 4, range: range(ms), net, gaps: Vec::new() }).collect()
     }
 
     #[test]

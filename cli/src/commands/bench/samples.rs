@@ -1,14 +1,18 @@
 //! What was measured, and the figures made of it.
 
 use crate::devices::Net;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// From when to when.
+pub(super) type Range = (Instant, Instant);
 
 /// One repetition of a test.
 #[derive(Clone, Debug)]
 pub(super) struct Sample {
     /// Tokens that the time is for.
     pub(super) tokens: usize,
-    pub(super) time: Duration,
+    /// When they came.
+    pub(super) range: Range,
     /// Bytes over the network, of all servers together.
     pub(super) net: Net,
     /// Between pieces of text; empty for prompts.
@@ -24,7 +28,7 @@ impl Sample {
     /// Milliseconds for a token.
     pub(super) fn ms_per_token(&self) -> f64 {
         // A clock that did not move is no reason for a division by zero.
-        self.time.as_secs_f64().max(1e-9) * 1e3 / self.tokens.max(1) as f64
+        (self.range.1 - self.range.0).as_secs_f64().max(1e-9) * 1e3 / self.tokens.max(1) as f64
     }
 }
 
@@ -72,7 +76,9 @@ mod tests {
 
     #[test]
     fn speed_of_a_sample() {
-        let sample = Sample { tokens: 4, time: Duration::from_millis(20), net: Net::default(), gaps: Vec::new() };
+        let start = Instant::now();
+        let range = (start, start + Duration::from_millis(20));
+        let sample = Sample { tokens: 4, range, net: Net::default(), gaps: Vec::new() };
         assert!((sample.ms_per_token() - 5.0).abs() < 1e-9 && (sample.tps() - 200.0).abs() < 1e-6);
     }
 }
