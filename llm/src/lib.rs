@@ -8,12 +8,13 @@ pub mod chat;
 pub mod engine;
 pub mod error;
 pub mod generate;
-pub mod gguf;
 pub mod hparams;
 pub mod model;
 pub mod split;
 pub mod stop;
 pub mod tokenizer;
+
+pub use outboard_gguf as gguf;
 
 pub use engine::{DeviceLoad, Engine, LoadOptions, Overrides};
 pub use error::{Error, Result};
