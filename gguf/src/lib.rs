@@ -5,10 +5,12 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod digests;
 mod reader;
 mod value;
 mod writer;
 
+pub use digests::{Digests, FileKey};
 pub use value::{Array, Texts, Value};
 pub use writer::GgufWriter;
 
