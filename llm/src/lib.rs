@@ -13,6 +13,7 @@ pub mod model;
 pub mod split;
 pub mod stop;
 pub mod tokenizer;
+mod upload;
 
 pub use outboard_gguf as gguf;
 
