@@ -78,12 +78,16 @@ impl FileKey {
     }
 }
 
+/// First byte and length.
+type Part = (u64, u64);
+type Cells = HashMap<Part, Arc<OnceLock<Digest>>>;
+
 /// Digests of parts of one file, known or to be known.
 #[derive(Debug, Default)]
-pub struct Digests(Mutex<HashMap<(u64, u64), Arc<OnceLock<Digest>>>>);
+pub struct Digests(Mutex<Cells>);
 
 impl Digests {
-    fn lock(&self) -> MutexGuard<'_, HashMap<(u64, u64), Arc<OnceLock<Digest>>>> {
+    fn lock(&self) -> MutexGuard<'_, Cells> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

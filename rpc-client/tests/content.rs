@@ -260,7 +260,7 @@ fn the_least_recently_used_go_first() {
     assert_eq!([0, 1, 2, 3].map(has), [true, false, true, true]);
     // One that does not fit at all is loaded and not kept, and nothing is lost for it.
     let huge = bytes(999, 4_000_000);
-    upload(&device, &[huge.clone()]);
+    upload(&device, std::slice::from_ref(&huge));
     assert!(!kept(dir.path(), &huge).exists());
     assert_eq!([0, 2, 3].map(has), [true; 3]);
     drop((device, server));
