@@ -1,7 +1,8 @@
 //! Arguments that several commands share.
 
 use clap::Args;
-use outboard_core::op::Sample;
+use outboard_core::op::{Penalty, Sample};
+use outboard_llm::DEFAULT_UBATCH;
 use outboard_rpc_client::Endpoint;
 use std::str::FromStr;
 
@@ -72,8 +73,8 @@ pub(crate) struct ModelArgs {
     /// Most tokens of a prompt that are worked on together
     #[arg(short = 'b', long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) batch_size: u32,
-    /// Most tokens in one run of the graph
-    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    /// Most tokens in one run of the graph; several devices work on the parts of a prompt side by side
+    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", default_value_t = DEFAULT_UBATCH as u32, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) ubatch_size: u32,
     /// How the model is divided over devices
     #[arg(long = "sm", alias = "split-mode", value_name = "MODE", default_value = "layer")]
@@ -101,12 +102,40 @@ pub(crate) struct SampleArgs {
     /// Drop tokens less probable than P times the most probable one
     #[arg(long, value_name = "P", default_value_t = 0.05)]
     pub(crate) min_p: f32,
+    /// Make tokens less probable that were used before: logits are divided by P; 1 for none
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub(crate) repeat_penalty: f32,
+    /// Take P from a token's logit for each time it was used
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: f32,
+    /// Take P from the logit of each token that was used
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: f32,
+    /// Tokens that count as used before: the last N
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) repeat_last_n: u32,
     /// Seed; the same seed gives the same text [default: from the clock]
     #[arg(short, long, value_name = "SEED")]
     pub(crate) seed: Option<u64>,
 }
 
 impl SampleArgs {
+    /// The penalties, if there are any, or what is wrong with the numbers.
+    pub(crate) fn penalty(&self) -> Result<Option<Penalty>, String> {
+        let check = |ok: bool, what: &str| if ok { Ok(()) } else { Err(what.to_owned()) };
+        check(self.repeat_penalty > 0.0 && self.repeat_penalty.is_finite(), "--repeat-penalty must be above 0")?;
+        let finite = self.frequency_penalty.is_finite() && self.presence_penalty.is_finite();
+        check(finite, "--frequency-penalty and --presence-penalty must be numbers")?;
+        let penalty = Penalty {
+            last_n: self.repeat_last_n as usize,
+            repeat: self.repeat_penalty,
+            frequency: self.frequency_penalty,
+            presence: self.presence_penalty,
+        };
+        let changes = penalty.repeat != 1.0 || penalty.frequency != 0.0 || penalty.presence != 0.0;
+        Ok((changes && penalty.last_n > 0).then_some(penalty))
+    }
+
     /// The sampler, or what is wrong with the numbers.
     pub(crate) fn sample(&self) -> Result<Sample, String> {
         let check = |ok: bool, what: &str| if ok { Ok(()) } else { Err(what.to_owned()) };

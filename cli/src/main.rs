@@ -28,7 +28,7 @@ enum Command {
     /// List the devices that a run would see
     Devices(commands::devices::Args),
     /// Run a model over local and remote devices
-    Run(commands::run::Args),
+    Run(Box<commands::run::Args>),
     /// Check servers: connection, memory, every op, copies, a graph over all devices
     Smoke(commands::smoke::Args),
     /// Turn text into token ids

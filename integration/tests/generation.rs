@@ -29,14 +29,13 @@ fn clusters(servers: &[Server; 4]) -> Vec<Cluster> {
     ]
 }
 
+fn servers() -> [Server; 4] {
+    [&["-d", "cpu:1,cpu:1"], &["-d", "cpu:1,cpu:1"], &["-d", "cpu:1"], &["-d", "cpu:1"]].map(|args| Server::start(args))
+}
+
 fn check(name: &str) {
     let Some(path) = model(name) else { return };
-    let servers = [
-        Server::start(&["-d", "cpu:1,cpu:1"]),
-        Server::start(&["-d", "cpu:1,cpu:1"]),
-        Server::start(&["-d", "cpu:1"]),
-        Server::start(&["-d", "cpu:1"]),
-    ];
+    let servers = servers();
     let mut comparison = Comparison::default();
     let clusters = clusters(&servers);
     for case in cases(name) {
@@ -76,4 +75,57 @@ fn smollm2() {
 #[test]
 fn qwen2_5_coder() {
     check("qwen2.5-coder");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_text_everywhere() {
+    let Some(path) = model("smollm2") else { return };
+    let servers = servers();
+    // A prompt of several micro-batches, so that the pipeline is part of it.
+    let prompt = "Write a story about a lighthouse keeper and the sea. ".repeat(30);
+    let run = |cluster: &Cluster, seed: &str| -> RunReport {
+        let mut args =
+            vec!["run", "-m", path.to_str().unwrap(), "-p", &prompt, "--temp", "0.8", "-s", seed, "-n", "40"];
+        args.extend(["-c", "1024", "--ignore-eos", "--json"]);
+        args.extend(cluster.args.iter().map(String::as_str));
+        Client::run(&args, LIMIT).json()
+    };
+    let clusters = clusters(&servers);
+    let first = run(&clusters[0], "1");
+    for cluster in &clusters[1..] {
+        let report = run(cluster, "1");
+        assert_eq!(report.tokens, first.tokens, "{}", cluster.name);
+        assert_eq!(report.text, first.text, "{}", cluster.name);
+    }
+    // Penalties are part of what a device computes.
+    let penalised = |cluster: &Cluster| -> RunReport {
+        let mut args =
+            vec!["run", "-m", path.to_str().unwrap(), "-p", "The capital of France is", "--temp", "0", "-n", "60"];
+        args.extend(["-c", "512", "--ignore-eos", "--json", "--repeat-penalty", "1.3", "--presence-penalty", "0.5"]);
+        args.extend(cluster.args.iter().map(String::as_str));
+        Client::run(&args, LIMIT).json()
+    };
+    let local = penalised(&clusters[0]);
+    assert_eq!(penalised(&clusters[3]).tokens, local.tokens);
+    let plain = &cases("smollm2")[0];
+    assert_ne!(local.tokens[..40], plain.steps.iter().map(|s| s.0).collect::<Vec<u32>>()[..], "{}", local.text);
+    println!("with penalties: {}", local.text);
+    assert_ne!(run(&clusters[0], "2").tokens, first.tokens, "another seed");
+}
+
+#[test]
+fn what_was_run_too_far_leaves_no_trace() {
+    let Some(path) = model("smollm2") else { return };
+    let server = Server::start(&["-d", "cpu:1"]);
+    // Ends at a stop string, with steps under way behind it.
+    for stop in [".", " million"] {
+        let args = ["run", "-m", path.to_str().unwrap(), "-p", "The capital of France is", "--temp", "0", "-n", "200"];
+        let stopped = |more: &[&str]| -> RunReport {
+            let args = [&args[..], &["-c", "512", "--json", "--stop", stop], more].concat();
+            Client::run(&args, LIMIT).json()
+        };
+        let (local, remote) = (stopped(&[]), stopped(&["--rpc", &server.addr]));
+        assert_eq!((local.finish.as_str(), remote.finish.as_str()), ("stop", "stop"));
+        assert_eq!((local.text, local.tokens), (remote.text, remote.tokens));
+    }
 }

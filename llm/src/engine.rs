@@ -1,14 +1,15 @@
 //! A model on its devices: placement, upload, the cache, running tokens through it.
 
-use crate::arch::net::{self, GraphShape, ModelGraph, Outputs};
+use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
+use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::split::{Share, Sizes, split_layers};
 use crate::upload::{Uploads, upload};
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
-use outboard_core::op::Sample;
-use outboard_core::{Device, Graph, LeafKind, Slice, TensorId, Usage};
+use outboard_core::op::{Penalty, Sample};
+use outboard_core::{Device, Graph, LeafKind, Pending, Slice, TensorId, Usage};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +19,12 @@ use std::time::Duration;
 /// Compiled graphs that are kept: prompts end in micro-batches of every length, of which the last ones may come again.
 const MAX_PROGRAMS: usize = 16;
 /// Longest wait for an upload to arrive, or for one step of the model.
-const DEADLINE: Duration = Duration::from_secs(3600);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(3600);
+
+/// Tokens of a micro-batch when nothing is said. Over s devices, m micro-batches take (m + s - 1) / m times as long as they could,
+/// so m should be large; measured, a CPU takes as long per token with 64 as with 512. The same on one device as on many,
+/// because products of another number of columns may be rounded differently, and a seed is to give the same text everywhere.
+pub const DEFAULT_UBATCH: usize = 128;
 
 /// How a model is put on devices.
 #[derive(Clone, Debug)]
@@ -58,7 +64,7 @@ impl std::fmt::Debug for Overrides {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        LoadOptions { n_ctx: 0, n_ubatch: 512, split: Vec::new(), overrides: Overrides::default() }
+        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, split: Vec::new(), overrides: Overrides::default() }
     }
 }
 
@@ -87,7 +93,8 @@ pub struct Engine {
     programs: Vec<(GraphShape, Program)>,
     n_ctx: usize,
     n_ubatch: usize,
-    n_past: usize,
+    pub(crate) n_past: usize,
+    pub(crate) ahead: Ahead,
 }
 
 /// Which device each leaf belongs to.
@@ -102,7 +109,7 @@ impl Homes {
         let (first, last) = (self.layers.first().copied().unwrap_or(0), self.layers.last().copied().unwrap_or(0));
         let by_layer = match net::layer_of(leaf) {
             Some(il) => self.layers.get(il).copied().unwrap_or(last),
-            None if leaf == "token_embd.weight" => first,
+            None if leaf == "token_embd.weight" || leaf == net::NEXT_TOKEN => first,
             None => last,
         };
         match kind {
@@ -145,9 +152,10 @@ impl Engine {
         let n_ctx = if options.n_ctx == 0 { trained } else { options.n_ctx };
         let n_ubatch = options.n_ubatch.clamp(1, n_ctx);
         let mut scheduler = Scheduler::new(devices, SchedulerOptions { deadline: DEADLINE })?;
-        let sample = Outputs::Sample(GREEDY);
-        let prompt = model.graph(GraphShape { n_tokens: n_ubatch, n_ctx, outputs: sample })?;
-        let step = model.graph(GraphShape { n_tokens: 1, n_ctx, outputs: sample })?;
+        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: Some(NO_PENALTY), log_prob: true });
+        let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
+        let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
+        let prompt = model.graph(prompt)?;
         let (homes, plans) = place(&model, &scheduler, options, &[&prompt, &step])?;
         let prompt = prompt.graph;
         let items: Vec<Item> = prompt
@@ -179,7 +187,8 @@ impl Engine {
         scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
         let (bound, uploads) = allocate(&model, &scheduler, &items)?;
         upload(&model, &scheduler, uploads, progress)?;
-        Ok(Engine { model, scheduler, bound, homes, loads, programs: Vec::new(), n_ctx, n_ubatch, n_past: 0 })
+        let ahead = Ahead::measure(&scheduler)?;
+        Ok(Engine { model, scheduler, bound, homes, loads, programs: Vec::new(), n_ctx, n_ubatch, n_past: 0, ahead })
     }
 
     /// The model.
@@ -212,14 +221,16 @@ impl Engine {
         self.scheduler.cancel_token()
     }
 
-    /// Forgets tokens behind the first `n`: later ones overwrite them.
+    /// Forgets tokens behind the first `n`, and steps that are under way: later ones overwrite them.
     pub fn truncate(&mut self, n: usize) {
         self.n_past = self.n_past.min(n);
+        self.ahead.clear();
     }
 
-    /// The plan of a prompt's micro-batch, for people.
+    /// The plan of a step, for people.
     pub fn describe(&mut self) -> Result<String> {
-        let shape = GraphShape { n_tokens: 1, n_ctx: self.n_ctx, outputs: Outputs::Sample(GREEDY) };
+        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
+        let shape = GraphShape { n_tokens: 1, n_ctx: self.n_ctx, feed: Feed::Sampled, history: false, outputs };
         let program = self.program(shape)?;
         Ok(self.programs[program].1.plan().to_string())
     }
@@ -227,21 +238,10 @@ impl Engine {
     /// Runs tokens through the model behind those that are in the cache, and samples the next one from the last. Gives its id and
     /// its log-probability.
     pub fn eval(&mut self, tokens: &[u32], sample: Sample) -> Result<(u32, f32)> {
-        self.check_room(tokens.len())?;
-        let mut result = None;
-        let n_batches = tokens.len().div_ceil(self.n_ubatch);
-        for (i, batch) in tokens.chunks(self.n_ubatch).enumerate() {
-            let outputs = if i + 1 == n_batches { Outputs::Sample(sample) } else { Outputs::None };
-            let program = self.enqueue(batch, outputs)?;
-            if i + 1 == n_batches {
-                let id = self.read_i32(program, net::SAMPLED)?;
-                let log_prob = self.read_f32s(program, net::LOG_PROBS)?;
-                result = id.first().copied().zip(log_prob.first().copied());
-            }
-        }
-        let (id, log_prob) = result.ok_or_else(|| Error::Request("the prompt is empty".into()))?;
-        let id = u32::try_from(id).map_err(|_| Error::Request("a device gave a negative token".into()))?;
-        Ok((id, log_prob))
+        self.ahead.clear();
+        self.prompt(tokens, Sampling { sample, penalty: None, log_prob: true })?;
+        let (id, log_prob) = self.next_id()?;
+        Ok((id, log_prob.unwrap_or(f32::NAN)))
     }
 
     /// Runs tokens as [`Engine::eval`] does, and gives the logits of each, `n_vocab` apart.
@@ -249,13 +249,14 @@ impl Engine {
         self.check_room(tokens.len())?;
         let mut all = Vec::new();
         for batch in tokens.chunks(self.n_ubatch) {
-            let program = self.enqueue(batch, Outputs::Logits(batch.len()))?;
-            all.extend(self.read_f32s(program, net::LOGITS)?);
+            let (program, _) = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
+            let logits = self.read(program, net::LOGITS)?.wait(DEADLINE)?;
+            all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
         Ok(all)
     }
 
-    fn check_room(&self, n: usize) -> Result<()> {
+    pub(crate) fn check_room(&self, n: usize) -> Result<()> {
         match self.n_past.checked_add(n) {
             Some(end) if end <= self.n_ctx => Ok(()),
             _ => Err(Error::Request(format!(
@@ -265,9 +266,29 @@ impl Engine {
         }
     }
 
-    /// Enqueues one micro-batch; gives the number of its program.
-    fn enqueue(&mut self, batch: &[u32], outputs: Outputs) -> Result<usize> {
-        let number = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, outputs })?;
+    /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
+    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
+        self.check_room(tokens.len())?;
+        let mut batches = tokens.chunks(self.n_ubatch).peekable();
+        while let Some(batch) = batches.next() {
+            if batches.peek().is_none() {
+                return self.enqueue(batch, Feed::Input, history, last);
+            }
+            self.enqueue(batch, Feed::Input, history, Outputs::None)?;
+        }
+        Err(Error::Request("the prompt is empty".into()))
+    }
+
+    /// Enqueues one micro-batch; gives the number of its program, and of the run. With [`Feed::Sampled`] only the length of the
+    /// batch counts.
+    pub(crate) fn enqueue(
+        &mut self,
+        batch: &[u32],
+        feed: Feed,
+        history: bool,
+        outputs: Outputs,
+    ) -> Result<(usize, u64)> {
+        let number = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs })?;
         let program = &self.programs[number].1;
         let graph = program.graph();
         let first = self.n_past as i32;
@@ -282,9 +303,13 @@ impl Engine {
         input(net::POSITIONS, &mut (first..first + n));
         input(net::OUTPUT_ROWS, &mut std::iter::once(n - 1));
         input(net::SAMPLE_STEPS, &mut std::iter::once(first + n - 1));
-        self.scheduler.run(program, &inputs)?;
+        let run = self.scheduler.run(program, &inputs)?;
         self.n_past += batch.len();
-        Ok(number)
+        Ok((number, run))
+    }
+
+    pub(crate) fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
     }
 
     /// The compiled graph of a shape, by its number.
@@ -304,28 +329,24 @@ impl Engine {
         let program = self.scheduler.prepare(plan, &bound)?;
         if self.programs.len() >= MAX_PROGRAMS {
             // The oldest goes, but not the one for single tokens, which is needed for every step.
-            let oldest = self.programs.iter().position(|(s, _)| s.n_tokens != 1).unwrap_or(0);
+            let oldest = self.programs.iter().position(|(s, _)| s.feed == Feed::Input).unwrap_or(0);
             self.programs.remove(oldest);
         }
         self.programs.push((shape, program));
         Ok(self.programs.len() - 1)
     }
 
-    fn read(&self, program: usize, output: &str) -> Result<Bytes> {
+    /// An output of the run that was enqueued last.
+    pub(crate) fn read(&self, program: usize, output: &str) -> Result<Pending<Bytes>> {
         let program = &self.programs[program].1;
         let id = program.graph().outputs().find(|&id| program.graph().tensor(id).name() == output);
         let id = id.ok_or_else(|| Error::Plan(format!("the graph has no output {output}")))?;
-        Ok(self.scheduler.read(program, id)?.wait(DEADLINE)?)
-    }
-
-    fn read_i32(&self, program: usize, output: &str) -> Result<Vec<i32>> {
-        Ok(self.read(program, output)?.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect())
-    }
-
-    fn read_f32s(&self, program: usize, output: &str) -> Result<Vec<f32>> {
-        Ok(self.read(program, output)?.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+        Ok(self.scheduler.read(program, id)?)
     }
 }
+
+/// Changes nothing; for planning.
+const NO_PENALTY: Penalty = Penalty { last_n: 0, repeat: 1.0, frequency: 0.0, presence: 0.0 };
 
 /// Takes the most probable token.
 pub const GREEDY: Sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };

@@ -1,10 +1,11 @@
 //! From a prompt to a text.
 
+use crate::arch::net::Sampling;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::stop::StopFilter;
 use crate::tokenizer::{TextStream, Tokenizer};
-use outboard_core::op::Sample;
+use outboard_core::op::{Penalty, Sample};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,14 @@ pub struct GenerateOptions {
     pub n_predict: Option<usize>,
     /// How tokens are chosen.
     pub sample: Sample,
+    /// What makes tokens less probable that were used a short while ago.
+    pub penalty: Option<Penalty>,
     /// Goes on behind tokens that end a text.
     pub ignore_eos: bool,
     /// Strings that end it; they are not part of the text.
     pub stop: Vec<String>,
+    /// Log-probabilities as well.
+    pub log_probs: bool,
 }
 
 /// Why a text ended.
@@ -43,7 +48,7 @@ pub struct Generation {
     pub text: String,
     /// Ids of the tokens, an end token included.
     pub tokens: Vec<u32>,
-    /// Their log-probabilities.
+    /// Their log-probabilities, if they were asked for.
     pub log_probs: Vec<f32>,
     /// Why it ended.
     pub finish: Finish,
@@ -95,12 +100,31 @@ pub fn generate(
         }
     };
     let start = Instant::now();
-    let (mut id, mut log_prob) = engine.eval(prompt, options.sample)?;
-    out.prompt_time = start.elapsed();
-    let decode_start = Instant::now();
+    let before = engine.n_past();
+    let sampling = Sampling { sample: options.sample, penalty: options.penalty, log_prob: options.log_probs };
+    engine.prompt(prompt, sampling)?;
+    // Tokens that were enqueued; those that the end of the text leaves unread are forgotten below.
+    let mut enqueued = 1;
+    let mut cancelled = false;
+    let mut decode_start = Instant::now();
     loop {
+        while enqueued < limit && engine.has_time() && engine.n_past() < engine.n_ctx() && !cancelled {
+            match engine.step(sampling) {
+                Ok(()) => enqueued += 1,
+                Err(e) => cancelled = is_cancelled(e)?,
+            }
+        }
+        if cancelled {
+            out.finish = Finish::Cancelled;
+            break;
+        }
+        let (id, log_prob) = engine.next_id()?;
+        if out.tokens.is_empty() {
+            out.prompt_time = start.elapsed();
+            decode_start = Instant::now();
+        }
         out.tokens.push(id);
-        out.log_probs.push(log_prob);
+        out.log_probs.extend(log_prob);
         if tokenizer.is_eog(id) && !options.ignore_eos {
             out.finish = Finish::Eos;
             break;
@@ -117,23 +141,25 @@ pub fn generate(
         if out.tokens.len() >= limit {
             break;
         }
-        if engine.n_past() >= engine.n_ctx() {
+        if engine.under_way() == 0 && engine.n_past() >= engine.n_ctx() {
             out.finish = Finish::Context;
             break;
         }
-        match engine.eval(&[id], options.sample) {
-            Ok(next) => (id, log_prob) = next,
-            Err(Error::Core(outboard_core::Error::Cancelled)) => {
-                out.finish = Finish::Cancelled;
-                break;
-            }
-            Err(e) => return Err(e),
-        }
     }
     out.decode_time = decode_start.elapsed();
+    // As if it had never run too far: the last token has not gone through the model, those behind it never were.
+    engine.truncate(before + prompt.len() + out.tokens.len().saturating_sub(1));
     let rest = filter.push(&stream.finish()) + &filter.finish();
     if out.finish != Finish::Cancelled && emit(rest, &mut out.text).is_break() {
         out.finish = Finish::Cancelled;
     }
     Ok(out)
+}
+
+/// `true` for a run that was cancelled; other errors stay errors.
+fn is_cancelled(error: Error) -> Result<bool> {
+    match error {
+        Error::Core(outboard_core::Error::Cancelled) => Ok(true),
+        e => Err(e),
+    }
 }

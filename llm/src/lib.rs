@@ -5,6 +5,7 @@
 
 pub mod arch;
 pub mod chat;
+mod decode;
 pub mod engine;
 pub mod error;
 pub mod generate;
@@ -17,7 +18,8 @@ mod upload;
 
 pub use outboard_gguf as gguf;
 
-pub use engine::{DeviceLoad, Engine, LoadOptions, Overrides};
+pub use arch::net::Sampling;
+pub use engine::{DEFAULT_UBATCH, DeviceLoad, Engine, LoadOptions, Overrides};
 pub use error::{Error, Result};
 pub use generate::{Finish, GenerateOptions, Generation, generate};
 pub use model::Model;

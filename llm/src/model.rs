@@ -30,7 +30,13 @@ impl Model {
         let arch = arch::by_name(name)?;
         let hparams = Hparams::read(&gguf, name)?;
         let model = Model { hparams, arch, gguf, digests: Digests::default() };
-        model.graph(GraphShape { n_tokens: 1, n_ctx: 1, outputs: net::Outputs::Logits(1) })?;
+        model.graph(GraphShape {
+            n_tokens: 1,
+            n_ctx: 1,
+            feed: net::Feed::Input,
+            history: false,
+            outputs: net::Outputs::Logits(1),
+        })?;
         Ok(model)
     }
 

@@ -15,7 +15,7 @@ use outboard_core::{
     Buffer, Device, Error, Executable, Graph, NodeSet, Pending, Placement, Queue, Result, Slice, TensorId, Ticket,
     Usage,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -51,11 +51,48 @@ pub struct Scheduler {
     ahead: Mutex<Ahead>,
 }
 
-/// What devices hand each other since they were last waited for.
+/// What devices hand each other and nobody has seen done.
 #[derive(Debug, Default)]
 struct Ahead {
     transfers: usize,
     bytes: u64,
+    /// The last run, and what each one that is under way hands over.
+    run: u64,
+    runs: VecDeque<(u64, usize, u64)>,
+}
+
+impl Ahead {
+    fn begin_run(&mut self) {
+        self.run += 1;
+        // Runs that hand nothing over need no place in the books.
+        if self.runs.back().is_some_and(|r| r.1 == 0) {
+            self.runs.pop_back();
+        }
+        self.runs.push_back((self.run, 0, 0));
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.transfers += 1;
+        self.bytes += bytes;
+        if let Some(run) = self.runs.back_mut() {
+            run.1 += 1;
+            run.2 += bytes;
+        }
+    }
+
+    /// Everything before `run` is done.
+    fn settle(&mut self, run: u64) {
+        while let Some(&(_, transfers, bytes)) = self.runs.front().filter(|r| r.0 < run) {
+            self.transfers -= transfers;
+            self.bytes -= bytes;
+            self.runs.pop_front();
+        }
+    }
+
+    /// Everything is done.
+    fn settle_all(&mut self) {
+        *self = Ahead { run: self.run, ..Ahead::default() };
+    }
 }
 
 /// A graph that is compiled on its devices.
@@ -263,10 +300,9 @@ impl Scheduler {
         {
             if ahead.transfers >= MAX_TRANSFERS_AHEAD || ahead.bytes >= MAX_BYTES_AHEAD {
                 self.finish()?;
-                *ahead = Ahead::default();
+                ahead.settle_all();
             }
-            ahead.transfers += 1;
-            ahead.bytes += src.len();
+            ahead.add(src.len());
             let mut ticket = [0; 32];
             getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
             // The offer first: a queue that accepts what is never offered would wait for nothing.
@@ -278,11 +314,18 @@ impl Scheduler {
         self.queues[to].write(dst, data)
     }
 
-    /// Enqueues one run. Results are there when [`Scheduler::read`] gives them. Runs of several threads are enqueued one after
-    /// another.
-    pub fn run(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<()> {
+    /// Enqueues one run and gives its number. Results are there when [`Scheduler::read`] gives them. Runs of several threads are
+    /// enqueued one after another.
+    pub fn run(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<u64> {
         let mut ahead = self.begin(program, inputs)?;
-        program.steps.iter().try_for_each(|step| self.step(&mut ahead, step))
+        program.steps.iter().try_for_each(|step| self.step(&mut ahead, step))?;
+        Ok(ahead.run)
+    }
+
+    /// Says that a result of this run has been read, so that all runs before it are done. Who enqueues many runs ahead says so
+    /// now and then; otherwise the scheduler waits for all devices whenever they have much to hand each other.
+    pub fn settle(&self, run: u64) {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner).settle(run);
     }
 
     /// Runs a program of [`Scheduler::plan_observed`] and shows every wanted node to `observer`, which must not run graphs of
@@ -324,6 +367,7 @@ impl Scheduler {
             writes.extend(slices.iter().map(|(device, slice)| (*device, slice, data)));
         }
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.begin_run();
         if !program.has_constants.load(Ordering::Relaxed) {
             program.constants.iter().try_for_each(|copy| self.transfer(&mut ahead, copy))?;
             program.has_constants.store(true, Ordering::Relaxed);

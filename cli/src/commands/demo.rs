@@ -50,7 +50,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         model: String::new(),
         ctx: Some(1024),
         batch_size: 512,
-        ubatch_size: 512,
+        ubatch_size: outboard_llm::DEFAULT_UBATCH as u32,
         split_mode: SplitMode::Layer,
         tensor_split: None,
         override_tensor: Vec::new(),
@@ -75,7 +75,14 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let what = GenerateOptions { n_predict: Some(TOKENS), sample: engine::GREEDY, ignore_eos: false, stop: Vec::new() };
+    let what = GenerateOptions {
+        n_predict: Some(TOKENS),
+        sample: engine::GREEDY,
+        penalty: None,
+        ignore_eos: false,
+        stop: Vec::new(),
+        log_probs: json,
+    };
     let generation = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show)?;
     let report = Report::new(&tokens, generation, load_time, &engine);
     if json {

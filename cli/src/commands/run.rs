@@ -56,8 +56,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let sample = match args.sample.sample() {
-        Ok(sample) => sample,
+    let (sample, penalty) = match args.sample.sample().and_then(|sample| Ok((sample, args.sample.penalty()?))) {
+        Ok(sampling) => sampling,
         Err(wrong) => clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")).exit(),
     };
     let prompt = match (&args.prompt, &args.file) {
@@ -93,8 +93,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let options = GenerateOptions {
         n_predict: args.n_predict.map(|n| n as usize),
         sample,
+        penalty,
         ignore_eos: args.ignore_eos,
         stop: args.stop.clone(),
+        log_probs: args.json,
     };
     let json = args.json;
     let mut show = |text: &str| {

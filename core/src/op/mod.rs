@@ -22,6 +22,7 @@ pub mod log_prob;
 pub mod mul_mat;
 pub mod mul_mat_id;
 pub mod norm;
+pub mod penalty;
 pub mod repeat;
 pub mod rope;
 pub mod sample;
@@ -48,6 +49,7 @@ pub use log_prob::LogProb;
 pub use mul_mat::MulMat;
 pub use mul_mat_id::MulMatId;
 pub use norm::{Norm, NormKind};
+pub use penalty::Penalty;
 pub use repeat::Repeat;
 pub use rope::{Rope, RopeMode};
 pub use sample::Sample;
@@ -261,7 +263,7 @@ pub(crate) use kinds;
 
 ops! {
     Argmax, Argsort, Binary, Cast, Clamp, Concat, Cont, Cpy, FlashAttn, GetRows, Glu, LogProb, MulMat, MulMatId, Norm,
-    Permute, Reduce, Repeat, Reshape, Rope, Sample, Scale, SetRows, SoftMax, TopK, Unary, View,
+    Penalty, Permute, Reduce, Repeat, Reshape, Rope, Sample, Scale, SetRows, SoftMax, TopK, Unary, View,
 }
 
 impl Op {

@@ -19,6 +19,10 @@ pub const POSITIONS: &str = "positions";
 pub const OUTPUT_ROWS: &str = "output_rows";
 /// Name of the input of the sampler's counters, I32 `[n_outputs]`.
 pub const SAMPLE_STEPS: &str = "sample_steps";
+/// Name of the state that holds the last sampled id, I32 `[1]`, where the embedding is.
+pub const NEXT_TOKEN: &str = "next_token";
+/// Name of the state that holds the token at each position, I32 `[1, n_ctx]`, where the logits are.
+pub const HISTORY: &str = "history";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
 pub const LOGITS: &str = "logits";
 /// Name of the output of sampled ids, I32 `[n_outputs]`.
@@ -47,8 +51,28 @@ pub enum Outputs {
     None,
     /// Logits of that many rows.
     Logits(usize),
-    /// One sampled token and its log-probability.
-    Sample(op::Sample),
+    /// One sampled token.
+    Sample(Sampling),
+}
+
+/// How a token is chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// The draw.
+    pub sample: op::Sample,
+    /// What makes tokens less probable before it.
+    pub penalty: Option<op::Penalty>,
+    /// Gives the token's log-probability (before penalties) as well.
+    pub log_prob: bool,
+}
+
+/// Where token ids come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feed {
+    /// From the input [`TOKENS`].
+    Input,
+    /// The one that the graph before sampled: it never leaves the devices, so nobody has to wait for it.
+    Sampled,
 }
 
 impl Outputs {
@@ -69,6 +93,10 @@ pub struct GraphShape {
     pub n_tokens: usize,
     /// Rows of the cache.
     pub n_ctx: usize,
+    /// Where they come from; [`Feed::Sampled`] is one token.
+    pub feed: Feed,
+    /// Whether the tokens are noted in [`HISTORY`].
+    pub history: bool,
     /// What comes out.
     pub outputs: Outputs,
 }
@@ -81,6 +109,8 @@ pub struct Net<'a> {
     arch: &'a dyn Architecture,
     shape: GraphShape,
     positions: TensorId,
+    /// The history, after this graph's tokens were noted.
+    history: Option<TensorId>,
 }
 
 /// Names of layer `il`'s cache of keys and of values.
@@ -116,9 +146,20 @@ pub fn build(
     shape: GraphShape,
 ) -> Result<ModelGraph> {
     let mut g = GraphBuilder::new();
-    let tokens = g.input(TOKENS, DType::I32, &[shape.n_tokens])?;
+    let tokens = match shape.feed {
+        Feed::Input => g.input(TOKENS, DType::I32, &[shape.n_tokens])?,
+        Feed::Sampled => g.state(NEXT_TOKEN, DType::I32, &[1])?,
+    };
     let positions = g.input(POSITIONS, DType::I32, &[shape.n_tokens])?;
-    let mut net = Net { g, hparams, weights, arch, shape, positions };
+    let history = match shape.history {
+        false => None,
+        true => {
+            let history = g.state(HISTORY, DType::I32, &[1, shape.n_ctx])?;
+            let rows = g.push(op::Reshape { ne: [1, shape.n_tokens, 1, 1] }, &[tokens])?;
+            Some(g.push(op::SetRows, &[history, rows, positions])?)
+        }
+    };
+    let mut net = Net { g, hparams, weights, arch, shape, positions, history };
     let table = net.weight("token_embd.weight")?;
     let mut x = net.g.push(op::GetRows, &[table, tokens])?;
     net.g.name(x, "embedding");
@@ -207,10 +248,10 @@ impl Net<'_> {
         let k = self.reshape(k, [h.head_dim_k, h.n_head_kv, n, 1])?;
         let q = self.rope(il, q)?;
         let k = self.rope(il, k)?;
-        let k = self.reshape(k, [h.head_dim_k * h.n_head_kv, n, 1, 1])?;
+        let v = self.reshape(v, [h.head_dim_v, h.n_head_kv, n, 1])?;
         let [name_k, name_v] = cache_names(il);
-        let keys = self.cached(&name_k, k, h.head_dim_k)?;
-        let values = self.cached(&name_v, v, h.head_dim_v)?;
+        let keys = self.cached(&name_k, k)?;
+        let values = self.cached(&name_v, v)?;
         let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
         let attn = op::FlashAttn { scale: 1.0 / (h.head_dim_k as f32).sqrt(), window: 0, softcap: 0.0 };
         let y = self.g.push_opt(attn, &[Some(q), Some(keys), Some(values), None, Some(self.positions)])?;
@@ -219,16 +260,14 @@ impl Net<'_> {
         self.linear(y, &format!("{prefix}.attn_output"))
     }
 
-    /// Writes the rows of x `[head_dim * n_head_kv, n_tokens]` into a cache and gives all of it as `[head_dim, n_ctx, n_head_kv]`.
-    fn cached(&mut self, name: &str, x: TensorId, head_dim: usize) -> Result<TensorId> {
-        let (n_ctx, heads) = (self.shape.n_ctx, self.hparams.n_head_kv);
-        let cache = self.g.state(name, CACHE_DTYPE, &[head_dim * heads, n_ctx])?;
-        let written = self.g.push(op::SetRows, &[cache, x, self.positions])?;
-        self.g.name(written, &format!("{name}.written"));
-        let element = CACHE_DTYPE.block_bytes();
-        let (head, row) = (element * head_dim, element * head_dim * heads);
-        let nb = [element, row, head, row * n_ctx];
-        Ok(self.g.push(op::View { ne: [head_dim, n_ctx, heads, 1], nb, offset: 0 }, &[written])?)
+    /// Writes x `[head_dim, n_head_kv, n_tokens]` into a cache and gives all of it, `[head_dim, n_ctx, n_head_kv]`: the rows of a head
+    /// lie behind one another, because attention reads one head after the other.
+    fn cached(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
+        let [head_dim, heads, ..] = self.g.ne(x);
+        let cache = self.g.state(name, CACHE_DTYPE, &[head_dim, self.shape.n_ctx, heads])?;
+        let rows = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[x])?;
+        let written = self.g.push(op::SetRows, &[cache, rows, self.positions])?;
+        Ok(self.g.name(written, &format!("{name}.written")))
     }
 
     /// [`Net::linear`] of a dense feed-forward block, where the bias comes first and the scale covers it.
@@ -331,14 +370,30 @@ impl Net<'_> {
             Outputs::Logits(_) => {
                 self.g.output(logits);
             }
-            Outputs::Sample(sample) => {
+            Outputs::Sample(Sampling { sample, penalty, log_prob }) => {
                 let steps = self.g.input(SAMPLE_STEPS, DType::I32, &[rows])?;
-                let ids = self.g.push(sample, &[logits, steps])?;
+                let weighed = match (penalty, self.history) {
+                    (Some(penalty), Some(history)) => {
+                        let history = self.reshape(history, [self.shape.n_ctx, 1, 1, 1])?;
+                        self.g.push(penalty, &[logits, history, steps])?
+                    }
+                    (Some(_), None) => return Err(Error::Plan("a penalty needs the history of tokens".into())),
+                    (None, _) => logits,
+                };
+                let ids = self.g.push(sample, &[weighed, steps])?;
                 self.g.name(ids, SAMPLED);
                 self.g.output(ids);
-                let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
-                self.g.name(log_probs, LOG_PROBS);
-                self.g.output(log_probs);
+                if log_prob {
+                    let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
+                    self.g.name(log_probs, LOG_PROBS);
+                    self.g.output(log_probs);
+                }
+                let next = match self.g.find(NEXT_TOKEN) {
+                    Some(state) => state,
+                    None => self.g.state(NEXT_TOKEN, DType::I32, &[1])?,
+                };
+                let fed = self.g.push(op::Cpy, &[ids, next])?;
+                self.g.name(fed, "next_token.written");
             }
         }
         Ok(())

@@ -110,6 +110,7 @@ fn run_node(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
         Op::MulMat(_) => ops::mul_mat::run(cx, node),
         Op::MulMatId(_) => ops::mul_mat_id::run(cx, node),
         Op::Norm(op) => ops::map(cx, node, |isa, x| crate::kernels::rows::norm(isa, op.kind, op.eps, x)),
+        Op::Penalty(op) => ops::penalty::run(cx, node, op),
         Op::Reduce(op) => ops::sum_rows::run(cx, node, op),
         Op::Repeat(_) => ops::repeat::run(cx, node),
         Op::Rope(op) => ops::rope::run(cx, node, op),

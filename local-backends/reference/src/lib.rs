@@ -91,6 +91,7 @@ fn run_node(op: &Op, srcs: &Srcs, out: &T) -> std::result::Result<(), String> {
         Op::FlashAttn(op) => flash_attn::run(op, srcs, out)?,
         Op::GetRows(_) => get_rows::run(srcs.get(0)?, srcs.get(1)?, out)?,
         Op::Glu(op) => glu::run(op, srcs.get(0)?, srcs.get(1)?, out),
+        Op::Penalty(op) => penalty::run(op, srcs.get(0)?, srcs.get(1)?, srcs.get(2)?, out)?,
         Op::LogProb(_) => log_prob::run(srcs.get(0)?, srcs.get(1)?, out)?,
         Op::MulMat(_) => mul_mat::run(srcs.get(0)?, srcs.get(1)?, out),
         Op::MulMatId(_) => mul_mat_id::run(srcs.get(0)?, srcs.get(1)?, srcs.get(2)?, out)?,

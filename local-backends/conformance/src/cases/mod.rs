@@ -17,6 +17,7 @@ mod log_prob;
 mod mul_mat;
 mod mul_mat_id;
 mod norm;
+mod penalty;
 mod repeat;
 mod rope;
 mod sample;
@@ -43,6 +44,7 @@ pub fn cases() -> Vec<Case> {
         mul_mat::cases,
         mul_mat_id::cases,
         norm::cases,
+        penalty::cases,
         repeat::cases,
         rope::cases,
         sample::cases,

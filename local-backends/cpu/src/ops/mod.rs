@@ -11,6 +11,7 @@ pub(crate) mod glu;
 pub(crate) mod log_prob;
 pub(crate) mod mul_mat;
 pub(crate) mod mul_mat_id;
+pub(crate) mod penalty;
 pub(crate) mod repeat;
 pub(crate) mod rope;
 pub(crate) mod sample;

@@ -15,7 +15,7 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let targets: Result<Vec<usize>, String> = (0..src.n_rows())
         .map(|r| {
             let [i1, i2, i3] = src.unravel(r);
-            checked(ids.int([i1, i2, i3, 0]), dst.ne()[1], "row")
+            checked(ids.int([i1, i2 % ids.ne()[1], i3 % ids.ne()[2], 0]), dst.ne()[1], "row")
         })
         .collect();
     let targets = targets?;
@@ -28,6 +28,9 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
             DType::F16 => rows::to_f16(src.f32s(at), unsafe {
                 std::slice::from_raw_parts_mut(dst.row(to).cast::<f16>(), dst.ne()[0])
             }),
+            DType::I32 => {
+                (0..dst.ne()[0]).for_each(|i| dst.set_int([i, to[0], to[1], to[2]], src.int([i, at[0], at[1], at[2]])))
+            }
             _ => copy::store_row(dst, to, src.f32s(at))?,
         }
     }

@@ -12,6 +12,7 @@ pub(super) mod log_prob;
 pub(super) mod mul_mat;
 pub(super) mod mul_mat_id;
 pub(super) mod norm;
+pub(super) mod penalty;
 pub(super) mod repeat;
 pub(super) mod rope;
 pub(super) mod sample;
