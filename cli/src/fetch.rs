@@ -79,14 +79,19 @@ pub(crate) fn list() {
     println!("{table}");
 }
 
-/// Where fetched models are: `models` in the directory that OUTBOARD_CACHE names, or else in the user's cache directory.
+/// Where fetched models are: `models` in the cache directory.
 pub(crate) fn models_dir() -> Result<PathBuf> {
+    Ok(cache_dir()?.join("models"))
+}
+
+/// The directory that OUTBOARD_CACHE names, or else this program's part of the user's cache directory.
+pub(crate) fn cache_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os("OUTBOARD_CACHE").filter(|d| !d.is_empty()) {
-        return Ok(PathBuf::from(dir).join("models"));
+        return Ok(PathBuf::from(dir));
     }
     let dirs = directories::ProjectDirs::from("", "", "outboard");
     let dirs = dirs.context("this user has no home directory for a cache: set OUTBOARD_CACHE to a directory")?;
-    Ok(dirs.cache_dir().join("models"))
+    Ok(dirs.cache_dir().to_owned())
 }
 
 /// Holds others back who fetch the same model, and clears away what killed runs left. Where the file system has no locks,

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use outboard_core::Device;
 use outboard_core::error::Bytes;
 use outboard_host::open_mapped;
-use outboard_llm::gguf::Gguf;
+use outboard_llm::gguf::{Digests, FileKey, Gguf};
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{Engine, LoadOptions, Model, Overrides};
 use regex::Regex;
@@ -22,6 +22,35 @@ pub(crate) struct Loaded {
     pub(crate) path: PathBuf,
     pub(crate) model: Arc<Model>,
     pub(crate) tokenizer: Tokenizer,
+    digests: Option<Remembered>,
+}
+
+/// Where digests of a model's tensors are remembered, so that servers can be asked for them without reading the file: `digests`
+/// in the cache directory.
+struct Remembered {
+    dir: PathBuf,
+    key: FileKey,
+}
+
+impl Remembered {
+    /// Nothing is remembered of a file or for a user that have no place for it.
+    fn open(path: &Path) -> Option<Remembered> {
+        Some(Remembered { dir: fetch::cache_dir().ok()?.join("digests"), key: FileKey::of(path).ok()? })
+    }
+
+    fn load(&self) -> Digests {
+        Digests::load(&self.dir, &self.key)
+    }
+
+    /// Takes note of what a load had to compute. One that failed may have failed because of a wrong digest.
+    fn update(&self, model: &Model, known_before: usize, ok: bool) {
+        if !ok {
+            Digests::forget(&self.dir, &self.key);
+        } else if model.digests().known().len() > known_before {
+            // Not remembered, they are computed again.
+            let _ = model.digests().save(&self.dir, &self.key);
+        }
+    }
 }
 
 /// Reads and checks the file of `-m`.
@@ -30,8 +59,10 @@ pub(crate) fn open(arg: &str) -> Result<Loaded> {
     let gguf = open_gguf(&path)?;
     let name = path.display().to_string();
     let tokenizer = Tokenizer::from_gguf(&gguf).with_context(|| name.clone())?;
-    let model = Arc::new(Model::new(gguf).with_context(|| name)?);
-    Ok(Loaded { path, model, tokenizer })
+    let digests = Remembered::open(&path);
+    let known = digests.as_ref().map(Remembered::load).unwrap_or_default();
+    let model = Arc::new(Model::new(gguf).with_context(|| name)?.with_digests(known));
+    Ok(Loaded { path, model, tokenizer, digests })
 }
 
 /// Maps and parses a GGUF file.
@@ -93,9 +124,13 @@ pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Re
     let progress = |done: u64, total: u64| {
         bar.get_or_init(|| print::bytes_bar(total, "loading")).set_position(done);
     };
+    let known = loaded.model.digests().known().len();
     let engine = Engine::load(loaded.model.clone(), set.devices, options, &progress);
     if let Some(bar) = bar.get() {
         bar.finish_and_clear();
+    }
+    if let Some(digests) = &loaded.digests {
+        digests.update(&loaded.model, known, engine.is_ok());
     }
     Ok(engine?)
 }

@@ -4,6 +4,7 @@
 //! returns; what a queue was given runs in that order; different queues run side by side. A command that fails poisons its
 //! queue: every later command on it, every event after the failure and every read gives that error.
 
+use crate::content::ContentUpload;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, LeafKind, TensorId};
 use std::any::Any;
@@ -382,6 +383,10 @@ pub trait Device: Send + Sync {
     fn queue(&self) -> Result<Arc<dyn Queue>>;
     /// Direct transfers to other devices, if it can.
     fn peer(&self) -> Option<&dyn PeerTransfer> {
+        None
+    }
+    /// How it takes large constant tensors, if there is a better way than writing them through a queue.
+    fn content(&self) -> Option<&dyn ContentUpload> {
         None
     }
     /// For the device's own crate to find its type.

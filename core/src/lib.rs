@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod attr;
+pub mod content;
 pub mod device;
 pub mod dtype;
 pub mod error;
@@ -11,6 +12,7 @@ pub mod op;
 pub mod quant;
 pub mod shape;
 
+pub use content::{Content, ContentUpload, DeviceContents, Digest};
 pub use device::{
     Buffer, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryInfo, NodeSet, PeerTransfer, Pending, Placement,
     Queue, Slice, Ticket, Usage,

@@ -5,6 +5,7 @@ use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::split::{Share, Sizes, split_layers};
+use crate::upload::{Uploads, upload};
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
@@ -12,11 +13,9 @@ use outboard_core::{Device, Graph, LeafKind, Pending, Slice, TensorId, Usage};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-/// Bytes of one write while weights are uploaded: small enough for a smooth progress bar, large enough to cost nothing.
-const UPLOAD_PART: usize = 4 << 20;
 /// Compiled graphs that are kept: prompts end in micro-batches of every length, of which the last ones may come again.
 const MAX_PROGRAMS: usize = 16;
 /// Longest wait for an upload to arrive, or for one step of the model.
@@ -187,7 +186,7 @@ impl Engine {
         check_fits(&scheduler, &loads, &model)?;
         scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
         let (bound, uploads) = allocate(&model, &scheduler, &items)?;
-        upload(&scheduler, uploads, progress)?;
+        upload(&model, &scheduler, uploads, progress)?;
         let ahead = Ahead::measure(&scheduler)?;
         Ok(Engine { model, scheduler, bound, homes, loads, programs: Vec::new(), n_ctx, n_ubatch, n_past: 0, ahead })
     }
@@ -434,8 +433,6 @@ fn check_fits(scheduler: &Scheduler, loads: &[DeviceLoad], model: &Model) -> Res
     Ok(())
 }
 
-type Uploads = Vec<Vec<(Slice, Bytes)>>;
-
 /// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
 fn allocate(model: &Model, scheduler: &Scheduler, items: &[Item]) -> Result<(Bound, Uploads)> {
     let mut bound = HashMap::new();
@@ -487,30 +484,4 @@ fn allocate(model: &Model, scheduler: &Scheduler, items: &[Item]) -> Result<(Bou
         }
     }
     Ok((bound, uploads))
-}
-
-/// Writes weights to all devices at once and waits until they are there.
-fn upload(scheduler: &Scheduler, uploads: Uploads, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
-    let total: u64 = uploads.iter().flatten().map(|(slice, _)| slice.len()).sum();
-    let done = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        let mut threads = Vec::new();
-        for (d, parts) in uploads.into_iter().enumerate().filter(|(_, p)| !p.is_empty()) {
-            let Some(queue) = scheduler.queue(d) else { continue };
-            let done = &done;
-            threads.push(scope.spawn(move || -> Result<()> {
-                for (slice, data) in parts {
-                    for at in (0..data.len()).step_by(UPLOAD_PART) {
-                        let part = data.slice(at..data.len().min(at + UPLOAD_PART));
-                        let len = part.len() as u64;
-                        queue.write(&slice.part(at as u64, len)?, part)?;
-                        progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
-                    }
-                }
-                Ok(queue.finish(DEADLINE)?)
-            }));
-        }
-        let lost = |_| Err(Error::Plan("an upload thread panicked".into()));
-        threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(lost))
-    })
 }

@@ -1,6 +1,7 @@
 //! Hyperparameters of a model, read from its file's metadata and checked.
 
 use crate::error::{Error, Result};
+use crate::gguf::{Gguf, Value};
 use outboard_core::Layout;
 use outboard_core::op::{Rope, RopeMode};
 
@@ -14,6 +15,32 @@ pub trait ModelFile {
     fn float(&self, key: &str) -> Option<f32>;
     /// A text.
     fn text(&self, key: &str) -> Option<&str>;
+}
+
+impl ModelFile for Gguf {
+    fn layout(&self, tensor: &str) -> Option<Layout> {
+        Some(self.tensor(tensor)?.layout)
+    }
+
+    fn int(&self, key: &str) -> Option<u64> {
+        match self.get(key)? {
+            Value::Array(array) => {
+                // Some converters write one number per layer; models whose layers differ are not supported yet.
+                let mut values = array.values()?.map(|v| v.as_u64());
+                let first = values.next()??;
+                values.all(|v| v == Some(first)).then_some(first)
+            }
+            value => value.as_u64(),
+        }
+    }
+
+    fn float(&self, key: &str) -> Option<f32> {
+        Some(self.get(key)?.as_f64()? as f32)
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.str(key)
+    }
 }
 
 /// Limits that no real model comes near, so that sizes made from hyperparameters cannot overflow.
@@ -188,5 +215,20 @@ fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: Option<usize>) -> 
             let other: String = other.chars().take(32).collect();
             Err(Error::Model(format!("{arch}.rope.scaling.type \"{other}\" is not supported (none, linear, yarn)")))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::GgufWriter;
+
+    #[test]
+    fn an_array_counts_as_a_number_if_it_has_one_value() {
+        let mut w = GgufWriter::new();
+        w.i32s("per_layer", &[4, 4]).i32s("mixed", &[4, 5]).i32s("none", &[]).f32("eps", 1e-5);
+        let g = Gguf::parse(w.finish().into()).unwrap();
+        assert_eq!((g.int("per_layer"), g.int("mixed"), g.int("none"), g.int("missing")), (Some(4), None, None, None));
+        assert_eq!(g.float("eps"), Some(1e-5));
     }
 }

@@ -9,12 +9,14 @@ mod decode;
 pub mod engine;
 pub mod error;
 pub mod generate;
-pub mod gguf;
 pub mod hparams;
 pub mod model;
 pub mod split;
 pub mod stop;
 pub mod tokenizer;
+mod upload;
+
+pub use outboard_gguf as gguf;
 
 pub use arch::net::Sampling;
 pub use engine::{DEFAULT_UBATCH, DeviceLoad, Engine, LoadOptions, Overrides};

@@ -2,7 +2,7 @@
 
 use crate::arch::{self, Architecture, net};
 use crate::error::{Error, Result};
-use crate::gguf::Gguf;
+use crate::gguf::{Digests, Gguf};
 use crate::hparams::Hparams;
 use net::{GraphShape, ModelGraph};
 use std::fmt;
@@ -12,6 +12,7 @@ pub struct Model {
     gguf: Gguf,
     hparams: Hparams,
     arch: &'static dyn Architecture,
+    digests: Digests,
 }
 
 impl fmt::Debug for Model {
@@ -28,7 +29,7 @@ impl Model {
         let name = name.ok_or_else(|| Error::Model("general.architecture is missing".into()))?;
         let arch = arch::by_name(name)?;
         let hparams = Hparams::read(&gguf, name)?;
-        let model = Model { hparams, arch, gguf };
+        let model = Model { hparams, arch, gguf, digests: Digests::default() };
         model.graph(GraphShape {
             n_tokens: 1,
             n_ctx: 1,
@@ -47,6 +48,16 @@ impl Model {
     /// Its file.
     pub fn gguf(&self) -> &Gguf {
         &self.gguf
+    }
+
+    /// The same model, with digests of its tensors that are known already. They must be of the file as it is.
+    pub fn with_digests(self, digests: Digests) -> Model {
+        Model { digests, ..self }
+    }
+
+    /// Digests of its tensors, as far as somebody needed them.
+    pub fn digests(&self) -> &Digests {
+        &self.digests
     }
 
     /// Its numbers.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod blobs;
 pub mod chunk;
 pub mod device;
 pub mod error;
@@ -25,6 +26,9 @@ pub const MAX_VERSION: u32 = 1;
 pub const SECRET_BYTES: usize = 32;
 /// The port of an endpoint that names none.
 pub const DEFAULT_PORT: u16 = 50052;
+
+/// The feature of a server that keeps blobs.
+pub const FEATURE_BLOBS: &str = "blobs";
 
 /// The `.proto` files as an encoded `FileDescriptorSet`, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -30,6 +30,13 @@ pub const MAX_HANDLES: usize = 1 << 18;
 pub const MAX_TICKETS: usize = 1024;
 /// Spans that a server keeps for one session until they are fetched: some seconds of decoding, about 1 MiB.
 pub const MAX_TRACE_SPANS: usize = 1 << 14;
+/// Blobs of which one message asks, or that it places.
+pub const MAX_BLOBS: usize = 4096;
+/// Largest encoded `Blobs`, in bytes: a digest and three varints for each.
+pub const MAX_BLOBS_BYTES: usize = MAX_BLOBS * (32 + 3 * 10) + 64;
+/// Smaller contents are no blobs, in bytes: asking for one would cost nearly as much as sending it. All that are smaller in a
+/// model make less than a megabyte.
+pub const MIN_BLOB: u64 = 4 << 10;
 
 /// Size of HTTP/2 frames in bytes, both ways: measured, 16 KiB costs half of the throughput.
 pub const HTTP2_FRAME: u32 = 1 << 20;

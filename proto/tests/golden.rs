@@ -69,6 +69,23 @@ fn unary() {
     check("supports_response", &SupportsResponse { supported: Bytes::from_static(&[0xff, 1]) });
 }
 
+fn digest() -> Bytes {
+    Bytes::from_static(&[5; 32])
+}
+
+#[test]
+fn blobs() {
+    let question = Blobs { digests: Bytes::from(vec![5; 64]), lens: vec![4096, 1 << 33], ..Default::default() };
+    check("blobs_question", &question);
+    let places = Blobs { buffers: vec![2, 300], offsets: vec![0, 64], ..question };
+    check("blobs_places", &places);
+    let blobs = Bytes::from_static(b"blobs");
+    check("have_blobs_request", &HaveBlobsRequest { session: session(), blobs: blobs.clone() });
+    check("have_blobs_response", &HaveBlobsResponse { have: Bytes::from_static(&[1]) });
+    check("place_blobs_request", &PlaceBlobsRequest { session: session(), blobs });
+    check("place_blobs_response", &PlaceBlobsResponse { placed: Bytes::from_static(&[3]) });
+}
+
 #[test]
 fn trace() {
     check("trace_request", &TraceRequest { session: session(), record: true });
@@ -164,7 +181,8 @@ fn queue() {
     for (name, command) in [
         ("queue_open", C::Open(OpenQueue { session: session(), queue: 9, device: "CPU0".into() })),
         ("queue_write", C::Write(Write { dst: slice(2), data: Bytes::from_static(b"data") })),
-        ("queue_write_bulk", C::WriteBulk(WriteBulk { transfer: 1, dst: slice(2) })),
+        ("queue_write_bulk", C::WriteBulk(WriteBulk { transfer: 1, dst: slice(2), digest: Bytes::new() })),
+        ("queue_write_bulk_digest", C::WriteBulk(WriteBulk { transfer: 1, dst: slice(2), digest: digest() })),
         ("queue_read", C::Read(Read { request: 1, src: slice(2), bulk: true })),
         ("queue_execute", C::Execute(Execute { executable: 4 })),
         ("queue_copy", C::Copy(Copy { src: slice(2), dst: slice(3) })),

@@ -11,17 +11,18 @@ use crate::queue::RemoteQueue;
 use bytes::Bytes;
 use outboard_core::device::fresh_uid;
 use outboard_core::{
-    Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, PeerTransfer, Pending, Placement,
-    Queue, Result, Slice, Ticket, Usage,
+    Buffer, ContentUpload, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, PeerTransfer,
+    Pending, Placement, Queue, Result, Slice, Ticket, Usage,
 };
 use outboard_proto::device::{MAX_DEVICES, from_wire, usage_name};
 use outboard_proto::error::from_status;
 use outboard_proto::v1::control_request::Request;
 use outboard_proto::v1::outboard_client::OutboardClient;
-use outboard_proto::{graph, places, v1};
+use outboard_proto::{FEATURE_BLOBS, graph, places, v1};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tonic::{Response, Status};
 
 /// Answers about supported ops that a device remembers.
@@ -32,6 +33,8 @@ pub struct RemoteDevice {
     uid: u64,
     info: DeviceInfo,
     reaches: HashSet<String>,
+    /// Its server takes weights by their digests.
+    blobs: bool,
     link: Arc<Link>,
     supported: Mutex<HashMap<Bytes, NodeSet>>,
 }
@@ -70,6 +73,7 @@ fn devices_of(link: &Arc<Link>, hello: &v1::HelloResponse) -> Result<Vec<RemoteD
             uid: fresh_uid(),
             info: from_wire(d, &link.shared.name)?,
             reaches: d.reaches.iter().cloned().collect(),
+            blobs: hello.features.iter().any(|f| f == FEATURE_BLOBS),
             link: link.clone(),
             supported: Mutex::default(),
         })
@@ -97,10 +101,15 @@ impl RemoteDevice {
         &self.link
     }
 
+    pub(crate) fn keeps_blobs(&self) -> bool {
+        self.blobs
+    }
+
     /// Makes a unary call on the command thread and waits for its answer.
     pub(crate) fn call<T, F>(
         &self,
         what: &str,
+        timeout: Duration,
         call: impl FnOnce(OutboardClient<crate::transport::Conn>) -> F + Send + 'static,
     ) -> Result<T>
     where
@@ -119,7 +128,7 @@ impl RemoteDevice {
         }));
         shared.jobs.send(job).map_err(|_| shared.gone())?;
         // A call that ends with its thread is one to a lost endpoint.
-        pending.wait(shared.options.call_timeout).map_err(|e| match e {
+        pending.wait(timeout).map_err(|e| match e {
             Error::Device { .. } => shared.check().err().unwrap_or(e),
             e => e,
         })
@@ -142,7 +151,9 @@ impl Device for RemoteDevice {
 
     fn memory(&self) -> Result<MemoryInfo> {
         let request = v1::MemoryRequest { device: self.info.name.clone() };
-        let memory = self.call("memory", |mut client| async move { client.memory(request).await })?;
+        let memory = self.call("memory", self.link.shared.options.call_timeout, |mut client| async move {
+            client.memory(request).await
+        })?;
         Ok(MemoryInfo { total: memory.total, free: memory.free })
     }
 
@@ -156,7 +167,9 @@ impl Device for RemoteDevice {
             device: self.info.name.clone(),
             graph: encoded.clone(),
         };
-        let answer = self.call("supported ops", |mut client| async move { client.supports(request).await })?;
+        let answer = self.call("supported ops", self.link.shared.options.call_timeout, |mut client| async move {
+            client.supports(request).await
+        })?;
         let flags = graph::bits_to_flags(&answer.supported, graph.tensors().len());
         let set = NodeSet::from_flags(
             flags.ok_or_else(|| self.link.shared.lost("answered about another number of nodes than was asked"))?,
@@ -201,6 +214,10 @@ impl Device for RemoteDevice {
     }
 
     fn peer(&self) -> Option<&dyn PeerTransfer> {
+        Some(self)
+    }
+
+    fn content(&self) -> Option<&dyn ContentUpload> {
         Some(self)
     }
 

@@ -12,6 +12,7 @@
 mod buffer;
 mod bulk;
 mod command;
+mod content;
 mod device;
 mod endpoint;
 mod io;

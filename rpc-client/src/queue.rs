@@ -7,7 +7,7 @@ use crate::link::{Link, Shared};
 use crate::lock;
 use bytes::{Bytes, BytesMut};
 use outboard_core::device::{Completer, fresh_uid};
-use outboard_core::{Device, Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
+use outboard_core::{Device, Digest, Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
 use outboard_proto::chunk::{self, Direction};
 use outboard_proto::limits::{CHUNK, MAX_INLINE};
 use outboard_proto::v1::{self, command::Command};
@@ -204,6 +204,38 @@ impl RemoteQueue {
         self.inner.push(command)
     }
 
+    /// Handle of the buffer behind a slice of this device.
+    pub(crate) fn handle(&self, slice: &Slice) -> Result<u64> {
+        RemoteBuffer::handle_of(slice, self.device)
+    }
+
+    /// Writes `data`, under its digest if there is one; `sent` is told the bytes of each part that is on its way.
+    pub(crate) fn send(&self, dst: &Slice, data: Bytes, digest: Option<Digest>, sent: &dyn Fn(u64)) -> Result<()> {
+        self.same_len(data.len() as u64, dst)?;
+        let dst = self.slice(dst)?;
+        if data.len() <= MAX_INLINE && digest.is_none() {
+            let len = data.len() as u64;
+            self.enqueue(Command::Write(v1::Write { dst, data }))?;
+            sent(len);
+            return Ok(());
+        }
+        let mut order = lock(&self.inner.order);
+        self.ensure_bulk(&mut order)?;
+        let transfer = self.inner.shared.fresh();
+        let digest = digest.map_or_else(Bytes::new, |d| Bytes::copy_from_slice(&d.0));
+        self.inner.push(Command::WriteBulk(v1::WriteBulk { transfer, dst, digest }))?;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let part = rest.split_to(rest.len().min(CHUNK));
+            let len = part.len() as u64;
+            if !self.inner.bulk.push_payload(chunk::head(Direction::Up, transfer, &part), part) {
+                return Err(self.inner.check().err().unwrap_or_else(|| self.inner.shared.gone()));
+            }
+            sent(len);
+        }
+        Ok(())
+    }
+
     fn ensure_bulk(&self, order: &mut Order) -> Result<()> {
         if order.bulk_open {
             return Ok(());
@@ -244,23 +276,7 @@ impl Queue for RemoteQueue {
     }
 
     fn write(&self, dst: &Slice, data: Bytes) -> Result<()> {
-        self.same_len(data.len() as u64, dst)?;
-        let dst = self.slice(dst)?;
-        if data.len() <= MAX_INLINE {
-            return self.enqueue(Command::Write(v1::Write { dst, data }));
-        }
-        let mut order = lock(&self.inner.order);
-        self.ensure_bulk(&mut order)?;
-        let transfer = self.inner.shared.fresh();
-        self.inner.push(Command::WriteBulk(v1::WriteBulk { transfer, dst }))?;
-        let mut rest = data;
-        while !rest.is_empty() {
-            let part = rest.split_to(rest.len().min(CHUNK));
-            if !self.inner.bulk.push_payload(chunk::head(Direction::Up, transfer, &part), part) {
-                return Err(self.inner.check().err().unwrap_or_else(|| self.inner.shared.gone()));
-            }
-        }
-        Ok(())
+        self.send(dst, data, None, &|_| {})
     }
 
     fn read(&self, src: &Slice) -> Result<Pending<Bytes>> {

@@ -59,7 +59,7 @@ impl RemoteDevice {
         let shared = &self.link().shared;
         let request = v1::TraceRequest { session: Some(shared.session.clone()), record };
         let start = Instant::now();
-        let (answer, end) = self.call("trace", |mut client| async move {
+        let (answer, end) = self.call("trace", shared.options.call_timeout, |mut client| async move {
             let answer = client.trace(request).await?.into_inner();
             Ok(tonic::Response::new((answer, Instant::now())))
         })?;

@@ -309,3 +309,77 @@ fn health_and_reflection_are_there() {
         assert!(names.contains(&"outboard.v1.Outboard") && names.contains(&"grpc.health.v1.Health"), "{names:?}");
     });
 }
+
+#[test]
+fn blobs_go_only_where_the_session_may_write() {
+    use outboard_core::Digest;
+    use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
+    let dir = tempfile::tempdir().unwrap();
+    let host = outboard_host::Host::new();
+    let budget = outboard_host::MemoryBudget::new(Some(MEMORY));
+    let devices = vec![outboard_reference::reference_device(&host, "REF0", &budget)];
+    let addr = "127.0.0.1:0".parse().unwrap();
+    let options = outboard_rpc_server::BlobOptions { cache: Some(dir.path().into()), ..Default::default() };
+    let blobs = outboard_rpc_server::Blobs::open(&options).unwrap();
+    let config = outboard_rpc_server::ServerConfig { addr, devices, limits: outboard_rpc_server::Limits::default() };
+    let server = Server::start_with(config, Some(blobs)).unwrap();
+    let data = [7; 5000];
+    let digest = Digest(*blake3::hash(&data).as_bytes());
+    std::fs::write(dir.path().join(digest.to_string()), data).unwrap();
+    run(async {
+        let mut client = client(&server).await;
+        let (mine, other) = (hello(&mut client).await, hello(&mut client).await);
+        let alloc = |request| v1::Alloc { request, buffer: 1, device: "REF0".into(), size: 8000, usage: "ANY".into() };
+        let mut talks = Vec::new();
+        for session in [&mine, &other] {
+            let mut talk = talk!(client, control);
+            talk.to.send(control(Request::Attach(session.clone()))).unwrap();
+            // The other session's buffer has a number of its own.
+            let buffer = if session == &mine { 1 } else { 2 };
+            talk.to.send(control(Request::Alloc(v1::Alloc { buffer, ..alloc(1) }))).unwrap();
+            assert!(matches!(talk.next().await.unwrap().unwrap().reply, Some(ControlReply::Attached(_))));
+            assert!(matches!(talk.next().await.unwrap().unwrap().reply, Some(ControlReply::Done(_))));
+            talks.push(talk);
+        }
+        let have = |session: &v1::Session, blobs: Bytes| v1::HaveBlobsRequest { session: Some(session.clone()), blobs };
+        let place =
+            |place: Place| v1::PlaceBlobsRequest { session: Some(mine.clone()), blobs: encode_places(&[place]) };
+        let blob = Blob { digest, len: 5000 };
+        let question = encode_question(&[blob, Blob { len: 4999, ..blob }, Blob { digest: Digest([1; 32]), ..blob }]);
+        let answer = client.have_blobs(have(&mine, question.clone())).await.unwrap().into_inner();
+        assert_eq!(answer.have[..], [1]);
+        let nobody = v1::Session { id: mine.id, secret: other.secret.clone() };
+        assert!(client.have_blobs(have(&nobody, question)).await.is_err());
+        assert!(client.have_blobs(have(&mine, Bytes::from(vec![0xff; 50]))).await.is_err());
+        let good = Place { blob, buffer: 1, offset: 3000 };
+        for wrong in [
+            Place { buffer: 2, ..good },
+            Place { buffer: 0, ..good },
+            Place { offset: 3001, ..good },
+            Place { offset: u64::MAX, ..good },
+            Place { blob: Blob { len: u64::MAX, ..blob }, ..good },
+        ] {
+            let status = client.place_blobs(place(wrong)).await.unwrap_err();
+            assert_eq!(status.code(), tonic::Code::InvalidArgument, "{wrong:?}: {status}");
+        }
+        // A wrong length finds nothing, and harms nobody.
+        let short = Place { blob: Blob { len: 4999, ..blob }, ..good };
+        assert_eq!(client.place_blobs(place(short)).await.unwrap().into_inner().placed[..], [0]);
+        assert_eq!(client.place_blobs(place(good)).await.unwrap().into_inner().placed[..], [1]);
+        let mut queue = talk!(client, queue);
+        queue.to.send(open(&mine, 9, "REF0")).unwrap();
+        queue.to.send(command(C::Read(v1::Read { request: 1, src: slice(1, 2999, 5001), bulk: false }))).unwrap();
+        // A digest that is none fails the queue that uses it.
+        let digest = Bytes::from_static(&[1; 31]);
+        queue.to.send(command(C::WriteBulk(v1::WriteBulk { transfer: 2, dst: slice(1, 0, 5000), digest }))).unwrap();
+        assert!(matches!(queue.next().await.unwrap().unwrap().reply, Some(Reply::Opened(_))));
+        let mut replies = Vec::new();
+        for _ in 0..2 {
+            replies.push(queue.next().await.unwrap().unwrap().reply.unwrap());
+        }
+        let data = replies.iter().find_map(|r| if let Reply::Data(d) = r { Some(d.data.clone()) } else { None });
+        let expected = [&[0][..], &[7; 5000]].concat();
+        assert_eq!(data.unwrap(), expected);
+        assert!(replies.iter().any(|r| matches!(r, Reply::Failed(_))));
+    });
+}

@@ -1,5 +1,6 @@
 //! The command line of `rpc-server`, also run by other binaries that start servers.
 
+use crate::blobs::{BlobOptions, Blobs};
 use crate::limits::Limits;
 use crate::server::{Server, ServerConfig};
 use clap::{Parser, ValueEnum};
@@ -10,6 +11,7 @@ use outboard_host::Host;
 use outboard_proto::{DEFAULT_PORT, MAX_VERSION, MIN_VERSION};
 use std::io::{IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -34,6 +36,16 @@ pub struct ServerArgs {
     /// Memory that clients may take on this host, such as 8G; what is available by default
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory_limit: Option<u64>,
+    /// Keep weights that clients send on disk, so that they need not send them again; in the user's cache directory if DIR is
+    /// not given
+    #[arg(short, long, value_name = "DIR", num_args = 0..=1)]
+    pub cache: Option<Option<PathBuf>>,
+    /// Most of the disk that they take, such as 20G; a fifth of it by default, and at most half of what is free
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "cache")]
+    pub cache_limit: Option<u64>,
+    /// GGUF files of this host, whose weights clients need not send either
+    #[arg(long, value_name = "DIR")]
+    pub models: Option<PathBuf>,
     /// Listen on an address that others can reach, with neither encryption nor authentication
     #[arg(long)]
     pub insecure: bool,
@@ -97,12 +109,18 @@ fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
         let _ = stop.send(());
     };
     ctrlc::set_handler(handler).map_err(|e| failed(Error::Request(format!("signals cannot be handled: {e}"))))?;
-    let mut server = Server::start(ServerConfig { addr, devices, limits: Limits::default() }).map_err(failed)?;
+    let blobs = open_blobs(args).map_err(failed)?;
+    let cache = match blobs.as_ref().and_then(Blobs::cache) {
+        Some((dir, limit)) => format!("{} (at most {})", dir.display(), Bytes(limit)),
+        None => "none".to_owned(),
+    };
+    let config = ServerConfig { addr, devices, limits: Limits::default() };
+    let mut server = Server::start_with(config, blobs).map_err(failed)?;
     let addr = server.local_addr();
     let limit = args.memory_limit.map_or("none".to_owned(), |n| Bytes(n).to_string());
     let start = format!(
         "Starting RPC server v{}\n  endpoint       : {addr}\n  protocol       : {MIN_VERSION} to {MAX_VERSION}\n  \
-         memory limit   : {limit}\nDevices:\n{list}listening on {addr}\n",
+         memory limit   : {limit}\n  local cache    : {cache}\nDevices:\n{list}listening on {addr}\n",
         env!("CARGO_PKG_VERSION")
     );
     out.write_all(start.as_bytes()).and_then(|()| out.flush()).map_err(written)?;
@@ -121,6 +139,32 @@ fn open_devices(args: &ServerArgs) -> Result<Vec<Arc<dyn Device>>, Failure> {
     let specs = DeviceSpec::parse_list(args.device.as_deref().unwrap_or("cpu"))
         .map_err(|e| (USAGE, Error::Request(e.to_string())))?;
     local_devices(&Host::new(), &specs, args.threads, args.memory_limit).map_err(failed)
+}
+
+/// Where this server has weights, if anywhere.
+fn open_blobs(args: &ServerArgs) -> outboard_core::Result<Option<Blobs>> {
+    if args.cache.is_none() && args.models.is_none() {
+        return Ok(None);
+    }
+    let user = user_cache();
+    let cache = match &args.cache {
+        Some(Some(dir)) => Some(dir.clone()),
+        Some(None) => Some(user.as_ref().map(|dir| dir.join("blobs")).ok_or_else(|| {
+            Error::Request("-c: this user has no home directory for a cache: name a directory".to_owned())
+        })?),
+        None => None,
+    };
+    let digests = user.map(|dir| dir.join("digests"));
+    let models = args.models.clone();
+    Blobs::open(&BlobOptions { cache, cache_limit: args.cache_limit, models, digests }).map(Some)
+}
+
+/// What OUTBOARD_CACHE names, or else this program's part of the user's cache directory.
+fn user_cache() -> Option<PathBuf> {
+    match std::env::var_os("OUTBOARD_CACHE").filter(|d| !d.is_empty()) {
+        Some(dir) => Some(dir.into()),
+        None => Some(directories::ProjectDirs::from("", "", "outboard")?.cache_dir().to_owned()),
+    }
 }
 
 /// One line per device, as llama.cpp's server prints them.
@@ -218,6 +262,11 @@ mod tests {
         let args =
             ServerArgs::parse_from(["rpc-server", "-H", "::1", "-p", "0", "-d", "cpu:1,cpu:1", "--memory-limit", "8G"]);
         assert_eq!((args.host.as_str(), args.port, args.memory_limit), ("::1", 0, Some(8 << 30)));
+        let cache = |args: &[&str]| ServerArgs::try_parse_from([&["rpc-server"], args].concat()).map(|a| a.cache).ok();
+        assert_eq!(cache(&[]), Some(None));
+        assert_eq!(cache(&["-c", "-p", "0"]), Some(Some(None)));
+        assert_eq!(cache(&["-c", "dir", "--cache-limit", "1G"]), Some(Some(Some("dir".into()))));
+        assert_eq!(cache(&["--cache-limit", "1G"]), None);
         assert!(ServerArgs::try_parse_from(["rpc-server", "--tls-cert", "f"]).is_err());
     }
 }

@@ -33,6 +33,12 @@ impl Devices {
         })
     }
 
+    /// The device of that uid.
+    pub(crate) fn by_uid(&self, uid: u64) -> Result<&Arc<dyn Device>> {
+        let found = self.all.iter().find(|d| d.uid() == uid);
+        found.ok_or_else(|| Error::Misuse("a buffer of a device that is not exposed here".into()))
+    }
+
     /// All devices with their memory now.
     pub(crate) fn to_wire(&self) -> Result<Vec<v1::Device>> {
         let one = |(d, reaches): (&Arc<dyn Device>, &Vec<String>)| {

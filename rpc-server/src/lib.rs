@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod args;
+mod blobs;
 mod conn;
 mod devices;
 mod io;
@@ -18,6 +19,7 @@ mod service;
 mod session;
 
 pub use args::{LogFormat, ServerArgs, main_with};
+pub use blobs::{BlobOptions, Blobs};
 pub use limits::Limits;
 pub use server::{Server, ServerConfig};
 

@@ -44,6 +44,8 @@ pub(crate) const BULK_CHUNKS: usize = 4;
 pub(crate) const REPLIES: usize = 64;
 /// Frees of one session that wait for their fences; then its control stream waits.
 pub(crate) const PENDING_FREES: usize = 256;
+/// How long a question about blobs waits for model files that are still being looked at: less than sending them takes.
+pub(crate) const MODELS_WAIT: Duration = Duration::from_secs(3);
 /// How often sessions and connections are looked at, to end those whose client is gone.
 pub(crate) const TICK: Duration = Duration::from_millis(250);
 /// How long [`crate::Server::stop`] waits for connections and sessions to end.

@@ -1,5 +1,6 @@
 //! The server: its threads, its sessions, start and stop.
 
+use crate::blobs::Blobs;
 use crate::conn::{self, Conn};
 use crate::devices::Devices;
 use crate::limits::{Limits, STOP_TIMEOUT, TICK};
@@ -35,6 +36,8 @@ pub(crate) struct Shared {
     pub(crate) incarnation: u64,
     pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
     pub(crate) gate: Gate,
+    /// What clients need not send.
+    pub(crate) blobs: Option<Arc<Blobs>>,
     pub(crate) health: tonic_health::server::HealthReporter,
     connections: AtomicUsize,
     next_conn: AtomicU64,
@@ -51,6 +54,11 @@ pub struct Server {
 impl Server {
     /// Starts to listen. An address that cannot be had is an error.
     pub fn start(config: ServerConfig) -> Result<Server> {
+        Server::start_with(config, None)
+    }
+
+    /// Starts to listen, with weights that clients need not send.
+    pub fn start_with(config: ServerConfig, blobs: Option<Blobs>) -> Result<Server> {
         let fail = |what: &str, e: std::io::Error| Error::Request(format!("{what}: {e}"));
         let listener = TcpListener::bind(config.addr).map_err(|e| match e.kind() {
             std::io::ErrorKind::AddrInUse => Error::Request(format!(
@@ -69,6 +77,7 @@ impl Server {
             incarnation: rand::random(),
             sessions: Mutex::default(),
             gate: Gate::default(),
+            blobs: blobs.map(Arc::new),
             health: tonic_health::server::HealthReporter::new(),
             connections: AtomicUsize::new(0),
             next_conn: AtomicU64::new(1),

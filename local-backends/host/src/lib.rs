@@ -5,6 +5,7 @@
 mod budget;
 mod buffer;
 mod device;
+mod disk;
 mod exchange;
 mod host;
 mod mapped;
@@ -16,6 +17,7 @@ mod turns;
 pub use budget::MemoryBudget;
 pub use buffer::{BUFFER_ALIGN, HostBuffer};
 pub use device::{HostDevice, Kernels, NodeError, Program, TensorPtr};
+pub use disk::{DiskSpace, disk_space};
 pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
 pub use queue::trace_queue;

@@ -1,5 +1,6 @@
 //! The service: one file per call or stream.
 
+mod blobs;
 pub(crate) mod bulk;
 mod control;
 mod devices;
@@ -112,6 +113,20 @@ impl v1::outboard_server::Outboard for Service {
 
     async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<v1::TraceResponse>, Status> {
         trace::trace(self, &request.into_inner()).map(Response::new)
+    }
+
+    async fn have_blobs(
+        &self,
+        request: Request<v1::HaveBlobsRequest>,
+    ) -> Result<Response<v1::HaveBlobsResponse>, Status> {
+        blobs::have(self, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn place_blobs(
+        &self,
+        request: Request<v1::PlaceBlobsRequest>,
+    ) -> Result<Response<v1::PlaceBlobsResponse>, Status> {
+        blobs::place_all(self, request.into_inner()).await.map(Response::new)
     }
 
     type ControlStream = Replies<v1::ControlReply>;

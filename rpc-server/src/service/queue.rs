@@ -32,8 +32,8 @@ async fn run(
     };
     let session = service.session(open.session.as_ref())?;
     service.conn.attach(&session);
-    let devices = &service.shared.devices;
-    let opened = QueueRunner::open(&session, devices, open.queue, &open.device, out.clone()).await;
+    let shared = &service.shared;
+    let opened = QueueRunner::open(&session, shared, open.queue, &open.device, out.clone()).await;
     let mut queue = opened.map_err(|e| to_status(&e))?;
     let _ = out.send(reply(Reply::Opened(v1::Opened {}))).await;
     while let Some(command) = next(service, &mut stream, &session).await {

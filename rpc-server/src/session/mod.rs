@@ -170,6 +170,11 @@ impl Session {
         Slice::new(buffer, slice.offset, slice.len)
     }
 
+    /// The device, by its uid, of one of the session's buffers.
+    pub(crate) fn device_of(&self, buffer: u64) -> Result<u64> {
+        lock(&self.buffers).get(&buffer).map(|b| b.device()).ok_or_else(|| unknown("buffer", buffer))
+    }
+
     /// Makes a buffer under a new handle. May block.
     pub(crate) fn alloc(&self, device: &dyn Device, handle: u64, size: u64, usage: Usage) -> Result<()> {
         self.check_handle("buffer", handle, &self.buffers)?;

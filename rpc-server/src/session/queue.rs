@@ -7,10 +7,12 @@ use super::answers::{Answer, Replies, To, done, reply};
 use super::flight::{Flight, Load};
 use super::timeline::Timeline;
 use super::{Session, answers, unknown};
+use crate::blobs::{Blob, Blobs, Receiver};
 use crate::devices::Devices;
 use crate::limits::{BULK_CHUNKS, MARK_COMMANDS, MARK_KIB};
 use crate::lock;
-use outboard_core::{Device, Error, Queue, Result, Slice, Ticket};
+use crate::server::Shared;
+use outboard_core::{Device, Digest, Error, Queue, Result, Slice, Ticket};
 use outboard_proto::limits::{CHUNK, MAX_INLINE, MAX_QUEUES};
 use outboard_proto::v1::{self, command::Command, reply::Reply};
 use outboard_proto::{SECRET_BYTES, error};
@@ -50,6 +52,8 @@ impl QueueState {
 pub(crate) struct QueueRunner {
     session: Arc<Session>,
     devices: Arc<Devices>,
+    /// Where blobs are kept.
+    store: Option<Arc<Blobs>>,
     device: Arc<dyn Device>,
     queue: Retired,
     state: Arc<QueueState>,
@@ -60,6 +64,10 @@ pub(crate) struct QueueRunner {
     answers: Sender<Answer>,
     replies: Replies,
     chunks: Option<mpsc::Receiver<v1::Chunk>>,
+    /// Checks and keeps blobs, once there is one.
+    blobs: Option<Receiver>,
+    /// Blobs came of which it is not known yet whether they are what they were said to be.
+    unsettled: bool,
 }
 
 /// A device's queue, dropped on the session's thread: that may wait for the device.
@@ -89,12 +97,12 @@ impl QueueRunner {
     /// Opens a queue under a new handle.
     pub(crate) async fn open(
         session: &Arc<Session>,
-        devices: &Arc<Devices>,
+        shared: &Arc<Shared>,
         handle: u64,
         device: &str,
         replies: Replies,
     ) -> Result<QueueRunner> {
-        let device = devices.get(device)?.clone();
+        let device = shared.devices.get(device)?.clone();
         let (up, chunks) = mpsc::channel(BULK_CHUNKS);
         let (chunks_down, down) = mpsc::channel(BULK_CHUNKS);
         let state = Arc::new(QueueState {
@@ -131,7 +139,8 @@ impl QueueRunner {
         let answers = answers::start(state.clone(), flight.clone(), replies.clone(), chunks_down)?;
         Ok(QueueRunner {
             session: session.clone(),
-            devices: devices.clone(),
+            devices: shared.devices.clone(),
+            store: shared.blobs.clone(),
             device,
             queue,
             state,
@@ -141,6 +150,8 @@ impl QueueRunner {
             answers,
             replies,
             chunks: Some(chunks),
+            blobs: None,
+            unsettled: false,
         })
     }
 
@@ -199,6 +210,14 @@ impl QueueRunner {
         let queue = self.queue.queue.clone().ok_or(Error::Cancelled)?;
         let device = self.device.clone();
         let slice = |s| self.session.slice(device.as_ref(), s);
+        // Whoever uses a blob, or asks whether it is there, gets one that was checked.
+        if self.unsettled
+            && !matches!(command, Command::Write(_) | Command::WriteBulk(_))
+            && let Some(blobs) = &self.blobs
+        {
+            blobs.settle().await?;
+            self.unsettled = false;
+        }
         match command {
             Command::Open(_) => Err(Error::Request("the queue is open already".into())),
             Command::Write(c) => {
@@ -213,7 +232,8 @@ impl QueueRunner {
             }
             Command::WriteBulk(c) => {
                 let dst = slice(c.dst)?;
-                self.write_bulk(queue.as_ref(), c.transfer, &dst).await
+                let blob = self.expect_blob(&c.digest, dst.len()).await?;
+                self.write_bulk(queue.as_ref(), c.transfer, &dst, blob).await
             }
             Command::Read(c) => {
                 let src = slice(c.src)?;
@@ -306,8 +326,24 @@ impl QueueRunner {
         self.mark()
     }
 
-    /// Writes chunks as they come, straight to their place.
-    async fn write_bulk(&mut self, queue: &dyn Queue, transfer: u64, dst: &Slice) -> Result<()> {
+    /// If a payload has a digest, prepares for checking it and keeping it.
+    async fn expect_blob(&mut self, digest: &[u8], len: u64) -> Result<bool> {
+        if digest.is_empty() || len == 0 {
+            return Ok(false);
+        }
+        let wrong = || Error::Request(format!("a digest has {} bytes, not {}", Digest::BYTES, digest.len()));
+        let digest = Digest::from_slice(digest).ok_or_else(wrong)?;
+        let blobs = match &mut self.blobs {
+            Some(blobs) => blobs,
+            none => none.insert(Receiver::start(self.store.clone())?),
+        };
+        self.unsettled = true;
+        blobs.begin(Blob { digest, len }).await?;
+        Ok(true)
+    }
+
+    /// Writes chunks as they come, straight to their place, and shows those of a blob to its receiver.
+    async fn write_bulk(&mut self, queue: &dyn Queue, transfer: u64, dst: &Slice, blob: bool) -> Result<()> {
         let mut at = 0;
         while at < dst.len() {
             let session = self.session.clone();
@@ -326,6 +362,9 @@ impl QueueRunner {
                 )));
             }
             self.take(len).await?;
+            if blob && let Some(blobs) = &self.blobs {
+                blobs.data(chunk.data.clone()).await?;
+            }
             queue.write(&dst.part(at, len)?, chunk.data)?;
             self.mark()?;
             at += len;

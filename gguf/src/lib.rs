@@ -2,15 +2,18 @@
 //!
 //! [`Gguf::parse`] validates everything that it will ever hand out: counts against the bytes that are there, names, types, and that
 //! every tensor lies inside the file. Tensor data stays where it is; [`Gguf::data`] gives slices of it.
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+pub mod digests;
 mod reader;
 mod value;
 mod writer;
 
+pub use digests::{Digests, FileKey};
 pub use value::{Array, Texts, Value};
 pub use writer::GgufWriter;
 
-use crate::hparams::ModelFile;
 use bytes::Bytes;
 use outboard_core::{DIMS, DType, Layout};
 use reader::Reader;
@@ -214,32 +217,6 @@ impl Gguf {
     }
 }
 
-impl ModelFile for Gguf {
-    fn layout(&self, tensor: &str) -> Option<Layout> {
-        Some(self.tensor(tensor)?.layout)
-    }
-
-    fn int(&self, key: &str) -> Option<u64> {
-        match self.get(key)? {
-            Value::Array(array) => {
-                // Some converters write one number per layer; models whose layers differ are not supported yet.
-                let mut values = array.values()?.map(|v| v.as_u64());
-                let first = values.next()??;
-                values.all(|v| v == Some(first)).then_some(first)
-            }
-            value => value.as_u64(),
-        }
-    }
-
-    fn float(&self, key: &str) -> Option<f32> {
-        Some(self.get(key)?.as_f64()? as f32)
-    }
-
-    fn text(&self, key: &str) -> Option<&str> {
-        self.str(key)
-    }
-}
-
 fn limited(value: u64, max: usize, what: &str) -> Result<usize, GgufError> {
     match usize::try_from(value) {
         Ok(v) if v <= max => Ok(v),
@@ -274,7 +251,7 @@ fn read_tensor(r: &mut Reader, i: usize) -> Result<TensorInfo, GgufError> {
 
 /// A text from the file as it may stand in a message: on one line, without control characters, not longer than names in
 /// use are.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let mut out: String = text.chars().take(80).flat_map(char::escape_debug).collect();
     if text.chars().nth(80).is_some() {
         out.push('…');

@@ -1,0 +1,82 @@
+//! Weights on their way to their devices.
+//!
+//! Devices that take contents get all of theirs in one batch, so that what several need travels once, and what they have already
+//! does not travel at all. The others are written to through their queues, all at once.
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use bytes::Bytes;
+use outboard_core::{Content, DeviceContents, Queue, Slice};
+use outboard_scheduler::Scheduler;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Bytes of one write through a queue: small enough for a smooth progress bar, large enough to cost nothing.
+const UPLOAD_PART: usize = 4 << 20;
+/// Longest wait for an upload to arrive.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
+type Parts = Vec<(Slice, Bytes)>;
+/// What goes where, for each device of the scheduler.
+pub(crate) type Uploads = Vec<Parts>;
+
+/// Brings weights to all devices at once and returns when they are there.
+pub(crate) fn upload(
+    model: &Model,
+    scheduler: &Scheduler,
+    uploads: Uploads,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<()> {
+    let total: u64 = uploads.iter().flatten().map(|(slice, _)| slice.len()).sum();
+    let done = AtomicU64::new(0);
+    let add = |len: u64| progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
+    let mut batches: Vec<Vec<DeviceContents>> = Vec::new();
+    let mut writes: Vec<(&Arc<dyn Queue>, Parts)> = Vec::new();
+    for (d, parts) in uploads.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
+        let (Some(device), Some(queue)) = (scheduler.devices().get(d), scheduler.queue(d)) else { continue };
+        let Some(content) = device.content() else {
+            writes.push((queue, parts));
+            continue;
+        };
+        let contents = parts.into_iter().map(|part| with_digest(model, part)).collect();
+        let contents = DeviceContents { device: device.clone(), contents };
+        match batches.iter_mut().find(|b| b.first().is_some_and(|first| content.together(first.device.as_ref()))) {
+            Some(batch) => batch.push(contents),
+            None => batches.push(vec![contents]),
+        }
+    }
+    std::thread::scope(|scope| {
+        let add = &add;
+        let mut threads = Vec::new();
+        threads.extend(batches.iter().map(|batch| scope.spawn(move || give(batch, add))));
+        threads.extend(writes.into_iter().map(|(queue, parts)| scope.spawn(move || write(queue.as_ref(), parts, add))));
+        let lost = |_| Err(Error::Plan("an upload thread panicked".into()));
+        threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(lost))
+    })
+}
+
+/// A tensor of the model's file with what is known of its digest.
+fn with_digest(model: &Model, (dst, data): (Slice, Bytes)) -> Content {
+    let start = model.gguf().file().as_ptr().addr();
+    let offset = data.as_ptr().addr().wrapping_sub(start) as u64;
+    Content { digest: model.digests().of(offset, data.len() as u64), dst, data }
+}
+
+fn give(batch: &[DeviceContents], add: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    let content = batch.first().and_then(|first| first.device.content());
+    let content = content.ok_or_else(|| Error::Plan("a device does not take contents any more".into()))?;
+    Ok(content.upload(batch, add)?)
+}
+
+fn write(queue: &dyn Queue, parts: Parts, add: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    for (slice, data) in parts {
+        for at in (0..data.len()).step_by(UPLOAD_PART) {
+            let part = data.slice(at..data.len().min(at + UPLOAD_PART));
+            let len = part.len() as u64;
+            queue.write(&slice.part(at as u64, len)?, part)?;
+            add(len);
+        }
+    }
+    Ok(queue.finish(DEADLINE)?)
+}

@@ -1,0 +1,288 @@
+//! Weights as content: what a server has already is not sent.
+//!
+//! For each endpoint there are three stages, on threads of their own. The first computes digests that are not known yet and asks
+//! the server which of them it has; where it must compute, it asks in windows, so that the others need not wait for the whole
+//! file. The second lets the server place what it has. The third sends the rest from the mapped file on the bulk connection, with
+//! the digests, so that the server can check and keep it. Servers that keep nothing are not asked, and nothing is hashed for them.
+//! What several devices of an endpoint need is sent to the first, which hands it on.
+//!
+//! Bytes that wait are those of the queues' bulk lanes; nothing is copied in this process.
+
+use crate::device::RemoteDevice;
+use crate::queue::RemoteQueue;
+use bytes::Bytes;
+use outboard_core::{Content, ContentUpload, Device, DeviceContents, Digest, Error, Queue, Result, Slice, Ticket};
+use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
+use outboard_proto::graph::bits_to_flags;
+use outboard_proto::limits::{MAX_BLOBS, MIN_BLOB};
+use outboard_proto::v1;
+use std::collections::HashMap;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// Bytes of contents whose digests are computed before the server is asked about them: some hundredths of a second of work.
+const WINDOW: u64 = 32 << 20;
+/// Bytes that a server is asked to place at a time; a single larger blob goes alone.
+const PLACE_BATCH: u64 = 64 << 20;
+/// Requests to place that are under way at a time: one is read while the other is copied.
+const PLACING: usize = 2;
+/// Bytes per second that a server's disk gives at least; a slower one is taken for hanging.
+const SLOWEST_DISK: u64 = 8 << 20;
+/// Bytes that devices of an endpoint hand one another before they are waited for: they may lie in the server's memory.
+const HANDED_AHEAD: u64 = 128 << 20;
+/// Longest wait for a server to have taken what was sent, when all of it has left this process but some ten megabytes.
+const FINISH_WAIT: Duration = Duration::from_secs(600);
+
+impl ContentUpload for RemoteDevice {
+    fn together(&self, other: &dyn Device) -> bool {
+        RemoteDevice::of(other).is_some()
+    }
+
+    fn upload(&self, batch: &[DeviceContents], progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+        let mut endpoints: Vec<Upload<'_>> = Vec::new();
+        for DeviceContents { device, contents } in batch {
+            let remote = RemoteDevice::of(device.as_ref());
+            let remote = remote.ok_or_else(|| Error::Misuse(format!("{} is not remote", device.info().id)))?;
+            let target = Target { device: remote, queue: RemoteQueue::open(remote)? };
+            let same = |u: &&mut Upload<'_>| u.devices.iter().any(|d| Arc::ptr_eq(d.device.link(), remote.link()));
+            match endpoints.iter_mut().find(same) {
+                Some(upload) => upload.add(target, contents),
+                None => {
+                    let mut upload = Upload { devices: Vec::new(), items: Vec::new(), progress };
+                    upload.add(target, contents);
+                    endpoints.push(upload);
+                }
+            }
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = endpoints.iter().map(|u| scope.spawn(|| u.run())).collect();
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).fold(Ok(()), Result::and)
+        })
+    }
+}
+
+fn panicked() -> Error {
+    Error::Misuse("a thread of an upload panicked; this is a bug of Outboard".into())
+}
+
+/// A device with a queue for its contents.
+struct Target<'d> {
+    device: &'d RemoteDevice,
+    queue: RemoteQueue,
+}
+
+/// One content and the places that it goes to.
+struct Item {
+    data: Bytes,
+    digest: Arc<OnceLock<Digest>>,
+    /// Number of the device, and where.
+    places: Vec<(usize, Slice)>,
+}
+
+impl Item {
+    fn len(&self) -> u64 {
+        self.data.len() as u64
+    }
+
+    /// The digest, computed if need be; another endpoint's thread that needs it waits for this one.
+    fn blob(&self) -> Blob {
+        let digest = *self.digest.get_or_init(|| Digest(*blake3::hash(&self.data).as_bytes()));
+        Blob { digest, len: self.len() }
+    }
+}
+
+/// All that goes to one endpoint.
+struct Upload<'a> {
+    devices: Vec<Target<'a>>,
+    items: Vec<Item>,
+    progress: &'a (dyn Fn(u64) + Sync),
+}
+
+impl<'d> Upload<'d> {
+    /// Adds a device with its contents. The same bytes for several are one item.
+    fn add(&mut self, target: Target<'d>, contents: &[Content]) {
+        let device = self.devices.len();
+        self.devices.push(target);
+        let mut known: HashMap<(*const u8, usize), usize> =
+            self.items.iter().enumerate().map(|(i, item)| ((item.data.as_ptr(), item.data.len()), i)).collect();
+        for content in contents.iter().filter(|c| !c.data.is_empty()) {
+            let number = *known.entry((content.data.as_ptr(), content.data.len())).or_insert_with(|| {
+                let (data, digest) = (content.data.clone(), content.digest.clone());
+                self.items.push(Item { data, digest, places: Vec::new() });
+                self.items.len() - 1
+            });
+            if let Some(item) = self.items.get_mut(number) {
+                item.places.push((device, content.dst.clone()));
+            }
+        }
+    }
+
+    fn run(&self) -> Result<()> {
+        let keeps_blobs = self.devices.first().is_some_and(|d| d.device.keeps_blobs());
+        let (blobs, small): (Vec<&Item>, Vec<&Item>) =
+            self.items.iter().partition(|item| keeps_blobs && item.len() >= MIN_BLOB);
+        let (to_send, sending) = channel();
+        let (to_place, placing) = channel();
+        let placing = Mutex::new(placing);
+        std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for _ in 0..PLACING.min(blobs.len()) {
+                let (to_send, placing) = (to_send.clone(), &placing);
+                threads.push(scope.spawn(move || self.place_all(placing, &to_send)));
+            }
+            // What is no blob is sent while the server is asked about the others. Sending to a thread fails only if it has
+            // ended with an error, which is found below.
+            small.into_iter().for_each(|item| _ = to_send.send(item));
+            threads.push(scope.spawn(move || self.ask_all(&blobs, &to_place, &to_send)));
+            let sent = self.send_all(sending);
+            threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
+        })?;
+        self.devices.iter().try_for_each(|d| d.queue.finish(FINISH_WAIT))
+    }
+
+    /// Asks about all blobs and hands them to the stage that they need.
+    fn ask_all<'i>(
+        &self,
+        mut blobs: &[&'i Item],
+        to_place: &Sender<&'i Item>,
+        to_send: &Sender<&'i Item>,
+    ) -> Result<()> {
+        while !blobs.is_empty() {
+            let mut unknown = 0;
+            let fits = |item: &&&Item| {
+                // What is known costs nothing; of the rest there is at least one.
+                let before = unknown;
+                unknown += if item.digest.get().is_some() { 0 } else { item.len() };
+                before < WINDOW
+            };
+            let n = blobs.iter().take(MAX_BLOBS).take_while(fits).count().max(1);
+            let Some((window, rest)) = blobs.split_at_checked(n) else { break };
+            blobs = rest;
+            let asked: Vec<Blob> = window.iter().map(|item| item.blob()).collect();
+            for (item, have) in window.iter().zip(self.ask(&asked)?) {
+                // A stage that has ended has its own error.
+                if (if have { to_place } else { to_send }).send(item).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn first(&self) -> Result<&RemoteDevice> {
+        self.devices.first().map(|d| d.device).ok_or_else(|| Error::Misuse("an upload without devices".into()))
+    }
+
+    /// Which of these the server has.
+    fn ask(&self, blobs: &[Blob]) -> Result<Vec<bool>> {
+        let device = self.first()?;
+        let shared = &device.link().shared;
+        let request = v1::HaveBlobsRequest { session: Some(shared.session.clone()), blobs: encode_question(blobs) };
+        let answer = device.call("which weights it has", shared.options.call_timeout, |mut client| async move {
+            client.have_blobs(request).await
+        })?;
+        let flags = bits_to_flags(&answer.have, blobs.len());
+        flags.ok_or_else(|| shared.lost("answered about another number of weights than was asked"))
+    }
+
+    /// Lets the server place blobs until there are no more; those that it turns out not to have are sent.
+    fn place_all<'i>(&self, placing: &Mutex<Receiver<&'i Item>>, to_send: &Sender<&'i Item>) -> Result<()> {
+        loop {
+            let batch = gather(&crate::lock(placing));
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let placed = self.place(&batch)?;
+            for (item, placed) in batch.into_iter().zip(placed) {
+                match placed {
+                    true => (self.progress)(item.len() * item.places.len() as u64),
+                    false => _ = to_send.send(item),
+                }
+            }
+        }
+    }
+
+    /// Which of these are now in all their places.
+    fn place(&self, items: &[&Item]) -> Result<Vec<bool>> {
+        let device = self.first()?;
+        let shared = &device.link().shared;
+        let mut places = Vec::new();
+        for item in items {
+            let blob = item.blob();
+            for (number, dst) in &item.places {
+                let target = self.target(*number)?;
+                let buffer = target.queue.handle(dst)?;
+                places.push(Place { blob, buffer, offset: dst.offset() });
+            }
+        }
+        let mut flags = Vec::with_capacity(places.len());
+        for places in places.chunks(MAX_BLOBS) {
+            let bytes: u64 = places.iter().map(|p| p.blob.len).sum();
+            let deadline = shared.options.call_timeout + Duration::from_secs(bytes / SLOWEST_DISK);
+            let request = v1::PlaceBlobsRequest { session: Some(shared.session.clone()), blobs: encode_places(places) };
+            let answer = device.call("placing weights that it has", deadline, |mut client| async move {
+                client.place_blobs(request).await
+            })?;
+            let placed = bits_to_flags(&answer.placed, places.len());
+            flags.extend(placed.ok_or_else(|| shared.lost("answered about another number of weights than was asked"))?);
+        }
+        let mut flags = flags.into_iter();
+        // All places of an item count; `all` would stop at the first that is missing.
+        let whole = |item: &&Item| flags.by_ref().take(item.places.len()).fold(true, |all, placed| all & placed);
+        Ok(items.iter().map(whole).collect())
+    }
+
+    fn target(&self, number: usize) -> Result<&Target<'_>> {
+        self.devices.get(number).ok_or_else(|| Error::Misuse("a place on a device that is not in the batch".into()))
+    }
+
+    /// Sends items as they come.
+    fn send_all(&self, sending: Receiver<&Item>) -> Result<()> {
+        let mut handed = 0;
+        sending.into_iter().try_for_each(|item| self.send(item, &mut handed))
+    }
+
+    /// Sends one item to its first place, from where the other devices of the endpoint get it; `handed` counts the bytes that
+    /// they may not have taken yet.
+    fn send(&self, item: &Item, handed: &mut u64) -> Result<()> {
+        let Some(((first, dst), others)) = item.places.split_first() else { return Ok(()) };
+        let source = self.target(*first)?;
+        let digest = item.digest.get().filter(|_| item.len() >= MIN_BLOB && source.device.keeps_blobs());
+        source.queue.send(dst, item.data.clone(), digest.copied(), self.progress)?;
+        for (number, other) in others {
+            let target = self.target(*number)?;
+            let peer = source.device.peer().zip(target.device.peer());
+            match peer.filter(|(peer, _)| peer.reaches(target.device)) {
+                _ if number == first => source.queue.copy(dst, other)?,
+                Some((from, to)) => {
+                    let mut ticket = [0; 32];
+                    getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
+                    from.offer(&source.queue, Ticket(ticket), dst, target.device)?;
+                    to.accept(&target.queue, Ticket(ticket), other)?;
+                    *handed += item.len();
+                    if *handed >= HANDED_AHEAD {
+                        self.devices.iter().try_for_each(|d| d.queue.finish(FINISH_WAIT))?;
+                        *handed = 0;
+                    }
+                }
+                None => target.queue.send(other, item.data.clone(), None, &|_| {})?,
+            }
+            (self.progress)(item.len());
+        }
+        Ok(())
+    }
+}
+
+/// The next items to place: at least one, unless there will be no more, and what else is there up to a batch.
+fn gather<'i>(placing: &Receiver<&'i Item>) -> Vec<&'i Item> {
+    let mut batch: Vec<&Item> = placing.recv().into_iter().collect();
+    let size = |batch: &[&Item]| batch.iter().map(|i| i.len() * i.places.len() as u64).sum::<u64>();
+    while size(&batch) < PLACE_BATCH && batch.len() < MAX_BLOBS {
+        match placing.try_recv() {
+            Ok(item) => batch.push(item),
+            Err(_) => break,
+        }
+    }
+    batch
+}
