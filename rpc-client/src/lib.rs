@@ -18,6 +18,7 @@ mod io;
 mod lane;
 mod link;
 mod options;
+mod peers;
 mod queue;
 mod replies;
 mod transport;
@@ -26,6 +27,7 @@ pub use device::{RemoteDevice, connect};
 pub use endpoint::{Endpoint, EndpointError};
 pub use io::NetStats;
 pub use options::ClientOptions;
+pub use peers::PeerPath;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
