@@ -5,8 +5,12 @@ use std::error::Error;
 use std::path::PathBuf;
 
 /// What no other file imports; the others come with them.
-const FILES: [&str; 3] =
-    ["proto/outboard/v1/outboard.proto", "proto/outboard/v1/bulk.proto", "proto/outboard/v1/graph.proto"];
+const FILES: [&str; 4] = [
+    "proto/outboard/v1/outboard.proto",
+    "proto/outboard/v1/bulk.proto",
+    "proto/outboard/v1/peer.proto",
+    "proto/outboard/v1/graph.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");

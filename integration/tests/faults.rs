@@ -22,7 +22,9 @@ fn run_model(model: &str, more: &[&str]) -> Finished {
 fn a_server_that_is_killed() {
     let Some(path) = model("smollm2") else { return };
     let model = path.to_str().unwrap();
-    let (survivor, mut victim) = (Server::start(&["-d", "cpu:1"]), Server::start(&["-d", "cpu:1"]));
+    // With a limit, free memory is what clients have left, and not what other programs of this host have.
+    let survivor = Server::start(&["-d", "cpu:1", "--memory-limit", "1G"]);
+    let mut victim = Server::start(&["-d", "cpu:1"]);
     let free = survivor.memory_free();
     let rpc = format!("{},{}", survivor.addr, victim.addr);
     let args = ["run", "-m", model, "--rpc", &rpc, "-p", "Once upon a time", "-n", "2000", "--ignore-eos"];

@@ -72,6 +72,8 @@ impl std::error::Error for NotChunks {}
 #[derive(Debug)]
 pub struct ChunkReader {
     direction: Direction,
+    /// Largest message that is no chunk, in bytes.
+    messages: usize,
     state: State,
 }
 
@@ -99,7 +101,12 @@ enum Parsed {
 impl ChunkReader {
     /// A reader at the start of a stream.
     pub fn new(direction: Direction) -> ChunkReader {
-        ChunkReader { direction, state: State::Head(Vec::new()) }
+        ChunkReader::with_messages(direction, MAX_BULK_OPEN)
+    }
+
+    /// A reader at the start of a stream on which other messages may have up to `messages` bytes.
+    pub fn with_messages(direction: Direction, messages: usize) -> ChunkReader {
+        ChunkReader { direction, messages, state: State::Head(Vec::new()) }
     }
 
     /// The next piece of `input`, which is advanced; `None` when it is used up.
@@ -128,7 +135,7 @@ impl ChunkReader {
                 State::Head(head) => {
                     let before = head.len();
                     head.extend(input.iter().take(MAX_HEAD - before));
-                    match parse(self.direction, head)? {
+                    match parse(self.direction, self.messages, head)? {
                         Parsed::Incomplete if head.len() == MAX_HEAD => return Err(NotChunks("a head without an end")),
                         Parsed::Incomplete => input.advance(head.len() - before),
                         Parsed::Chunk { head, transfer, len } => {
@@ -159,7 +166,7 @@ impl ChunkReader {
     }
 }
 
-fn parse(direction: Direction, bytes: &[u8]) -> Result<Parsed, NotChunks> {
+fn parse(direction: Direction, messages: usize, bytes: &[u8]) -> Result<Parsed, NotChunks> {
     let Some((&[flag, a, b, c, d], rest)) = bytes.split_first_chunk::<HEADER>() else { return Ok(Parsed::Incomplete) };
     let len = u32::from_be_bytes([a, b, c, d]) as usize;
     if flag != 0 {
@@ -173,7 +180,7 @@ fn parse(direction: Direction, bytes: &[u8]) -> Result<Parsed, NotChunks> {
         _ if len == 0 => return Ok(Parsed::Message { len }),
         None => return Ok(Parsed::Incomplete),
         Some(&first) if first == key(direction as u32, 2) => {}
-        Some(_) if len <= MAX_BULK_OPEN => return Ok(Parsed::Message { len }),
+        Some(_) if len <= messages => return Ok(Parsed::Message { len }),
         Some(_) => return Err(NotChunks("a message that is no chunk is too large")),
     }
     // From here on everything is the head of a chunk.

@@ -33,10 +33,11 @@ pub fn to_wire(error: &Error) -> v1::Error {
 }
 
 /// The error that a message from `endpoint` stands for: names of devices get the endpoint in front, and what the server
-/// found wrong with a request names it, too.
+/// found wrong with a request names it, too. What has an endpoint in front already came from there through another server.
 pub fn from_wire(error: v1::Error, endpoint: &str) -> Error {
     let id = |device: String| match device.is_empty() {
         true => endpoint.to_owned(),
+        false if device.contains('/') => device,
         false => format!("{endpoint}/{device}"),
     };
     match error.kind {
@@ -102,9 +103,11 @@ mod tests {
         let device = Error::Device { device: "CPU0".into(), op: Some("MUL_MAT ffn".into()), detail: "lost".into() };
         let oom = Error::OutOfMemory { device: "CPU1".into(), needed: 9, free: 1 };
         let late = Error::Timeout { what: "an event".into(), after: Duration::from_secs(2) };
-        let texts = [device, oom, late, Error::Request("no".into()), Error::Misuse("bug".into())]
+        let texts = [device.clone(), oom, late, Error::Request("no".into()), Error::Misuse("bug".into())]
             .map(|e| from_wire(to_wire(&e), "a:1").to_string());
         assert_eq!(texts[0], "a:1/CPU0, MUL_MAT ffn: lost");
+        let through = from_wire(to_wire(&from_wire(to_wire(&device), "a:1")), "b:2");
+        assert_eq!(through.to_string(), texts[0]);
         assert_eq!(texts[1], "a:1/CPU1: not enough memory: 9 B needed, 1 B free");
         assert_eq!(texts[2], "waited 2.0 s for a:1: an event");
         assert_eq!(texts[3], "a:1: no");

@@ -16,6 +16,10 @@ pub const MAX_INLINE: usize = 64 << 10;
 pub const CHUNK: usize = 1 << 20;
 /// Largest message on a bulk stream that is no chunk, in bytes: the one that opens it.
 pub const MAX_BULK_OPEN: usize = 256;
+/// Largest message between servers that is no chunk, in bytes: an error with its text.
+pub const MAX_PEER_MESSAGE: usize = 8 << 10;
+/// Longest address of a server in bytes: the longest name of the DNS, and a port.
+pub const MAX_ADDRESS: usize = 260;
 /// Longest name of a device, client or feature in bytes.
 pub const MAX_NAME: usize = 256;
 /// Longest text of an error in bytes; longer ones are cut.

@@ -189,8 +189,21 @@ fn queue() {
         ("queue_fill", C::Fill(Fill { dst: slice(2), value: 255 })),
         ("queue_wait", C::Wait(Wait { queue: 9, value: 1000 })),
         ("queue_signal", C::Signal(Signal { value: 1001 })),
-        ("queue_offer", C::Offer(Offer { ticket: ticket.clone(), src: slice(2), to: "CPU1".into() })),
-        ("queue_accept", C::Accept(Accept { ticket, dst: slice(3), value: 7 })),
+        ("queue_offer", C::Offer(Offer { ticket: ticket.clone(), src: slice(2), to: "CPU1".into(), target: None })),
+        (
+            "queue_offer_peer",
+            C::Offer(Offer { ticket: ticket.clone(), src: slice(2), to: "CPU1".into(), target: target() }),
+        ),
+        ("queue_accept", C::Accept(Accept { ticket: ticket.clone(), dst: slice(3), value: 7, source: None })),
+        (
+            "queue_accept_peer",
+            C::Accept(Accept {
+                ticket,
+                dst: slice(3),
+                value: 7,
+                source: Some(PeerSource { name: "a:1".into(), incarnation: 8 }),
+            }),
+        ),
         ("queue_finish", C::Finish(Finish { request: 2 })),
     ] {
         check(name, &Command { command: Some(command) });
@@ -203,6 +216,37 @@ fn queue() {
     ] {
         check(name, &Reply { reply: Some(reply) });
     }
+}
+
+fn target() -> Option<PeerTarget> {
+    Some(PeerTarget { address: "b:2".into(), incarnation: 0x8899_aabb_ccdd_eeff, session: 0x0123_4567_89ab_cdef })
+}
+
+#[test]
+fn peer() {
+    use peer_down::Part as Down;
+    use peer_up::Part as Up;
+    let ticket = || Bytes::from_static(&[9; 32]);
+    let error = || Some(Error { kind: Some(error::Kind::Request("no".into())) });
+    let chunk = Chunk { transfer: 1, data: Bytes::from_static(b"data") };
+    for (name, part) in [
+        ("peer_open", Up::Open(OpenPeer { min_version: 1, max_version: 2, from: 7, to: 8 })),
+        ("peer_chunk", Up::Chunk(chunk)),
+        ("peer_push", Up::Push(Push { transfer: 1, session: 5, ticket: ticket(), size: 2304 })),
+        ("peer_failed", Up::Failed(PushFailed { session: 5, ticket: ticket(), error: error() })),
+    ] {
+        check(name, &PeerUp { part: Some(part) });
+    }
+    for (name, part) in [
+        ("peer_welcome", Down::Welcome(Welcome { version: 1 })),
+        ("peer_refused", Down::Refused(Refused { transfer: 1, error: error() })),
+    ] {
+        check(name, &PeerDown { part: Some(part) });
+    }
+    check("peer_reach_request", &ReachRequest { session: session(), target: target() });
+    check("peer_reach_response", &ReachResponse { obstacle: "connection refused".into() });
+    check("peer_traffic_request", &TrafficRequest { session: session() });
+    check("peer_traffic_response", &TrafficResponse { peer_bytes: 1 << 40 });
 }
 
 #[test]

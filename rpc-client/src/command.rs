@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 /// How long drops are gathered before they are sent.
 const GATHER_FREES: Duration = Duration::from_millis(1);
 
-type Call = Box<dyn FnOnce(OutboardClient<Conn>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
+type Call = Box<dyn FnOnce(Conn) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
 
 /// What callers ask of the thread.
 pub(crate) enum Job {
@@ -81,7 +81,7 @@ async fn run(endpoint: Endpoint, options: ClientOptions, opened: Opened) {
     };
     let session = hello.session.clone().unwrap_or_default();
     let (jobs, mut todo) = unbounded_channel();
-    let shared = Shared::new(endpoint, options, session, counters, jobs);
+    let shared = Shared::new(endpoint, options, session, hello.incarnation, counters, jobs);
     tokio::spawn(control(shared.clone(), conn.clone()));
     tokio::spawn(gather_frees(shared.clone()));
     if opened.send(Ok((shared.clone(), hello))).is_err() {
@@ -141,7 +141,7 @@ async fn greet(
 }
 
 /// The generated client on a connection.
-fn client(conn: &Conn) -> OutboardClient<Conn> {
+pub(crate) fn client(conn: &Conn) -> OutboardClient<Conn> {
     OutboardClient::with_origin(conn.clone(), conn.origin())
         .max_decoding_message_size(limits::MAX_MESSAGE)
         .max_encoding_message_size(limits::MAX_MESSAGE)
@@ -151,7 +151,7 @@ async fn jobs_until_end(shared: &Arc<Shared>, conn: &Conn, todo: &mut UnboundedR
     while let Some(job) = todo.recv().await {
         match job {
             Job::Open(queue) => drop(tokio::spawn(replies::receive(shared.clone(), conn.clone(), queue))),
-            Job::Call(call) => drop(tokio::spawn(call(client(conn)))),
+            Job::Call(call) => drop(tokio::spawn(call(conn.clone()))),
         }
     }
 }

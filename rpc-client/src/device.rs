@@ -1,12 +1,13 @@
 //! A remote device, and how to get them.
 
 use crate::buffer::{RemoteBuffer, RemoteExecutable};
-use crate::command::{self, Connected, Job};
+use crate::command::{self, Connected, Job, client};
 use crate::endpoint::Endpoint;
 use crate::io::NetStats;
 use crate::link::Link;
 use crate::lock;
 use crate::options::ClientOptions;
+use crate::peers::PeerPath;
 use crate::queue::RemoteQueue;
 use bytes::Bytes;
 use outboard_core::device::fresh_uid;
@@ -52,6 +53,9 @@ pub fn connect(endpoints: &[Endpoint], options: &ClientOptions) -> Result<Vec<Ar
     // All links exist before the first error is returned, so that each session is ended properly.
     let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> =
         opened.into_iter().map(|r| r.map(|c| (Link::new(c.shared, c.ended), c.hello))).collect();
+    let open: Vec<_> = links.iter().flatten().map(|(link, _)| link.clone()).collect();
+    open.iter().for_each(|link| link.shared.peers.set_siblings(&open));
+    drop(open);
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for link in links {
         let (link, hello) = link?;
@@ -92,9 +96,23 @@ impl RemoteDevice {
         &self.link.shared.endpoint
     }
 
-    /// Bytes that went to and from its endpoint, for all of its devices together.
+    /// Bytes that went to and from its endpoint, for all of its devices together. Asks the server for those between servers, if
+    /// there were any.
     pub fn net_stats(&self) -> NetStats {
-        self.link.shared.counters.stats()
+        let shared = &self.link.shared;
+        NetStats { peer_bytes: shared.peer_bytes(), ..shared.counters.stats() }
+    }
+
+    /// How tensors get from this device to another one. Asked once per pair of servers and remembered; the first time, the
+    /// answer may take some seconds.
+    pub fn peer_link(&self, to: &RemoteDevice) -> PeerPath {
+        if !Arc::ptr_eq(&self.link, &to.link) {
+            return self.link.shared.path_to(&to.link.shared);
+        }
+        match self.reaches.contains(&to.info.name) {
+            true => PeerPath::SameEndpoint,
+            false => PeerPath::Relayed("the devices of that server do not reach each other".into()),
+        }
     }
 
     pub(crate) fn link(&self) -> &Arc<Link> {
@@ -120,9 +138,9 @@ impl RemoteDevice {
         shared.check()?;
         let (completer, pending) = Pending::new(format!("{}: {what}", self.info.id));
         let name = shared.name.clone();
-        let job = Job::Call(Box::new(move |client| {
+        let job = Job::Call(Box::new(move |conn| {
             Box::pin(async move {
-                let result = call(client).await;
+                let result = call(client(&conn)).await;
                 completer.complete(result.map(Response::into_inner).map_err(|status| from_status(&status, &name)));
             })
         }));
@@ -227,19 +245,27 @@ impl Device for RemoteDevice {
 }
 
 impl PeerTransfer for RemoteDevice {
-    /// Devices of the same endpoint, where that one says so.
+    /// Devices of the same endpoint, where that one says so, and devices of servers that this one's can connect to.
     fn reaches(&self, to: &dyn Device) -> bool {
-        RemoteDevice::of(to).is_some_and(|to| Arc::ptr_eq(&to.link, &self.link) && self.reaches.contains(&to.info.name))
+        RemoteDevice::of(to).is_some_and(|to| !matches!(self.peer_link(to), PeerPath::Relayed(_)))
     }
 
     fn offer(&self, queue: &dyn Queue, ticket: Ticket, src: &Slice, to: &dyn Device) -> Result<()> {
-        if !self.reaches(to) {
-            return Err(Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id)));
+        let remote = RemoteDevice::of(to).map(|to| (to, self.peer_link(to)));
+        let (to, target) = match remote {
+            Some((to, PeerPath::SameEndpoint)) => (to, None),
+            Some((to, PeerPath::Direct)) => (to, Some(to.link.shared.as_target())),
+            _ => return Err(Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id))),
+        };
+        let queue = self.queue_of(queue)?;
+        if target.is_some() {
+            self.link.shared.sends_to_peers();
+            to.link.shared.peers.expect(ticket, self.link.shared.as_source());
         }
-        self.queue_of(queue)?.offer(ticket, src, &to.info().name)
+        queue.offer(ticket, src, &to.info.name, target)
     }
 
     fn accept(&self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
-        self.queue_of(queue)?.accept(ticket, dst)
+        self.queue_of(queue)?.accept(ticket, dst, self.link.shared.peers.source(ticket))
     }
 }

@@ -15,6 +15,8 @@ pub struct NetStats {
     pub sent_bytes: u64,
     /// From the server.
     pub recv_bytes: u64,
+    /// From the server straight to other servers, for this session.
+    pub peer_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -25,7 +27,11 @@ pub(crate) struct Counters {
 
 impl Counters {
     pub(crate) fn stats(&self) -> NetStats {
-        NetStats { sent_bytes: self.sent.load(Ordering::Relaxed), recv_bytes: self.received.load(Ordering::Relaxed) }
+        NetStats {
+            sent_bytes: self.sent.load(Ordering::Relaxed),
+            recv_bytes: self.received.load(Ordering::Relaxed),
+            peer_bytes: 0,
+        }
     }
 }
 

@@ -19,6 +19,7 @@ mod io;
 mod lane;
 mod link;
 mod options;
+mod peers;
 mod queue;
 mod replies;
 mod trace;
@@ -28,6 +29,7 @@ pub use device::{RemoteDevice, connect};
 pub use endpoint::{Endpoint, EndpointError};
 pub use io::NetStats;
 pub use options::ClientOptions;
+pub use peers::PeerPath;
 pub use trace::{RemoteSpan, RemoteTrace};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.

@@ -7,6 +7,7 @@ use crate::io::Counters;
 use crate::lane::Lane;
 use crate::lock;
 use crate::options::ClientOptions;
+use crate::peers::Peers;
 use crate::queue::QueueInner;
 use outboard_core::device::Completer;
 use outboard_core::{Error, Pending, Result};
@@ -33,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) name: Arc<str>,
     pub(crate) options: ClientOptions,
     pub(crate) session: v1::Session,
+    pub(crate) incarnation: u64,
+    pub(crate) peers: Peers,
     pub(crate) counters: Arc<Counters>,
     pub(crate) control: Arc<Lane>,
     /// Set when the connection is over, to the reason.
@@ -67,6 +70,7 @@ impl Shared {
         endpoint: Endpoint,
         options: ClientOptions,
         session: v1::Session,
+        incarnation: u64,
         counters: Arc<Counters>,
         jobs: UnboundedSender<Job>,
     ) -> Arc<Shared> {
@@ -78,6 +82,8 @@ impl Shared {
             endpoint,
             options,
             session,
+            incarnation,
+            peers: Peers::default(),
             counters,
             control,
             dead: OnceLock::new(),

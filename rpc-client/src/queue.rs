@@ -248,16 +248,16 @@ impl RemoteQueue {
         Ok(())
     }
 
-    /// Hands bytes to another device of the endpoint.
-    pub(crate) fn offer(&self, ticket: Ticket, src: &Slice, to: &str) -> Result<()> {
+    /// Hands bytes to another device: of the endpoint, or of the server that `target` names.
+    pub(crate) fn offer(&self, ticket: Ticket, src: &Slice, to: &str, target: Option<v1::PeerTarget>) -> Result<()> {
         let ticket = Bytes::copy_from_slice(&ticket.0);
-        self.enqueue(Command::Offer(v1::Offer { ticket, src: self.slice(src)?, to: to.to_owned() }))
+        self.enqueue(Command::Offer(v1::Offer { ticket, src: self.slice(src)?, to: to.to_owned(), target }))
     }
 
-    /// Takes bytes that another device offers.
-    pub(crate) fn accept(&self, ticket: Ticket, dst: &Slice) -> Result<Event> {
+    /// Takes bytes that another device offers, of the server that `source` names if that is known.
+    pub(crate) fn accept(&self, ticket: Ticket, dst: &Slice, source: Option<v1::PeerSource>) -> Result<Event> {
         let (ticket, dst) = (Bytes::copy_from_slice(&ticket.0), self.slice(dst)?);
-        self.numbered(|value| Command::Accept(v1::Accept { ticket, dst, value }))
+        self.numbered(|value| Command::Accept(v1::Accept { ticket, dst, value, source }))
     }
 
     /// Enqueues a command that makes the next event.

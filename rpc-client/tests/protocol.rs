@@ -204,9 +204,14 @@ fn wrong_commands_fail_their_queue_only() {
             command(C::Wait(v1::Wait { queue: 12345, value: 1 })),
             command(C::Signal(v1::Signal { value: 2 })),
             command(C::Signal(v1::Signal { value: u64::MAX })),
-            command(C::Offer(v1::Offer { ticket: Bytes::new(), src: slice(1, 0, 1), to: "REF1".into() })),
-            command(C::Offer(v1::Offer { ticket: vec![1; 32].into(), src: slice(1, 0, 1), to: "NOPE".into() })),
-            command(C::Accept(v1::Accept { ticket: vec![1; 31].into(), dst: slice(1, 0, 1), value: 1 })),
+            command(C::Offer(v1::Offer { ticket: Bytes::new(), src: slice(1, 0, 1), to: "REF1".into(), target: None })),
+            command(C::Offer(v1::Offer {
+                ticket: vec![1; 32].into(),
+                src: slice(1, 0, 1),
+                to: "NOPE".into(),
+                target: None,
+            })),
+            command(C::Accept(v1::Accept { ticket: vec![1; 31].into(), dst: slice(1, 0, 1), value: 1, source: None })),
         ];
         for (i, bad) in wrong.into_iter().enumerate() {
             let text = format!("{bad:?}");

@@ -3,6 +3,7 @@
 use crate::io::{Heard, Traffic};
 use crate::limits::{AFTER_SESSIONS, HEADERS, IDLE, STREAMS, TICK};
 use crate::lock;
+use crate::peers::inbound;
 use crate::server::Shared;
 use crate::service::{Service, bulk};
 use crate::session::Session;
@@ -12,6 +13,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_MESSAGE};
 use outboard_proto::v1::outboard_server::OutboardServer;
+use outboard_proto::v1::peers_server::PeersServer;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Weak};
@@ -140,6 +142,7 @@ pub(crate) fn serve(
 struct Calls {
     service: Service,
     outboard: OutboardServer<Service>,
+    peers: PeersServer<Service>,
     health: tonic_health::pb::health_server::HealthServer<tonic_health::server::HealthService>,
 }
 
@@ -151,6 +154,7 @@ impl Calls {
             outboard: OutboardServer::new(service.clone())
                 .max_decoding_message_size(MAX_MESSAGE)
                 .max_encoding_message_size(MAX_MESSAGE),
+            peers: PeersServer::new(service.clone()),
             health: tonic_health::pb::health_server::HealthServer::new(health),
             service,
         }
@@ -160,6 +164,8 @@ impl Calls {
         let path = request.uri().path();
         let answer = match path.split('/').nth(1).unwrap_or_default() {
             "outboard.v1.Bulk" if path == "/outboard.v1.Bulk/Transfer" => Ok(bulk::transfer(self.service, request)),
+            "outboard.v1.Peer" if path == "/outboard.v1.Peer/Push" => Ok(inbound::push(self.service, request)),
+            "outboard.v1.Peers" => self.peers.call(request).await,
             "outboard.v1.Outboard" => self.outboard.call(request).await,
             "grpc.health.v1.Health" => self.health.call(request).await,
             "grpc.reflection.v1.ServerReflection" => match reflection().build_v1() {

@@ -14,13 +14,14 @@ mod devices;
 mod io;
 mod limits;
 mod logs;
+mod peers;
 mod server;
 mod service;
 mod session;
 
 pub use args::{LogFormat, ServerArgs, main_with};
 pub use blobs::{BlobOptions, Blobs};
-pub use limits::Limits;
+pub use limits::{Limits, PeerLimits};
 pub use server::{Server, ServerConfig};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.

@@ -11,11 +11,39 @@ pub struct Limits {
     pub connections: usize,
     /// Sessions at a time; each has a thread.
     pub sessions: usize,
+    /// How long tensors from other servers are waited for.
+    pub peers: PeerLimits,
+}
+
+/// Deadlines of tensors between servers.
+#[derive(Clone, Debug)]
+pub struct PeerLimits {
+    /// From the acceptance of a tensor to its bytes, while the server that sends it is connected: it may have a long prefill to
+    /// compute first.
+    pub accept: Duration,
+    /// From the last byte of a tensor to its acceptance. The client that sends one asks for the other at once, but its commands may
+    /// stand behind others.
+    pub push: Duration,
+    /// How long a server that is to send a tensor may have no connection to this one.
+    pub no_link: Duration,
+    /// How long a link that no session uses is kept.
+    pub linger: Duration,
+}
+
+impl Default for PeerLimits {
+    fn default() -> Self {
+        PeerLimits {
+            accept: Duration::from_secs(300),
+            push: Duration::from_secs(120),
+            no_link: Duration::from_secs(5),
+            linger: Duration::from_secs(30),
+        }
+    }
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { lease: Duration::from_secs(10), connections: 512, sessions: 256 }
+        Limits { lease: Duration::from_secs(10), connections: 512, sessions: 256, peers: PeerLimits::default() }
     }
 }
 
@@ -40,8 +68,12 @@ pub(crate) const MARK_COMMANDS: u32 = 64;
 pub(crate) const MARK_KIB: u32 = 4 << 10;
 /// Chunks that wait between a bulk stream and its queue, in each direction.
 pub(crate) const BULK_CHUNKS: usize = 4;
-/// Replies that wait for a stream; a client that does not read stops its queue.
+/// Replies that wait for a control stream; a client that does not read stops it.
 pub(crate) const REPLIES: usize = 64;
+/// Commands that are read while one waits for others: enough to see a client go that has enqueued some steps.
+pub(crate) const READ_AHEAD: usize = 512;
+/// And their bytes.
+pub(crate) const READ_AHEAD_BYTES: usize = 1 << 20;
 /// Frees of one session that wait for their fences; then its control stream waits.
 pub(crate) const PENDING_FREES: usize = 256;
 /// How long a question about blobs waits for model files that are still being looked at: less than sending them takes.

@@ -6,6 +6,7 @@ use crate::devices::Devices;
 use crate::limits::{Limits, STOP_TIMEOUT, TICK};
 use crate::lock;
 use crate::logs::Gate;
+use crate::peers::Peers;
 use crate::service::Service;
 use crate::session::Session;
 use outboard_core::{Device, Error, Result};
@@ -38,6 +39,7 @@ pub(crate) struct Shared {
     pub(crate) gate: Gate,
     /// What clients need not send.
     pub(crate) blobs: Option<Arc<Blobs>>,
+    pub(crate) peers: Arc<Peers>,
     pub(crate) health: tonic_health::server::HealthReporter,
     connections: AtomicUsize,
     next_conn: AtomicU64,
@@ -71,10 +73,12 @@ impl Server {
         listener.set_nonblocking(true).map_err(|e| fail("the socket does not work", e))?;
         let runtime = conn::runtime().map_err(|e| fail("no event loop", e))?;
         let (stop, stopped) = watch::channel(false);
+        let incarnation = rand::random();
         let shared = Arc::new(Shared {
             devices: Arc::new(Devices::new(config.devices)?),
+            peers: Peers::new(incarnation, config.limits.peers.clone(), stopped.clone()),
             limits: config.limits,
-            incarnation: rand::random(),
+            incarnation,
             sessions: Mutex::default(),
             gate: Gate::default(),
             blobs: blobs.map(Arc::new),
@@ -99,6 +103,11 @@ impl Server {
     /// Sessions that are open now.
     pub fn sessions(&self) -> usize {
         lock(&self.shared.sessions).len()
+    }
+
+    /// Links to other servers that are open now.
+    pub fn peer_links(&self) -> usize {
+        self.shared.peers.open_links()
     }
 
     /// Ends connections and sessions, and returns when they have ended, or after some seconds.
@@ -190,14 +199,17 @@ impl Shared {
     fn expire(&self) {
         let lease = self.limits.lease;
         let gone: Vec<_> = lock(&self.sessions).extract_if(|_, s| s.heard().elapsed() > lease).collect();
-        for (_, session) in gone {
+        for (id, session) in gone {
             session.close("its client was not heard for the length of the lease");
+            self.peers.inbox.end_session(id);
         }
+        self.peers.expire();
     }
 
     /// Ends one session.
     pub(crate) fn end(&self, session: &Arc<Session>, why: &str) {
         lock(&self.sessions).remove(&session.id);
         session.close(why);
+        self.peers.inbox.end_session(session.id);
     }
 }

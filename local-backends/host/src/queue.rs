@@ -23,9 +23,12 @@ use std::time::{Duration, Instant};
 const QUEUE_DEPTH: usize = 1024;
 /// Longest wait of a queue for another one on this host. A command that takes longer than this is not a wait but a fault.
 const WAIT_LIMIT: Duration = Duration::from_secs(300);
+/// How often a wait for bytes looks whether it is still wanted. The bytes themselves wake it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 enum Command {
     Write { dst: Slice, data: Bytes },
+    WriteLater { dst: Slice, data: Pending<Vec<Bytes>> },
     Read { src: Slice, to: Completer<Bytes> },
     Execute(Arc<dyn Executable>),
     Copy { src: Slice, dst: Slice },
@@ -168,6 +171,11 @@ impl Queue for HostQueue {
         Ok(pending)
     }
 
+    fn write_later(&self, dst: &Slice, data: Pending<Vec<Bytes>>) -> Result<()> {
+        self.check(dst, true)?;
+        self.send(Command::WriteLater { dst: dst.clone(), data })
+    }
+
     fn execute(&self, executable: &Arc<dyn Executable>) -> Result<()> {
         match executable.as_any().downcast_ref::<HostExecutable>() {
             Some(e) if e.device == self.device => self.send(Command::Execute(executable.clone())),
@@ -264,6 +272,9 @@ impl Worker {
         };
         let (what, done) = match command {
             Command::Write { dst, data } => ("write", result(&|| write(&dst, &data))),
+            Command::WriteLater { dst, data } => {
+                ("write", if poison.is_none() { self.write_later(&dst, data) } else { Ok(()) })
+            }
             Command::Read { src, to } => {
                 to.complete(match poison {
                     Some(error) => Err(error.clone()),
@@ -300,6 +311,30 @@ impl Worker {
             self.fail(poison, error);
         }
         what
+    }
+
+    fn write_later(&self, dst: &Slice, mut data: Pending<Vec<Bytes>>) -> Result<()> {
+        let end = Instant::now() + WAIT_LIMIT;
+        let parts = loop {
+            match data.wait_more(LOOK_AGAIN) {
+                Some(parts) => break parts?,
+                None if self.cancel.load(Ordering::Relaxed) => return Err(Error::Cancelled),
+                None if Instant::now() >= end => {
+                    return Err(Error::Timeout { what: "bytes that were to come".into(), after: WAIT_LIMIT });
+                }
+                None => {}
+            }
+        };
+        let len: u64 = parts.iter().map(|p| p.len() as u64).sum();
+        if len != dst.len() {
+            return Err(Error::Request(format!("{len} bytes came for a slice of {}", dst.len())));
+        }
+        let mut at = 0;
+        for part in parts {
+            write(&dst.part(at, part.len() as u64)?, &part)?;
+            at += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn execute(&self, executable: &dyn Executable) -> Result<()> {

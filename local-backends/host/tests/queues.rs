@@ -351,3 +351,35 @@ fn files_are_memory() {
     assert!(open_mapped(&dir).is_err() && open_mapped(&dir.join("none")).is_err());
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+#[test]
+fn bytes_that_come_later() {
+    let device = Rig::new().device("D0");
+    let queue = device.queue().unwrap();
+    let whole = slice(&device, 8);
+    let read = |queue: &Arc<dyn Queue>| queue.read(&whole).unwrap().wait(LONG);
+    let (to, data) = Pending::new("elsewhere");
+    queue.write_later(&whole, data).unwrap();
+    let after = queue.read(&whole).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    to.complete(Ok(vec![Bytes::from_static(b"abc"), Bytes::from_static(b"defgh")]));
+    assert_eq!(after.wait(LONG).unwrap(), "abcdefgh");
+    // Of another length, an error, and a giver that goes away: each poisons its queue.
+    for given in [Some(Ok(vec![Bytes::from_static(b"short")])), Some(Err(Error::Cancelled)), None] {
+        let queue = device.queue().unwrap();
+        let (to, data) = Pending::new("elsewhere");
+        queue.write_later(&whole, data).unwrap();
+        match given {
+            Some(result) => to.complete(result),
+            None => drop(to),
+        }
+        assert!(read(&queue).is_err());
+    }
+    assert_eq!(read(&queue).unwrap(), "abcdefgh");
+    // A queue that is dropped waits for nothing.
+    let (_to, data) = Pending::new("elsewhere");
+    queue.write_later(&whole, data).unwrap();
+    let start = Instant::now();
+    drop(queue);
+    assert!(start.elapsed() < LONG);
+}

@@ -64,7 +64,7 @@ async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Resul
     let results = out.clone();
     tokio::spawn(async move {
         while let Some(chunk) = down.recv().await {
-            if results.send(Ok(chunk)).await.is_err() {
+            if results.send(Ok(chunk.item)).await.is_err() {
                 return;
             }
         }

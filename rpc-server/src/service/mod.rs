@@ -6,6 +6,7 @@ mod control;
 mod devices;
 mod hello;
 mod memory;
+mod peers;
 mod queue;
 mod supports;
 mod trace;
@@ -56,7 +57,7 @@ impl Service {
     }
 
     /// A line about a client that does not keep to the protocol.
-    fn complain(&self, session: Option<&Session>, what: &str, why: &dyn std::fmt::Display) {
+    pub(crate) fn complain(&self, session: Option<&Session>, what: &str, why: &dyn std::fmt::Display) {
         if self.shared.gate.pass() {
             let session = session.map(|s| s.tag.as_str());
             tracing::warn!(peer = %self.conn.peer, session, "{what}: {why}");
@@ -65,7 +66,7 @@ impl Service {
 }
 
 /// The code of a message that cannot be decoded.
-const UNDECODABLE: Code = Code::Internal;
+pub(crate) const UNDECODABLE: Code = Code::Internal;
 
 /// The first message of a stream.
 async fn first<T>(service: &Service, stream: &mut Streaming<T>) -> Result<T, Status> {
@@ -138,7 +139,7 @@ impl v1::outboard_server::Outboard for Service {
         Ok(Response::new(control::start(self, request.into_inner())))
     }
 
-    type QueueStream = Replies<v1::Reply>;
+    type QueueStream = queue::Replies;
 
     async fn queue(&self, request: Request<Streaming<v1::Command>>) -> Result<Response<Self::QueueStream>, Status> {
         Ok(Response::new(queue::start(self, request.into_inner())))

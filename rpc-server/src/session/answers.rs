@@ -1,22 +1,35 @@
-//! The thread of a queue that waits for its results and sends them. Results come in the order of the queue.
+//! Results of a queue on their way to its streams: put there by the device's thread in the moment that they are there, in the
+//! order of the queue.
 
-use super::flight::{Flight, Load};
+use super::flight::Hold;
 use super::queue::QueueState;
 use bytes::Bytes;
 use outboard_core::{Error, Pending};
 use outboard_proto::error;
 use outboard_proto::v1::{self, reply::Reply};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender};
 use tonic::Status;
 
-/// A queue that is dropped completes its results, so that this is never reached.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Something for a stream, and the room that is free again when the stream has taken it: what waits is bounded by that room.
+#[derive(Debug)]
+pub(crate) struct Held<T> {
+    pub(crate) item: T,
+    _hold: Option<Hold>,
+}
+
+impl<T> Held<T> {
+    pub(crate) fn new(item: T, hold: Option<Hold>) -> Held<T> {
+        Held { item, _hold: hold }
+    }
+}
 
 /// Replies of a queue's stream.
-pub(crate) type Replies = mpsc::Sender<Result<v1::Reply, Status>>;
+pub(crate) type Replies = UnboundedSender<Held<Result<v1::Reply, Status>>>;
+/// The same, without keeping the stream open.
+pub(crate) type WeakReplies = WeakUnboundedSender<Held<Result<v1::Reply, Status>>>;
+/// Chunks of a queue's bulk stream.
+pub(crate) type Chunks = UnboundedSender<Held<v1::Chunk>>;
 
 /// What to do with a result.
 #[derive(Clone, Copy, Debug)]
@@ -31,54 +44,42 @@ pub(crate) enum To {
     Mark,
 }
 
-/// A result that is to come, and the room that is free again then.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) pending: Pending<Bytes>,
-    pub(crate) to: To,
-    pub(crate) load: Load,
+/// Where the results of a queue go.
+#[derive(Clone)]
+pub(crate) struct Answers {
+    pub(crate) state: Arc<QueueState>,
+    pub(crate) replies: Replies,
+    pub(crate) chunks: Chunks,
 }
 
-/// Starts the thread. It ends when the sender is gone.
-pub(crate) fn start(
-    state: Arc<QueueState>,
-    flight: Arc<Flight>,
-    replies: Replies,
-    chunks: mpsc::Sender<v1::Chunk>,
-) -> outboard_core::Result<Sender<Answer>> {
-    let (sender, answers) = channel();
-    std::thread::Builder::new()
-        .name("answers".into())
-        .spawn(move || run(&state, &flight, &replies, &chunks, answers))
-        .map_err(|e| Error::Request(format!("no thread for a queue: {e}")))?;
-    Ok(sender)
-}
+impl Answers {
+    /// Sends a result when it is there.
+    pub(crate) fn when(&self, pending: Pending<Bytes>, to: To, hold: Hold) {
+        let answers = self.clone();
+        pending.then(move |result| answers.give(result, to, hold));
+    }
 
-fn run(
-    state: &QueueState,
-    flight: &Flight,
-    replies: &Replies,
-    chunks: &mpsc::Sender<v1::Chunk>,
-    answers: Receiver<Answer>,
-) {
-    for Answer { pending, to, load } in answers {
-        let result = pending.wait(FOREVER);
+    fn give(&self, result: outboard_core::Result<Bytes>, to: To, hold: Hold) {
         if let Err(error) = &result {
-            state.note_failure(error);
+            self.state.note_failure(error);
         }
+        let hold = Some(hold);
         // Streams that nobody reads any more are no error: the session ends.
         let _ = match (to, result) {
             (To::Data(request), Ok(data)) => {
-                replies.blocking_send(reply(Reply::Data(v1::Data { request, data }))).map_err(drop)
+                self.replies.send(Held::new(reply(Reply::Data(v1::Data { request, data })), hold)).map_err(drop)
             }
-            (To::Chunk(transfer), Ok(data)) => chunks.blocking_send(v1::Chunk { transfer, data }).map_err(drop),
-            (To::Done(request), result) => replies.blocking_send(done(request, result.err().as_ref())).map_err(drop),
+            (To::Chunk(transfer), Ok(data)) => {
+                self.chunks.send(Held::new(v1::Chunk { transfer, data }, hold)).map_err(drop)
+            }
+            (To::Done(request), result) => {
+                self.replies.send(Held::new(done(request, result.err().as_ref()), hold)).map_err(drop)
+            }
             (To::Data(request) | To::Chunk(request), Err(e)) => {
-                replies.blocking_send(done(request, Some(&e))).map_err(drop)
+                self.replies.send(Held::new(done(request, Some(&e)), hold)).map_err(drop)
             }
             (To::Mark, _) => Ok(()),
         };
-        flight.release(load);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::limits::{COMMANDS_IN_FLIGHT, KIB_IN_FLIGHT};
 use outboard_core::{Error, Result};
+use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 /// Room that is taken when a command is enqueued and given back when the device is past it.
@@ -16,6 +17,25 @@ pub(crate) struct Flight {
 pub(crate) struct Load {
     pub(crate) commands: u32,
     pub(crate) kib: u32,
+}
+
+/// Room that is given back when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    flight: Arc<Flight>,
+    load: Load,
+}
+
+impl Hold {
+    pub(crate) fn new(flight: &Arc<Flight>, load: Load) -> Hold {
+        Hold { flight: flight.clone(), load }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.flight.release(self.load);
+    }
 }
 
 impl Flight {
@@ -34,8 +54,13 @@ impl Flight {
         Ok(Load { commands: 1, kib })
     }
 
+    /// Whether nothing is taken: all that was enqueued is done.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.commands.available_permits() == COMMANDS_IN_FLIGHT as usize
+    }
+
     /// Gives room back.
-    pub(crate) fn release(&self, load: Load) {
+    fn release(&self, load: Load) {
         self.commands.add_permits(load.commands as usize);
         self.kib.add_permits(load.kib as usize);
     }

@@ -15,7 +15,7 @@ use outboard_proto::{SECRET_BYTES, v1};
 use queue::QueueState;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::sync::{Notify, watch};
@@ -41,6 +41,8 @@ pub(crate) struct Session {
     /// What was offered and not yet accepted, with the error if the offer came to nothing.
     tickets: Mutex<HashMap<Ticket, Option<Error>>>,
     anchors: Mutex<HashMap<u64, Slice>>,
+    /// Bytes sent to other servers.
+    pub(crate) peer_bytes: AtomicU64,
     /// Frees that wait for their fences.
     pub(crate) frees: AtomicUsize,
     /// Something that others may wait for has happened: a command was processed, an event signalled, a queue opened.
@@ -67,6 +69,7 @@ impl Session {
             live_queues: AtomicUsize::new(0),
             tickets: Mutex::default(),
             anchors: Mutex::default(),
+            peer_bytes: AtomicU64::new(0),
             frees: AtomicUsize::new(0),
             progress: Notify::new(),
             closed: watch::Sender::new(false),
@@ -255,12 +258,10 @@ impl Session {
         lock(&self.tickets).remove(&ticket);
     }
 
-    /// Waits for the offer of this ticket and takes it.
-    pub(crate) async fn taken(&self, ticket: Ticket) -> Result<()> {
-        match self.until(|| lock(&self.tickets).remove(&ticket)).await? {
-            None => Ok(()),
-            Some(error) => Err(error),
-        }
+    /// Takes the offer of this ticket, if it was made: its error if it came to nothing.
+    pub(crate) fn take_offer(&self, ticket: Ticket) -> Option<Result<()>> {
+        let offer = lock(&self.tickets).remove(&ticket)?;
+        Some(offer.map_or(Ok(()), Err))
     }
 }
 

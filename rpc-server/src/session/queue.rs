@@ -3,22 +3,25 @@
 //! A command that is wrong, or that the device's queue refuses, ends the line: the client is told once, the commands behind it
 //! are dropped, requests among them are answered with the same error, and so are the queues that wait for its events.
 
-use super::answers::{Answer, Replies, To, done, reply};
-use super::flight::{Flight, Load};
+use super::answers::{Answers, Held, Replies, To, WeakReplies, done, reply};
+use super::flight::{Flight, Hold, Load};
 use super::timeline::Timeline;
-use super::{Session, answers, unknown};
+use super::{Session, unknown};
 use crate::blobs::{Blob, Blobs, Receiver};
 use crate::devices::Devices;
 use crate::limits::{BULK_CHUNKS, MARK_COMMANDS, MARK_KIB};
 use crate::lock;
+use crate::peers::Peers;
+use crate::peers::inbox::{Source, Wanted};
+use crate::peers::link::{Link, Push};
 use crate::server::Shared;
-use outboard_core::{Device, Digest, Error, Queue, Result, Slice, Ticket};
-use outboard_proto::limits::{CHUNK, MAX_INLINE, MAX_QUEUES};
+use outboard_core::{Device, Digest, Error, Event, Pending, Queue, Result, Slice, Ticket};
+use outboard_proto::limits::{CHUNK, MAX_ADDRESS, MAX_INLINE, MAX_QUEUES};
 use outboard_proto::v1::{self, command::Command, reply::Reply};
 use outboard_proto::{SECRET_BYTES, error};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Instant;
 use tokio::sync::mpsc;
 
 /// What others see of a queue: its events, its failure, its bulk stream.
@@ -33,7 +36,7 @@ pub(crate) struct QueueState {
 /// The bulk stream's ends: where chunks from the client go, and where those for it come from.
 pub(crate) struct BulkEnds {
     pub(crate) up: mpsc::Sender<v1::Chunk>,
-    pub(crate) down: mpsc::Receiver<v1::Chunk>,
+    pub(crate) down: mpsc::UnboundedReceiver<Held<v1::Chunk>>,
 }
 
 impl QueueState {
@@ -48,12 +51,47 @@ impl QueueState {
     }
 }
 
+/// Who is told when a tensor that a queue sends to another server comes to nothing.
+#[derive(Clone)]
+pub(crate) struct Owner {
+    session: Weak<Session>,
+    state: Weak<QueueState>,
+    /// Weak, because the stream of a queue ends with its last sender.
+    replies: WeakReplies,
+}
+
+impl Owner {
+    /// Counts bytes that go to another server.
+    pub(crate) fn sent(&self, bytes: u64) {
+        if let Some(session) = self.session.upgrade() {
+            session.peer_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// The queue has failed.
+    pub(crate) fn refused(&self, error: &Error) {
+        let Some(state) = self.state.upgrade() else { return };
+        state.note_failure(error);
+        // What came first is what the client is told.
+        if state.failed.get() == Some(error)
+            && let Some(replies) = self.replies.upgrade()
+        {
+            let _ = replies.send(Held::new(reply(Reply::Failed(error::to_wire(error))), None));
+        }
+        if let Some(session) = self.session.upgrade() {
+            session.progress.notify_waiters();
+        }
+    }
+}
+
 /// The side of the stream.
 pub(crate) struct QueueRunner {
     session: Arc<Session>,
     devices: Arc<Devices>,
     /// Where blobs are kept.
     store: Option<Arc<Blobs>>,
+    peers: Arc<Peers>,
+    handle: u64,
     device: Arc<dyn Device>,
     queue: Retired,
     state: Arc<QueueState>,
@@ -61,8 +99,9 @@ pub(crate) struct QueueRunner {
     /// Enqueued since the last answer or marker.
     unmarked: Load,
     anchor: Slice,
-    answers: Sender<Answer>,
-    replies: Replies,
+    answers: Answers,
+    /// The client has closed the stream: nobody waits for what waits.
+    left: Arc<AtomicBool>,
     chunks: Option<mpsc::Receiver<v1::Chunk>>,
     /// Checks and keeps blobs, once there is one.
     blobs: Option<Receiver>,
@@ -102,9 +141,10 @@ impl QueueRunner {
         device: &str,
         replies: Replies,
     ) -> Result<QueueRunner> {
-        let device = shared.devices.get(device)?.clone();
+        let devices = &shared.devices;
+        let device = devices.get(device)?.clone();
         let (up, chunks) = mpsc::channel(BULK_CHUNKS);
-        let (chunks_down, down) = mpsc::channel(BULK_CHUNKS);
+        let (chunks_down, down) = mpsc::unbounded_channel();
         let state = Arc::new(QueueState {
             failed: OnceLock::new(),
             processed: AtomicU64::new(0),
@@ -136,11 +176,13 @@ impl QueueRunner {
         session.progress.notify_waiters();
         let (anchor, queue) = made?;
         let flight = Arc::new(Flight::new());
-        let answers = answers::start(state.clone(), flight.clone(), replies.clone(), chunks_down)?;
+        let answers = Answers { state: state.clone(), replies, chunks: chunks_down };
         Ok(QueueRunner {
             session: session.clone(),
-            devices: shared.devices.clone(),
+            devices: devices.clone(),
             store: shared.blobs.clone(),
+            peers: shared.peers.clone(),
+            handle,
             device,
             queue,
             state,
@@ -148,11 +190,16 @@ impl QueueRunner {
             unmarked: Load::default(),
             anchor,
             answers,
-            replies,
+            left: Arc::default(),
             chunks: Some(chunks),
             blobs: None,
             unsettled: false,
         })
+    }
+
+    /// To be set when the stream has ended.
+    pub(crate) fn left(&self) -> Arc<AtomicBool> {
+        self.left.clone()
     }
 
     /// Carries out one command. `Err` only if the session has ended.
@@ -169,13 +216,18 @@ impl QueueRunner {
             (Some(error), Some(Command::Offer(c))) => {
                 // Whoever accepts it learns why it does not come.
                 if let Ok(ticket) = ticket(&c.ticket) {
-                    let _ = self.session.offered(ticket, Some(error.clone()));
+                    match c.target.map(|target| (self.peers.link(&self.session, &target), target.session)) {
+                        None => drop(self.session.offered(ticket, Some(error.clone()))),
+                        Some((Ok(link), session)) => link.fail(session, ticket, &error),
+                        Some((Err(_), _)) => {}
+                    }
                 }
                 Err(error)
             }
             (Some(error), Some(Command::Accept(c))) => {
                 if let Ok(ticket) = ticket(&c.ticket) {
                     self.session.forget_ticket(ticket);
+                    self.peers.inbox.discard(Instant::now(), self.session.id, ticket);
                 }
                 Err(error)
             }
@@ -186,24 +238,37 @@ impl QueueRunner {
             if self.session.is_closed() {
                 return Err(error);
             }
-            self.fail(request, error).await;
+            self.fail(request, error).await?;
         }
         self.session.progress.notify_waiters();
         Ok(())
     }
 
     /// Tells the client of a failure: the first time as such, and each request that it made.
-    async fn fail(&mut self, request: Option<u64>, error: Error) {
+    async fn fail(&mut self, request: Option<u64>, error: Error) -> Result<()> {
         self.state.note_failure(&error);
         if let Some(mut chunks) = self.chunks.take() {
             tracing::debug!(session = self.session.tag, "queue failed: {error}");
-            let _ = self.replies.send(reply(Reply::Failed(error::to_wire(&error)))).await;
+            let _ = self.answers.replies.send(Held::new(reply(Reply::Failed(error::to_wire(&error))), None));
             // What is still to come on the bulk stream must not stop its sender.
             tokio::spawn(async move { while chunks.recv().await.is_some() {} });
         }
         if let Some(request) = request {
-            let _ = self.replies.send(done(request, Some(&error))).await;
+            self.reply_done(request, Some(&error)).await?;
         }
+        Ok(())
+    }
+
+    /// Answers a request that the device has nothing to do with, when the client takes its replies.
+    async fn reply_done(&mut self, request: u64, failed: Option<&Error>) -> Result<()> {
+        let load = tokio::select! {
+            biased;
+            load = self.flight.take(0) => load?,
+            () = self.session.until_closed() => return Err(Error::Cancelled),
+        };
+        let hold = Hold::new(&self.flight, load);
+        let _ = self.answers.replies.send(Held::new(done(request, failed), Some(hold)));
+        Ok(())
     }
 
     async fn apply(&mut self, command: Command) -> Result<()> {
@@ -245,7 +310,8 @@ impl QueueRunner {
                     false => {
                         self.take(src.len()).await?;
                         let pending = queue.read(&src)?;
-                        self.answer(pending, To::Data(c.request))
+                        self.answer(pending, To::Data(c.request));
+                        Ok(())
                     }
                 }
             }
@@ -274,7 +340,7 @@ impl QueueRunner {
                 let other = other.ok_or_else(|| unknown("queue", c.queue))?;
                 let ready = || {
                     let event = lock(&other.timeline).event(c.value);
-                    event.map(Ok).or_else(|| other.failed.get().cloned().map(Err))
+                    event.map(Ok).or_else(|| other.failed.get().cloned().map(Err)).or_else(|| self.gone())
                 };
                 let event = self.session.until(ready).await??;
                 self.take(0).await?;
@@ -290,6 +356,11 @@ impl QueueRunner {
             }
             Command::Offer(c) => {
                 let ticket = ticket(&c.ticket)?;
+                if let Some(target) = &c.target {
+                    let link = self.peers.link(&self.session, target)?;
+                    let pushed = self.push(queue.as_ref(), ticket, target.session, &link, c.src).await;
+                    return pushed.inspect_err(|e| link.fail(target.session, ticket, e));
+                }
                 let offered = self.offer(queue.as_ref(), ticket, c).await;
                 self.session.offered(ticket, offered.clone().err())?;
                 offered
@@ -298,19 +369,98 @@ impl QueueRunner {
                 let ticket = ticket(&c.ticket)?;
                 let dst = slice(c.dst)?;
                 lock(&self.state.timeline).check_next(c.value)?;
-                self.session.taken(ticket).await?;
-                self.take(0).await?;
-                let peer = device.peer().ok_or_else(|| no_transfers(device.as_ref()))?;
-                let event = peer.accept(queue.as_ref(), ticket, &dst)?;
+                let event = match c.source {
+                    Some(source) => self.accept_from_peer(queue.as_ref(), ticket, &dst, source).await?,
+                    None => self.accept(queue.as_ref(), ticket, &dst).await?,
+                };
                 lock(&self.state.timeline).signalled(event);
                 self.mark()
             }
             Command::Finish(c) => {
+                // A queue whose device has done everything need not be asked.
+                if self.unmarked.commands == 0 && self.flight.is_idle() {
+                    return self.reply_done(c.request, None).await;
+                }
                 self.take(0).await?;
                 let pending = queue.read(&self.anchor)?;
-                self.answer(pending, To::Done(c.request))
+                self.answer(pending, To::Done(c.request));
+                Ok(())
             }
         }
+    }
+
+    /// Sends bytes to another server as soon as the device has them.
+    async fn push(
+        &mut self,
+        queue: &dyn Queue,
+        ticket: Ticket,
+        session: u64,
+        link: &Arc<Link>,
+        src: Option<v1::Slice>,
+    ) -> Result<()> {
+        let src = self.session.slice(self.device.as_ref(), src)?;
+        let before = self.hold();
+        self.take(src.len()).await?;
+        let hold = self.hold();
+        let pending = queue.read(&src)?;
+        let (of, state) = (Arc::downgrade(&self.session), Arc::downgrade(&self.state));
+        let owner = Owner { session: of, state, replies: self.answers.replies.downgrade() };
+        let link = link.clone();
+        pending.then(move |result| {
+            drop(before);
+            match result {
+                Ok(data) => link.push(Push { session, ticket, data, owner, transfer: None, _hold: hold }),
+                Err(error) => {
+                    owner.refused(&error);
+                    link.fail(session, ticket, &error);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Lets the device's queue wait for bytes of another server.
+    async fn accept_from_peer(
+        &mut self,
+        queue: &dyn Queue,
+        ticket: Ticket,
+        dst: &Slice,
+        source: v1::PeerSource,
+    ) -> Result<Event> {
+        if source.name.len() > MAX_ADDRESS || source.name.chars().any(char::is_control) {
+            return Err(Error::Request("that is no address of a server".into()));
+        }
+        self.take(dst.len()).await?;
+        let (to, pending) = Pending::new(self.device.info().name.as_str());
+        let source = Source { name: source.name, incarnation: source.incarnation };
+        let wanted = Wanted { to, size: dst.len(), queue: self.handle, source };
+        self.peers.inbox.expect(Instant::now(), self.session.id, ticket, wanted)?;
+        queue.write_later(dst, pending)?;
+        queue.signal()
+    }
+
+    /// Waits for an offer of this server, or for bytes of another one that the client did not know yet.
+    async fn accept(&mut self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
+        let session = self.session.clone();
+        let limit = self.peers.limits.accept;
+        let offered = session.until(|| {
+            let here = session.take_offer(ticket).map(|offer| offer.map(|()| true));
+            let there = || self.peers.inbox.has(session.id, &ticket).then_some(Ok(false));
+            here.or_else(there).or_else(|| self.gone())
+        });
+        let late = |_| Error::Timeout { what: "a tensor that nobody has offered".into(), after: limit };
+        if !tokio::time::timeout(limit, offered).await.map_err(late)??? {
+            let source = v1::PeerSource { name: "another server".into(), incarnation: 0 };
+            return self.accept_from_peer(queue, ticket, dst, source).await;
+        }
+        self.take(0).await?;
+        let peer = self.device.peer().ok_or_else(|| no_transfers(self.device.as_ref()))?;
+        peer.accept(queue, ticket, dst)
+    }
+
+    /// Ends a wait whose client has closed the stream.
+    fn gone<T>(&self) -> Option<Result<T>> {
+        self.left.load(Ordering::Acquire).then_some(Err(Error::Cancelled))
     }
 
     async fn offer(&mut self, queue: &dyn Queue, ticket: Ticket, c: v1::Offer) -> Result<()> {
@@ -379,14 +529,11 @@ impl QueueRunner {
             let len = (src.len() - at).min(CHUNK as u64);
             self.take(len).await?;
             let pending = queue.read(&src.part(at, len)?)?;
-            self.answer(pending, To::Chunk(request))?;
+            self.answer(pending, To::Chunk(request));
             at += len;
         }
         match src.is_empty() {
-            true => {
-                let _ = self.replies.send(done(request, None)).await;
-                Ok(())
-            }
+            true => self.reply_done(request, None).await,
             false => Ok(()),
         }
     }
@@ -402,10 +549,15 @@ impl QueueRunner {
         Ok(())
     }
 
-    /// Hands a result to the answering thread. All before it is done when it comes.
-    fn answer(&mut self, pending: outboard_core::Pending<bytes::Bytes>, to: To) -> Result<()> {
-        let load = std::mem::take(&mut self.unmarked);
-        self.answers.send(Answer { pending, to, load }).map_err(|_| Error::Cancelled)
+    /// Sends a result when it is there. All before it is done then.
+    fn answer(&mut self, pending: Pending<bytes::Bytes>, to: To) {
+        let hold = self.hold();
+        self.answers.when(pending, to, hold);
+    }
+
+    /// What was taken since the last answer.
+    fn hold(&mut self) -> Hold {
+        Hold::new(&self.flight, std::mem::take(&mut self.unmarked))
     }
 
     /// After enough commands, asks how far the device is.
@@ -414,12 +566,14 @@ impl QueueRunner {
             return Ok(());
         }
         let pending = self.queue.get()?.read(&self.anchor)?;
-        self.answer(pending, To::Mark)
+        self.answer(pending, To::Mark);
+        Ok(())
     }
 }
 
 impl Drop for QueueRunner {
     fn drop(&mut self) {
+        self.peers.inbox.end_queue(self.session.id, self.handle);
         // Whoever waits for an event that will not come any more learns it.
         self.state.note_failure(&Error::Request("a queue was closed before the event that was waited for".into()));
         self.state.processed.store(u64::MAX, Ordering::Release);
