@@ -7,7 +7,7 @@ use common::*;
 use outboard_core::device::Bytes;
 use outboard_core::*;
 use outboard_rpc_client::{ClientOptions, PeerPath, RemoteDevice, connect};
-use outboard_rpc_server::{Limits, Server};
+use outboard_rpc_server::Server;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -416,14 +416,6 @@ impl Inbox {
         state.slots.retain(|key, _| key.session != session);
         state.used.retain(|key| key.session != session);
     }
-
-    /// Whether nothing waits and nothing is kept.
-    #[cfg(test)]
-    fn is_idle(&self) -> bool {
-        let state = lock(&self.state);
-        let idle = state.early == Room::default() && state.early_conns.is_empty() && state.early_sessions.is_empty();
-        idle && state.wanted.is_empty()
-    }
 }
 
 impl Kind {
