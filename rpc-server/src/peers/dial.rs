@@ -250,8 +250,8 @@ impl Answers {
 async fn refusals(link: &Link, answers: &mut Answers) -> String {
     loop {
         match answers.next().await {
-            Ok(Down::Refused(v1::Refused { transfer, error: Some(error) })) => {
-                link.refused(transfer, &error::from_wire(error, &link.address));
+            Ok(Down::Refused(v1::Refused { queue, error: Some(error), .. })) => {
+                link.refused(queue, &error::from_wire(error, &link.address));
             }
             Ok(_) => {}
             Err(why) => return why,

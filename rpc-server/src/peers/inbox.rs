@@ -88,16 +88,16 @@ pub(crate) struct Wanted {
 /// A push that came to nothing, to be said to its sender.
 #[derive(Debug)]
 pub(crate) struct Refusal {
-    pub(crate) conn: u64,
-    pub(crate) transfer: u64,
+    pub(crate) via: Via,
     pub(crate) error: Error,
 }
 
-/// Which connection a transfer came on, and its number there.
-#[derive(Clone, Copy, Debug)]
+/// Which connection a transfer came on, its number there, and the number of its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Via {
     pub(crate) conn: u64,
     pub(crate) transfer: u64,
+    pub(crate) queue: u64,
 }
 
 #[derive(Debug)]
@@ -129,6 +129,8 @@ struct State {
     early_conns: HashMap<u64, Room>,
     early_sessions: HashMap<u64, Room>,
     wanted: HashMap<u64, usize>,
+    /// To be said to their senders.
+    refusals: Vec<Refusal>,
     /// Connections that are open from each incarnation, and since when there is none.
     sources: HashMap<u64, (usize, Option<Instant>)>,
 }
@@ -187,7 +189,9 @@ impl Inbox {
             Kind::Coming { via, size, wanted: owner @ None, .. } => {
                 if *size != wanted.size {
                     let error = wrong_size(*size, wanted.size);
+                    let via = *via;
                     state.fail(key, error.clone());
+                    state.refusals.push(Refusal { via, error: error.clone() });
                     return Err(named(error, &wanted.source));
                 }
                 let (conn, size) = (via.conn, *size);
@@ -197,12 +201,14 @@ impl Inbox {
                 Ok(())
             }
             Kind::Early { .. } => {
-                let Some(Kind::Early { size, content, .. }) = state.finish(key) else { return Ok(()) };
+                let Some(Kind::Early { via, size, content }) = state.finish(key) else { return Ok(()) };
+                if content.is_ok() && size != wanted.size {
+                    let error = wrong_size(size, wanted.size);
+                    state.refusals.push(Refusal { via, error: error.clone() });
+                    return Err(named(error, &wanted.source));
+                }
                 drop(state);
-                let content = match size == wanted.size || content.is_err() {
-                    true => content.map_err(|e| named(e, &wanted.source)),
-                    false => return Err(named(wrong_size(size, wanted.size), &wanted.source)),
-                };
+                let content = content.map_err(|e| named(e, &wanted.source));
                 wanted.to.complete(content);
                 Ok(())
             }
@@ -232,11 +238,15 @@ impl Inbox {
         }
     }
 
-    /// Whether something has come under a ticket.
-    pub(crate) fn has(&self, session: u64, ticket: &Ticket) -> bool {
+    /// Whether something has come under a ticket, and on which connection if that is still known.
+    pub(crate) fn has(&self, session: u64, ticket: &Ticket) -> Option<Option<u64>> {
         let state = lock(&self.state);
-        let slot = state.slots.get(&Key::new(session, ticket));
-        slot.is_some_and(|slot| same(&slot.ticket, ticket) && !matches!(slot.kind, Kind::Wanted(_)))
+        let slot = state.slots.get(&Key::new(session, ticket)).filter(|slot| same(&slot.ticket, ticket))?;
+        match &slot.kind {
+            Kind::Wanted(_) => None,
+            Kind::Coming { via, .. } | Kind::Early { via, .. } => Some(Some(via.conn)),
+            Kind::Used(_) | Kind::Unwanted => Some(None),
+        }
     }
 
     /// A transfer begins. An error is to be told to its sender; its bytes are to be dropped.
@@ -287,7 +297,7 @@ impl Inbox {
         let mut state = lock(&self.state);
         let Some(slot) = state.slots.get_mut(&key) else { return Err(Error::Cancelled) };
         let Kind::Coming { via: of, size, got, parts, .. } = &mut slot.kind else { return Err(Error::Cancelled) };
-        if (of.conn, of.transfer) != (via.conn, via.transfer) {
+        if *of != via {
             return Err(Error::Cancelled);
         }
         *got += data.len() as u64;
@@ -313,7 +323,7 @@ impl Inbox {
         match state.slots.get(&key) {
             None => {
                 state.reserve(session, conn, 0)?;
-                let kind = Kind::Early { via: Via { conn, transfer: 0 }, size: 0, content: Err(error) };
+                let kind = Kind::Early { via: Via { conn, transfer: 0, queue: 0 }, size: 0, content: Err(error) };
                 state.slots.insert(key, Slot { ticket, since: now, kind });
             }
             Some(slot) if same(&slot.ticket, &ticket) && matches!(slot.kind, Kind::Wanted(_)) => {
@@ -352,7 +362,7 @@ impl Inbox {
     /// Ends what has waited for too long; what came and was not accepted is to be refused.
     pub(crate) fn expire(&self, now: Instant) -> Vec<Refusal> {
         let mut state = lock(&self.state);
-        let (mut late, mut refusals) = (Vec::new(), Vec::new());
+        let (mut late, mut refusals) = (Vec::new(), std::mem::take(&mut state.refusals));
         for (key, slot) in &state.slots {
             let age = now.saturating_duration_since(slot.since);
             let secs = age.as_secs_f64();
@@ -370,20 +380,12 @@ impl Inbox {
                 }
                 Kind::Coming { size, got, via, .. } if age >= STALLED => {
                     let why = format!("a tensor stopped coming for {secs:.1} s, {got} of {size} bytes were there");
-                    refusals.push(Refusal {
-                        conn: via.conn,
-                        transfer: via.transfer,
-                        error: Error::Request(why.clone()),
-                    });
+                    refusals.push(Refusal { via: *via, error: Error::Request(why.clone()) });
                     Some(why)
                 }
                 Kind::Early { via, .. } if age >= self.limits.push => {
                     let why = format!("a tensor was not accepted within {secs:.1} s");
-                    refusals.push(Refusal {
-                        conn: via.conn,
-                        transfer: via.transfer,
-                        error: Error::Request(why.clone()),
-                    });
+                    refusals.push(Refusal { via: *via, error: Error::Request(why.clone()) });
                     Some(why)
                 }
                 Kind::Unwanted if age >= self.limits.accept => Some(String::new()),

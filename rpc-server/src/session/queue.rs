@@ -53,6 +53,8 @@ impl QueueState {
 /// Who is told when a tensor that a queue sends to another server comes to nothing.
 #[derive(Clone)]
 pub(crate) struct Owner {
+    /// No other queue of this server has it.
+    pub(crate) number: u64,
     session: Weak<Session>,
     state: Weak<QueueState>,
     /// Weak, because the stream of a queue ends with its last sender.
@@ -60,6 +62,11 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
+    /// Whether there is still somebody to tell.
+    pub(crate) fn lives(&self) -> bool {
+        self.state.strong_count() > 0
+    }
+
     /// Counts bytes that go to another server.
     pub(crate) fn sent(&self, bytes: u64) {
         if let Some(session) = self.session.upgrade() {
@@ -384,7 +391,8 @@ impl QueueRunner {
         let hold = self.hold();
         let pending = queue.read(&src)?;
         let (of, state) = (Arc::downgrade(&self.session), Arc::downgrade(&self.state));
-        let owner = Owner { session: of, state, replies: self.answers.replies.downgrade() };
+        let owner =
+            Owner { number: self.queue.get()?.uid(), session: of, state, replies: self.answers.replies.downgrade() };
         let link = link.clone();
         pending.then(move |result| {
             drop(before);
@@ -408,7 +416,7 @@ impl QueueRunner {
         source: v1::PeerSource,
     ) -> Result<Event> {
         if source.name.len() > MAX_ADDRESS || source.name.chars().any(char::is_control) {
-            return Err(Error::Request("that is no address of a server".into()));
+            return Err(Error::Request("that is no name of a server".into()));
         }
         self.take(dst.len()).await?;
         let (to, pending) = Pending::new(self.device.info().name.as_str());
@@ -424,13 +432,13 @@ impl QueueRunner {
         let session = self.session.clone();
         let limit = self.peers.limits.accept;
         let offered = session.until(|| {
-            let here = session.take_offer(ticket).map(|offer| offer.map(|()| true));
-            let there = || self.peers.inbox.has(session.id, &ticket).then_some(Ok(false));
+            let here = session.take_offer(ticket).map(|offer| offer.map(|()| None));
+            let there = || self.peers.inbox.has(session.id, &ticket).map(|conn| Ok(Some(conn)));
             here.or_else(there).or_else(|| self.gone())
         });
         let late = |_| Error::Timeout { what: "a tensor that nobody has offered".into(), after: limit };
-        if !tokio::time::timeout(limit, offered).await.map_err(late)??? {
-            let source = v1::PeerSource { name: "another server".into(), incarnation: 0 };
+        if let Some(conn) = tokio::time::timeout(limit, offered).await.map_err(late)??? {
+            let source = v1::PeerSource { name: self.peers.name_of(conn), incarnation: 0 };
             return self.accept_from_peer(queue, ticket, dst, source).await;
         }
         self.take(0).await?;
