@@ -324,6 +324,41 @@ fn servers_that_do_not_reach_each_other() {
 }
 
 #[test]
+fn links_are_closed_when_no_session_uses_them_and_opened_again() {
+    let (a, b) = (server_of(PeerLimits { linger: SHORT, ..PeerLimits::default() }), server().0);
+    for round in 0..2 {
+        let [x, y] = ends([endpoint(&a), endpoint(&b)], 64);
+        assert_eq!(x.path(&y), PeerPath::Direct);
+        std::thread::sleep(SHORT * 2);
+        assert_eq!(a.peer_links(), 1);
+        let t = ticket();
+        x.queue.fill(&x.memory, round).unwrap();
+        x.offer(t, &x.memory, &y);
+        y.accept(t, &y.memory);
+        assert_eq!(read(y.queue.as_ref(), &y.memory), [round; 64]);
+        drop((x, y));
+        eventually(SHORT * 4, || a.peer_links() == 0);
+    }
+}
+
+#[test]
+fn a_way_that_is_lost_is_asked_for_again() {
+    let (a, b) = (server().0, server().0);
+    let (proxy, [x, y], link) = behind_proxy(&a, &b, 64);
+    let blocked = x.other();
+    blocked.accept(ticket(), &x.memory);
+    let t = ticket();
+    blocked.offer(t, &x.memory, &y);
+    y.accept(t, &y.memory);
+    y.other().queue.finish(WAIT).unwrap();
+    proxy.refuse(true);
+    proxy.cut(link);
+    names(&y.error(), &[&address(&a), &proxy.addr.to_string(), "lost"]);
+    // Until the links of others are known to be lost as well, an offer may be enqueued; then it is refused.
+    eventually(Duration::from_secs(12), || matches!(x.path(&y), PeerPath::Relayed(_)));
+}
+
+#[test]
 fn another_server_at_the_same_address_will_not_do() {
     let (a, b, c) = (server().0, server().0, server().0);
     let to = Arc::new(std::sync::Mutex::new(b.local_addr()));

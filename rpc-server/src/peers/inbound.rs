@@ -201,12 +201,14 @@ impl Inbound<'_> {
         if self.coming.len() >= MAX_COMING || self.coming.contains_key(&push.transfer) {
             return Err(Error::Request("too many transfers under way, or one number used twice".into()));
         }
-        let key = self.peers.inbox.push(Instant::now(), via, session.id, ticket, push.size)?;
+        let (key, early) = self.peers.inbox.push(Instant::now(), via, session.id, ticket, push.size)?;
         if push.size > 0 {
             self.coming.insert(push.transfer, (key, via));
         }
-        // An acceptance that does not know where its bytes come from may wait for this.
-        session.progress.notify_waiters();
+        if early {
+            // An acceptance that does not know where its bytes come from may wait for this.
+            session.progress.notify_waiters();
+        }
         Ok(())
     }
 

@@ -115,8 +115,6 @@ enum Kind {
     Coming { via: Via, size: u64, got: u64, parts: Vec<Bytes>, wanted: Option<Wanted> },
     /// All has come, or will not come; it is not accepted yet.
     Early { via: Via, size: u64, content: Result<Vec<Bytes>> },
-    /// Over: the ticket cannot be used again. If it failed before anybody accepted it, the reason.
-    Used(Option<Error>),
     /// Its queue has failed: what comes is dropped.
     Unwanted,
 }
@@ -124,7 +122,9 @@ enum Kind {
 #[derive(Debug, Default)]
 struct State {
     slots: HashMap<Key, Slot>,
-    used: VecDeque<Key>,
+    /// Tickets that cannot be used again; if a transfer failed before anybody accepted it, with the reason.
+    used: HashMap<Key, Option<Error>>,
+    used_order: VecDeque<Key>,
     early: Room,
     early_conns: HashMap<u64, Room>,
     early_sessions: HashMap<u64, Room>,
@@ -174,6 +174,14 @@ impl Inbox {
         let mut state = lock(&self.state);
         let key = Key::new(session, &ticket);
         let Some(slot) = state.slots.get_mut(&key) else {
+            match state.used.get(&key) {
+                Some(Some(error)) => {
+                    wanted.to.complete(Err(named(error.clone(), &wanted.source)));
+                    return Ok(());
+                }
+                Some(None) => return Err(named(used_twice(), &wanted.source)),
+                None => {}
+            }
             let count = state.wanted.entry(session).or_default();
             if *count >= MAX_WANTED {
                 return Err(Error::Request(format!("{MAX_WANTED} transfers are accepted already and have not come")));
@@ -212,11 +220,6 @@ impl Inbox {
                 wanted.to.complete(content);
                 Ok(())
             }
-            Kind::Used(Some(error)) => {
-                let error = named(error.clone(), &wanted.source);
-                wanted.to.complete(Err(error));
-                Ok(())
-            }
             _ => Err(named(used_twice(), &wanted.source)),
         }
     }
@@ -241,29 +244,36 @@ impl Inbox {
     /// Whether something has come under a ticket, and on which connection if that is still known.
     pub(crate) fn has(&self, session: u64, ticket: &Ticket) -> Option<Option<u64>> {
         let state = lock(&self.state);
-        let slot = state.slots.get(&Key::new(session, ticket)).filter(|slot| same(&slot.ticket, ticket))?;
+        let key = Key::new(session, ticket);
+        let Some(slot) = state.slots.get(&key) else { return state.used.contains_key(&key).then_some(None) };
+        if !same(&slot.ticket, ticket) {
+            return None;
+        }
         match &slot.kind {
             Kind::Wanted(_) => None,
             Kind::Coming { via, .. } | Kind::Early { via, .. } => Some(Some(via.conn)),
-            Kind::Used(_) | Kind::Unwanted => Some(None),
+            Kind::Unwanted => Some(None),
         }
     }
 
-    /// A transfer begins. An error is to be told to its sender; its bytes are to be dropped.
-    pub(crate) fn push(&self, now: Instant, via: Via, session: u64, ticket: Ticket, size: u64) -> Result<Key> {
+    /// A transfer begins; `true` if nobody has accepted it yet. An error is to be told to its sender; its bytes are to be dropped.
+    pub(crate) fn push(&self, now: Instant, via: Via, session: u64, ticket: Ticket, size: u64) -> Result<(Key, bool)> {
         let mut state = lock(&self.state);
         let key = Key::new(session, &ticket);
         let Some(slot) = state.slots.get_mut(&key) else {
+            if state.used.contains_key(&key) {
+                return Err(used_twice());
+            }
             state.reserve(session, via.conn, size)?;
             let kind = Kind::Coming { via, size, got: 0, parts: Vec::new(), wanted: None };
             state.slots.insert(key, Slot { ticket, since: now, kind });
             state.arrived(key);
-            return Ok(key);
+            return Ok((key, true));
         };
         if !same(&slot.ticket, &ticket) {
             return Err(Error::Request("that is not a ticket of this session".into()));
         }
-        match std::mem::replace(&mut slot.kind, Kind::Used(None)) {
+        match std::mem::replace(&mut slot.kind, Kind::Unwanted) {
             Kind::Wanted(wanted) if wanted.size == size => {
                 slot.kind = Kind::Coming { via, size, got: 0, parts: Vec::new(), wanted: Some(wanted) };
                 slot.since = now;
@@ -271,7 +281,7 @@ impl Inbox {
                     drop(state);
                     wanted.to.complete(Ok(parts));
                 }
-                Ok(key)
+                Ok((key, false))
             }
             Kind::Wanted(wanted) => {
                 let error = wrong_size(size, wanted.size);
@@ -321,6 +331,7 @@ impl Inbox {
         let mut state = lock(&self.state);
         let key = Key::new(session, &ticket);
         match state.slots.get(&key) {
+            None if state.used.contains_key(&key) => {}
             None => {
                 state.reserve(session, conn, 0)?;
                 let kind = Kind::Early { via: Via { conn, transfer: 0, queue: 0 }, size: 0, content: Err(error) };
@@ -415,8 +426,8 @@ impl Inbox {
         let mut state = lock(&self.state);
         let keys = state.keys(|key, _| key.session == session);
         keys.into_iter().for_each(|key| state.fail(key, Error::Cancelled));
-        state.slots.retain(|key, _| key.session != session);
-        state.used.retain(|key| key.session != session);
+        state.used.retain(|key, _| key.session != session);
+        state.used_order.retain(|key| key.session != session);
     }
 
     /// Whether nothing waits and nothing is kept.
@@ -477,10 +488,9 @@ impl State {
         }
     }
 
-    /// Ends a slot, whatever it is; its ticket is used. Gives what it was.
+    /// Ends a transfer, whatever it is; its ticket is used. Gives what it was.
     fn finish(&mut self, key: Key) -> Option<Kind> {
-        let slot = self.slots.get_mut(&key)?;
-        let kind = std::mem::replace(&mut slot.kind, Kind::Used(None));
+        let kind = self.slots.remove(&key)?.kind;
         match &kind {
             Kind::Wanted(_) | Kind::Unwanted | Kind::Coming { wanted: Some(_), .. } => {
                 if let Some(count) = self.wanted.get_mut(&key.session) {
@@ -490,19 +500,16 @@ impl State {
                     }
                 }
             }
-            Kind::Coming { via, size, wanted: None, .. } => self.release(key.session, via.conn, *size),
-            Kind::Early { via, size, .. } => self.release(key.session, via.conn, *size),
-            Kind::Used(_) => {
-                slot.kind = kind;
-                return None;
+            Kind::Coming { via, size, wanted: None, .. } | Kind::Early { via, size, .. } => {
+                self.release(key.session, via.conn, *size);
             }
         }
-        self.used.push_back(key);
-        if self.used.len() > MAX_USED
-            && let Some(old) = self.used.pop_front()
-            && self.slots.get(&old).is_some_and(|slot| matches!(slot.kind, Kind::Used(_)))
+        self.used.insert(key, None);
+        self.used_order.push_back(key);
+        if self.used_order.len() > MAX_USED
+            && let Some(old) = self.used_order.pop_front()
         {
-            self.slots.remove(&old);
+            self.used.remove(&old);
         }
         Some(kind)
     }
@@ -533,11 +540,7 @@ impl State {
                 let error = named(error, &wanted.source);
                 wanted.to.complete(Err(error));
             }
-            Some(_) => {
-                if let Some(slot) = self.slots.get_mut(&key) {
-                    slot.kind = Kind::Used(Some(error));
-                }
-            }
+            Some(_) => drop(self.used.insert(key, Some(error))),
             None => {}
         }
     }

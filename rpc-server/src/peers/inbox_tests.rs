@@ -40,7 +40,7 @@ impl Rig {
     }
 
     fn begin(&self, transfer: u64, ticket: Ticket, size: u64) -> Result<Key> {
-        self.inbox.push(self.now, via(transfer), SESSION, ticket, size)
+        self.inbox.push(self.now, via(transfer), SESSION, ticket, size).map(|(key, _)| key)
     }
 
     fn data(&self, transfer: u64, key: Key, data: &'static str) -> Result<bool> {
