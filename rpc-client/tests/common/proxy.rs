@@ -1,5 +1,7 @@
 //! A relay between two ends that can go silent, as a cut cable or a stopped process does, and break single connections.
 
+#![allow(dead_code)]
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
