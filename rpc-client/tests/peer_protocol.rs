@@ -100,7 +100,7 @@ impl Fake {
     async fn next(&mut self) -> Result<peer_down::Part, String> {
         let wait = async {
             loop {
-                if let Some(message) = self.frames.next().unwrap() {
+                if let Some(message) = self.frames.message().unwrap() {
                     return Ok(v1::PeerDown::decode(message).unwrap().part.unwrap());
                 }
                 match self.from.frame().await {

@@ -220,7 +220,7 @@ impl Answers {
     /// The next message; the reason if there is none.
     async fn next(&mut self) -> std::result::Result<Down, String> {
         loop {
-            let message = self.frames.next().map_err(|_| "it answered with something else than messages".to_owned())?;
+            let message = self.frames.message().map_err(|_| "it answered with something else than messages".to_owned())?;
             if let Some(message) = message {
                 let down = v1::PeerDown::decode(message).map_err(|e| format!("its answer cannot be decoded: {e}"))?;
                 match down.part {
