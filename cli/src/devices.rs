@@ -132,6 +132,7 @@ pub(crate) fn net(devices: &[Arc<dyn Device>]) -> Net {
         let stats = device.net_stats();
         net.sent_bytes += stats.sent_bytes;
         net.recv_bytes += stats.recv_bytes;
+        net.peer_bytes += stats.peer_bytes;
     }
     net
 }

@@ -43,8 +43,20 @@ enum Command {
     RpcServer(commands::rpc_server::Args),
 }
 
+/// Lets warnings of the libraries be seen. The server has a log of its own.
+fn show_warnings() {
+    let log = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::WARN);
+    let log = log.with_writer(std::io::stderr).with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    // Fails only if there is one already.
+    let _ = log.without_time().with_target(false).try_init();
+}
+
 fn main() -> ExitCode {
-    let result = match Cli::parse_from(args::with_double_dashes(std::env::args_os())).command {
+    let command = Cli::parse_from(args::with_double_dashes(std::env::args_os())).command;
+    if !matches!(command, Command::RpcServer(_)) {
+        show_warnings();
+    }
+    let result = match command {
         Command::Demo(args) => commands::demo::main(&args),
         Command::Devices(args) => commands::devices::main(&args),
         Command::Run(args) => commands::run::main(&args),

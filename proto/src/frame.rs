@@ -44,7 +44,7 @@ impl FrameReader {
     }
 
     /// The next message that is complete, encoded.
-    pub fn take(&mut self) -> Result<Option<Bytes>, NotFrames> {
+    pub fn message(&mut self) -> Result<Option<Bytes>, NotFrames> {
         let Some(&[flag, a, b, c, d]) = self.bytes.first_chunk::<HEADER>() else { return Ok(None) };
         let len = u32::from_be_bytes([a, b, c, d]) as usize;
         if flag != 0 || len > self.limit {
@@ -80,17 +80,17 @@ mod tests {
         let mut lens = Vec::new();
         for piece in bytes.chunks(3) {
             reader.add(piece);
-            while let Some(message) = reader.take().unwrap() {
+            while let Some(message) = reader.message().unwrap() {
                 lens.push(message.len());
             }
         }
         assert_eq!(lens, [0, 5, 10]);
         let mut small = FrameReader::new(9);
         small.add(&bytes);
-        assert!(small.take().unwrap().is_some() && small.take().unwrap().is_some());
-        assert_eq!(small.take(), Err(NotFrames));
+        assert!(small.message().unwrap().is_some() && small.message().unwrap().is_some());
+        assert_eq!(small.message(), Err(NotFrames));
         let mut compressed = FrameReader::new(9);
         compressed.add(&[1, 0, 0, 0, 0]);
-        assert_eq!(compressed.take(), Err(NotFrames));
+        assert_eq!(compressed.message(), Err(NotFrames));
     }
 }

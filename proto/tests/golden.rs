@@ -232,14 +232,14 @@ fn peer() {
     for (name, part) in [
         ("peer_open", Up::Open(OpenPeer { min_version: 1, max_version: 2, from: 7, to: 8 })),
         ("peer_chunk", Up::Chunk(chunk)),
-        ("peer_push", Up::Push(Push { transfer: 1, session: 5, ticket: ticket(), size: 2304 })),
+        ("peer_push", Up::Push(Push { transfer: 1, session: 5, ticket: ticket(), size: 2304, queue: 6 })),
         ("peer_failed", Up::Failed(PushFailed { session: 5, ticket: ticket(), error: error() })),
     ] {
         check(name, &PeerUp { part: Some(part) });
     }
     for (name, part) in [
         ("peer_welcome", Down::Welcome(Welcome { version: 1 })),
-        ("peer_refused", Down::Refused(Refused { transfer: 1, error: error() })),
+        ("peer_refused", Down::Refused(Refused { transfer: 1, queue: 6, error: error() })),
     ] {
         check(name, &PeerDown { part: Some(part) });
     }

@@ -59,6 +59,8 @@ pub(crate) struct Peers {
 
 /// A question to a server whether it reaches another one.
 struct Asked {
+    /// The other server.
+    name: Arc<str>,
     answer: Mutex<Option<Pending<v1::ReachResponse>>>,
     path: OnceLock<PeerPath>,
 }
@@ -145,9 +147,21 @@ impl Shared {
             let what = format!("whether it reaches {}", to.name);
             let call = self.call_peers(&what, |mut client| async move { client.reach(request).await });
             let pending = call.unwrap_or_else(|e| Pending::ready(Err(e)));
-            Arc::new(Asked { answer: Mutex::new(Some(pending)), path: OnceLock::new() })
+            Arc::new(Asked { name: to.name.clone(), answer: Mutex::new(Some(pending)), path: OnceLock::new() })
         });
         asked.clone()
+    }
+
+    /// A queue has failed because of another server: the way between the two is asked for anew.
+    pub(crate) fn lost_peer(&self, error: &Error) {
+        let Error::Peer { endpoint, .. } = error else { return };
+        let forget = |peers: &Peers, name: &str| lock(&peers.paths).retain(|_, asked| *asked.name != *name);
+        forget(&self.peers, endpoint);
+        for link in self.peers.siblings.get().into_iter().flatten().filter_map(Weak::upgrade) {
+            if *link.shared.name == **endpoint {
+                forget(&link.shared.peers, &self.name);
+            }
+        }
     }
 
     /// How tensors get from this server to another one. The first time this may take a round trip and a half between the

@@ -67,6 +67,7 @@ impl QueueInner {
 
     /// The queue gives this error from now on.
     pub(crate) fn poisoned(&self, error: Error) {
+        self.shared.lost_peer(&error);
         let _ = self.failed.set(error);
     }
 

@@ -255,7 +255,11 @@ impl Report {
         }
         if self.net.sent_bytes > 0 {
             let (sent, received) = (Bytes(self.net.sent_bytes), Bytes(self.net.recv_bytes));
-            out += &format!("network {sent} sent, {received} received, weights included\n");
+            out += &format!("network {sent} sent, {received} received, weights included");
+            out += &match self.net.peer_bytes {
+                0 => "\n".to_owned(),
+                bytes => format!("; {} between servers\n", Bytes(bytes)),
+            };
         }
         if self.finish == "context" {
             out += "the context is full; -c makes it larger\n";

@@ -11,7 +11,7 @@ use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Binary, BinaryKind, MulMat, Norm, NormKind};
 use outboard_core::{DType, Device, GraphBuilder, Slice, TensorId, Ticket, Usage};
 use outboard_host::Host;
-use outboard_rpc_client::{ClientOptions, connect};
+use outboard_rpc_client::{ClientOptions, PeerPath, RemoteDevice, connect};
 use outboard_scheduler::{Hints, Scheduler, SchedulerOptions};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -54,6 +54,8 @@ struct Link {
     gbps: f64,
     /// Whether bytes go straight from one to the other, or through this process.
     direct: bool,
+    /// The way of the bytes: "direct", or "relayed: " and why.
+    path: String,
 }
 
 #[derive(Serialize)]
@@ -98,8 +100,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     for from in &sides {
         for to in sides.iter().filter(|to| to.name != from.name) {
             let link = smoke.check(&format!("copy to {}", to.name), &from.name, measure(from, to), |l| {
-                let way = if l.direct { "direct" } else { "through this process" };
-                format!("{:.0} us, {:.2} GB/s, {way}", l.rtt_us, l.gbps)
+                format!("{:.0} us, {:.2} GB/s, {}", l.rtt_us, l.gbps, l.path)
             });
             smoke.links.extend(link);
         }
@@ -163,13 +164,18 @@ fn measure(from: &Side, to: &Side) -> Result<Link> {
     let pattern = Bytes::from(pattern);
     qa.write(&src, pattern.clone())?;
     qa.finish(DEADLINE)?;
-    let direct = b.peer().is_some() && a.peer().is_some_and(|p| p.reaches(b.as_ref()));
-    let copy = |bytes: u64, number: u8| -> Result<()> {
+    let path = match (RemoteDevice::of(a.as_ref()), RemoteDevice::of(b.as_ref())) {
+        (Some(a), Some(b)) => a.peer_link(b),
+        _ => PeerPath::Relayed("one of them is this host".into()),
+    };
+    let direct = !matches!(path, PeerPath::Relayed(_));
+    let copy = |bytes: u64| -> Result<()> {
         let (src, dst) = (src.part(0, bytes)?, dst.part(0, bytes)?);
         match (a.peer(), b.peer()) {
             (Some(pa), Some(pb)) if direct => {
-                // Only this check's own transfers are in the exchange of its session.
-                let ticket = Ticket([number; 32]);
+                let mut ticket = [0; 32];
+                getrandom::fill(&mut ticket)?;
+                let ticket = Ticket(ticket);
                 pa.offer(qa.as_ref(), ticket, &src, b.as_ref())?;
                 pb.accept(qb.as_ref(), ticket, &dst)?;
             }
@@ -178,14 +184,14 @@ fn measure(from: &Side, to: &Side) -> Result<Link> {
         Ok(qb.finish(DEADLINE)?)
     };
     let mut times = Vec::with_capacity(ROUND_TRIPS);
-    for i in 0..ROUND_TRIPS {
+    for _ in 0..ROUND_TRIPS {
         let start = Instant::now();
-        copy(4, i as u8)?;
+        copy(4)?;
         times.push(start.elapsed());
     }
     times.sort();
     let start = Instant::now();
-    copy(COPY_BYTES as u64, 255)?;
+    copy(COPY_BYTES as u64)?;
     let seconds = start.elapsed().as_secs_f64();
     if qb.read(&dst)?.wait(DEADLINE)? != pattern {
         bail!("the bytes that arrived are not those that were sent");
@@ -196,6 +202,7 @@ fn measure(from: &Side, to: &Side) -> Result<Link> {
         rtt_us: times[ROUND_TRIPS / 2].as_secs_f64() * 1e6,
         gbps: COPY_BYTES as f64 / seconds / 1e9,
         direct,
+        path: path.to_string(),
     })
 }
 

@@ -220,7 +220,8 @@ impl Answers {
     /// The next message; the reason if there is none.
     async fn next(&mut self) -> std::result::Result<Down, String> {
         loop {
-            let message = self.frames.take().map_err(|_| "it answered with something else than messages".to_owned())?;
+            let message =
+                self.frames.message().map_err(|_| "it answered with something else than messages".to_owned())?;
             if let Some(message) = message {
                 let down = v1::PeerDown::decode(message).map_err(|e| format!("its answer cannot be decoded: {e}"))?;
                 match down.part {
@@ -250,8 +251,8 @@ impl Answers {
 async fn refusals(link: &Link, answers: &mut Answers) -> String {
     loop {
         match answers.next().await {
-            Ok(Down::Refused(v1::Refused { transfer, error: Some(error) })) => {
-                link.refused(transfer, &error::from_wire(error, &link.address));
+            Ok(Down::Refused(v1::Refused { queue, error: Some(error), .. })) => {
+                link.refused(queue, &error::from_wire(error, &link.address));
             }
             Ok(_) => {}
             Err(why) => return why,

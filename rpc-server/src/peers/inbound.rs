@@ -77,7 +77,7 @@ async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::resu
     let conn = service.conn.number;
     tracing::info!(peer = %service.conn.peer, "link of another server opened");
     let mut inbound = Inbound { service, peers, down, coming: HashMap::new(), from: open.from, over: None };
-    lock(&peers.inbound).insert(conn, down.clone());
+    lock(&peers.inbound).insert(conn, (down.clone(), service.conn.peer));
     peers.inbox.opened(open.from);
     let mut tick = tokio::time::interval(TICK);
     let end = loop {
@@ -149,7 +149,7 @@ struct Inbound<'a> {
     peers: &'a Peers,
     down: &'a Answers,
     /// Transfers whose bytes are coming.
-    coming: HashMap<u64, Key>,
+    coming: HashMap<u64, (Key, Via)>,
     from: u64,
     over: Option<String>,
 }
@@ -160,22 +160,22 @@ impl Inbound<'_> {
         match piece {
             Piece::Data { transfer, data } => {
                 // The rest of what was refused is dropped.
-                if let Some(&key) = self.coming.get(&transfer) {
-                    let via = Via { conn: self.service.conn.number, transfer };
+                if let Some(&(key, via)) = self.coming.get(&transfer) {
                     let result = self.peers.inbox.data(Instant::now(), via, key, data);
                     if !matches!(result, Ok(false)) {
                         self.coming.remove(&transfer);
                     }
-                    self.answer(transfer, result.err());
+                    self.answer(via, result.err());
                 }
             }
             Piece::Message(bytes) => {
                 let message = v1::PeerUp::decode(bytes).map_err(|e| undecodable(&e.to_string()))?;
                 match message.part {
                     Some(Up::Push(push)) => {
-                        let transfer = push.transfer;
-                        let begun = self.begin(push);
-                        self.answer(transfer, begun.err());
+                        let conn = self.service.conn.number;
+                        let via = Via { conn, transfer: push.transfer, queue: push.queue };
+                        let begun = self.begin(via, &push);
+                        self.answer(via, begun.err());
                     }
                     Some(Up::Failed(failed)) => {
                         // A session that has gone needs no news.
@@ -195,19 +195,20 @@ impl Inbound<'_> {
         session.filter(|s| !s.is_closed()).ok_or_else(|| Error::Request("the session that it is for has ended".into()))
     }
 
-    fn begin(&mut self, push: v1::Push) -> Result<()> {
+    fn begin(&mut self, via: Via, push: &v1::Push) -> Result<()> {
         let session = self.session(push.session)?;
         let ticket = ticket(&push.ticket)?;
         if self.coming.len() >= MAX_COMING || self.coming.contains_key(&push.transfer) {
             return Err(Error::Request("too many transfers under way, or one number used twice".into()));
         }
-        let via = Via { conn: self.service.conn.number, transfer: push.transfer };
-        let key = self.peers.inbox.push(Instant::now(), via, session.id, ticket, push.size)?;
+        let (key, early) = self.peers.inbox.push(Instant::now(), via, session.id, ticket, push.size)?;
         if push.size > 0 {
-            self.coming.insert(push.transfer, key);
+            self.coming.insert(push.transfer, (key, via));
         }
-        // An acceptance that does not know where its bytes come from may wait for this.
-        session.progress.notify_waiters();
+        if early {
+            // An acceptance that does not know where its bytes come from may wait for this.
+            session.progress.notify_waiters();
+        }
         Ok(())
     }
 
@@ -223,9 +224,9 @@ impl Inbound<'_> {
     }
 
     /// Tells the sender of what came to nothing. What nobody wants any more is no news.
-    fn answer(&self, transfer: u64, failed: Option<Error>) {
+    fn answer(&self, via: Via, failed: Option<Error>) {
         if let Some(error) = failed.filter(|e| *e != Error::Cancelled) {
-            refuse(self.down, transfer, &error);
+            refuse(self.down, via, &error);
         }
     }
 }
@@ -273,8 +274,9 @@ fn encode(part: Down) -> Bytes {
 }
 
 /// Tells another server that a push came to nothing, if it still listens.
-pub(super) fn refuse(down: &Answers, transfer: u64, error: &Error) {
-    let refused = v1::Refused { transfer, error: Some(error::to_wire(error)) };
+pub(super) fn refuse(down: &Answers, via: Via, error: &Error) {
+    let Via { transfer, queue, .. } = via;
+    let refused = v1::Refused { transfer, queue, error: Some(error::to_wire(error)) };
     if down.try_send(Ok(encode(Down::Refused(refused)))).is_err() {
         tracing::debug!("a refusal was not sent: {error}");
     }

@@ -88,16 +88,16 @@ pub(crate) struct Wanted {
 /// A push that came to nothing, to be said to its sender.
 #[derive(Debug)]
 pub(crate) struct Refusal {
-    pub(crate) conn: u64,
-    pub(crate) transfer: u64,
+    pub(crate) via: Via,
     pub(crate) error: Error,
 }
 
-/// Which connection a transfer came on, and its number there.
-#[derive(Clone, Copy, Debug)]
+/// Which connection a transfer came on, its number there, and the number of its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Via {
     pub(crate) conn: u64,
     pub(crate) transfer: u64,
+    pub(crate) queue: u64,
 }
 
 #[derive(Debug)]
@@ -115,8 +115,6 @@ enum Kind {
     Coming { via: Via, size: u64, got: u64, parts: Vec<Bytes>, wanted: Option<Wanted> },
     /// All has come, or will not come; it is not accepted yet.
     Early { via: Via, size: u64, content: Result<Vec<Bytes>> },
-    /// Over: the ticket cannot be used again. If it failed before anybody accepted it, the reason.
-    Used(Option<Error>),
     /// Its queue has failed: what comes is dropped.
     Unwanted,
 }
@@ -124,11 +122,15 @@ enum Kind {
 #[derive(Debug, Default)]
 struct State {
     slots: HashMap<Key, Slot>,
-    used: VecDeque<Key>,
+    /// Tickets that cannot be used again; if a transfer failed before anybody accepted it, with the reason.
+    used: HashMap<Key, Option<Error>>,
+    used_order: VecDeque<Key>,
     early: Room,
     early_conns: HashMap<u64, Room>,
     early_sessions: HashMap<u64, Room>,
     wanted: HashMap<u64, usize>,
+    /// To be said to their senders.
+    refusals: Vec<Refusal>,
     /// Connections that are open from each incarnation, and since when there is none.
     sources: HashMap<u64, (usize, Option<Instant>)>,
 }
@@ -172,6 +174,14 @@ impl Inbox {
         let mut state = lock(&self.state);
         let key = Key::new(session, &ticket);
         let Some(slot) = state.slots.get_mut(&key) else {
+            match state.used.get(&key) {
+                Some(Some(error)) => {
+                    wanted.to.complete(Err(named(error.clone(), &wanted.source)));
+                    return Ok(());
+                }
+                Some(None) => return Err(named(used_twice(), &wanted.source)),
+                None => {}
+            }
             let count = state.wanted.entry(session).or_default();
             if *count >= MAX_WANTED {
                 return Err(Error::Request(format!("{MAX_WANTED} transfers are accepted already and have not come")));
@@ -187,7 +197,9 @@ impl Inbox {
             Kind::Coming { via, size, wanted: owner @ None, .. } => {
                 if *size != wanted.size {
                     let error = wrong_size(*size, wanted.size);
+                    let via = *via;
                     state.fail(key, error.clone());
+                    state.refusals.push(Refusal { via, error: error.clone() });
                     return Err(named(error, &wanted.source));
                 }
                 let (conn, size) = (via.conn, *size);
@@ -197,18 +209,15 @@ impl Inbox {
                 Ok(())
             }
             Kind::Early { .. } => {
-                let Some(Kind::Early { size, content, .. }) = state.finish(key) else { return Ok(()) };
+                let Some(Kind::Early { via, size, content }) = state.finish(key) else { return Ok(()) };
+                if content.is_ok() && size != wanted.size {
+                    let error = wrong_size(size, wanted.size);
+                    state.refusals.push(Refusal { via, error: error.clone() });
+                    return Err(named(error, &wanted.source));
+                }
                 drop(state);
-                let content = match size == wanted.size || content.is_err() {
-                    true => content.map_err(|e| named(e, &wanted.source)),
-                    false => return Err(named(wrong_size(size, wanted.size), &wanted.source)),
-                };
+                let content = content.map_err(|e| named(e, &wanted.source));
                 wanted.to.complete(content);
-                Ok(())
-            }
-            Kind::Used(Some(error)) => {
-                let error = named(error.clone(), &wanted.source);
-                wanted.to.complete(Err(error));
                 Ok(())
             }
             _ => Err(named(used_twice(), &wanted.source)),
@@ -232,28 +241,39 @@ impl Inbox {
         }
     }
 
-    /// Whether something has come under a ticket.
-    pub(crate) fn has(&self, session: u64, ticket: &Ticket) -> bool {
+    /// Whether something has come under a ticket, and on which connection if that is still known.
+    pub(crate) fn has(&self, session: u64, ticket: &Ticket) -> Option<Option<u64>> {
         let state = lock(&self.state);
-        let slot = state.slots.get(&Key::new(session, ticket));
-        slot.is_some_and(|slot| same(&slot.ticket, ticket) && !matches!(slot.kind, Kind::Wanted(_)))
+        let key = Key::new(session, ticket);
+        let Some(slot) = state.slots.get(&key) else { return state.used.contains_key(&key).then_some(None) };
+        if !same(&slot.ticket, ticket) {
+            return None;
+        }
+        match &slot.kind {
+            Kind::Wanted(_) => None,
+            Kind::Coming { via, .. } | Kind::Early { via, .. } => Some(Some(via.conn)),
+            Kind::Unwanted => Some(None),
+        }
     }
 
-    /// A transfer begins. An error is to be told to its sender; its bytes are to be dropped.
-    pub(crate) fn push(&self, now: Instant, via: Via, session: u64, ticket: Ticket, size: u64) -> Result<Key> {
+    /// A transfer begins; `true` if nobody has accepted it yet. An error is to be told to its sender; its bytes are to be dropped.
+    pub(crate) fn push(&self, now: Instant, via: Via, session: u64, ticket: Ticket, size: u64) -> Result<(Key, bool)> {
         let mut state = lock(&self.state);
         let key = Key::new(session, &ticket);
         let Some(slot) = state.slots.get_mut(&key) else {
+            if state.used.contains_key(&key) {
+                return Err(used_twice());
+            }
             state.reserve(session, via.conn, size)?;
             let kind = Kind::Coming { via, size, got: 0, parts: Vec::new(), wanted: None };
             state.slots.insert(key, Slot { ticket, since: now, kind });
             state.arrived(key);
-            return Ok(key);
+            return Ok((key, true));
         };
         if !same(&slot.ticket, &ticket) {
             return Err(Error::Request("that is not a ticket of this session".into()));
         }
-        match std::mem::replace(&mut slot.kind, Kind::Used(None)) {
+        match std::mem::replace(&mut slot.kind, Kind::Unwanted) {
             Kind::Wanted(wanted) if wanted.size == size => {
                 slot.kind = Kind::Coming { via, size, got: 0, parts: Vec::new(), wanted: Some(wanted) };
                 slot.since = now;
@@ -261,7 +281,7 @@ impl Inbox {
                     drop(state);
                     wanted.to.complete(Ok(parts));
                 }
-                Ok(key)
+                Ok((key, false))
             }
             Kind::Wanted(wanted) => {
                 let error = wrong_size(size, wanted.size);
@@ -287,7 +307,7 @@ impl Inbox {
         let mut state = lock(&self.state);
         let Some(slot) = state.slots.get_mut(&key) else { return Err(Error::Cancelled) };
         let Kind::Coming { via: of, size, got, parts, .. } = &mut slot.kind else { return Err(Error::Cancelled) };
-        if (of.conn, of.transfer) != (via.conn, via.transfer) {
+        if *of != via {
             return Err(Error::Cancelled);
         }
         *got += data.len() as u64;
@@ -311,9 +331,10 @@ impl Inbox {
         let mut state = lock(&self.state);
         let key = Key::new(session, &ticket);
         match state.slots.get(&key) {
+            None if state.used.contains_key(&key) => {}
             None => {
                 state.reserve(session, conn, 0)?;
-                let kind = Kind::Early { via: Via { conn, transfer: 0 }, size: 0, content: Err(error) };
+                let kind = Kind::Early { via: Via { conn, transfer: 0, queue: 0 }, size: 0, content: Err(error) };
                 state.slots.insert(key, Slot { ticket, since: now, kind });
             }
             Some(slot) if same(&slot.ticket, &ticket) && matches!(slot.kind, Kind::Wanted(_)) => {
@@ -352,7 +373,7 @@ impl Inbox {
     /// Ends what has waited for too long; what came and was not accepted is to be refused.
     pub(crate) fn expire(&self, now: Instant) -> Vec<Refusal> {
         let mut state = lock(&self.state);
-        let (mut late, mut refusals) = (Vec::new(), Vec::new());
+        let (mut late, mut refusals) = (Vec::new(), std::mem::take(&mut state.refusals));
         for (key, slot) in &state.slots {
             let age = now.saturating_duration_since(slot.since);
             let secs = age.as_secs_f64();
@@ -370,20 +391,12 @@ impl Inbox {
                 }
                 Kind::Coming { size, got, via, .. } if age >= STALLED => {
                     let why = format!("a tensor stopped coming for {secs:.1} s, {got} of {size} bytes were there");
-                    refusals.push(Refusal {
-                        conn: via.conn,
-                        transfer: via.transfer,
-                        error: Error::Request(why.clone()),
-                    });
+                    refusals.push(Refusal { via: *via, error: Error::Request(why.clone()) });
                     Some(why)
                 }
                 Kind::Early { via, .. } if age >= self.limits.push => {
                     let why = format!("a tensor was not accepted within {secs:.1} s");
-                    refusals.push(Refusal {
-                        conn: via.conn,
-                        transfer: via.transfer,
-                        error: Error::Request(why.clone()),
-                    });
+                    refusals.push(Refusal { via: *via, error: Error::Request(why.clone()) });
                     Some(why)
                 }
                 Kind::Unwanted if age >= self.limits.accept => Some(String::new()),
@@ -413,8 +426,16 @@ impl Inbox {
         let mut state = lock(&self.state);
         let keys = state.keys(|key, _| key.session == session);
         keys.into_iter().for_each(|key| state.fail(key, Error::Cancelled));
-        state.slots.retain(|key, _| key.session != session);
-        state.used.retain(|key| key.session != session);
+        state.used.retain(|key, _| key.session != session);
+        state.used_order.retain(|key| key.session != session);
+    }
+
+    /// Whether nothing waits and nothing is kept.
+    #[cfg(test)]
+    fn is_idle(&self) -> bool {
+        let state = lock(&self.state);
+        let idle = state.early == Room::default() && state.early_conns.is_empty() && state.early_sessions.is_empty();
+        idle && state.wanted.is_empty()
     }
 }
 
@@ -467,10 +488,9 @@ impl State {
         }
     }
 
-    /// Ends a slot, whatever it is; its ticket is used. Gives what it was.
+    /// Ends a transfer, whatever it is; its ticket is used. Gives what it was.
     fn finish(&mut self, key: Key) -> Option<Kind> {
-        let slot = self.slots.get_mut(&key)?;
-        let kind = std::mem::replace(&mut slot.kind, Kind::Used(None));
+        let kind = self.slots.remove(&key)?.kind;
         match &kind {
             Kind::Wanted(_) | Kind::Unwanted | Kind::Coming { wanted: Some(_), .. } => {
                 if let Some(count) = self.wanted.get_mut(&key.session) {
@@ -480,19 +500,16 @@ impl State {
                     }
                 }
             }
-            Kind::Coming { via, size, wanted: None, .. } => self.release(key.session, via.conn, *size),
-            Kind::Early { via, size, .. } => self.release(key.session, via.conn, *size),
-            Kind::Used(_) => {
-                slot.kind = kind;
-                return None;
+            Kind::Coming { via, size, wanted: None, .. } | Kind::Early { via, size, .. } => {
+                self.release(key.session, via.conn, *size);
             }
         }
-        self.used.push_back(key);
-        if self.used.len() > MAX_USED
-            && let Some(old) = self.used.pop_front()
-            && self.slots.get(&old).is_some_and(|slot| matches!(slot.kind, Kind::Used(_)))
+        self.used.insert(key, None);
+        self.used_order.push_back(key);
+        if self.used_order.len() > MAX_USED
+            && let Some(old) = self.used_order.pop_front()
         {
-            self.slots.remove(&old);
+            self.used.remove(&old);
         }
         Some(kind)
     }
@@ -523,11 +540,7 @@ impl State {
                 let error = named(error, &wanted.source);
                 wanted.to.complete(Err(error));
             }
-            Some(_) => {
-                if let Some(slot) = self.slots.get_mut(&key) {
-                    slot.kind = Kind::Used(Some(error));
-                }
-            }
+            Some(_) => drop(self.used.insert(key, Some(error))),
             None => {}
         }
     }

@@ -10,7 +10,7 @@ use outboard_core::{Error, Result, Ticket};
 use outboard_proto::chunk::{self, Direction};
 use outboard_proto::v1::{self, peer_up::Part};
 use outboard_proto::{error, frame};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 use std::time::Instant;
@@ -23,8 +23,8 @@ const LANE_BYTES: u64 = 2 << 30;
 const DIRECT: usize = 64 << 10;
 /// Payloads up to this many bytes go out in one piece with their heads.
 const ONE_WRITE: usize = 16 << 10;
-/// Transfers that a refusal can still be about.
-const REMEMBERED: usize = 4 << 10;
+/// Queues that are known, before those that are gone are forgotten.
+const OWNERS: usize = 64;
 
 /// Where a link is.
 #[derive(Clone, Debug)]
@@ -50,7 +50,8 @@ struct State {
     /// The other side has welcomed us.
     ready: bool,
     transfers: u64,
-    sent: VecDeque<(u64, Owner)>,
+    /// Queues that have sent something, for refusals.
+    owners: HashMap<u64, Owner>,
     users: Vec<Weak<Session>>,
     used: Option<Instant>,
 }
@@ -159,6 +160,14 @@ impl Link {
         let direct = state.lane.is_empty() && item.len() <= DIRECT;
         state.used = Some(Instant::now());
         state.lane_bytes += item.len() as u64;
+        if let Item::Push(push) = &item
+            && !state.owners.contains_key(&push.owner.number)
+        {
+            if state.owners.len() >= OWNERS {
+                state.owners.retain(|_, owner| owner.lives());
+            }
+            state.owners.insert(push.owner.number, push.owner.clone());
+        }
         state.lane.push_back(item);
         if !state.ready {
             return;
@@ -209,21 +218,17 @@ impl Link {
         state.ready = false;
         state.lane_bytes = 0;
         state.transfers = 0;
-        state.sent.clear();
         let lane = std::mem::take(&mut state.lane);
         drop(state);
         drop(wire);
         lane.into_iter().for_each(|item| item.refuse(why));
     }
 
-    /// The other side has refused a transfer.
-    pub(crate) fn refused(&self, transfer: u64, error: &Error) {
-        let mut state = lock(&self.state);
-        let at = state.sent.iter().position(|(number, _)| *number == transfer);
-        let owner = at.and_then(|at| state.sent.remove(at));
-        drop(state);
+    /// The other side has refused what a queue has sent.
+    pub(crate) fn refused(&self, queue: u64, error: &Error) {
+        let owner = lock(&self.state).owners.get(&queue).cloned();
         match owner {
-            Some((_, owner)) => owner.refused(error),
+            Some(owner) => owner.refused(error),
             None => tracing::debug!(peer = self.address, "a transfer was refused that nobody waits for: {error}"),
         }
     }
@@ -247,12 +252,12 @@ impl Item {
 impl State {
     /// Puts on the stream what it takes, and moves the connection on.
     fn pump(&mut self) {
-        let State { lane, lane_bytes, wire, ready, transfers, sent, .. } = self;
+        let State { lane, lane_bytes, wire, ready, transfers, .. } = self;
         let Some(wire) = wire else { return };
         wire.drive(|sender| {
             while *ready && let Some(item) = lane.front_mut() {
                 let before = item.len();
-                let done = item.send(sender, transfers, sent);
+                let done = item.send(sender, transfers);
                 *lane_bytes = lane_bytes.saturating_sub((before - item.len()) as u64);
                 match done {
                     None => return,
@@ -267,12 +272,7 @@ impl State {
 
 impl Item {
     /// Sends some of it: whether that was all, or `None` if there is no room.
-    fn send(
-        &mut self,
-        sender: &mut Sender<'_, '_>,
-        transfers: &mut u64,
-        sent: &mut VecDeque<(u64, Owner)>,
-    ) -> Option<bool> {
+    fn send(&mut self, sender: &mut Sender<'_, '_>, transfers: &mut u64) -> Option<bool> {
         let push = match self {
             Item::Push(push) => push,
             Item::Message(bytes) => {
@@ -291,10 +291,6 @@ impl Item {
             *transfers += 1;
             let transfer = *transfers;
             push.transfer = Some(transfer);
-            if sent.len() >= REMEMBERED {
-                sent.pop_front();
-            }
-            sent.push_back((transfer, push.owner.clone()));
             let head = push.head(transfer);
             push.owner.sent((head.len() + push.data.len()) as u64);
             if push.data.is_empty() {
@@ -325,6 +321,7 @@ impl Push {
             session: self.session,
             ticket: Bytes::copy_from_slice(&self.ticket.0),
             size: self.data.len() as u64,
+            queue: self.owner.number,
         };
         let mut out = BytesMut::new();
         frame::push(&mut out, &v1::PeerUp { part: Some(Part::Push(push)) });

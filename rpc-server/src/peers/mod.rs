@@ -20,6 +20,7 @@ use outboard_core::{Error, Result};
 use outboard_proto::limits::MAX_ADDRESS;
 use outboard_proto::v1;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::sync::watch;
@@ -33,8 +34,8 @@ pub(crate) struct Peers {
     pub(crate) limits: PeerLimits,
     pub(crate) inbox: Inbox,
     links: Mutex<HashMap<(u64, String), Arc<Link>>>,
-    /// Where refusals for each connection from another server go.
-    inbound: Mutex<HashMap<u64, inbound::Answers>>,
+    /// Connections from other servers: where refusals go, and the address at the other end.
+    inbound: Mutex<HashMap<u64, (inbound::Answers, SocketAddr)>>,
     stopped: watch::Receiver<bool>,
 }
 
@@ -91,10 +92,17 @@ impl Peers {
 
     /// Ends what has waited for too long.
     pub(crate) fn expire(&self) {
-        for Refusal { conn, transfer, error } in self.inbox.expire(Instant::now()) {
-            if let Some(down) = lock(&self.inbound).get(&conn) {
-                inbound::refuse(down, transfer, &error);
+        for Refusal { via, error } in self.inbox.expire(Instant::now()) {
+            if let Some((down, _)) = lock(&self.inbound).get(&via.conn) {
+                inbound::refuse(down, via, &error);
             }
         }
+    }
+
+    /// What a server is called that nothing is known of but its connection.
+    pub(crate) fn name_of(&self, conn: Option<u64>) -> String {
+        let inbound = lock(&self.inbound);
+        let known = conn.and_then(|conn| inbound.get(&conn));
+        known.map_or_else(|| "another server".to_owned(), |(_, peer)| format!("the server on {}", peer.ip()))
     }
 }

@@ -3,7 +3,7 @@
 //! A command that is wrong, or that the device's queue refuses, ends the line: the client is told once, the commands behind it
 //! are dropped, requests among them are answered with the same error, and so are the queues that wait for its events.
 
-use super::answers::{Answers, Held, Replies, To, WeakReplies, done, reply};
+use super::answers::{Answers, Held, Replies, To, done, reply};
 use super::flight::{Flight, Hold, Load};
 use super::timeline::Timeline;
 use super::{Session, unknown};
@@ -12,17 +12,18 @@ use crate::devices::Devices;
 use crate::limits::{BULK_CHUNKS, MARK_COMMANDS, MARK_KIB};
 use crate::lock;
 use crate::peers::Peers;
-use crate::peers::inbox::{Source, Wanted};
-use crate::peers::link::{Link, Push};
 use crate::server::Shared;
-use outboard_core::{Device, Digest, Error, Event, Pending, Queue, Result, Slice, Ticket};
-use outboard_proto::limits::{CHUNK, MAX_ADDRESS, MAX_INLINE, MAX_QUEUES};
+use outboard_core::{Device, Digest, Error, Pending, Queue, Result, Slice};
+use outboard_proto::error;
+use outboard_proto::limits::{CHUNK, MAX_INLINE, MAX_QUEUES};
 use outboard_proto::v1::{self, command::Command, reply::Reply};
-use outboard_proto::{SECRET_BYTES, error};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::mpsc;
+
+mod transfers;
+
+pub(crate) use transfers::Owner;
 
 /// What others see of a queue: its events, its failure, its bulk stream.
 pub(crate) struct QueueState {
@@ -48,39 +49,6 @@ impl QueueState {
     /// Commands that the queue has been given.
     pub(crate) fn processed(&self) -> u64 {
         self.processed.load(Ordering::Acquire)
-    }
-}
-
-/// Who is told when a tensor that a queue sends to another server comes to nothing.
-#[derive(Clone)]
-pub(crate) struct Owner {
-    session: Weak<Session>,
-    state: Weak<QueueState>,
-    /// Weak, because the stream of a queue ends with its last sender.
-    replies: WeakReplies,
-}
-
-impl Owner {
-    /// Counts bytes that go to another server.
-    pub(crate) fn sent(&self, bytes: u64) {
-        if let Some(session) = self.session.upgrade() {
-            session.peer_bytes.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// The queue has failed.
-    pub(crate) fn refused(&self, error: &Error) {
-        let Some(state) = self.state.upgrade() else { return };
-        state.note_failure(error);
-        // What came first is what the client is told.
-        if state.failed.get() == Some(error)
-            && let Some(replies) = self.replies.upgrade()
-        {
-            let _ = replies.send(Held::new(reply(Reply::Failed(error::to_wire(error))), None));
-        }
-        if let Some(session) = self.session.upgrade() {
-            session.progress.notify_waiters();
-        }
     }
 }
 
@@ -214,21 +182,11 @@ impl QueueRunner {
             (None, Some(command)) => self.apply(command).await,
             (None, None) => Err(Error::Request("a command that this release does not know".into())),
             (Some(error), Some(Command::Offer(c))) => {
-                // Whoever accepts it learns why it does not come.
-                if let Ok(ticket) = ticket(&c.ticket) {
-                    match c.target.map(|target| (self.peers.link(&self.session, &target), target.session)) {
-                        None => drop(self.session.offered(ticket, Some(error.clone()))),
-                        Some((Ok(link), session)) => link.fail(session, ticket, &error),
-                        Some((Err(_), _)) => {}
-                    }
-                }
+                self.offer_nothing(&c, &error);
                 Err(error)
             }
             (Some(error), Some(Command::Accept(c))) => {
-                if let Ok(ticket) = ticket(&c.ticket) {
-                    self.session.forget_ticket(ticket);
-                    self.peers.inbox.discard(Instant::now(), self.session.id, ticket);
-                }
+                self.accept_nothing(&c);
                 Err(error)
             }
             (Some(error), _) => Err(error),
@@ -354,28 +312,8 @@ impl QueueRunner {
                 lock(&self.state.timeline).signalled(event);
                 self.mark()
             }
-            Command::Offer(c) => {
-                let ticket = ticket(&c.ticket)?;
-                if let Some(target) = &c.target {
-                    let link = self.peers.link(&self.session, target)?;
-                    let pushed = self.push(queue.as_ref(), ticket, target.session, &link, c.src).await;
-                    return pushed.inspect_err(|e| link.fail(target.session, ticket, e));
-                }
-                let offered = self.offer(queue.as_ref(), ticket, c).await;
-                self.session.offered(ticket, offered.clone().err())?;
-                offered
-            }
-            Command::Accept(c) => {
-                let ticket = ticket(&c.ticket)?;
-                let dst = slice(c.dst)?;
-                lock(&self.state.timeline).check_next(c.value)?;
-                let event = match c.source {
-                    Some(source) => self.accept_from_peer(queue.as_ref(), ticket, &dst, source).await?,
-                    None => self.accept(queue.as_ref(), ticket, &dst).await?,
-                };
-                lock(&self.state.timeline).signalled(event);
-                self.mark()
-            }
+            Command::Offer(c) => self.offer(queue.as_ref(), c).await,
+            Command::Accept(c) => self.accept(queue.as_ref(), c).await,
             Command::Finish(c) => {
                 // A queue whose device has done everything need not be asked.
                 if self.unmarked.commands == 0 && self.flight.is_idle() {
@@ -389,91 +327,9 @@ impl QueueRunner {
         }
     }
 
-    /// Sends bytes to another server as soon as the device has them.
-    async fn push(
-        &mut self,
-        queue: &dyn Queue,
-        ticket: Ticket,
-        session: u64,
-        link: &Arc<Link>,
-        src: Option<v1::Slice>,
-    ) -> Result<()> {
-        let src = self.session.slice(self.device.as_ref(), src)?;
-        let before = self.hold();
-        self.take(src.len()).await?;
-        let hold = self.hold();
-        let pending = queue.read(&src)?;
-        let (of, state) = (Arc::downgrade(&self.session), Arc::downgrade(&self.state));
-        let owner = Owner { session: of, state, replies: self.answers.replies.downgrade() };
-        let link = link.clone();
-        pending.then(move |result| {
-            drop(before);
-            match result {
-                Ok(data) => link.push(Push { session, ticket, data, owner, transfer: None, _hold: hold }),
-                Err(error) => {
-                    owner.refused(&error);
-                    link.fail(session, ticket, &error);
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// Lets the device's queue wait for bytes of another server.
-    async fn accept_from_peer(
-        &mut self,
-        queue: &dyn Queue,
-        ticket: Ticket,
-        dst: &Slice,
-        source: v1::PeerSource,
-    ) -> Result<Event> {
-        if source.name.len() > MAX_ADDRESS || source.name.chars().any(char::is_control) {
-            return Err(Error::Request("that is no address of a server".into()));
-        }
-        self.take(dst.len()).await?;
-        let (to, pending) = Pending::new(self.device.info().name.as_str());
-        let source = Source { name: source.name, incarnation: source.incarnation };
-        let wanted = Wanted { to, size: dst.len(), queue: self.handle, source };
-        self.peers.inbox.expect(Instant::now(), self.session.id, ticket, wanted)?;
-        queue.write_later(dst, pending)?;
-        queue.signal()
-    }
-
-    /// Waits for an offer of this server, or for bytes of another one that the client did not know yet.
-    async fn accept(&mut self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
-        let session = self.session.clone();
-        let limit = self.peers.limits.accept;
-        let offered = session.until(|| {
-            let here = session.take_offer(ticket).map(|offer| offer.map(|()| true));
-            let there = || self.peers.inbox.has(session.id, &ticket).then_some(Ok(false));
-            here.or_else(there).or_else(|| self.gone())
-        });
-        let late = |_| Error::Timeout { what: "a tensor that nobody has offered".into(), after: limit };
-        if !tokio::time::timeout(limit, offered).await.map_err(late)??? {
-            let source = v1::PeerSource { name: "another server".into(), incarnation: 0 };
-            return self.accept_from_peer(queue, ticket, dst, source).await;
-        }
-        self.take(0).await?;
-        let peer = self.device.peer().ok_or_else(|| no_transfers(self.device.as_ref()))?;
-        peer.accept(queue, ticket, dst)
-    }
-
     /// Ends a wait whose client has closed the stream.
     fn gone<T>(&self) -> Option<Result<T>> {
         self.left.load(Ordering::Acquire).then_some(Err(Error::Cancelled))
-    }
-
-    async fn offer(&mut self, queue: &dyn Queue, ticket: Ticket, c: v1::Offer) -> Result<()> {
-        let device = self.device.clone();
-        let src = self.session.slice(device.as_ref(), c.src)?;
-        let to = self.devices.get(&c.to)?.clone();
-        let peer = device.peer().ok_or_else(|| no_transfers(device.as_ref()))?;
-        if !peer.reaches(to.as_ref()) {
-            return Err(Error::Request(format!("{} does not reach {}", device.info().name, to.info().name)));
-        }
-        self.take(src.len()).await?;
-        peer.offer(queue, ticket, &src, to.as_ref())?;
-        self.mark()
     }
 
     /// If a payload has a digest, prepares for checking it and keeping it.
@@ -579,13 +435,4 @@ impl Drop for QueueRunner {
         self.state.processed.store(u64::MAX, Ordering::Release);
         self.session.progress.notify_waiters();
     }
-}
-
-fn ticket(bytes: &[u8]) -> Result<Ticket> {
-    let ticket: Option<[u8; SECRET_BYTES]> = bytes.try_into().ok();
-    ticket.map(Ticket).ok_or_else(|| Error::Request(format!("a ticket has {SECRET_BYTES} bytes, not {}", bytes.len())))
-}
-
-fn no_transfers(device: &dyn Device) -> Error {
-    Error::Request(format!("{} has no direct transfers", device.info().name))
 }

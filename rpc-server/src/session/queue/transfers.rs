@@ -1,0 +1,196 @@
+//! Offers and acceptances of a queue: within this server by the devices themselves, and to and from other servers.
+
+use super::{QueueRunner, QueueState};
+use crate::lock;
+use crate::peers::inbox::{Source, Wanted};
+use crate::peers::link::{Link, Push};
+use crate::session::Session;
+use crate::session::answers::{Held, WeakReplies, reply};
+use outboard_core::{Device, Error, Event, Pending, Queue, Result, Slice, Ticket};
+use outboard_proto::limits::MAX_ADDRESS;
+use outboard_proto::v1::{self, reply::Reply};
+use outboard_proto::{SECRET_BYTES, error};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// Who is told when a tensor that a queue sends to another server comes to nothing.
+#[derive(Clone)]
+pub(crate) struct Owner {
+    /// No other queue of this server has it.
+    pub(crate) number: u64,
+    session: Weak<Session>,
+    state: Weak<QueueState>,
+    /// Weak, because the stream of a queue ends with its last sender.
+    replies: WeakReplies,
+}
+
+impl Owner {
+    /// Whether there is still somebody to tell.
+    pub(crate) fn lives(&self) -> bool {
+        self.state.strong_count() > 0
+    }
+
+    /// Counts bytes that go to another server.
+    pub(crate) fn sent(&self, bytes: u64) {
+        if let Some(session) = self.session.upgrade() {
+            session.peer_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// The queue has failed.
+    pub(crate) fn refused(&self, error: &Error) {
+        let Some(state) = self.state.upgrade() else { return };
+        state.note_failure(error);
+        // What came first is what the client is told.
+        if state.failed.get() == Some(error)
+            && let Some(replies) = self.replies.upgrade()
+        {
+            let _ = replies.send(Held::new(reply(Reply::Failed(error::to_wire(error))), None));
+        }
+        if let Some(session) = self.session.upgrade() {
+            session.progress.notify_waiters();
+        }
+    }
+}
+
+impl QueueRunner {
+    /// Hands bytes to another device, here or elsewhere. Whoever accepts them learns if they do not come.
+    pub(super) async fn offer(&mut self, queue: &dyn Queue, c: v1::Offer) -> Result<()> {
+        let ticket = ticket(&c.ticket)?;
+        if let Some(target) = &c.target {
+            let link = self.peers.link(&self.session, target)?;
+            let pushed = self.push(queue, ticket, target.session, &link, c.src).await;
+            return pushed.inspect_err(|e| link.fail(target.session, ticket, e));
+        }
+        let offered = self.offer_here(queue, ticket, c).await;
+        self.session.offered(ticket, offered.clone().err())?;
+        offered
+    }
+
+    /// An offer of a queue that has failed.
+    pub(super) fn offer_nothing(&self, c: &v1::Offer, why: &Error) {
+        let Ok(ticket) = ticket(&c.ticket) else { return };
+        match &c.target {
+            None => drop(self.session.offered(ticket, Some(why.clone()))),
+            Some(target) => {
+                if let Ok(link) = self.peers.link(&self.session, target) {
+                    link.fail(target.session, ticket, why);
+                }
+            }
+        }
+    }
+
+    /// An acceptance of a queue that has failed.
+    pub(super) fn accept_nothing(&self, c: &v1::Accept) {
+        if let Ok(ticket) = ticket(&c.ticket) {
+            self.session.forget_ticket(ticket);
+            self.peers.inbox.discard(Instant::now(), self.session.id, ticket);
+        }
+    }
+
+    /// Fills a slice with what is offered, and signals.
+    pub(super) async fn accept(&mut self, queue: &dyn Queue, c: v1::Accept) -> Result<()> {
+        let ticket = ticket(&c.ticket)?;
+        let dst = self.session.slice(self.device.as_ref(), c.dst)?;
+        lock(&self.state.timeline).check_next(c.value)?;
+        let event = match c.source {
+            Some(source) => self.accept_from_peer(queue, ticket, &dst, source).await?,
+            None => self.accept_from_anyone(queue, ticket, &dst).await?,
+        };
+        lock(&self.state.timeline).signalled(event);
+        self.mark()
+    }
+
+    async fn offer_here(&mut self, queue: &dyn Queue, ticket: Ticket, c: v1::Offer) -> Result<()> {
+        let device = self.device.clone();
+        let src = self.session.slice(device.as_ref(), c.src)?;
+        let to = self.devices.get(&c.to)?.clone();
+        let peer = device.peer().ok_or_else(|| no_transfers(device.as_ref()))?;
+        if !peer.reaches(to.as_ref()) {
+            return Err(Error::Request(format!("{} does not reach {}", device.info().name, to.info().name)));
+        }
+        self.take(src.len()).await?;
+        peer.offer(queue, ticket, &src, to.as_ref())?;
+        self.mark()
+    }
+
+    /// Sends bytes to another server as soon as the device has them.
+    async fn push(
+        &mut self,
+        queue: &dyn Queue,
+        ticket: Ticket,
+        session: u64,
+        link: &Arc<Link>,
+        src: Option<v1::Slice>,
+    ) -> Result<()> {
+        let src = self.session.slice(self.device.as_ref(), src)?;
+        let before = self.hold();
+        self.take(src.len()).await?;
+        let hold = self.hold();
+        let pending = queue.read(&src)?;
+        let (of, state) = (Arc::downgrade(&self.session), Arc::downgrade(&self.state));
+        let owner =
+            Owner { number: self.queue.get()?.uid(), session: of, state, replies: self.answers.replies.downgrade() };
+        let link = link.clone();
+        pending.then(move |result| {
+            drop(before);
+            match result {
+                Ok(data) => link.push(Push { session, ticket, data, owner, transfer: None, _hold: hold }),
+                Err(error) => {
+                    owner.refused(&error);
+                    link.fail(session, ticket, &error);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Lets the device's queue wait for bytes of another server.
+    async fn accept_from_peer(
+        &mut self,
+        queue: &dyn Queue,
+        ticket: Ticket,
+        dst: &Slice,
+        source: v1::PeerSource,
+    ) -> Result<Event> {
+        if source.name.len() > MAX_ADDRESS || source.name.chars().any(char::is_control) {
+            return Err(Error::Request("that is no name of a server".into()));
+        }
+        self.take(dst.len()).await?;
+        let (to, pending) = Pending::new(self.device.info().name.as_str());
+        let source = Source { name: source.name, incarnation: source.incarnation };
+        let wanted = Wanted { to, size: dst.len(), queue: self.handle, source };
+        self.peers.inbox.expect(Instant::now(), self.session.id, ticket, wanted)?;
+        queue.write_later(dst, pending)?;
+        queue.signal()
+    }
+
+    /// Waits for an offer of this server, or for bytes of another one that the client did not know yet.
+    async fn accept_from_anyone(&mut self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
+        let session = self.session.clone();
+        let limit = self.peers.limits.accept;
+        let offered = session.until(|| {
+            let here = session.take_offer(ticket).map(|offer| offer.map(|()| None));
+            let there = || self.peers.inbox.has(session.id, &ticket).map(|conn| Ok(Some(conn)));
+            here.or_else(there).or_else(|| self.gone())
+        });
+        let late = |_| Error::Timeout { what: "a tensor that nobody has offered".into(), after: limit };
+        if let Some(conn) = tokio::time::timeout(limit, offered).await.map_err(late)??? {
+            let source = v1::PeerSource { name: self.peers.name_of(conn), incarnation: 0 };
+            return self.accept_from_peer(queue, ticket, dst, source).await;
+        }
+        self.take(0).await?;
+        let peer = self.device.peer().ok_or_else(|| no_transfers(self.device.as_ref()))?;
+        peer.accept(queue, ticket, dst)
+    }
+}
+
+fn ticket(bytes: &[u8]) -> Result<Ticket> {
+    let ticket: Option<[u8; SECRET_BYTES]> = bytes.try_into().ok();
+    ticket.map(Ticket).ok_or_else(|| Error::Request(format!("a ticket has {SECRET_BYTES} bytes, not {}", bytes.len())))
+}
+
+fn no_transfers(device: &dyn Device) -> Error {
+    Error::Request(format!("{} has no direct transfers", device.info().name))
+}
