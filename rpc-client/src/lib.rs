@@ -13,7 +13,6 @@ mod buffer;
 mod bulk;
 mod command;
 mod device;
-mod endpoint;
 mod io;
 mod lane;
 mod link;
@@ -23,9 +22,9 @@ mod replies;
 mod transport;
 
 pub use device::{RemoteDevice, connect};
-pub use endpoint::{Endpoint, EndpointError};
 pub use io::NetStats;
-pub use options::ClientOptions;
+pub use options::{ClientOptions, Token};
+pub use outboard_net::{Carrier, ClientTls, Endpoint, EndpointError, TlsFiles};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
