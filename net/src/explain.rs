@@ -49,7 +49,8 @@ fn server_certificate(error: &CertificateError) -> String {
         span(Duration::from_secs(a.as_secs().saturating_sub(b.as_secs())))
     };
     match error {
-        CertificateError::UnknownIssuer => UNKNOWN_CA.into(),
+        // The latter: a CA of the same name, but with another key.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => UNKNOWN_CA.into(),
         CertificateError::ExpiredContext { time, not_after } => {
             format!("its certificate has expired, {} ago; it needs a new one (outboard cert)", since(*time, *not_after))
         }
@@ -94,21 +95,20 @@ fn alerted(alert: AlertDescription, side: Side) -> String {
         (A::CertificateRequired | A::NoCertificate, Side::Client) => {
             "it wants a client certificate; give yours with --cert and --key".into()
         }
-        (A::UnknownCA, Side::Client) => {
+        // The latter: a CA of the same name, but with another key.
+        (A::UnknownCA | A::DecryptError, Side::Client) => {
             format!("{OTHER_CLIENT_CERT} (--cert): it is from another CA than the one it trusts")
         }
+        (A::UnsupportedCertificate, Side::Client) => format!("{OTHER_CLIENT_CERT} (--cert): it is not one for clients"),
         (A::CertificateExpired, Side::Client) => {
             format!("{OTHER_CLIENT_CERT} (--cert): it has expired, or is not valid yet")
         }
-        (
-            A::BadCertificate
-            | A::UnsupportedCertificate
-            | A::CertificateUnknown
-            | A::CertificateRevoked
-            | A::AccessDenied,
-            Side::Client,
-        ) => format!("{OTHER_CLIENT_CERT} (--cert): {alert:?}"),
-        (A::UnknownCA, Side::Server) => "it does not trust this server's certificate (it needs --ca)".into(),
+        (A::BadCertificate | A::CertificateUnknown | A::CertificateRevoked | A::AccessDenied, Side::Client) => {
+            format!("{OTHER_CLIENT_CERT} (--cert): {alert:?}")
+        }
+        (A::UnknownCA | A::DecryptError, Side::Server) => {
+            "it does not trust this server's certificate (it needs --ca)".into()
+        }
         (A::CertificateExpired, Side::Server) => "it says that this server's certificate has expired".into(),
         (A::BadCertificate | A::CertificateUnknown | A::UnsupportedCertificate, Side::Server) => {
             format!("it does not accept this server's certificate: {alert:?}")
@@ -130,7 +130,9 @@ pub(crate) fn quic_for(error: &ConnectionError, side: Side) -> String {
     match error {
         ConnectionError::TransportError(e) => match alert(u64::from(e.code)) {
             // Our own alert: the peer's certificate was refused here. The reason is the text of the TLS error.
-            Some(AlertDescription::UnknownCA) if side == Side::Client => UNKNOWN_CA.into(),
+            Some(AlertDescription::UnknownCA | AlertDescription::DecryptError) if side == Side::Client => {
+                UNKNOWN_CA.into()
+            }
             Some(AlertDescription::CertificateExpired) if side == Side::Client => {
                 // One alert for both.
                 let early = e.reason.contains("not valid yet") || e.reason.contains("not valid before");
@@ -145,7 +147,7 @@ pub(crate) fn quic_for(error: &ConnectionError, side: Side) -> String {
             None => format!("it closed the connection: {e}"),
         },
         ConnectionError::ApplicationClosed(_) => "it closed the connection".into(),
-        ConnectionError::Reset => "it was restarted, and knows nothing of this connection".into(),
+        ConnectionError::Reset => "it has forgotten the connection; it was restarted, or closed it".into(),
         ConnectionError::TimedOut => "it has stopped answering (it hangs, or the network is cut)".into(),
         ConnectionError::VersionMismatch => "it speaks no version of QUIC that this release does".into(),
         e => format!("QUIC failed: {e}"),

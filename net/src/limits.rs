@@ -5,8 +5,8 @@ use std::time::Duration;
 /// How long a TLS or QUIC handshake may take: two or three round trips and some signatures, so that only a peer that has stalled
 /// takes longer, and shorter than the client's deadline for all of connecting, so that its error names the handshake.
 pub const HANDSHAKE: Duration = Duration::from_secs(3);
-/// How long a server goes on reading from a client whose handshake has failed. To close a socket with unread bytes resets it, and the
-/// alert that says why would be lost.
+/// How long a server keeps the connection of a client whose handshake has failed. To close a TCP socket with unread bytes resets
+/// it, and the alert that says why would be lost; on QUIC the packet that says it may be lost.
 pub const LINGER: Duration = Duration::from_millis(500);
 /// Bytes that are read in this time, at most.
 pub const LINGER_BYTES: usize = 64 << 10;

@@ -116,7 +116,12 @@ impl QuicIncoming {
     pub async fn accept(self) -> Result<QuicConnection, String> {
         let fail = |e| explain::quic_for(&e, Side::Server);
         let connection = match tokio::time::timeout(HANDSHAKE, self.0.accept().map_err(fail)?).await {
-            Ok(connection) => connection.map_err(fail)?,
+            Ok(Ok(connection)) => connection,
+            Ok(Err(e)) => {
+                // The event loop goes on, to say why as often as the client asks.
+                tokio::time::sleep(LINGER).await;
+                return Err(fail(e));
+            }
             Err(_) => return Err(format!("the QUIC handshake was not done within {} s", HANDSHAKE.as_secs())),
         };
         let chain = connection.peer_identity().and_then(|id| id.downcast::<Vec<CertificateDer<'static>>>().ok());

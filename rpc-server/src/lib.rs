@@ -21,6 +21,7 @@ mod trust;
 
 pub use args::{LogFormat, ServerArgs, main_with};
 pub use limits::Limits;
+pub use outboard_net::ServerTls;
 pub use server::{Server, ServerConfig};
 pub use tokens::Tokens;
 pub use trust::Trust;

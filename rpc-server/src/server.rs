@@ -104,6 +104,11 @@ impl Server {
         lock(&self.shared.sessions).len()
     }
 
+    /// Connections that are open now; on QUIC, each stream after the first counts as one.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Acquire)
+    }
+
     /// Ends connections and sessions, and returns when they have ended, or after some seconds.
     pub fn stop(&mut self) {
         let Some(acceptor) = self.acceptor.take() else { return };
