@@ -15,6 +15,8 @@ pub(crate) struct DeviceSet {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     /// The last device is there only for what the others do not support.
     pub(crate) fallback: bool,
+    /// What the local devices are made with.
+    pub(crate) host: Arc<Host>,
 }
 
 /// Every device there is: local ones first, then the servers' in the order of the list.
@@ -34,18 +36,47 @@ pub(crate) fn remote(args: &DeviceArgs) -> Result<Vec<Arc<dyn Device>>> {
 
 /// The devices that were asked for: those named, or the servers', or the local ones.
 pub(crate) fn open(args: &DeviceArgs) -> Result<DeviceSet> {
-    let local = local_devices(&Host::new(), &[DeviceSpec::Cpu(None)], args.threads.map(usize::from), None)?;
-    let remote = remote(args)?;
-    let mut devices = match args.dev.is_empty() {
-        false => choose(&args.dev, &local, &remote)?,
-        true if !remote.is_empty() => remote,
-        true => local.clone(),
-    };
-    let fallback = !devices.iter().any(|d| d.info().kind == DeviceKind::Cpu);
-    if fallback {
-        devices.extend(local.into_iter().next());
+    Available::open(args)?.choose(&args.dev)
+}
+
+/// What there is to choose from.
+pub(crate) struct Available {
+    host: Arc<Host>,
+    local: Vec<Arc<dyn Device>>,
+    remote: Vec<Arc<dyn Device>>,
+}
+
+impl Available {
+    /// The local device, and those of the servers.
+    pub(crate) fn open(args: &DeviceArgs) -> Result<Available> {
+        let host = Host::new();
+        let local = local_devices(&host, &[DeviceSpec::Cpu(None)], args.threads.map(usize::from), None)?;
+        Ok(Available { host, local, remote: remote(args)? })
     }
-    Ok(DeviceSet { devices, fallback })
+
+    /// The devices with these names; without names the servers', or the local ones.
+    pub(crate) fn choose(&self, names: &[String]) -> Result<DeviceSet> {
+        let mut devices = match names.is_empty() {
+            false => choose(names, &self.local, &self.remote)?,
+            true if !self.remote.is_empty() => self.remote.clone(),
+            true => self.local.clone(),
+        };
+        let fallback = !devices.iter().any(|d| d.info().kind == DeviceKind::Cpu);
+        if fallback {
+            devices.extend(self.local.first().cloned());
+        }
+        Ok(DeviceSet { devices, fallback, host: self.host.clone() })
+    }
+
+    /// What the local ones are made with.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// The local ones alone.
+    pub(crate) fn local(&self) -> DeviceSet {
+        DeviceSet { devices: self.local.clone(), fallback: false, host: self.host.clone() }
+    }
 }
 
 fn choose(names: &[String], local: &[Arc<dyn Device>], remote: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Device>>> {
@@ -96,16 +127,22 @@ pub(crate) struct Net {
 
 /// What the servers of these devices have sent and received, each server counted once.
 pub(crate) fn net(devices: &[Arc<dyn Device>]) -> Net {
-    let mut seen = HashSet::new();
     let mut net = Net::default();
-    for device in devices.iter().filter_map(|d| RemoteDevice::of(d.as_ref())) {
-        if seen.insert(device.endpoint().to_string()) {
-            let stats = device.net_stats();
-            net.sent_bytes += stats.sent_bytes;
-            net.recv_bytes += stats.recv_bytes;
-        }
+    for device in one_of_each_server(devices).iter().filter_map(|d| RemoteDevice::of(d.as_ref())) {
+        let stats = device.net_stats();
+        net.sent_bytes += stats.sent_bytes;
+        net.recv_bytes += stats.recv_bytes;
     }
     net
+}
+
+/// The first device of every server among these.
+pub(crate) fn one_of_each_server(devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>> {
+    let mut seen = HashSet::new();
+    let mut first = |d: &Arc<dyn Device>| {
+        RemoteDevice::of(d.as_ref()).is_some_and(|remote| seen.insert(remote.endpoint().to_string()))
+    };
+    devices.iter().filter(|d| first(d)).cloned().collect()
 }
 
 /// Free memory of a device now, with the device's name if it cannot be told.

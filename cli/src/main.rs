@@ -9,6 +9,7 @@ mod devices;
 mod fetch;
 mod model;
 mod print;
+mod trace;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -29,6 +30,8 @@ enum Command {
     Devices(commands::devices::Args),
     /// Run a model over local and remote devices
     Run(Box<commands::run::Args>),
+    /// Measure tokens per second, several sets of devices in turns if wanted
+    Bench(commands::bench::Args),
     /// Check servers: connection, memory, every op, copies, a graph over all devices
     Smoke(commands::smoke::Args),
     /// Turn text into token ids
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => commands::demo::main(&args),
         Command::Devices(args) => commands::devices::main(&args),
         Command::Run(args) => commands::run::main(&args),
+        Command::Bench(args) => commands::bench::main(&args),
         Command::Smoke(args) => commands::smoke::main(&args),
         Command::Tokenize(args) => commands::tokenize::main(&args),
         Command::Fetch(args) => commands::fetch::main(&args),

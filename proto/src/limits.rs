@@ -32,6 +32,8 @@ pub const MAX_QUEUES: usize = 1024;
 pub const MAX_HANDLES: usize = 1 << 18;
 /// Transfers that were offered and not yet accepted, of one session.
 pub const MAX_TICKETS: usize = 1024;
+/// Spans that a server keeps for one session until they are fetched: some seconds of decoding, about 1 MiB.
+pub const MAX_TRACE_SPANS: usize = 1 << 14;
 
 /// Size of HTTP/2 frames in bytes, both ways: measured, 16 KiB costs half of the throughput.
 pub const HTTP2_FRAME: u32 = 1 << 20;

@@ -70,6 +70,15 @@ fn unary() {
 }
 
 #[test]
+fn trace() {
+    check("trace_request", &TraceRequest { session: session(), record: true });
+    let span = |what: &str, start_us| TraceSpan { what: what.into(), start_us, end_us: start_us + 300 };
+    let spans = vec![span("accept", 1_000_000), span("execute", 1_000_300)];
+    let queues = vec![QueueTrace { queue: 9, device: "CPU0".into(), spans }];
+    check("trace_response", &TraceResponse { now_us: 2_000_000, queues, dropped: 5 });
+}
+
+#[test]
 fn errors() {
     use error::Kind;
     let device = DeviceError { device: "CPU0".into(), op: "MUL_MAT y".into(), detail: "lost".into() };

@@ -98,7 +98,7 @@ impl RemoteDevice {
     }
 
     /// Makes a unary call on the command thread and waits for its answer.
-    fn call<T, F>(
+    pub(crate) fn call<T, F>(
         &self,
         what: &str,
         call: impl FnOnce(OutboardClient<crate::transport::Conn>) -> F + Send + 'static,

@@ -19,12 +19,14 @@ mod link;
 mod options;
 mod queue;
 mod replies;
+mod trace;
 mod transport;
 
 pub use device::{RemoteDevice, connect};
 pub use io::NetStats;
 pub use options::{ClientOptions, Token};
 pub use outboard_net::{Carrier, ClientTls, Endpoint, EndpointError, TlsFiles};
+pub use trace::{RemoteSpan, RemoteTrace};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
 use crate::devices::{self, Net};
+use crate::trace::{TokenTime, Tracer, time_lines};
 use crate::{model, print};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
@@ -47,6 +48,9 @@ pub(crate) struct Args {
     /// Go on behind tokens that end a text
     #[arg(long)]
     ignore_eos: bool,
+    /// Write what every device did and when to this file, for ui.perfetto.dev or chrome://tracing
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -79,6 +83,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         );
     }
     eprintln!("model: {}", model::describe(&loaded));
+    let tracer = Tracer::new(&set.host);
     let start = Instant::now();
     let mut engine = model::load(&loaded, set, &options)?;
     let load_time = start.elapsed();
@@ -109,13 +114,24 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    let generation = generate(&mut engine, &loaded.tokenizer, &tokens, &options, &mut show)?;
-    let report = Report::new(&tokens, generation, load_time, &engine);
+    let recording = tracer.start(engine.devices(), args.trace.is_some())?;
+    let start = Instant::now();
+    let generated = generate(&mut engine, &loaded.tokenizer, &tokens, &options, &mut show);
+    let trace = recording.finish();
+    let generation = generated?;
+    let first = start + generation.prompt_time;
+    let last = first + generation.decode_time;
+    let mut report = Report::new(&tokens, generation, load_time, &engine);
+    report.token_times = trace.token_times((first, last), report.decoded()).unwrap_or_default();
     if json {
         print_json(&report)?;
     } else {
         println!();
         eprint!("{}", report.timings());
+    }
+    if let Some(path) = &args.trace {
+        trace.errors.iter().for_each(|e| eprintln!("warning: not in the trace: {}", print::one_line(e)));
+        trace.write(path, &[("prompt", start, first), ("decode", first, last)])?;
     }
     Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
@@ -163,6 +179,8 @@ pub(crate) struct Report {
     log_probs: Vec<f32>,
     finish: &'static str,
     timings: Timings,
+    /// Where the time of a token behind the first went; empty where that is not known.
+    pub(crate) token_times: Vec<TokenTime>,
     devices: Vec<Device>,
     net: Net,
 }
@@ -200,6 +218,7 @@ impl Report {
                 decode_ms: print::ms(g.decode_time),
                 decode_tps: print::per_second(decoded, g.decode_time),
             },
+            token_times: Vec::new(),
             devices: engine.loads().iter().map(device).collect(),
             net: devices::net(engine.devices()),
             finish: match g.finish {
@@ -215,10 +234,15 @@ impl Report {
         }
     }
 
+    /// Tokens behind the first.
+    fn decoded(&self) -> usize {
+        self.tokens.len().saturating_sub(1)
+    }
+
     /// The lines behind a text.
     pub(crate) fn timings(&self) -> String {
         let t = &self.timings;
-        let (prompt, decoded) = (self.prompt_tokens.len(), self.tokens.len().saturating_sub(1));
+        let (prompt, decoded) = (self.prompt_tokens.len(), self.decoded());
         let per_token = if decoded > 0 { t.decode_ms / decoded as f64 } else { 0.0 };
         let mut out = format!("\nload    {:>9.1} ms\n", t.load_ms);
         out += &format!("prompt  {:>9.1} ms  {prompt:>5} tokens  {:>8.1} t/s\n", t.prompt_ms, t.prompt_tps);
@@ -226,6 +250,9 @@ impl Report {
             "decode  {:>9.1} ms  {decoded:>5} tokens  {:>8.1} t/s  {per_token:.2} ms per token\n",
             t.decode_ms, t.decode_tps
         );
+        if !self.token_times.is_empty() {
+            out += &time_lines(&self.token_times).lines().map(|l| format!("token   {l}\n")).collect::<String>();
+        }
         if self.net.sent_bytes > 0 {
             let (sent, received) = (Bytes(self.net.sent_bytes), Bytes(self.net.recv_bytes));
             out += &format!("network {sent} sent, {received} received, weights included\n");

@@ -2,8 +2,9 @@
 
 use super::*;
 
-/// `dst[.., ids[i, j, k], j, k] = src[.., i, j, k]`. Sources: dst `[n, rows, d2, d3]` with dense rows, src F32
-/// `[n, count, d2, d3]` with dense rows (I32 if dst is), ids I32 `[count, d2, d3]`, each id once. An index outside `0..rows` fails the
+/// `dst[.., ids[i, j % i1, k % i2], j, k] = src[.., i, j, k]`. Sources: dst `[n, rows, d2, d3]` with dense rows, src F32
+/// `[n, count, d2, d3]` with dense rows (I32 if dst is), ids I32 `[count, i1, i2]`, where i1 divides d2 and i2 divides d3 (one list may
+/// serve all heads), each id once in its list. An index outside `0..rows` fails the
 /// node before anything is written. Result: dst, after the write.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SetRows;
@@ -33,7 +34,8 @@ impl OpSpec for SetRows {
         let [n, _, d2, d3] = dst.ne();
         let [count, i1, i2, i3] = ids.ne();
         check(src.ne() == [n, count, d2, d3], || format!("src {src} does not suit dst {dst} and ids {ids}"))?;
-        check(i1 == d2 && i2 == d3 && i3 == 1, || format!("ids {ids} do not suit dst {dst}"))?;
+        let repeats = |i: usize, d: usize| i == d || i != 0 && d % i == 0;
+        check(repeats(i1, d2) && repeats(i2, d3) && i3 == 1, || format!("ids {ids} do not suit dst {dst}"))?;
         Ok(Inferred::alias(dst, 0, 0))
     }
 

@@ -248,10 +248,10 @@ impl Net<'_> {
         let k = self.reshape(k, [h.head_dim_k, h.n_head_kv, n, 1])?;
         let q = self.rope(il, q)?;
         let k = self.rope(il, k)?;
-        let k = self.reshape(k, [h.head_dim_k * h.n_head_kv, n, 1, 1])?;
+        let v = self.reshape(v, [h.head_dim_v, h.n_head_kv, n, 1])?;
         let [name_k, name_v] = cache_names(il);
-        let keys = self.cached(&name_k, k, h.head_dim_k)?;
-        let values = self.cached(&name_v, v, h.head_dim_v)?;
+        let keys = self.cached(&name_k, k)?;
+        let values = self.cached(&name_v, v)?;
         let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
         let attn = op::FlashAttn { scale: 1.0 / (h.head_dim_k as f32).sqrt(), window: 0, softcap: 0.0 };
         let y = self.g.push_opt(attn, &[Some(q), Some(keys), Some(values), None, Some(self.positions)])?;
@@ -260,16 +260,14 @@ impl Net<'_> {
         self.linear(y, &format!("{prefix}.attn_output"))
     }
 
-    /// Writes the rows of x `[head_dim * n_head_kv, n_tokens]` into a cache and gives all of it as `[head_dim, n_ctx, n_head_kv]`.
-    fn cached(&mut self, name: &str, x: TensorId, head_dim: usize) -> Result<TensorId> {
-        let (n_ctx, heads) = (self.shape.n_ctx, self.hparams.n_head_kv);
-        let cache = self.g.state(name, CACHE_DTYPE, &[head_dim * heads, n_ctx])?;
-        let written = self.g.push(op::SetRows, &[cache, x, self.positions])?;
-        self.g.name(written, &format!("{name}.written"));
-        let element = CACHE_DTYPE.block_bytes();
-        let (head, row) = (element * head_dim, element * head_dim * heads);
-        let nb = [element, row, head, row * n_ctx];
-        Ok(self.g.push(op::View { ne: [head_dim, n_ctx, heads, 1], nb, offset: 0 }, &[written])?)
+    /// Writes x `[head_dim, n_head_kv, n_tokens]` into a cache and gives all of it, `[head_dim, n_ctx, n_head_kv]`: the rows of a head
+    /// lie behind one another, because attention reads one head after the other.
+    fn cached(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
+        let [head_dim, heads, ..] = self.g.ne(x);
+        let cache = self.g.state(name, CACHE_DTYPE, &[head_dim, self.shape.n_ctx, heads])?;
+        let rows = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[x])?;
+        let written = self.g.push(op::SetRows, &[cache, rows, self.positions])?;
+        Ok(self.g.name(written, &format!("{name}.written")))
     }
 
     /// [`Net::linear`] of a dense feed-forward block, where the bias comes first and the scale covers it.

@@ -17,13 +17,13 @@ pub struct TraceEvent<'a> {
     pub queue: u64,
     /// Which command.
     pub what: &'static str,
-    /// When it began to run.
+    /// When it began to run; for a graph, when it had its turn on the device.
     pub start: Instant,
     /// When it was done.
     pub end: Instant,
 }
 
-type TraceHook = Box<dyn Fn(TraceEvent<'_>) + Send + Sync>;
+pub(crate) type TraceHook = Box<dyn Fn(TraceEvent<'_>) + Send + Sync>;
 
 /// The context that devices of one host are made with. Devices of one `Host` can wait for one another's events and hand each
 /// other tensors.

@@ -18,6 +18,7 @@ pub use buffer::{BUFFER_ALIGN, HostBuffer};
 pub use device::{HostDevice, Kernels, NodeError, Program, TensorPtr};
 pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
+pub use queue::trace_queue;
 pub use trim::trim_memory;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.

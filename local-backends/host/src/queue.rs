@@ -4,17 +4,18 @@
 //! drops what it has not begun and tells everyone who waits.
 
 use crate::device::{HostExecutable, NodeError, host_buffer};
-use crate::host::{Host, TraceEvent};
+use crate::host::{Host, TraceEvent, TraceHook};
 use crate::lock;
 use crate::timeline::Timeline;
 use crate::turns::Turns;
 use bytes::Bytes;
 use outboard_core::device::{Completer, fresh_uid};
 use outboard_core::{Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,14 @@ pub(crate) struct HostQueue {
     signals: Mutex<u64>,
     timeline: Arc<Timeline>,
     cancel: Arc<AtomicBool>,
+    trace: Arc<OnceLock<TraceHook>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// Calls `hook` after every command of one queue, as [`Host::set_trace`] does for all queues of a host. Can be set once for a queue;
+/// gives `false` if it was set already, or if the queue is not of a device in host memory.
+pub fn trace_queue(queue: &dyn Queue, hook: impl Fn(TraceEvent<'_>) + Send + Sync + 'static) -> bool {
+    HostQueue::of(queue).is_ok_and(|queue| queue.trace.set(Box::new(hook)).is_ok())
 }
 
 impl HostQueue {
@@ -54,6 +62,7 @@ impl HostQueue {
         let uid = fresh_uid();
         let timeline = Arc::new(Timeline::default());
         let cancel = Arc::new(AtomicBool::new(false));
+        let trace = Arc::new(OnceLock::new());
         let (commands, receiver) = sync_channel(QUEUE_DEPTH);
         let worker = Worker {
             device,
@@ -63,6 +72,8 @@ impl HostQueue {
             turns: turns.clone(),
             timeline: timeline.clone(),
             cancel: cancel.clone(),
+            trace: trace.clone(),
+            turn: Cell::new(None),
         };
         let thread = std::thread::Builder::new()
             .name(format!("{id} queue"))
@@ -78,6 +89,7 @@ impl HostQueue {
             signals: Mutex::new(0),
             timeline,
             cancel,
+            trace,
             thread: Some(thread),
         })
     }
@@ -211,6 +223,9 @@ struct Worker {
     turns: Arc<Turns>,
     timeline: Arc<Timeline>,
     cancel: Arc<AtomicBool>,
+    trace: Arc<OnceLock<TraceHook>>,
+    /// From when to when the graph that was run last had its turn.
+    turn: Cell<Option<(Instant, Instant)>>,
 }
 
 impl Worker {
@@ -222,8 +237,12 @@ impl Worker {
             }
             let start = Instant::now();
             let what = self.step(command, &mut poison);
-            let end = Instant::now();
-            self.host.trace(TraceEvent { device: &self.id, queue: self.queue, what, start, end });
+            let (start, end) = self.turn.take().unwrap_or_else(|| (start, Instant::now()));
+            let event = TraceEvent { device: &self.id, queue: self.queue, what, start, end };
+            self.host.trace(event);
+            if let Some(hook) = self.trace.get() {
+                hook(event);
+            }
         }
         // Whoever still waits for this timeline, or for what it offers, waits for nothing.
         let gone = Error::Device { device: self.id.to_string(), op: None, detail: "its queue has ended".into() };
@@ -289,8 +308,10 @@ impl Worker {
             return Err(Error::Misuse("a graph that was compiled for another device".into()));
         };
         let Some(_turn) = self.turns.take(self.queue, &self.cancel) else { return Err(Error::Cancelled) };
+        let began = Instant::now();
         // A panic is a bug of a kernel; it must not take other clients of the device with it.
         let run = catch_unwind(AssertUnwindSafe(|| executable.program.run(&self.cancel)));
+        self.turn.set(Some((began, Instant::now())));
         match run {
             Ok(Ok(())) => Ok(()),
             Ok(Err(NodeError { detail: None, .. })) => Err(Error::Cancelled),

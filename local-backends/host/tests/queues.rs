@@ -216,6 +216,32 @@ fn two_devices_compute_at_the_same_time() {
 }
 
 #[test]
+fn the_trace_of_a_queue_is_its_own_and_begins_with_its_turn() {
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let (x, y) = (slice(&d, 16), slice(&d, 16));
+    let (q, other) = (d.queue().unwrap(), d.queue().unwrap());
+    let spans = Arc::new(Mutex::new(Vec::new()));
+    let seen = spans.clone();
+    let hook = move |e: outboard_host::TraceEvent<'_>| seen.lock().unwrap().push((e.queue, e.what, e.start, e.end));
+    assert!(outboard_host::trace_queue(q.as_ref(), hook.clone()));
+    assert!(!outboard_host::trace_queue(q.as_ref(), hook.clone()), "a queue has one trace");
+    assert!(outboard_host::trace_queue(other.as_ref(), hook));
+    let exe = program(&d, UnaryKind::Neg, &x, &y);
+    let silent = d.queue().unwrap();
+    for _ in 0..20 {
+        [&q, &other, &silent].iter().for_each(|q| q.execute(&exe).unwrap());
+    }
+    [&q, &other, &silent].iter().for_each(|q| q.finish(LONG).unwrap());
+    // The hook runs behind the command, so that the last ones may still be on their way when they are answered.
+    drop((q, other));
+    let mut graphs: Vec<_> = spans.lock().unwrap().iter().filter(|s| s.1 == "execute").cloned().collect();
+    assert_eq!(graphs.len(), 40);
+    graphs.sort_by_key(|s| s.2);
+    assert!(graphs.windows(2).all(|w| w[0].3 <= w[1].2), "graphs of one device take turns: {graphs:?}");
+}
+
+#[test]
 fn aborting_ends_what_runs() {
     let rig = Rig::new();
     let d = rig.device("D0");

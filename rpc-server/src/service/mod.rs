@@ -7,6 +7,7 @@ mod hello;
 mod memory;
 mod queue;
 mod supports;
+mod trace;
 
 use crate::conn::Conn;
 use crate::limits::FIRST_MESSAGE;
@@ -135,6 +136,10 @@ impl v1::outboard_server::Outboard for Service {
 
     async fn supports(&self, request: Request<v1::SupportsRequest>) -> Result<Response<v1::SupportsResponse>, Status> {
         supports::supports(self, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<v1::TraceResponse>, Status> {
+        trace::trace(self, &request.into_inner()).map(Response::new)
     }
 
     type ControlStream = Replies<v1::ControlReply>;

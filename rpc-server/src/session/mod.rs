@@ -4,6 +4,7 @@ pub(crate) mod answers;
 pub(crate) mod flight;
 pub(crate) mod queue;
 pub(crate) mod timeline;
+mod trace;
 mod worker;
 
 use crate::io::Traffic;
@@ -47,6 +48,7 @@ pub(crate) struct Session {
     closed: watch::Sender<bool>,
     cleared: AtomicBool,
     traffic: Mutex<Vec<Arc<Traffic>>>,
+    pub(crate) trace: Arc<trace::Trace>,
     pub(crate) worker: Worker,
 }
 
@@ -70,6 +72,7 @@ impl Session {
             closed: watch::Sender::new(false),
             cleared: AtomicBool::new(false),
             traffic: Mutex::new(vec![traffic]),
+            trace: Arc::default(),
             worker: Worker::start(id)?,
         }))
     }

@@ -120,6 +120,7 @@ impl QueueRunner {
         let made = session.worker.run(move || {
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
+            owner.trace.watch(queue.as_ref(), handle, &of.info().name);
             owner.live_queues.fetch_add(1, Ordering::AcqRel);
             Ok((anchor, Retired { queue: Some(queue), session: owner }))
         });

@@ -28,6 +28,14 @@ pub(super) fn cases(s: &mut Suite) {
         let ids = m.i32(&[5, 3], Fill::Distinct(32))?;
         m.push(SetRows, &[dst, src, ids])
     });
+    for (i1, i2) in [(1, 1), (3, 1), (1, 2), (3, 2)] {
+        s.add(format!("{i1} x {i2} lists of ids for 6 x 4"), Check::Exact, |m| {
+            let dst = m.state(DType::F16, &[32, 9, 6, 4], Fill::Uniform(-1.0, 1.0))?;
+            let src = m.permuted(LeafKind::Input, DType::F32, [32, 5, 6, 4], [0, 2, 1, 3])?;
+            let ids = m.i32(&[5, i1, i2], Fill::Distinct(9))?;
+            m.push(SetRows, &[dst, src, ids])
+        });
+    }
     s.add("ids with gaps", Check::Exact, |m| {
         let dst = m.state(DType::F32, &[33, 6, 2], Fill::Uniform(-1.0, 1.0))?;
         let src = m.f32(&[33, 3, 2])?;

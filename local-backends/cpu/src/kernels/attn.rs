@@ -235,12 +235,24 @@ unsafe fn add_values_body<L: Lanes, W: Element>(p: *const f32, n: usize, v: Rows
     unsafe {
         let mut i = 0;
         while i < n {
-            let rows = if n - i >= 4 { 4 } else { 1 };
+            let rows = (n - i).min(4);
             let (p, acc) = (p.add(i * TILE), acc.add(i * dv));
             let mut c = 0;
+            // Only where there are 32 registers: one pass reads 64 values of a row.
+            while L::N == 16 && c + 4 * L::N <= dv {
+                match rows {
+                    4 => value_tile::<L, W, 4, 4>(p, v, c, keys, acc),
+                    3 => value_tile::<L, W, 3, 4>(p, v, c, keys, acc),
+                    2 => value_tile::<L, W, 2, 4>(p, v, c, keys, acc),
+                    _ => value_tile::<L, W, 1, 4>(p, v, c, keys, acc),
+                }
+                c += 4 * L::N;
+            }
             while c + 2 * L::N <= dv {
                 match rows {
                     4 => value_tile::<L, W, 4, 2>(p, v, c, keys, acc),
+                    3 => value_tile::<L, W, 3, 2>(p, v, c, keys, acc),
+                    2 => value_tile::<L, W, 2, 2>(p, v, c, keys, acc),
                     _ => value_tile::<L, W, 1, 2>(p, v, c, keys, acc),
                 }
                 c += 2 * L::N;
@@ -248,6 +260,8 @@ unsafe fn add_values_body<L: Lanes, W: Element>(p: *const f32, n: usize, v: Rows
             while c + L::N <= dv {
                 match rows {
                     4 => value_tile::<L, W, 4, 1>(p, v, c, keys, acc),
+                    3 => value_tile::<L, W, 3, 1>(p, v, c, keys, acc),
+                    2 => value_tile::<L, W, 2, 1>(p, v, c, keys, acc),
                     _ => value_tile::<L, W, 1, 1>(p, v, c, keys, acc),
                 }
                 c += L::N;

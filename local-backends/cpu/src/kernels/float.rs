@@ -1,7 +1,8 @@
 //! The matrix product with F32, F16 and BF16 weights.
 //!
 //! Lanes run along the rows: a tile keeps the sums of a few rows times a few columns in registers, so that each vector that
-//! is loaded is used several times. With one column a row is read as one stream, which is what memory likes best.
+//! is loaded is used several times. Every tile adds up in the same order, so that a result does not depend on how many
+//! columns there are.
 
 use super::Isa;
 use super::mul_mat::{Out, Rows};
@@ -9,48 +10,52 @@ use super::simd::{Bf16, Element, F16, Lanes, per_lanes};
 use outboard_core::DType;
 use std::ops::Range;
 
-/// `R` rows times `C` columns; `U` independent sums each where a tile is too small to hide the latency of additions.
+/// `R` rows times `C` columns.
 ///
 /// # Safety
 /// L's features; rows and columns of k elements at the pointers.
 #[inline(always)]
-unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize, const U: usize>(
+unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
     w: [*const W; R],
     x: [*const f32; C],
     k: usize,
 ) -> [[f32; R]; C] {
     // SAFETY: i stays below k.
     unsafe {
-        let mut acc = [[[L::splat(0.0); U]; R]; C];
+        let mut acc = [[L::splat(0.0); R]; C];
         let mut i = 0;
-        while i + U * L::N <= k {
-            for u in 0..U {
-                let at = i + u * L::N;
-                let mut wv = [L::splat(0.0); R];
+        while i + L::N <= k {
+            let mut wv = [L::splat(0.0); R];
+            for r in 0..R {
+                wv[r] = W::lanes::<L>(w[r].add(i));
+            }
+            for c in 0..C {
+                let xv = L::load(x[c].add(i));
                 for r in 0..R {
-                    wv[r] = W::lanes::<L>(w[r].add(at));
-                }
-                for c in 0..C {
-                    let xv = L::load(x[c].add(at));
-                    for r in 0..R {
-                        acc[c][r][u] = acc[c][r][u].fma(wv[r], xv);
-                    }
+                    acc[c][r] = acc[c][r].fma(wv[r], xv);
                 }
             }
-            i += U * L::N;
+            i += L::N;
         }
         let mut out = [[0.0; R]; C];
         for c in 0..C {
-            for r in 0..R {
-                let mut v = acc[c][r][0];
-                for u in 1..U {
-                    v = v.add(acc[c][r][u]);
+            let mut r = 0;
+            while r + 4 <= R {
+                let sums = L::sum4([acc[c][r], acc[c][r + 1], acc[c][r + 2], acc[c][r + 3]]);
+                out[c][r..r + 4].copy_from_slice(&sums);
+                r += 4;
+            }
+            for r in r..R {
+                out[c][r] = acc[c][r].sum();
+            }
+        }
+        if i < k {
+            for c in 0..C {
+                for r in 0..R {
+                    for l in i..k {
+                        out[c][r] += (*w[r].add(l)).one() * *x[c].add(l);
+                    }
                 }
-                let mut sum = v.sum();
-                for l in i..k {
-                    sum += (*w[r].add(l)).one() * *x[c].add(l);
-                }
-                out[c][r] = sum;
             }
         }
         out
@@ -62,7 +67,7 @@ unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize, const U: us
 /// # Safety
 /// As [`product`].
 #[inline(always)]
-unsafe fn place<L: Lanes, W: Element, const R: usize, const C: usize, const U: usize>(
+unsafe fn place<L: Lanes, W: Element, const R: usize, const C: usize>(
     w: Rows,
     i: usize,
     x: *const f32,
@@ -80,7 +85,7 @@ unsafe fn place<L: Lanes, W: Element, const R: usize, const C: usize, const U: u
         for (j, p) in xp.iter_mut().enumerate() {
             *p = x.add((c + j) * x_stride);
         }
-        let y = tile::<L, W, R, C, U>(wp, xp, w.k);
+        let y = tile::<L, W, R, C>(wp, xp, w.k);
         for (j, y) in y.iter().enumerate() {
             std::ptr::copy_nonoverlapping(y.as_ptr(), out.data.add((c + j) * out.stride + i), R);
         }
@@ -102,27 +107,45 @@ unsafe fn product<L: Lanes, W: Element>(
     unsafe {
         let mut c = 0;
         while c + 4 <= n_cols {
-            let mut i = rows.start;
             // 16 registers hold 2 x 4 sums and what they need, 32 hold 4 x 4.
-            if L::N == 16 {
-                while i + 4 <= rows.end {
-                    place::<L, W, 4, 4, 1>(w, i, x, x_stride, c, out);
-                    i += 4;
-                }
-            }
-            while i + 2 <= rows.end {
-                place::<L, W, 2, 4, 1>(w, i, x, x_stride, c, out);
-                i += 2;
-            }
-            if i < rows.end {
-                place::<L, W, 1, 4, 1>(w, i, x, x_stride, c, out);
+            match L::N {
+                16 => strip::<L, W, 4, 4>(w, rows.clone(), x, x_stride, c, out),
+                _ => strip::<L, W, 2, 4>(w, rows.clone(), x, x_stride, c, out),
             }
             c += 4;
         }
-        for i in rows {
-            for c in c..n_cols {
-                place::<L, W, 1, 1, 4>(w, i, x, x_stride, c, out);
-            }
+        match n_cols - c {
+            3 => strip::<L, W, 4, 3>(w, rows, x, x_stride, c, out),
+            2 => strip::<L, W, 4, 2>(w, rows, x, x_stride, c, out),
+            1 => strip::<L, W, 8, 1>(w, rows, x, x_stride, c, out),
+            _ => {}
+        }
+    }
+}
+
+/// All rows times `C` columns from `c`, `R` rows at a time.
+///
+/// # Safety
+/// As [`product`].
+#[inline(always)]
+unsafe fn strip<L: Lanes, W: Element, const R: usize, const C: usize>(
+    w: Rows,
+    rows: Range<usize>,
+    x: *const f32,
+    x_stride: usize,
+    c: usize,
+    out: Out,
+) {
+    // SAFETY: all indices are below the caller's.
+    unsafe {
+        let mut i = rows.start;
+        while i + R <= rows.end {
+            place::<L, W, R, C>(w, i, x, x_stride, c, out);
+            i += R;
+        }
+        while i < rows.end {
+            place::<L, W, 1, C>(w, i, x, x_stride, c, out);
+            i += 1;
         }
     }
 }

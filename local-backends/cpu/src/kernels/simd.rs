@@ -37,16 +37,20 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// Features.
     unsafe fn fma(self, a: Self, b: Self) -> Self;
-    /// Sum.
-    ///
-    /// # Safety
-    /// Features.
-    unsafe fn add(self, b: Self) -> Self;
     /// Sum of the elements.
     ///
     /// # Safety
     /// Features.
     unsafe fn sum(self) -> f32;
+    /// Sums of four vectors, each added up as [`Lanes::sum`] does.
+    ///
+    /// # Safety
+    /// Features.
+    #[inline(always)]
+    unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+        // SAFETY: the caller's.
+        v.map(|v| unsafe { v.sum() })
+    }
 }
 
 /// Plain Rust, eight lanes: two NEON registers, or whatever the baseline has.
@@ -105,10 +109,6 @@ impl Lanes for Plain {
         self.map2(a.map2(b, |a, b| a * b), |c, ab| c + ab)
     }
     #[inline(always)]
-    unsafe fn add(self, b: Self) -> Self {
-        self.map2(b, |a, b| a + b)
-    }
-    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
@@ -121,8 +121,8 @@ mod x86 {
     use std::arch::x86_64::*;
 
     macro_rules! lanes {
-        ($v:ty, $n:literal, $features:literal, $set1:ident, $load:ident, $store:ident, $fma:ident, $add:ident,
-         half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, sum $s:ident => $sum:expr) => {
+        ($v:ty, $n:literal, $features:literal, $set1:ident, $load:ident, $store:ident, $fma:ident,
+         half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, fold $s:ident => $fold:expr) => {
             impl Lanes for $v {
                 const N: usize = $n;
 
@@ -162,29 +162,42 @@ mod x86 {
                 }
                 #[inline]
                 #[target_feature(enable = $features)]
-                unsafe fn add(self, b: Self) -> Self {
-                    $add(self, b)
+                unsafe fn sum(self) -> f32 {
+                    let $s = self;
+                    let v = $fold;
+                    let pairs = _mm_add_ps(v, _mm_movehdup_ps(v));
+                    _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehl_ps(pairs, pairs)))
                 }
                 #[inline]
                 #[target_feature(enable = $features)]
-                unsafe fn sum(self) -> f32 {
-                    let $s = self;
-                    $sum
+                unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+                    // Not map: what it calls is compiled without the features.
+                    let mut folded = [_mm_setzero_ps(); 4];
+                    for i in 0..4 {
+                        let $s = v[i];
+                        folded[i] = $fold;
+                    }
+                    let [a, b, c, d] = folded;
+                    let sums = _mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d));
+                    let mut out = [0.0; 4];
+                    // SAFETY: room for four.
+                    unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
+                    out
                 }
             }
         };
     }
 
     lanes!(__m256, 8, "avx2,fma,f16c", _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
-    _mm256_add_ps, half _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
-    _mm256_castsi256_ps, sum v => {
-        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
-        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
-        _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
-    });
+    half _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
+    _mm256_castsi256_ps, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)));
     lanes!(__m512, 16, "avx512f", _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps,
-        _mm512_add_ps, half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
-        _mm512_castsi512_ps, sum v => _mm512_reduce_add_ps(v));
+    half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
+    _mm512_castsi512_ps, fold v => {
+        let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
+        let v = _mm256_add_ps(_mm512_castps512_ps256(v), high);
+        _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v))
+    });
 }
 
 /// Element types that a float kernel reads as F32.

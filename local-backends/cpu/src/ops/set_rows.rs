@@ -15,7 +15,7 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let targets: Result<Vec<usize>, String> = (0..src.n_rows())
         .map(|r| {
             let [i1, i2, i3] = src.unravel(r);
-            checked(ids.int([i1, i2, i3, 0]), dst.ne()[1], "row")
+            checked(ids.int([i1, i2 % ids.ne()[1], i3 % ids.ne()[2], 0]), dst.ne()[1], "row")
         })
         .collect();
     let targets = targets?;

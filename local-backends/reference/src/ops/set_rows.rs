@@ -1,12 +1,14 @@
 //! The reference of `op::set_rows`, to the letter of its documentation.
 
 use super::*;
+use crate::tensor::Index;
 use outboard_core::DType;
 
 pub(in super::super) fn run(dst: &T, src: &T, ids: &T) -> Result<(), String> {
     let n = dst.ne()[1];
-    let targets: Result<Vec<_>, String> =
-        src.rows().map(|[_, i1, i2, i3]| Ok([0, checked(ids.int([i1, i2, i3, 0]), n, "row")?, i2, i3])).collect();
+    let [_, n1, n2, _] = ids.ne();
+    let target = |[_, i1, i2, i3]: Index| Ok([0, checked(ids.int([i1, i2 % n1, i3 % n2, 0]), n, "row")?, i2, i3]);
+    let targets: Result<Vec<_>, String> = src.rows().map(target).collect();
     for (from, to) in src.rows().zip(targets?) {
         match src.dtype() {
             DType::I32 => (0..src.ne()[0])
