@@ -279,6 +279,25 @@ fn a_token_on_loopback_needs_no_tls() {
 }
 
 #[test]
+fn a_token_does_not_leave_the_host_unencrypted() {
+    // An address of this host that is not its loopback: the one that it would reach others from. Nothing is sent.
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let own = socket.connect("192.0.2.1:9").and_then(|()| socket.local_addr()).map(|addr| addr.ip());
+    let Some(own) = own.ok().filter(|ip| !ip.is_loopback() && !ip.is_unspecified()) else { return };
+    let site = Site::new();
+    let path = site.path().join("tokens");
+    std::fs::write(&path, format!("laptop {TOKEN}\n")).unwrap();
+    let trust = Trust { tls: None, tokens: Some(Arc::new(Tokens::load(&path).unwrap())) };
+    let budget = MemoryBudget::new(Some(MEMORY));
+    let devices = vec![reference_device(&Host::new(), "REF0", &budget)];
+    let limits = Limits::default();
+    let server = Server::start(ServerConfig { addr: (own, 0).into(), devices, limits, trust }).unwrap();
+    let options = ClientOptions { token: token(TOKEN), ..Default::default() };
+    let text = error(&endpoint(&server), &options);
+    assert!(text.contains("never sent to another host without encryption") && text.contains("grpcs://"), "{text}");
+}
+
+#[test]
 fn a_handshake_that_says_nothing() {
     // A server that accepts, and one that answers with something else.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
