@@ -1,5 +1,6 @@
 //! Arguments that several commands share.
 
+use crate::trust::TrustArgs;
 use clap::Args;
 use outboard_core::op::{Penalty, Sample};
 use outboard_llm::DEFAULT_UBATCH;
@@ -40,7 +41,7 @@ impl FromStr for Parts {
 /// Where to run.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// Servers: host:port,host:port (default port 50052, IPv6 in brackets)
+    /// Servers: host:port,host:port (default port 50052, IPv6 in brackets); grpcs://host:port with TLS, quic://host:port over QUIC
     #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     pub(crate) rpc: RpcList,
     /// Devices to use, in this order: CPU0 for a local one, host:port/CPU0 for a remote one, host:port for all of a server;
@@ -50,6 +51,8 @@ pub(crate) struct DeviceArgs {
     /// Threads of the local CPU device [default: all processors]
     #[arg(short = 't', long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) trust: TrustArgs,
 }
 
 /// How a model is divided.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use outboard_backends::{DeviceSpec, local_devices};
 use outboard_core::{Device, DeviceKind};
 use outboard_host::Host;
-use outboard_rpc_client::{ClientOptions, RemoteDevice, connect};
+use outboard_rpc_client::{RemoteDevice, connect};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(crate) fn remote(args: &DeviceArgs) -> Result<Vec<Arc<dyn Device>>> {
     if args.rpc.0.is_empty() {
         return Ok(Vec::new());
     }
-    Ok(connect(&args.rpc.0, &ClientOptions::default())?)
+    Ok(connect(&args.rpc.0, &args.trust.options()?)?)
 }
 
 /// The devices that were asked for: those named, or the servers', or the local ones.
@@ -95,11 +95,13 @@ fn choose(names: &[String], local: &[Arc<dyn Device>], remote: &[Arc<dyn Device>
 pub(crate) fn find(name: &str, local: &[Arc<dyn Device>], remote: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Device>>> {
     let all = || local.iter().chain(remote);
     let pick = |f: &dyn Fn(&Arc<dyn Device>) -> bool| all().filter(|d| f(d)).cloned().collect::<Vec<_>>();
-    let exact = pick(&|d| d.info().id.eq_ignore_ascii_case(name));
+    // An id may be written without its carrier.
+    let is = |id: &str, name: &str| id.eq_ignore_ascii_case(name) || bare(id).eq_ignore_ascii_case(name);
+    let exact = pick(&|d| is(&d.info().id, name));
     if !exact.is_empty() {
         return Ok(exact);
     }
-    let server = pick(&|d| d.info().id.rsplit_once('/').is_some_and(|(endpoint, _)| endpoint == name));
+    let server = pick(&|d| d.info().id.rsplit_once('/').is_some_and(|(endpoint, _)| is(endpoint, name)));
     if !server.is_empty() {
         return Ok(server);
     }
@@ -115,6 +117,11 @@ pub(crate) fn find(name: &str, local: &[Arc<dyn Device>], remote: &[Arc<dyn Devi
             bail!("\"{name}\" may be any of {}: write the whole name", ids.join(", "))
         }
     }
+}
+
+/// An id or endpoint without its carrier.
+fn bare(id: &str) -> &str {
+    id.split_once("://").map_or(id, |(_, rest)| rest)
 }
 
 /// Bytes that went over the network.

@@ -10,6 +10,7 @@ mod fetch;
 mod model;
 mod print;
 mod trace;
+mod trust;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -36,6 +37,8 @@ enum Command {
     Smoke(commands::smoke::Args),
     /// Turn text into token ids
     Tokenize(commands::tokenize::Args),
+    /// Make a CA, and certificates for a server and a client
+    Cert(commands::cert::Args),
     /// Fetch a model of the catalogue into the cache
     Fetch(commands::fetch::Args),
     /// Expose this host's devices; the same as the program `rpc-server`
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::main(&args),
         Command::Smoke(args) => commands::smoke::main(&args),
         Command::Tokenize(args) => commands::tokenize::main(&args),
+        Command::Cert(args) => commands::cert::main(&args),
         Command::Fetch(args) => commands::fetch::main(&args),
         Command::RpcServer(args) => return commands::rpc_server::main(args),
     };

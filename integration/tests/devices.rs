@@ -9,7 +9,7 @@ use outboard_host::{Host, MemoryBudget};
 use outboard_integration::Server;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
-use outboard_rpc_server::{Limits, ServerConfig};
+use outboard_rpc_server::{Limits, ServerConfig, Trust};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,13 @@ fn two_devices_of_an_endpoint_compute_at_the_same_time() {
     let specs = [DeviceSpec::Cpu(Some(1)), DeviceSpec::Cpu(Some(1))];
     let devices = local_devices(&host, &specs, None, None).unwrap();
     let addr = "127.0.0.1:0".parse().unwrap();
-    let server = outboard_rpc_server::Server::start(ServerConfig { addr, devices, limits: Limits::default() }).unwrap();
+    let server = outboard_rpc_server::Server::start(ServerConfig {
+        addr,
+        devices,
+        limits: Limits::default(),
+        trust: Trust::default(),
+    })
+    .unwrap();
     let endpoint = Endpoint::parse(&server.local_addr().to_string()).unwrap();
     let devices = connect(&[endpoint], &ClientOptions::default()).unwrap();
     let work: Vec<_> = devices.iter().map(work).collect();

@@ -22,6 +22,10 @@ pub const MAX_PEER_MESSAGE: usize = 8 << 10;
 pub const MAX_ADDRESS: usize = 260;
 /// Longest name of a device, client or feature in bytes.
 pub const MAX_NAME: usize = 256;
+/// Shortest bearer token in bytes: 16 random characters cannot be guessed, ten can.
+pub const MIN_TOKEN: usize = 16;
+/// Longest bearer token in bytes.
+pub const MAX_TOKEN: usize = 512;
 /// Longest text of an error in bytes; longer ones are cut.
 pub const MAX_ERROR_TEXT: usize = 2048;
 /// Handles in one `Free`.

@@ -1,14 +1,14 @@
 //! Measures the wire on loopback: round trips, bulk throughput, and round trips while bulk data moves.
 //!
 //! `cargo run --release -p outboard-rpc-client --example loopback [host:port]`; without an endpoint, a server in this process with two
-//! reference devices.
+//! reference devices, reached by TCP, or, with `tls` or `quic` in place of the endpoint, by these.
 
 use outboard_core::device::Bytes;
-use outboard_core::{Device, Queue, Result, Slice, Usage};
+use outboard_core::{Device, Error, Queue, Result, Slice, Usage};
 use outboard_host::{Host, MemoryBudget};
 use outboard_reference::reference_device;
-use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
-use outboard_rpc_server::{Limits, Server, ServerConfig};
+use outboard_rpc_client::{Carrier, ClientOptions, ClientTls, Endpoint, RemoteDevice, TlsFiles, connect};
+use outboard_rpc_server::{Limits, Server, ServerConfig, ServerTls, Trust};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,13 +16,28 @@ const WAIT: Duration = Duration::from_secs(60);
 const BULK: usize = 256 << 20;
 
 fn main() -> Result<()> {
-    let server = match std::env::args().nth(1) {
-        Some(_) => None,
-        None => Some(start()?),
+    let to = std::env::args().nth(1).unwrap_or_else(|| "tcp".into());
+    let parse = |text: &str| Endpoint::parse(text).map_err(|e| Error::Request(e.to_string()));
+    let mut options = ClientOptions::default();
+    let carrier = match to.as_str() {
+        "tcp" => Some(Carrier::Tcp),
+        "tls" => Some(Carrier::Tls),
+        "quic" => Some(Carrier::Quic),
+        _ => None,
     };
-    let text = std::env::args().nth(1).or(server.as_ref().map(|s| s.local_addr().to_string())).unwrap_or_default();
-    let endpoint = Endpoint::parse(&text).map_err(|e| outboard_core::Error::Request(e.to_string()))?;
-    let devices = connect(&[endpoint], &ClientOptions::default())?;
+    let (_server, endpoint) = match carrier {
+        Some(carrier) => {
+            let mut trust = Trust::default();
+            if carrier.is_encrypted() {
+                (trust.tls, options.tls) = certificates()?;
+            }
+            let server = start(trust)?;
+            let endpoint = parse(&server.local_addr().to_string())?.by(carrier);
+            (Some(server), endpoint)
+        }
+        None => (None, parse(&to)?),
+    };
+    let devices = connect(&[endpoint], &options)?;
     let (Some(first), Some(last)) = (devices.first(), devices.last()) else { return Ok(()) };
     round_trips("finish, idle", first.as_ref(), &|| false)?;
     let queue = first.queue()?;
@@ -60,11 +75,23 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-fn start() -> Result<Server> {
+/// A certificate for this host, which the client trusts.
+fn certificates() -> Result<(Option<ServerTls>, ClientTls)> {
+    let fail = |e: &dyn std::fmt::Display| Error::Request(format!("no certificate: {e}"));
+    let dir = tempfile::tempdir().map_err(|e| fail(&e))?;
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).map_err(|e| fail(&e))?;
+    let (cert, key) = (dir.path().join("cert"), dir.path().join("key"));
+    std::fs::write(&cert, made.cert.pem()).map_err(|e| fail(&e))?;
+    std::fs::write(&key, made.signing_key.serialize_pem()).map_err(|e| fail(&e))?;
+    let client = ClientTls::load(TlsFiles { ca: Some(cert.clone()), ..Default::default() })?;
+    Ok((Some(ServerTls::load(&cert, &key, None)?), client))
+}
+
+fn start(trust: Trust) -> Result<Server> {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(1 << 30)));
     let devices: Vec<Arc<dyn Device>> =
         vec![reference_device(&host, "A", &budget), reference_device(&host, "B", &budget)];
-    Server::start(ServerConfig { addr: ([127, 0, 0, 1], 0).into(), devices, limits: Limits::default() })
+    Server::start(ServerConfig { addr: ([127, 0, 0, 1], 0).into(), devices, limits: Limits::default(), trust })
 }
 
 fn rate(what: &str, start: Instant) {

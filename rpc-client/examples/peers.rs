@@ -8,7 +8,7 @@ use outboard_core::{Device, Error, PeerTransfer, Result, Slice, Ticket, Usage};
 use outboard_host::{Host, MemoryBudget};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
-use outboard_rpc_server::{Limits, Server, ServerConfig};
+use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,12 @@ fn main() -> Result<()> {
 fn start() -> Result<Server> {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(1 << 30)));
     let devices: Vec<Arc<dyn Device>> = vec![reference_device(&host, "A", &budget)];
-    Server::start(ServerConfig { addr: ([127, 0, 0, 1], 0).into(), devices, limits: Limits::default() })
+    Server::start(ServerConfig {
+        addr: ([127, 0, 0, 1], 0).into(),
+        devices,
+        limits: Limits::default(),
+        trust: Trust::default(),
+    })
 }
 
 fn peer(device: &dyn Device) -> Result<&dyn PeerTransfer> {

@@ -3,7 +3,7 @@
 use crate::link::Shared;
 use crate::queue::QueueInner;
 use crate::replies;
-use crate::transport::{self, Conn, Purpose, runtime};
+use crate::transport::{self, Conn, Opened, Purpose, runtime};
 use outboard_core::Result;
 use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -22,8 +22,8 @@ pub(crate) fn start(shared: &Arc<Shared>) -> Result<UnboundedSender<Arc<QueueInn
 }
 
 async fn run(shared: &Arc<Shared>, mut todo: UnboundedReceiver<Arc<QueueInner>>) {
-    let opening = transport::open(&shared.endpoint, &shared.counters, Purpose::Bulk);
-    let (conn, mut driver) = match tokio::time::timeout(shared.options.connect_timeout, opening).await {
+    let opening = transport::open(&shared.dialer, &shared.counters, Purpose::Bulk);
+    let Opened { conn, mut driver, .. } = match tokio::time::timeout(shared.options.connect_timeout, opening).await {
         Ok(Ok(opened)) => opened,
         Ok(Err(e)) => return shared.kill(e),
         Err(_) => return shared.kill(shared.lost("no second connection for bulk data within the deadline")),

@@ -1,13 +1,13 @@
 //! The command thread of an endpoint: its connection, the hello, the control stream, and a task for each queue.
 
-use crate::endpoint::Endpoint;
 use crate::io::Counters;
 use crate::link::Shared;
 use crate::options::ClientOptions;
 use crate::queue::QueueInner;
 use crate::replies;
-use crate::transport::{self, Conn, Purpose, runtime};
+use crate::transport::{self, Conn, Opened as OpenConn, Purpose, runtime};
 use outboard_core::{Error, Result};
+use outboard_net::{Carrier, Dialer, Endpoint};
 use outboard_proto::error::{from_status, from_wire};
 use outboard_proto::v1::control_reply::Reply;
 use outboard_proto::v1::outboard_client::OutboardClient;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tonic::metadata::MetadataValue;
 
 /// How long drops are gathered before they are sent.
 const GATHER_FREES: Duration = Duration::from_millis(1);
@@ -73,15 +74,16 @@ type Opened = SyncSender<Result<(Arc<Shared>, v1::HelloResponse)>>;
 
 async fn run(endpoint: Endpoint, options: ClientOptions, opened: Opened) {
     let counters = Arc::new(Counters::default());
-    let greeted = tokio::time::timeout(options.connect_timeout, greet(&endpoint, &options, &counters)).await;
+    let dialer = Dialer::new(endpoint, options.tls.clone());
+    let greeted = tokio::time::timeout(options.connect_timeout, greet(&dialer, &options, &counters)).await;
     let (conn, mut ended, hello) = match greeted {
         Ok(Ok(greeted)) => greeted,
         Ok(Err(e)) => return drop(opened.send(Err(e))),
-        Err(_) => return drop(opened.send(Err(no_answer(&endpoint, options.connect_timeout)))),
+        Err(_) => return drop(opened.send(Err(no_answer(dialer.endpoint(), options.connect_timeout)))),
     };
     let session = hello.session.clone().unwrap_or_default();
     let (jobs, mut todo) = unbounded_channel();
-    let shared = Shared::new(endpoint, options, session, hello.incarnation, counters, jobs);
+    let shared = Shared::new(dialer, options, session, hello.incarnation, counters, jobs);
     tokio::spawn(control(shared.clone(), conn.clone()));
     tokio::spawn(gather_frees(shared.clone()));
     if opened.send(Ok((shared.clone(), hello))).is_err() {
@@ -95,21 +97,33 @@ async fn run(endpoint: Endpoint, options: ClientOptions, opened: Opened) {
         }
         () = shared.until_over() => {}
     }
+    shared.dialer.close().await;
 }
 
 /// The connection, its end, and the server's answer to hello.
 async fn greet(
-    endpoint: &Endpoint,
+    dialer: &Dialer,
     options: &ClientOptions,
     counters: &Arc<Counters>,
 ) -> Result<(Conn, tokio::task::JoinHandle<String>, v1::HelloResponse)> {
+    let endpoint = dialer.endpoint();
     let lost = |detail: String| Error::Peer { endpoint: endpoint.to_string(), detail };
-    let early =
-        |why: String| lost(format!("{why}, before it answered hello; is it an rpc-server that listens on this port?"));
-    let (conn, driver) = transport::open(endpoint, counters, Purpose::Commands(options.dead_after)).await?;
+    let opened = transport::open(dialer, counters, Purpose::Commands(options.dead_after)).await?;
+    let OpenConn { conn, driver, fault, private } = opened;
+    let early = |why: String| match fault.reason() {
+        Some(reason) => lost(reason),
+        None => lost(format!("{why}, before it answered hello; is it an rpc-server that listens on this port?")),
+    };
     let mut driver = tokio::spawn(driver);
     let (min_version, max_version) = options.versions;
     let request = v1::HelloRequest { min_version, max_version, client: options.name.clone() };
+    let mut request = tonic::Request::new(request);
+    if let Some(token) = options.token.as_ref().filter(|_| private) {
+        let value = format!("Bearer {}", token.as_str()).parse::<MetadataValue<_>>();
+        let mut value = value.map_err(|_| lost("the token cannot be sent".into()))?;
+        value.set_sensitive(true);
+        request.metadata_mut().insert("authorization", value);
+    }
     let mut client = client(&conn);
     let hello = tokio::select! {
         biased;
@@ -127,6 +141,10 @@ async fn greet(
                 tonic::Code::Unimplemented | tonic::Code::NotFound | tonic::Code::Unknown => {
                     lost(format!("it is not an Outboard rpc-server ({}); is it the right port?", status.message()))
                 }
+                tonic::Code::Unauthenticated if options.token.is_some() && !private => lost(format!(
+                    "it wants a token, and a token is never sent to another host without encryption; write {}",
+                    endpoint.by(Carrier::Tls)
+                )),
                 _ => from_status(&status, &endpoint.to_string()),
             });
         }

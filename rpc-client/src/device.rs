@@ -2,7 +2,6 @@
 
 use crate::buffer::{RemoteBuffer, RemoteExecutable};
 use crate::command::{self, Connected, Job, client};
-use crate::endpoint::Endpoint;
 use crate::io::NetStats;
 use crate::link::Link;
 use crate::lock;
@@ -15,6 +14,7 @@ use outboard_core::{
     Buffer, ContentUpload, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, PeerTransfer,
     Pending, Placement, Queue, Result, Slice, Ticket, Usage,
 };
+use outboard_net::Endpoint;
 use outboard_proto::device::{MAX_DEVICES, from_wire, usage_name};
 use outboard_proto::error::from_status;
 use outboard_proto::v1::control_request::Request;
@@ -93,7 +93,7 @@ impl RemoteDevice {
 
     /// The endpoint that it is on.
     pub fn endpoint(&self) -> &Endpoint {
-        &self.link.shared.endpoint
+        self.link.shared.dialer.endpoint()
     }
 
     /// Bytes that went to and from its endpoint, for all of its devices together. Asks the server for those between servers, if

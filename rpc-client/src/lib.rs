@@ -14,7 +14,6 @@ mod bulk;
 mod command;
 mod content;
 mod device;
-mod endpoint;
 mod io;
 mod lane;
 mod link;
@@ -26,9 +25,9 @@ mod trace;
 mod transport;
 
 pub use device::{RemoteDevice, connect};
-pub use endpoint::{Endpoint, EndpointError};
 pub use io::NetStats;
-pub use options::ClientOptions;
+pub use options::{ClientOptions, Token};
+pub use outboard_net::{Carrier, ClientTls, Endpoint, EndpointError, TlsFiles};
 pub use peers::PeerPath;
 pub use trace::{RemoteSpan, RemoteTrace};
 

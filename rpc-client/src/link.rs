@@ -2,7 +2,6 @@
 
 use crate::bulk;
 use crate::command::Job;
-use crate::endpoint::Endpoint;
 use crate::io::Counters;
 use crate::lane::Lane;
 use crate::lock;
@@ -11,6 +10,7 @@ use crate::peers::Peers;
 use crate::queue::QueueInner;
 use outboard_core::device::Completer;
 use outboard_core::{Error, Pending, Result};
+use outboard_net::Dialer;
 use outboard_proto::limits::MAX_FREE;
 use outboard_proto::v1::control_request::Request;
 use outboard_proto::{frame, v1};
@@ -29,7 +29,8 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 /// The state of a connection to an endpoint, shared with its threads.
 pub(crate) struct Shared {
-    pub(crate) endpoint: Endpoint,
+    /// Opens connections to the endpoint.
+    pub(crate) dialer: Dialer,
     /// The endpoint as text, for errors.
     pub(crate) name: Arc<str>,
     pub(crate) options: ClientOptions,
@@ -67,7 +68,7 @@ struct Queues {
 
 impl Shared {
     pub(crate) fn new(
-        endpoint: Endpoint,
+        dialer: Dialer,
         options: ClientOptions,
         session: v1::Session,
         incarnation: u64,
@@ -78,8 +79,8 @@ impl Shared {
         let attach = v1::ControlRequest { request: Some(Request::Attach(session.clone())) };
         control.push(|out| frame::push(out, &attach));
         Arc::new(Shared {
-            name: endpoint.to_string().into(),
-            endpoint,
+            name: dialer.endpoint().to_string().into(),
+            dialer,
             options,
             session,
             incarnation,

@@ -1,13 +1,13 @@
-//! Connections: TCP, HTTP/2, gRPC streams.
+//! Connections: HTTP/2 and gRPC streams on what a dialer opens.
 
-use crate::endpoint::Endpoint;
-use crate::io::{Counted, Counters};
+use crate::io::Counters;
 use crate::lane::{Lane, LaneBody};
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use outboard_core::Error;
+use outboard_net::{Dialer, Fault};
 use outboard_proto::limits::{
     HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_COMMAND_STREAM_WINDOW, HTTP2_COMMAND_WINDOW, HTTP2_FRAME,
     MAX_MESSAGE,
@@ -18,7 +18,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::TcpStream;
 use tonic::body::Body;
 use tonic::codec::{Codec, Streaming};
 use tonic::codegen::Service;
@@ -48,24 +47,23 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
+/// A connection that has just been opened.
+pub(crate) struct Opened {
+    pub(crate) conn: Conn,
+    pub(crate) driver: Driver,
+    /// What TLS or QUIC did not like, which says more than the error of the call that it broke.
+    pub(crate) fault: Fault,
+    /// Whether secrets may be sent.
+    pub(crate) private: bool,
+}
+
 /// Opens a connection. Has no deadline of its own.
-pub(crate) async fn open(
-    endpoint: &Endpoint,
-    counters: &Arc<Counters>,
-    purpose: Purpose,
-) -> Result<(Conn, Driver), Error> {
+pub(crate) async fn open(dialer: &Dialer, counters: &Arc<Counters>, purpose: Purpose) -> Result<Opened, Error> {
+    let endpoint = dialer.endpoint();
     let lost = |detail: String| Error::Peer { endpoint: endpoint.to_string(), detail };
-    let socket = TcpStream::connect((endpoint.host(), endpoint.port())).await.map_err(|e| {
-        lost(match e.kind() {
-            std::io::ErrorKind::ConnectionRefused => {
-                "connection refused; is rpc-server running there, and on this port?".to_owned()
-            }
-            std::io::ErrorKind::TimedOut => "no answer; check the address and the firewall".to_owned(),
-            _ => format!("cannot connect: {e}"),
-        })
-    })?;
-    socket.set_nodelay(true).map_err(|e| lost(format!("the socket does not work: {e}")))?;
-    let io = TokioIo::new(Counted { socket, counters: counters.clone() });
+    let stream = dialer.open(counters.clone()).await.map_err(lost)?;
+    let (fault, private) = (stream.fault(), stream.is_private());
+    let io = TokioIo::new(stream);
     let mut builder = Builder::new(TokioExecutor::new());
     builder.timer(TokioTimer::new()).max_frame_size(HTTP2_FRAME);
     match purpose {
@@ -79,16 +77,19 @@ pub(crate) async fn open(
             .initial_stream_window_size(HTTP2_BULK_STREAM_WINDOW)
             .initial_connection_window_size(HTTP2_BULK_WINDOW),
     };
-    let (http, connection) = builder.handshake(io).await.map_err(|e| lost(describe(&e)))?;
-    let origin = Uri::builder().scheme("http").authority(endpoint.to_string()).path_and_query("/").build();
+    let reason = fault.clone();
+    let why = move |e: &hyper::Error| reason.reason().unwrap_or_else(|| describe(e));
+    let (http, connection) = builder.handshake(io).await.map_err(|e| lost(why(&e)))?;
+    let scheme = if endpoint.carrier().is_encrypted() { "https" } else { "http" };
+    let origin = Uri::builder().scheme(scheme).authority(endpoint.authority()).path_and_query("/").build();
     let origin = origin.map_err(|e| lost(format!("not a usable address: {e}")))?;
     let driver = Box::pin(async move {
         match connection.await {
             Ok(()) => "the server closed the connection".to_owned(),
-            Err(e) => describe(&e),
+            Err(e) => why(&e),
         }
     });
-    Ok((Conn { http, origin }, driver))
+    Ok(Opened { conn: Conn { http, origin }, driver, fault, private })
 }
 
 /// What a failure of HTTP/2 means for the user.
@@ -127,8 +128,9 @@ impl Conn {
 
     /// Sends what comes through `lane` to a method; its answer has begun.
     pub(crate) async fn open(&self, path: &str, lane: Arc<Lane>) -> Result<Response<Incoming>, String> {
-        let authority = self.origin.authority().map(ToString::to_string).unwrap_or_default();
-        let request = Request::post(format!("http://{authority}{path}"))
+        let mut to = self.origin.clone().into_parts();
+        to.path_and_query = path.parse().ok();
+        let request = Request::post(Uri::from_parts(to).unwrap_or_default())
             .header("content-type", "application/grpc")
             .header("te", "trailers")
             .body(Body::new(LaneBody(lane)))

@@ -9,7 +9,7 @@ use outboard_core::*;
 use outboard_host::{Host, MemoryBudget};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, RemoteDevice, connect};
-use outboard_rpc_server::{BlobOptions, Blobs, Limits, Server, ServerConfig};
+use outboard_rpc_server::{BlobOptions, Blobs, Limits, Server, ServerConfig, Trust};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,12 @@ fn server_with(options: &BlobOptions) -> Server {
     let host = Host::new();
     let budget = MemoryBudget::new(Some(common::MEMORY));
     let devices = ["REF0", "REF1"].map(|name| reference_device(&host, name, &budget)).to_vec();
-    let config = ServerConfig { addr: "127.0.0.1:0".parse().unwrap(), devices, limits: Limits::default() };
+    let config = ServerConfig {
+        addr: "127.0.0.1:0".parse().unwrap(),
+        devices,
+        limits: Limits::default(),
+        trust: Trust::default(),
+    };
     let blobs = Blobs::open(options).unwrap();
     assert!(blobs.wait_for_models(WAIT));
     Server::start_with(config, Some(blobs)).unwrap()

@@ -386,7 +386,12 @@ fn a_queue_that_is_dropped_while_it_waits_goes_at_once() {
     use outboard_host::{Host, MemoryBudget};
     let device = outboard_reference::reference_device(&Host::new(), "GONE", &MemoryBudget::new(Some(1 << 20)));
     let addr = "127.0.0.1:0".parse().unwrap();
-    let config = outboard_rpc_server::ServerConfig { addr, devices: vec![device], limits: Limits::default() };
+    let config = outboard_rpc_server::ServerConfig {
+        addr,
+        devices: vec![device],
+        limits: Limits::default(),
+        trust: outboard_rpc_server::Trust::default(),
+    };
     let server = Server::start(config).unwrap();
     let [x] = ends([endpoint(&server)], 64);
     x.queue.finish(WAIT).unwrap();

@@ -326,7 +326,12 @@ fn blobs_go_only_where_the_session_may_write() {
     let addr = "127.0.0.1:0".parse().unwrap();
     let options = outboard_rpc_server::BlobOptions { cache: Some(dir.path().into()), ..Default::default() };
     let blobs = outboard_rpc_server::Blobs::open(&options).unwrap();
-    let config = outboard_rpc_server::ServerConfig { addr, devices, limits: outboard_rpc_server::Limits::default() };
+    let config = outboard_rpc_server::ServerConfig {
+        addr,
+        devices,
+        limits: outboard_rpc_server::Limits::default(),
+        trust: outboard_rpc_server::Trust::default(),
+    };
     let server = Server::start_with(config, Some(blobs)).unwrap();
     let data = [7; 5000];
     let digest = Digest(*blake3::hash(&data).as_bytes());

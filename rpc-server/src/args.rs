@@ -3,14 +3,17 @@
 use crate::blobs::{BlobOptions, Blobs};
 use crate::limits::Limits;
 use crate::server::{Server, ServerConfig};
+use crate::tokens::Tokens;
+use crate::trust::Trust;
 use clap::{Parser, ValueEnum};
 use outboard_backends::{DeviceSpec, MAX_THREADS, local_devices};
 use outboard_core::error::Bytes;
 use outboard_core::{Device, Error};
 use outboard_host::Host;
+use outboard_net::{ClientTls, ServerTls, TlsFiles, warn_if_readable};
 use outboard_proto::{DEFAULT_PORT, MAX_VERSION, MIN_VERSION};
 use std::io::{IsTerminal, Write};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -46,7 +49,23 @@ pub struct ServerArgs {
     /// GGUF files of this host, whose weights clients need not send either
     #[arg(long, value_name = "DIR")]
     pub models: Option<PathBuf>,
-    /// Listen on an address that others can reach, with neither encryption nor authentication
+    /// Certificate of this server, with those between it and its CA (PEM); turns TLS 1.3 on, and QUIC. `outboard cert` makes one
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key of the certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Let only clients in whose certificate is from this CA (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub client_ca: Option<PathBuf>,
+    /// Let only clients in that show a token of this file: a line "name token" for each, read again when the file changes; with
+    /// --client-ca, they need both
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// CA of the other servers that tensors are sent to (PEM): that of --client-ca if not given, or else those of the system
+    #[arg(long, value_name = "FILE")]
+    pub peer_ca: Option<PathBuf>,
+    /// Listen on an address that others can reach, without encryption or without knowing who they are
     #[arg(long)]
     pub insecure: bool,
     /// Form of the log, which goes to stderr
@@ -91,12 +110,7 @@ fn failed(error: Error) -> Failure {
 
 fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
     let addr = address(&args.host, args.port).map_err(|e| (USAGE, Error::Request(e.to_string())))?;
-    if !addr.ip().is_loopback() && !args.list_devices {
-        if !args.insecure {
-            return Err((USAGE, refused(addr.ip())));
-        }
-        warn_insecure(addr);
-    }
+    let trust = if args.list_devices { Trust::default() } else { trust(args, addr)? };
     let devices = open_devices(args)?;
     let list = describe(&devices).map_err(failed)?;
     let written = |e: std::io::Error| failed(Error::Request(format!("cannot write to stdout: {e}")));
@@ -114,14 +128,15 @@ fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
         Some((dir, limit)) => format!("{} (at most {})", dir.display(), Bytes(limit)),
         None => "none".to_owned(),
     };
-    let config = ServerConfig { addr, devices, limits: Limits::default() };
+    let config = ServerConfig { addr, devices, limits: Limits::default(), trust: trust.clone() };
     let mut server = Server::start_with(config, blobs).map_err(failed)?;
     let addr = server.local_addr();
     let limit = args.memory_limit.map_or("none".to_owned(), |n| Bytes(n).to_string());
     let start = format!(
         "Starting RPC server v{}\n  endpoint       : {addr}\n  protocol       : {MIN_VERSION} to {MAX_VERSION}\n  \
-         memory limit   : {limit}\n  local cache    : {cache}\nDevices:\n{list}listening on {addr}\n",
-        env!("CARGO_PKG_VERSION")
+         memory limit   : {limit}\n  local cache    : {cache}\n  trust          : {}\nDevices:\n{list}listening on {addr}\n",
+        env!("CARGO_PKG_VERSION"),
+        describe_trust(&trust)
     );
     out.write_all(start.as_bytes()).and_then(|()| out.flush()).map_err(written)?;
     tracing::info!(%addr, "listening");
@@ -187,18 +202,69 @@ fn address(host: &str, port: u16) -> outboard_core::Result<SocketAddr> {
     found.next().ok_or_else(|| fail("it has no address".into()))
 }
 
-fn refused(ip: IpAddr) -> Error {
-    Error::Request(format!(
-        "refusing to listen on {ip}: anyone who reaches it could use this host's devices and memory, and read what others compute. \
-         Listen on 127.0.0.1 (and reach it through an SSH tunnel), or give --insecure if the network is yours alone"
-    ))
+/// Reads what protects the server, and makes sure that it is enough for the address.
+fn trust(args: &ServerArgs, addr: SocketAddr) -> Result<Trust, Failure> {
+    let ip = addr.ip();
+    let refused = |why: &str, instead: &str| {
+        Err((USAGE, Error::Request(format!("refusing to listen on {ip}: {why}. {instead}"))))
+    };
+    let encrypted = args.tls_cert.is_some();
+    let knows_clients = args.client_ca.is_some() || args.token_file.is_some();
+    if !ip.is_loopback() {
+        // Not even with --insecure: who makes tokens believes that they keep others out.
+        if args.token_file.is_some() && !encrypted {
+            return refused(
+                "tokens would travel unencrypted, for everyone on the way to read",
+                "Give --tls-cert and --tls-key as well (outboard cert DIR makes them)",
+            );
+        }
+        match (encrypted, knows_clients, args.insecure) {
+            (true, true, _) => {}
+            (false, _, false) => {
+                return refused(
+                    "anyone who reaches it could use this host's devices and memory, and read what others compute",
+                    "Give --tls-cert, --tls-key, and --client-ca or --token-file (outboard cert DIR makes certificates), listen on \
+                     127.0.0.1 (and reach it through an SSH tunnel), or give --insecure if the network is yours alone",
+                );
+            }
+            (true, false, false) => {
+                return refused(
+                    "it would be encrypted, but anyone who reaches it could use this host's devices and memory",
+                    "Give --client-ca or --token-file to know your clients, or --insecure if the network is yours alone",
+                );
+            }
+            (encrypted, _, true) => warn_insecure(addr, encrypted),
+        }
+    }
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(ServerTls::load(cert, key, args.client_ca.as_deref()).map_err(failed)?),
+        _ => None,
+    };
+    let tokens = args.token_file.as_deref().map(Tokens::load).transpose().map_err(failed)?.map(Arc::new);
+    for line in [&args.tls_key, &args.token_file].into_iter().flatten().filter_map(|path| warn_if_readable(path)) {
+        tracing::warn!("{line}");
+    }
+    let ca = args.peer_ca.clone().or_else(|| args.client_ca.clone());
+    let peers = TlsFiles { ca, cert: args.tls_cert.clone(), key: args.tls_key.clone() };
+    Ok(Trust { tls, tokens, peers: ClientTls::for_peers(peers).map_err(failed)? })
 }
 
-fn warn_insecure(addr: SocketAddr) {
+fn describe_trust(trust: &Trust) -> String {
+    let tokens = trust.tokens.as_ref().map(|tokens| format!("tokens ({})", tokens.len()));
+    let certificates = trust.tls.as_ref().filter(|tls| tls.asks_clients()).map(|_| "client certificates".to_owned());
+    let clients: Vec<String> = certificates.into_iter().chain(tokens).collect();
+    let clients = if clients.is_empty() { "any client".to_owned() } else { clients.join(" and ") };
+    match trust.tls {
+        Some(_) => format!("TLS 1.3 (grpcs://, quic://), {clients}"),
+        None => format!("not encrypted, {clients}"),
+    }
+}
+
+fn warn_insecure(addr: SocketAddr, encrypted: bool) {
     let line = "!".repeat(78);
+    let lacks = if encrypted { "There is no authentication." } else { "There is no encryption and no authentication." };
     eprintln!(
-        "{line}\nWARNING: --insecure: {} is open to everyone who can reach it.\nThere is no encryption and no authentication. Never do \
-         this on an open network!\n{line}",
+        "{line}\nWARNING: --insecure: {} is open to everyone who can reach it.\n{lacks} Never do this on an open network!\n{line}",
         addr.ip()
     );
 }
@@ -256,6 +322,45 @@ mod tests {
     }
 
     #[test]
+    fn what_others_can_reach_needs_encryption_and_credentials() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let tokens = file("tokens", "me 0123456789abcdef0123\n");
+        let pem = file("pem", "no certificate");
+        // `None`: good. Otherwise a part of the error; that of the certificate shows that the rule was passed.
+        let tls = ["--tls-cert", &pem, "--tls-key", &pem];
+        fn with<'a>(tls: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+            [tls, more].concat()
+        }
+        let bad_pem = Some("no certificate (BEGIN");
+        for (host, flags, expected) in [
+            ("127.0.0.1", vec![], None),
+            ("::1", vec!["--token-file", &tokens], None),
+            ("0.0.0.0", vec![], Some("refusing to listen on 0.0.0.0")),
+            ("::", vec!["--token-file", &tokens], Some("tokens would travel unencrypted")),
+            ("10.0.0.1", vec!["--token-file", &tokens, "--insecure"], Some("tokens would travel unencrypted")),
+            ("10.0.0.1", vec!["--insecure"], None),
+            ("10.0.0.1", with(&tls, &[]), Some("Give --client-ca or --token-file")),
+            ("10.0.0.1", with(&tls, &["--token-file", &tokens]), bad_pem),
+            ("10.0.0.1", with(&tls, &["--client-ca", &pem]), bad_pem),
+            ("10.0.0.1", with(&tls, &["--insecure"]), bad_pem),
+            ("127.0.0.1", with(&tls, &[]), bad_pem),
+            ("127.0.0.1", vec!["--token-file", "/no/such/file"], Some("--token-file /no/such/file")),
+        ] {
+            let args = ServerArgs::parse_from(["rpc-server", "-H", host].into_iter().chain(flags.iter().copied()));
+            let result = trust(&args, address(host, 1).unwrap()).map(drop).map_err(|(_, e)| e.to_string());
+            match expected {
+                None => assert_eq!(result, Ok(()), "{host} {flags:?}"),
+                Some(part) => assert!(result.as_ref().is_err_and(|e| e.contains(part)), "{host} {flags:?}: {result:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn only_flags_that_work_are_offered() {
         use clap::CommandFactory;
         ServerArgs::command().debug_assert();
@@ -267,6 +372,8 @@ mod tests {
         assert_eq!(cache(&["-c", "-p", "0"]), Some(Some(None)));
         assert_eq!(cache(&["-c", "dir", "--cache-limit", "1G"]), Some(Some(Some("dir".into()))));
         assert_eq!(cache(&["--cache-limit", "1G"]), None);
-        assert!(ServerArgs::try_parse_from(["rpc-server", "--tls-cert", "f"]).is_err());
+        for half in [["--tls-cert", "f"], ["--tls-key", "f"], ["--client-ca", "f"]] {
+            assert!(ServerArgs::try_parse_from(["rpc-server"].into_iter().chain(half)).is_err(), "{half:?}");
+        }
     }
 }

@@ -1,22 +1,25 @@
-//! One connection: HTTP/2 on a thread of its own, and the services that it can call.
+//! One connection, or one stream of a QUIC connection: HTTP/2 on a thread of its own, and the services that it can call.
 
-use crate::io::{Heard, Traffic};
-use crate::limits::{AFTER_SESSIONS, HEADERS, IDLE, STREAMS, TICK};
+use crate::io::Traffic;
+use crate::limits::{AFTER_SESSIONS, FIRST_MESSAGE, HEADERS, IDLE, STREAMS, TICK};
 use crate::lock;
 use crate::peers::inbound;
 use crate::server::Shared;
 use crate::service::{Service, bulk};
 use crate::session::Session;
+use crate::trust::Trust;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use outboard_net::{QuicIncoming, Stream, accept};
 use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_MESSAGE};
 use outboard_proto::v1::outboard_server::OutboardServer;
 use outboard_proto::v1::peers_server::PeersServer;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tonic::body::Body;
@@ -31,11 +34,58 @@ pub(crate) struct Conn {
     sessions: Mutex<Vec<Weak<Session>>>,
     /// Something came that cannot be decoded.
     broken: Notify,
+    /// The name that the client has proven, by its certificate or a token.
+    who: OnceLock<String>,
+    /// It has shown a token, or the secret of a session.
+    authorised: AtomicBool,
+    /// Another server sends on it; what it sends is authorised by tickets.
+    link: AtomicBool,
 }
 
 impl Conn {
     pub(crate) fn new(number: u64, peer: SocketAddr) -> Conn {
-        Conn { number, peer, traffic: Arc::new(Traffic::new()), sessions: Mutex::default(), broken: Notify::new() }
+        Conn {
+            number,
+            peer,
+            traffic: Arc::new(Traffic::new()),
+            sessions: Mutex::default(),
+            broken: Notify::new(),
+            who: OnceLock::new(),
+            authorised: AtomicBool::new(false),
+            link: AtomicBool::new(false),
+        }
+    }
+
+    /// Keeps the first name that the client has proven.
+    pub(crate) fn is(&self, who: Option<String>) {
+        if let Some(who) = who {
+            let _ = self.who.set(who);
+        }
+    }
+
+    /// The name that the client has proven.
+    pub(crate) fn who(&self) -> Option<&str> {
+        self.who.get().map(String::as_str)
+    }
+
+    /// Notes that the client may be here.
+    pub(crate) fn authorise(&self) {
+        self.authorised.store(true, Ordering::Release);
+    }
+
+    /// Whether it has shown that it may.
+    pub(crate) fn is_authorised(&self) -> bool {
+        self.authorised.load(Ordering::Acquire)
+    }
+
+    /// Notes that another server, which clients have told of this one, sends on it.
+    pub(crate) fn serves_a_link(&self) {
+        self.link.store(true, Ordering::Release);
+    }
+
+    /// Whether its peer may stay for longer than it takes to say who it is.
+    fn may_stay(&self, trust: &Trust) -> bool {
+        trust.tokens.is_none() || self.is_authorised() || self.link.load(Ordering::Acquire)
     }
 
     /// Notes that a session has a stream here.
@@ -60,6 +110,9 @@ impl Conn {
     }
 }
 
+/// Tells when the server stops.
+pub(crate) type Stopped = watch::Receiver<bool>;
+
 fn is_live(session: &Weak<Session>) -> bool {
     session.upgrade().is_some_and(|s| !s.is_closed())
 }
@@ -69,72 +122,132 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-/// Serves one connection until it ends, goes idle, or the server stops.
-pub(crate) fn serve(
-    shared: &Arc<Shared>,
-    conn: &Arc<Conn>,
-    socket: std::net::TcpStream,
-    mut stopped: watch::Receiver<bool>,
-) {
-    let runtime = match runtime() {
-        Ok(runtime) => runtime,
-        Err(e) => return tracing::warn!(peer = %conn.peer, "no event loop for a connection: {e}"),
-    };
-    runtime.block_on(async {
+/// Serves a connection on TCP, with TLS if the server has a certificate.
+pub(crate) fn serve_tcp(shared: &Arc<Shared>, conn: &Arc<Conn>, socket: std::net::TcpStream, stopped: Stopped) {
+    on_a_loop(conn, async {
         let socket = match socket.set_nodelay(true).and_then(|()| tokio::net::TcpStream::from_std(socket)) {
             Ok(socket) => socket,
             Err(e) => return tracing::debug!(peer = %conn.peer, "lost at once: {e}"),
         };
-        let io = TokioIo::new(Heard { socket, traffic: conn.traffic.clone() });
-        let calls = Calls::new(shared, conn);
-        let service = service_fn(move |request| {
-            let calls = calls.clone();
-            async move { Ok::<_, Infallible>(calls.call(request).await) }
-        });
-        let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .max_frame_size(HTTP2_FRAME)
-            .initial_stream_window_size(HTTP2_BULK_STREAM_WINDOW)
-            .initial_connection_window_size(HTTP2_BULK_WINDOW)
-            .max_concurrent_streams(STREAMS)
-            .max_header_list_size(HEADERS)
-            .serve_connection(io, service);
-        let mut http = std::pin::pin!(http);
-        let mut tick = tokio::time::interval(TICK);
-        let mut over_since = None;
-        loop {
-            tokio::select! {
-                ended = http.as_mut() => {
-                    if let Err(e) = ended
-                        && shared.gate.pass()
-                    {
-                        tracing::debug!(peer = %conn.peer, conn = conn.number, "connection ended: {e}");
-                    }
-                    break;
+        let mut stop = stopped.clone();
+        let accepted = tokio::select! {
+            accepted = accept(socket, shared.trust.tls.as_ref(), conn.traffic.clone()) => accepted,
+            _ = stop.wait_for(|&s| s) => return,
+        };
+        match accepted {
+            Ok(accepted) => {
+                conn.is(accepted.who);
+                serve(shared, conn, accepted.stream, stopped).await;
+            }
+            Err(why) => refused(shared, conn, &why),
+        }
+    });
+}
+
+/// Serves a QUIC connection: its first stream, that of the commands, here, where its packets are made and read; each of the
+/// others on a thread of its own. It ends with its first stream.
+pub(crate) fn serve_quic(shared: &Arc<Shared>, conn: &Arc<Conn>, incoming: QuicIncoming, stopped: Stopped) {
+    on_a_loop(conn, async {
+        let quic = match incoming.accept().await {
+            Ok(quic) => quic,
+            Err(why) => return refused(shared, conn, &why),
+        };
+        conn.is(quic.who.clone());
+        let first = match tokio::time::timeout(FIRST_MESSAGE, quic.stream(conn.traffic.clone())).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(why)) => return refused(shared, conn, &why),
+            Err(_) => return refused(shared, conn, "it has opened no stream"),
+        };
+        let others = async {
+            loop {
+                let traffic = Arc::new(Traffic::new());
+                // The end of the connection is that of its first stream, too.
+                let Ok(stream) = quic.stream(traffic.clone()).await else { return std::future::pending().await };
+                let (stopped, who, peer) = (stopped.clone(), quic.who.clone(), conn.peer);
+                shared.thread(conn.peer, move |shared, number| {
+                    let conn = Arc::new(Conn { traffic, ..Conn::new(number, peer) });
+                    conn.is(who);
+                    on_a_loop(&conn, serve(shared, &conn, stream, stopped));
+                });
+            }
+        };
+        tokio::select! {
+            () = serve(shared, conn, first, stopped.clone()) => {}
+            () = others => {}
+        }
+        quic.close().await;
+    });
+}
+
+/// A line about a client that was not let in.
+fn refused(shared: &Shared, conn: &Conn, why: &str) {
+    if shared.gate.pass() {
+        tracing::warn!(peer = %conn.peer, "a connection was refused: {why}");
+    }
+}
+
+/// Runs the work of a connection on an event loop of its own.
+fn on_a_loop(conn: &Conn, work: impl Future<Output = ()>) {
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(e) => return tracing::warn!(peer = %conn.peer, "no event loop for a connection: {e}"),
+    };
+    runtime.block_on(work);
+    // Tasks of streams hold sessions; they end with the loop that ran them.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+}
+
+/// Serves one connection until it ends, goes idle, or the server stops.
+async fn serve(shared: &Arc<Shared>, conn: &Arc<Conn>, stream: Stream<Arc<Traffic>>, mut stopped: Stopped) {
+    let io = TokioIo::new(stream);
+    let calls = Calls::new(shared, conn);
+    let service = service_fn(move |request| {
+        let calls = calls.clone();
+        async move { Ok::<_, Infallible>(calls.call(request).await) }
+    });
+    let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_frame_size(HTTP2_FRAME)
+        .initial_stream_window_size(HTTP2_BULK_STREAM_WINDOW)
+        .initial_connection_window_size(HTTP2_BULK_WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEADERS)
+        .serve_connection(io, service);
+    let mut http = std::pin::pin!(http);
+    let mut tick = tokio::time::interval(TICK);
+    let mut over_since = None;
+    loop {
+        tokio::select! {
+            ended = http.as_mut() => {
+                if let Err(e) = ended
+                    && shared.gate.pass()
+                {
+                    tracing::debug!(peer = %conn.peer, conn = conn.number, "connection ended: {e}");
                 }
-                _ = stopped.wait_for(|&s| s) => break,
-                () = conn.broken.notified() => break,
-                _ = tick.tick() => {
-                    let (used, live) = conn.use_of();
-                    let over = match (used, live) {
-                        (_, true) => None,
-                        // Time for last answers.
-                        (true, false) => Some(*over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS),
-                        (false, false) => Some(conn.traffic.heard() + IDLE),
-                    };
-                    if over.is_none() {
-                        over_since = None;
-                    }
-                    if over.is_some_and(|end| Instant::now() > end) {
-                        tracing::debug!(peer = %conn.peer, conn = conn.number, "unused connection closed");
-                        break;
-                    }
+                break;
+            }
+            _ = stopped.wait_for(|&s| s) => break,
+            () = conn.broken.notified() => break,
+            _ = tick.tick() => {
+                let (used, live) = conn.use_of();
+                let over = match (used, live) {
+                    (_, true) => None,
+                    // Time for last answers.
+                    (true, false) => Some(*over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS),
+                    // Those who have yet to show a token cannot stay by pinging.
+                    (false, false) if !conn.may_stay(&shared.trust) => Some(conn.traffic.start() + IDLE),
+                    (false, false) => Some(conn.traffic.heard() + IDLE),
+                };
+                if over.is_none() {
+                    over_since = None;
+                }
+                if over.is_some_and(|end| Instant::now() > end) {
+                    tracing::debug!(peer = %conn.peer, conn = conn.number, "unused connection closed");
+                    break;
                 }
             }
         }
-    });
-    // Tasks of streams hold sessions; they end with the loop that ran them.
-    runtime.shutdown_timeout(Duration::from_millis(100));
+    }
 }
 
 /// The services of a connection.

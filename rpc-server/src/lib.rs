@@ -1,7 +1,7 @@
 //! Exposes the devices of this host on one endpoint.
 //!
-//! A [`Server`] has a thread that accepts, and a thread with an event loop of its own for every connection, so that the bulk data
-//! of one never stands before the commands of another. Clients have sessions, which own buffers, executables and queues. Work
+//! A [`Server`] has a thread that accepts, and a thread with an event loop of its own for every connection (on QUIC, for every
+//! stream), so that the bulk data of one never stands before the commands of another. Clients have sessions, which own buffers, executables and queues. Work
 //! on devices is only ever enqueued by the event loops; what can block (allocation, compilation) runs on a thread of the
 //! session, and what waits for a queue on a thread of that queue.
 #![forbid(unsafe_code)]
@@ -18,11 +18,16 @@ mod peers;
 mod server;
 mod service;
 mod session;
+mod tokens;
+mod trust;
 
 pub use args::{LogFormat, ServerArgs, main_with};
 pub use blobs::{BlobOptions, Blobs};
 pub use limits::{Limits, PeerLimits};
+pub use outboard_net::{ClientTls, ServerTls, TlsFiles};
 pub use server::{Server, ServerConfig};
+pub use tokens::Tokens;
+pub use trust::Trust;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

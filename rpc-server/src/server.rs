@@ -1,7 +1,7 @@
 //! The server: its threads, its sessions, start and stop.
 
 use crate::blobs::Blobs;
-use crate::conn::{self, Conn};
+use crate::conn::{self, Conn, Stopped};
 use crate::devices::Devices;
 use crate::limits::{Limits, STOP_TIMEOUT, TICK};
 use crate::lock;
@@ -9,7 +9,9 @@ use crate::logs::Gate;
 use crate::peers::Peers;
 use crate::service::Service;
 use crate::session::Session;
+use crate::trust::Trust;
 use outboard_core::{Device, Error, Result};
+use outboard_net::{QuicIncoming, QuicListener};
 use outboard_proto::v1::outboard_server::OutboardServer;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
@@ -18,6 +20,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+
+/// Ports that are tried for one that is free on TCP and UDP.
+const FREE_PORT_TRIES: u32 = 16;
 
 /// What a server is started with.
 #[derive(Debug)]
@@ -28,12 +33,15 @@ pub struct ServerConfig {
     pub devices: Vec<Arc<dyn Device>>,
     /// What clients may take.
     pub limits: Limits,
+    /// Who is let in, and how what is said is protected.
+    pub trust: Trust,
 }
 
 /// What all connections share.
 pub(crate) struct Shared {
     pub(crate) devices: Arc<Devices>,
     pub(crate) limits: Limits,
+    pub(crate) trust: Trust,
     pub(crate) incarnation: u64,
     pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
     pub(crate) gate: Gate,
@@ -62,22 +70,26 @@ impl Server {
     /// Starts to listen, with weights that clients need not send.
     pub fn start_with(config: ServerConfig, blobs: Option<Blobs>) -> Result<Server> {
         let fail = |what: &str, e: std::io::Error| Error::Request(format!("{what}: {e}"));
-        let listener = TcpListener::bind(config.addr).map_err(|e| match e.kind() {
-            std::io::ErrorKind::AddrInUse => Error::Request(format!(
-                "{} is in use by another program; choose another port with -p, or 0 for any that is free",
-                config.addr
-            )),
-            _ => fail(&format!("cannot listen on {}", config.addr), e),
-        })?;
+        let runtime = conn::runtime().map_err(|e| fail("no event loop", e))?;
+        let (listener, quic) = {
+            let _context = runtime.enter();
+            listen(config.addr, &config.trust).map_err(|e| match e.kind() {
+                std::io::ErrorKind::AddrInUse => Error::Request(format!(
+                    "{} is in use by another program; choose another port with -p, or 0 for any that is free",
+                    config.addr
+                )),
+                _ => fail(&format!("cannot listen on {}", config.addr), e),
+            })?
+        };
         let addr = listener.local_addr().map_err(|e| fail("the socket has no address", e))?;
         listener.set_nonblocking(true).map_err(|e| fail("the socket does not work", e))?;
-        let runtime = conn::runtime().map_err(|e| fail("no event loop", e))?;
         let (stop, stopped) = watch::channel(false);
         let incarnation = rand::random();
         let shared = Arc::new(Shared {
             devices: Arc::new(Devices::new(config.devices)?),
-            peers: Peers::new(incarnation, config.limits.peers.clone(), stopped.clone()),
+            peers: Peers::new(incarnation, config.limits.peers.clone(), config.trust.peers.clone(), stopped.clone()),
             limits: config.limits,
+            trust: config.trust,
             incarnation,
             sessions: Mutex::default(),
             gate: Gate::default(),
@@ -90,7 +102,7 @@ impl Server {
         let state = shared.clone();
         let acceptor = std::thread::Builder::new()
             .name("accept".into())
-            .spawn(move || runtime.block_on(accept(state, listener, stopped)))
+            .spawn(move || runtime.block_on(accept(state, listener, quic, stopped)))
             .map_err(|e| fail("no thread", e))?;
         Ok(Server { addr, shared, stop, acceptor: Some(acceptor) })
     }
@@ -108,6 +120,11 @@ impl Server {
     /// Links to other servers that are open now.
     pub fn peer_links(&self) -> usize {
         self.shared.peers.open_links()
+    }
+
+    /// Connections that are open now; on QUIC, each stream after the first counts as one.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Acquire)
     }
 
     /// Ends connections and sessions, and returns when they have ended, or after some seconds.
@@ -139,8 +156,24 @@ impl std::fmt::Debug for Server {
     }
 }
 
+/// Listens on TCP, and with a certificate on UDP under the same number.
+fn listen(addr: SocketAddr, trust: &Trust) -> std::io::Result<(TcpListener, Option<QuicListener>)> {
+    let mut tries = if addr.port() == 0 { FREE_PORT_TRIES } else { 1 };
+    loop {
+        tries -= 1;
+        let listener = TcpListener::bind(addr)?;
+        let Some(tls) = &trust.tls else { return Ok((listener, None)) };
+        match QuicListener::bind(listener.local_addr()?, tls) {
+            Ok(quic) => return Ok((listener, Some(quic))),
+            // A number that is free on TCP may be taken on UDP.
+            Err(e) if e.kind() == std::io::ErrorKind::AddrInUse && tries > 0 => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
 /// Takes connections until told to stop, and ends sessions whose client is gone.
-async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopped: watch::Receiver<bool>) {
+async fn accept(shared: Arc<Shared>, listener: TcpListener, quic: Option<QuicListener>, mut stopped: Stopped) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(e) => return tracing::error!("cannot accept connections: {e}"),
@@ -149,10 +182,11 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopped: watch::
     let mut tick = tokio::time::interval(TICK);
     loop {
         tokio::select! {
-            _ = stopped.wait_for(|&s| s) => return,
+            _ = stopped.wait_for(|&s| s) => break,
+            Some(incoming) = next_quic(&shared, quic.as_ref()) => shared.take_quic(incoming, conn_stop.clone()),
             _ = tick.tick() => shared.expire(),
             accepted = listener.accept() => match accepted {
-                Ok((socket, peer)) => shared.clone().take(socket, peer, conn_stop.clone()),
+                Ok((socket, peer)) => shared.take(socket, peer, conn_stop.clone()),
                 Err(e) => {
                     if shared.gate.pass() {
                         tracing::warn!("a connection was not accepted: {e}");
@@ -163,28 +197,58 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, mut stopped: watch::
             },
         }
     }
+    // Its connections need this event loop for their last packets.
+    if let Some(quic) = quic {
+        quic.close().await;
+    }
+}
+
+async fn next_quic(shared: &Shared, quic: Option<&QuicListener>) -> Option<QuicIncoming> {
+    let crowded = || shared.connections.load(Ordering::Acquire) >= shared.limits.connections / 2;
+    match quic {
+        Some(quic) => quic.next(crowded).await,
+        None => std::future::pending().await,
+    }
 }
 
 impl Shared {
-    /// Gives a connection its thread.
-    fn take(self: Arc<Self>, socket: tokio::net::TcpStream, peer: SocketAddr, stopped: watch::Receiver<bool>) {
-        if self.connections.load(Ordering::Acquire) >= self.limits.connections {
+    fn take(self: &Arc<Self>, socket: tokio::net::TcpStream, peer: SocketAddr, stopped: Stopped) {
+        let socket = match socket.into_std() {
+            Ok(socket) => socket,
+            Err(e) => return tracing::warn!(%peer, "lost at once: {e}"),
+        };
+        self.thread(peer, move |shared, number| {
+            conn::serve_tcp(shared, &Arc::new(Conn::new(number, peer)), socket, stopped);
+        });
+    }
+
+    fn take_quic(self: &Arc<Self>, incoming: QuicIncoming, stopped: Stopped) {
+        let peer = incoming.peer();
+        if self.is_full() {
+            return incoming.refuse();
+        }
+        self.thread(peer, move |shared, number| {
+            conn::serve_quic(shared, &Arc::new(Conn::new(number, peer)), incoming, stopped);
+        });
+    }
+
+    fn is_full(&self) -> bool {
+        self.connections.load(Ordering::Acquire) >= self.limits.connections
+    }
+
+    /// Gives a connection its thread and its number, if there may be one more.
+    pub(crate) fn thread(self: &Arc<Self>, peer: SocketAddr, work: impl FnOnce(&Arc<Self>, u64) + Send + 'static) {
+        if self.is_full() {
             if self.gate.pass() {
                 tracing::warn!(%peer, "refused: {} connections are open already", self.limits.connections);
             }
             return;
         }
-        let socket = match socket.into_std() {
-            Ok(socket) => socket,
-            Err(e) => return tracing::warn!(%peer, "lost at once: {e}"),
-        };
         let number = self.next_conn.fetch_add(1, Ordering::Relaxed);
         self.connections.fetch_add(1, Ordering::AcqRel);
         let shared = self.clone();
         let spawned = std::thread::Builder::new().name(format!("conn {number}")).spawn(move || {
-            let conn = Arc::new(Conn::new(number, peer));
-            let run = std::panic::AssertUnwindSafe(|| conn::serve(&shared, &conn, socket, stopped));
-            if std::panic::catch_unwind(run).is_err() {
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&shared, number))).is_err() {
                 tracing::error!(%peer, "a connection's thread panicked; this is a bug of Outboard");
             }
             shared.connections.fetch_sub(1, Ordering::AcqRel);

@@ -3,6 +3,7 @@
 use super::print_json;
 use super::run::Report;
 use crate::args::{DeviceArgs, ModelArgs, RpcList, SplitMode};
+use crate::trust::TrustArgs;
 use crate::{devices, fetch, model};
 use anyhow::{Context, Result, anyhow, bail};
 use outboard_llm::{GenerateOptions, engine, generate};
@@ -45,7 +46,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let loaded = model::open(&path.to_string_lossy())?;
     let tokens = loaded.tokenizer.encode(PROMPT, true, loaded.tokenizer.adds_bos())?;
-    let set = devices::open(&DeviceArgs { rpc, dev: Vec::new(), threads: None })?;
+    let set = devices::open(&DeviceArgs { rpc, dev: Vec::new(), threads: None, trust: TrustArgs::default() })?;
     let model_args = ModelArgs {
         model: String::new(),
         ctx: Some(1024),

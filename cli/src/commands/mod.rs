@@ -1,6 +1,7 @@
 //! One file per command: its arguments and what it does.
 
 pub(crate) mod bench;
+pub(crate) mod cert;
 pub(crate) mod demo;
 pub(crate) mod devices;
 pub(crate) mod fetch;

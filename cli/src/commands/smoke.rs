@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::RpcList;
 use crate::print;
+use crate::trust::TrustArgs;
 use anyhow::{Result, bail};
 use bytes::Bytes;
 use outboard_backends::{DeviceSpec, local_devices};
@@ -11,7 +12,7 @@ use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Binary, BinaryKind, MulMat, Norm, NormKind};
 use outboard_core::{DType, Device, GraphBuilder, Slice, TensorId, Ticket, Usage};
 use outboard_host::Host;
-use outboard_rpc_client::{ClientOptions, PeerPath, RemoteDevice, connect};
+use outboard_rpc_client::{PeerPath, RemoteDevice, connect};
 use outboard_scheduler::{Hints, Scheduler, SchedulerOptions};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -30,9 +31,11 @@ const WIDTH: usize = 64;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Servers: host:port,host:port
+    /// Servers: host:port,host:port; grpcs://host:port with TLS, quic://host:port over QUIC
     #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST")]
     rpc: RpcList,
+    #[command(flatten)]
+    trust: TrustArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -75,13 +78,14 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if args.rpc.0.is_empty() {
         bail!("there is no server to check: give --rpc host:port,host:port");
     }
+    let options = args.trust.options()?;
     let local = local_devices(&Host::new(), &[DeviceSpec::Cpu(None), DeviceSpec::Reference], None, None)?;
     let [cpu, reference] = &local[..] else { bail!("this host has no CPU device") };
     let mut smoke = Smoke { ok: true, checks: Vec::new(), links: Vec::new() };
     let mut sides = vec![Side { name: "local".into(), devices: vec![cpu.clone()] }];
     for endpoint in &args.rpc.0 {
         let name = endpoint.to_string();
-        let connected = connect(std::slice::from_ref(endpoint), &ClientOptions::default());
+        let connected = connect(std::slice::from_ref(endpoint), &options);
         let devices = smoke.check("connect", &name, connected.map_err(Into::into), |devices| {
             let ids: Vec<&str> = devices.iter().map(|d| d.info().name.as_str()).collect();
             format!("{} device(s): {}", ids.len(), ids.join(", "))

@@ -51,7 +51,11 @@ impl End {
 
 /// A client's devices on several servers, one of each.
 pub fn ends<const N: usize>(endpoints: [Endpoint; N], size: u64) -> [End; N] {
-    let devices = connect(&endpoints, &ClientOptions::default()).unwrap();
+    ends_with(endpoints, &ClientOptions::default(), size)
+}
+
+pub fn ends_with<const N: usize>(endpoints: [Endpoint; N], options: &ClientOptions, size: u64) -> [End; N] {
+    let devices = connect(&endpoints, options).unwrap();
     let first = |e: &Endpoint| {
         let device = devices.iter().find(|d| RemoteDevice::of(d.as_ref()).unwrap().endpoint() == e);
         End::new(device.unwrap(), size)

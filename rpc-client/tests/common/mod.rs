@@ -6,7 +6,7 @@ use outboard_core::*;
 use outboard_host::{Host, MemoryBudget};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
-use outboard_rpc_server::{Limits, Server, ServerConfig};
+use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub fn server_with(limits: Limits) -> (Server, Arc<MemoryBudget>) {
     let budget = MemoryBudget::new(Some(MEMORY));
     let devices = ["REF0", "REF1"].map(|name| reference_device(&host, name, &budget)).to_vec();
     let addr = "127.0.0.1:0".parse().unwrap();
-    (Server::start(ServerConfig { addr, devices, limits }).unwrap(), budget)
+    (Server::start(ServerConfig { addr, devices, limits, trust: Trust::default() }).unwrap(), budget)
 }
 
 pub fn server() -> (Server, Arc<MemoryBudget>) {

@@ -2,13 +2,14 @@
 
 use super::Peers;
 use super::link::Link;
-use super::wire::{Io, Progress, Transport, Wire, describe};
+use super::wire::{Progress, Wire, describe};
 use crate::conn::runtime;
 use bytes::BytesMut;
 use h2::client::ResponseFuture;
 use h2::{Ping, PingPong, RecvStream};
 use http::Request;
 use outboard_core::{Error, Result};
+use outboard_net::{Dialer, Fault};
 use outboard_proto::limits::{HTTP2_FRAME, MAX_PEER_MESSAGE};
 use outboard_proto::v1::peer_down::Part as Down;
 use outboard_proto::v1::peer_up::Part as Up;
@@ -99,11 +100,29 @@ enum End {
 /// One connection, from its opening to its end.
 async fn session(peers: &Peers, link: &Arc<Link>, opened: &mut Option<Instant>) -> End {
     let end = tokio::time::Instant::now() + OPEN_TIMEOUT;
-    let (response, ping, progress) = match tokio::time::timeout_at(end, connect(link)).await {
+    let dialer = Dialer::new(link.endpoint.clone(), peers.tls.clone());
+    let connected = match tokio::time::timeout_at(end, connect(link, &dialer)).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(why)) => return End::Broken(why),
         Err(_) => return End::Broken(no_answer()),
     };
+    let fault = connected.fault.clone();
+    let over = talk(peers, link, opened, end, connected).await;
+    dialer.close().await;
+    match over {
+        End::Broken(why) => End::Broken(fault.reason().unwrap_or(why)),
+        over => over,
+    }
+}
+
+/// What is said on a connection, until it ends.
+async fn talk(
+    peers: &Peers,
+    link: &Arc<Link>,
+    opened: &mut Option<Instant>,
+    end: tokio::time::Instant,
+    Opened { response, ping, progress, .. }: Opened,
+) -> End {
     let driver = std::future::poll_fn(|cx| match link.poll(cx.waker()) {
         Some(why) => Poll::Ready(why),
         None => Poll::Pending,
@@ -140,19 +159,19 @@ fn no_answer() -> String {
     format!("no answer within {:.1} s; check the firewall between the servers", OPEN_TIMEOUT.as_secs_f64())
 }
 
-/// A connection to the address. Has no deadline of its own.
-async fn transport(address: &str) -> std::result::Result<Box<dyn Io>, String> {
-    let socket = tokio::net::TcpStream::connect(address).await.map_err(|e| match e.kind() {
-        std::io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
-        _ => format!("cannot connect: {e}"),
-    })?;
-    socket.set_nodelay(true).map_err(|e| format!("the socket does not work: {e}"))?;
-    Ok(Box::new(socket))
+/// What has just been opened.
+struct Opened {
+    response: ResponseFuture,
+    ping: Option<PingPong>,
+    progress: Arc<Progress>,
+    /// What TLS or QUIC did not like, which says more than the error of HTTP/2 that it caused.
+    fault: Fault,
 }
 
-async fn connect(link: &Link) -> std::result::Result<(ResponseFuture, Option<PingPong>, Arc<Progress>), String> {
+async fn connect(link: &Link, dialer: &Dialer) -> std::result::Result<Opened, String> {
     let progress = Progress::new();
-    let transport = Transport { io: transport(&link.address).await?, progress: progress.clone() };
+    let transport = dialer.open(progress.clone()).await?;
+    let fault = transport.fault();
     let mut builder = h2::client::Builder::new();
     builder
         .max_frame_size(HTTP2_FRAME)
@@ -161,14 +180,16 @@ async fn connect(link: &Link) -> std::result::Result<(ResponseFuture, Option<Pin
         .enable_push(false);
     let (mut requests, mut connection) = builder.handshake(transport).await.map_err(|e| describe(&e))?;
     let ping = connection.ping_pong();
-    let request = Request::post(format!("http://{}/outboard.v1.Peer/Push", link.address))
+    let endpoint = dialer.endpoint();
+    let scheme = if endpoint.carrier().is_encrypted() { "https" } else { "http" };
+    let request = Request::post(format!("{scheme}://{}/outboard.v1.Peer/Push", endpoint.authority()))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(())
         .map_err(|e| e.to_string())?;
     let (response, stream) = requests.send_request(request, false).map_err(|e| describe(&e))?;
     link.connected(Wire::new(connection, stream));
-    Ok((response, ping, progress))
+    Ok(Opened { response, ping, progress, fault })
 }
 
 /// What the other side says on the stream.

@@ -73,6 +73,7 @@ async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::resu
     let version = pick_version(open.min_version, open.max_version).ok_or_else(|| {
         Status::failed_precondition("the servers speak no common protocol version; install the same release on both")
     })?;
+    service.conn.serves_a_link();
     let _ = down.send(Ok(encode(Down::Welcome(v1::Welcome { version })))).await;
     let conn = service.conn.number;
     tracing::info!(peer = %service.conn.peer, "link of another server opened");

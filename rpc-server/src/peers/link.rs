@@ -7,6 +7,7 @@ use crate::session::flight::Hold;
 use crate::session::queue::Owner;
 use bytes::{BufMut, Bytes, BytesMut};
 use outboard_core::{Error, Result, Ticket};
+use outboard_net::Endpoint;
 use outboard_proto::chunk::{self, Direction};
 use outboard_proto::v1::{self, peer_up::Part};
 use outboard_proto::{error, frame};
@@ -38,6 +39,7 @@ pub(crate) enum Phase {
 pub(crate) struct Link {
     pub(crate) incarnation: u64,
     pub(crate) address: String,
+    pub(crate) endpoint: Endpoint,
     phase: watch::Sender<Phase>,
     state: Mutex<State>,
 }
@@ -85,8 +87,15 @@ impl Item {
 }
 
 impl Link {
-    pub(crate) fn new(incarnation: u64, address: String) -> Arc<Link> {
-        Arc::new(Link { incarnation, address, phase: watch::Sender::new(Phase::Opening), state: Mutex::default() })
+    pub(crate) fn new(incarnation: u64, endpoint: Endpoint) -> Arc<Link> {
+        let address = endpoint.to_string();
+        Arc::new(Link {
+            incarnation,
+            address,
+            endpoint,
+            phase: watch::Sender::new(Phase::Opening),
+            state: Mutex::default(),
+        })
     }
 
     /// A session uses it.

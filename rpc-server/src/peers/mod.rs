@@ -17,6 +17,7 @@ use crate::session::Session;
 use inbox::{Inbox, Refusal};
 use link::Link;
 use outboard_core::{Error, Result};
+use outboard_net::{ClientTls, Endpoint};
 use outboard_proto::limits::MAX_ADDRESS;
 use outboard_proto::v1;
 use std::collections::HashMap;
@@ -31,6 +32,8 @@ const MAX_LINKS: usize = 256;
 /// What a server has to do with other servers.
 pub(crate) struct Peers {
     incarnation: u64,
+    /// How other servers are known, and how this one proves to them who it is.
+    tls: ClientTls,
     pub(crate) limits: PeerLimits,
     pub(crate) inbox: Inbox,
     links: Mutex<HashMap<(u64, String), Arc<Link>>>,
@@ -40,9 +43,15 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn new(incarnation: u64, limits: PeerLimits, stopped: watch::Receiver<bool>) -> Arc<Peers> {
+    pub(crate) fn new(
+        incarnation: u64,
+        limits: PeerLimits,
+        tls: ClientTls,
+        stopped: watch::Receiver<bool>,
+    ) -> Arc<Peers> {
         Arc::new(Peers {
             incarnation,
+            tls,
             inbox: Inbox::new(limits.clone()),
             limits,
             links: Mutex::default(),
@@ -54,12 +63,17 @@ impl Peers {
     /// The link to a server, for a session; opened if there is none. Does not wait for it.
     pub(crate) fn link(self: &Arc<Self>, session: &Arc<Session>, target: &v1::PeerTarget) -> Result<Arc<Link>> {
         let (incarnation, address) = (target.incarnation, target.address.as_str());
-        if address.len() > MAX_ADDRESS || address.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return Err(Error::Request("that is no address of a server".into()));
-        }
+        let endpoint = Some(address).filter(|a| a.len() <= MAX_ADDRESS).and_then(|a| Endpoint::parse(a).ok());
+        let endpoint = endpoint.ok_or_else(|| Error::Request("that is no address of a server".into()))?;
+        let encrypted = |of: &Endpoint| of.carrier().is_encrypted();
         let mut links = lock(&self.links);
-        let usable = |link: &&Arc<Link>| link.incarnation == incarnation && link.is_open();
-        let known = links.values().find(usable).or_else(|| links.get(&(incarnation, address.to_owned())));
+        // Another name of the same server will do, unless that leaves out the encryption.
+        let usable = |link: &&Arc<Link>| {
+            link.incarnation == incarnation && link.is_open() && encrypted(&link.endpoint) >= encrypted(&endpoint)
+        };
+        let same = links.get(&(incarnation, endpoint.to_string())).filter(|link| link.is_open());
+        let known = same.or_else(|| links.values().find(usable));
+        let known = known.or_else(|| links.get(&(incarnation, endpoint.to_string())));
         if let Some(link) = known.filter(|link| !link.is_lost()) {
             link.attach(session);
             return Ok(link.clone());
@@ -67,10 +81,10 @@ impl Peers {
         if links.len() >= MAX_LINKS {
             return Err(Error::Request(format!("this server sends to {MAX_LINKS} others already")));
         }
-        let link = Link::new(incarnation, address.to_owned());
+        let link = Link::new(incarnation, endpoint);
         link.attach(session);
         dial::start(self, &link)?;
-        links.insert((incarnation, address.to_owned()), link.clone());
+        links.insert((incarnation, link.address.clone()), link.clone());
         Ok(link)
     }
 

@@ -7,20 +7,18 @@
 use bytes::Bytes;
 use h2::SendStream;
 use h2::client::Connection;
+use outboard_net::{Meter, Stream};
 use outboard_proto::chunk::{self, Direction};
 use outboard_proto::limits::CHUNK;
 use std::cell::Cell;
-use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Whatever carries the bytes.
-pub(crate) trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
+/// What carries the bytes.
+pub(crate) type Transport = Stream<Arc<Progress>>;
 
 /// When bytes last went through, in either direction.
 #[derive(Debug)]
@@ -38,62 +36,21 @@ impl Progress {
         self.start + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
 
-    fn note(&self) {
-        let ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last_ms.store(ms, Ordering::Relaxed);
-    }
-}
-
-pub(crate) struct Transport {
-    pub(crate) io: Box<dyn Io>,
-    pub(crate) progress: Arc<Progress>,
-}
-
-impl Transport {
-    fn note(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if matches!(result, Poll::Ready(Ok(1..))) {
-            self.progress.note();
+    fn note(&self, bytes: usize) {
+        if bytes > 0 {
+            let ms = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+            self.last_ms.store(ms, Ordering::Relaxed);
         }
-        result
     }
 }
 
-impl AsyncRead for Transport {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let result = Pin::new(&mut self.io).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.progress.note();
-        }
-        result
-    }
-}
-
-impl AsyncWrite for Transport {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.io).poll_write(cx, buf);
-        self.note(result)
+impl Meter for Progress {
+    fn sent(&self, bytes: usize) {
+        self.note(bytes);
     }
 
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
-        self.note(result)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.io.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
+    fn received(&self, bytes: usize) {
+        self.note(bytes);
     }
 }
 

@@ -31,7 +31,8 @@ pub(super) fn hello(service: &Service, request: v1::HelloRequest) -> Result<v1::
         }
         sessions.insert(session.id, session.clone());
     }
-    tracing::info!(session = session.tag, client = session.client, peer = %service.conn.peer, version, "session opened");
+    let (peer, who) = (service.conn.peer, service.conn.who());
+    tracing::info!(session = session.tag, client = session.client, who, %peer, version, "session opened");
     Ok(v1::HelloResponse {
         version,
         session: Some(session.to_wire()),

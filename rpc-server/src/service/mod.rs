@@ -21,6 +21,7 @@ use outboard_proto::error::to_status;
 use outboard_proto::v1;
 use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 type Replies<T> = ReceiverStream<Result<T, Status>>;
@@ -45,7 +46,31 @@ impl Service {
             ))
         })?;
         found.hear(&self.conn.traffic);
+        self.conn.authorise();
         Ok(found)
+    }
+
+    /// Whether a call that names no session may be made: its client has been let in before, or shows a token now.
+    fn may(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        match self.conn.is_authorised() {
+            true => Ok(()),
+            false => self.admit(metadata),
+        }
+    }
+
+    /// Checks the token of a call, if one is needed, and keeps the name that it stands for.
+    fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        match self.shared.trust.check(metadata) {
+            Ok(name) => {
+                self.conn.is(name.map(|name| name.to_string()));
+                self.conn.authorise();
+                Ok(())
+            }
+            Err(status) => {
+                self.complain(None, "a client was not let in", &status.message());
+                Err(status)
+            }
+        }
     }
 
     /// A stream broke. If that is because of what came on it, the connection ends.
@@ -97,14 +122,17 @@ fn status(error: Error) -> Status {
 #[tonic::async_trait]
 impl v1::outboard_server::Outboard for Service {
     async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloResponse>, Status> {
+        self.admit(request.metadata())?;
         hello::hello(self, request.into_inner()).map(Response::new)
     }
 
-    async fn devices(&self, _: Request<v1::DevicesRequest>) -> Result<Response<v1::DevicesResponse>, Status> {
+    async fn devices(&self, request: Request<v1::DevicesRequest>) -> Result<Response<v1::DevicesResponse>, Status> {
+        self.may(request.metadata())?;
         devices::devices(self).map(Response::new)
     }
 
     async fn memory(&self, request: Request<v1::MemoryRequest>) -> Result<Response<v1::MemoryResponse>, Status> {
+        self.may(request.metadata())?;
         memory::memory(self, &request.into_inner()).map(Response::new)
     }
 

@@ -4,9 +4,37 @@ use outboard_proto::DEFAULT_PORT;
 use std::fmt;
 use std::str::FromStr;
 
-/// Where a server listens. Prints as `host:port`, with IPv6 addresses in brackets.
+/// How bytes get to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// gRPC on TCP, not encrypted: `host:port`.
+    Tcp,
+    /// gRPC on TLS on TCP: `grpcs://host:port`.
+    Tls,
+    /// The same on streams of a QUIC connection: `quic://host:port`.
+    Quic,
+}
+
+impl Carrier {
+    /// What stands before the host in an endpoint.
+    fn scheme(self) -> &'static str {
+        match self {
+            Carrier::Tcp => "",
+            Carrier::Tls => "grpcs://",
+            Carrier::Quic => "quic://",
+        }
+    }
+
+    /// Whether nobody on the way can read or change what is sent.
+    pub fn is_encrypted(self) -> bool {
+        self != Carrier::Tcp
+    }
+}
+
+/// Where a server listens. Prints as `host:port`, `grpcs://host:port` or `quic://host:port`, with IPv6 addresses in brackets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
+    carrier: Carrier,
     host: String,
     port: u16,
 }
@@ -24,15 +52,20 @@ impl fmt::Display for EndpointError {
 impl std::error::Error for EndpointError {}
 
 impl Endpoint {
-    /// Parses `host`, `host:port`, `[ipv6]` or `[ipv6]:port`. The port is 50052 if there is none.
+    /// Parses `host`, `host:port`, `[ipv6]` or `[ipv6]:port`, with `grpcs://` or `quic://` before it, or nothing for a connection
+    /// without encryption. The port is 50052 if there is none.
     pub fn parse(text: &str) -> Result<Endpoint, EndpointError> {
         let text = text.trim();
         let fail = |why: &str| {
-            Err(EndpointError(format!("endpoint {text:?}: {why}; write host:port, such as 10.0.0.2:50052")))
+            let form = "write host:port, grpcs://host:port or quic://host:port, such as 10.0.0.2:50052";
+            Err(EndpointError(format!("endpoint {text:?}: {why}; {form}")))
         };
-        if let Some((scheme, _)) = text.split_once("://") {
-            return fail(&format!("carrier {scheme}:// is not supported yet"));
-        }
+        let (carrier, text) = match text.split_once("://") {
+            None => (Carrier::Tcp, text),
+            Some(("grpcs", rest)) => (Carrier::Tls, rest),
+            Some(("quic", rest)) => (Carrier::Quic, rest),
+            Some((scheme, _)) => return fail(&format!("there is no carrier {scheme}://")),
+        };
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => match rest.split_once(']') {
                 Some((host, port)) if host.parse::<std::net::Ipv6Addr>().is_ok() => {
@@ -55,7 +88,7 @@ impl Endpoint {
         if host.is_empty() || host.chars().any(|c| c.is_whitespace() || c.is_control() || "/@,[]".contains(c)) {
             return fail("there is no host name");
         }
-        Ok(Endpoint { host: host.to_owned(), port })
+        Ok(Endpoint { carrier, host: host.to_owned(), port })
     }
 
     /// Parses a list with commas between the endpoints. The same endpoint twice is an error.
@@ -71,6 +104,24 @@ impl Endpoint {
         Ok(all)
     }
 
+    /// The way to it.
+    pub fn carrier(&self) -> Carrier {
+        self.carrier
+    }
+
+    /// `host:port`, whatever the carrier.
+    pub fn authority(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    /// The same server by another carrier.
+    pub fn by(&self, carrier: Carrier) -> Endpoint {
+        Endpoint { carrier, ..self.clone() }
+    }
+
     /// Name or address of the host, without brackets.
     pub fn host(&self) -> &str {
         &self.host
@@ -84,10 +135,7 @@ impl Endpoint {
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
+        write!(f, "{}{}", self.carrier.scheme(), self.authority())
     }
 }
 
@@ -111,8 +159,12 @@ mod tests {
             (" host ", "host:50052"),
             ("[::1]", "[::1]:50052"),
             ("[fe80::1]:99", "[fe80::1]:99"),
+            ("grpcs://gpu.lan", "grpcs://gpu.lan:50052"),
+            ("quic://[::1]:7", "quic://[::1]:7"),
         ] {
-            assert_eq!(Endpoint::parse(text).unwrap().to_string(), printed);
+            let endpoint = Endpoint::parse(text).unwrap();
+            assert_eq!(endpoint.to_string(), printed);
+            assert_eq!(Endpoint::parse(printed).unwrap(), endpoint);
         }
         let list = Endpoint::parse_list("a:1, b,[::1]:3").unwrap();
         assert_eq!(list.len(), 3);
@@ -125,8 +177,8 @@ mod tests {
         {
             assert!(Endpoint::parse(text).is_err(), "{text}");
         }
-        for text in ["quic://a:1", "grpcs://a:1"] {
-            assert!(Endpoint::parse(text).unwrap_err().to_string().contains("not supported yet"), "{text}");
+        for text in ["ftp://a:1", "grpcs://", "://a:1", "grpcs://quic://a", "quic:a:1"] {
+            assert!(Endpoint::parse(text).is_err(), "{text}");
         }
     }
 }

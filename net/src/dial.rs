@@ -1,0 +1,100 @@
+//! Opens streams to an endpoint.
+
+use crate::endpoint::{Carrier, Endpoint};
+use crate::explain::{self, Side};
+use crate::limits::HANDSHAKE;
+use crate::quic;
+use crate::stream::{Meter, Metered, Stream};
+use crate::tls::ClientTls;
+use rustls::pki_types::ServerName;
+use std::io;
+use tokio::net::TcpStream;
+use tokio::sync::OnceCell;
+use tokio_rustls::TlsConnector;
+
+/// Opens streams to one endpoint: connections of their own on TCP and TLS; on QUIC, streams of one connection.
+///
+/// That connection is driven by the event loop that opened the first stream; the others may be used by other threads.
+#[derive(Debug)]
+pub struct Dialer {
+    endpoint: Endpoint,
+    tls: ClientTls,
+    quic: OnceCell<quic::Outgoing>,
+}
+
+impl Dialer {
+    /// For one endpoint. Opens nothing yet.
+    pub fn new(endpoint: Endpoint, tls: ClientTls) -> Dialer {
+        Dialer { endpoint, tls, quic: OnceCell::new() }
+    }
+
+    /// Where it leads.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Opens a stream; the first one to a server is for commands, and goes before the others where they share a connection.
+    /// The error says in words for a user what is wrong and what to do, without the endpoint's name. Handshakes have a deadline;
+    /// for TCP's, the caller sets one.
+    pub async fn open<M: Meter>(&self, meter: M) -> Result<Stream<M>, String> {
+        match self.endpoint.carrier() {
+            Carrier::Tcp => Ok(Stream::tcp(self.connect().await?, meter)),
+            Carrier::Tls => self.tls(meter).await,
+            Carrier::Quic => {
+                let outgoing = || async {
+                    let configs = self.tls.configs().map_err(|e| e.to_string())?;
+                    quic::connect(&self.endpoint, configs.quic.clone()).await
+                };
+                let connection = self.quic.get_or_try_init(outgoing).await?;
+                Ok(Stream::quic(connection.open().await?, meter))
+            }
+        }
+    }
+
+    /// Says goodbye to the server where that is the carrier's matter. Call it from the event loop that opened the first stream,
+    /// before that ends.
+    pub async fn close(&self) {
+        if let Some(connection) = self.quic.get() {
+            connection.close().await;
+        }
+    }
+
+    async fn connect(&self) -> Result<TcpStream, String> {
+        let socket =
+            TcpStream::connect((self.endpoint.host(), self.endpoint.port())).await.map_err(|e| match e.kind() {
+                io::ErrorKind::ConnectionRefused => {
+                    "connection refused; is rpc-server running there, and on this port?".to_owned()
+                }
+                io::ErrorKind::TimedOut => "no answer; check the address and the firewall".to_owned(),
+                _ => format!("cannot connect: {e}"),
+            })?;
+        socket.set_nodelay(true).map_err(|e| format!("the socket does not work: {e}"))?;
+        Ok(socket)
+    }
+
+    async fn tls<M: Meter>(&self, meter: M) -> Result<Stream<M>, String> {
+        let configs = self.tls.configs().map_err(|e| e.to_string())?;
+        let name = ServerName::try_from(self.endpoint.host().to_owned());
+        let name = name.map_err(|_| "no certificate can be for such a name".to_owned())?;
+        let socket = Metered { io: self.connect().await?, meter };
+        let handshake = TlsConnector::from(configs.tcp.clone()).connect(name, socket);
+        match tokio::time::timeout(HANDSHAKE, handshake).await {
+            Ok(Ok(stream)) => Ok(Stream::tls(stream.into())),
+            Ok(Err(e)) => Err(handshake_failed(&e)),
+            Err(_) => Err(format!(
+                "it does not go on with the TLS handshake ({} s); is it an rpc-server with --tls-cert?",
+                HANDSHAKE.as_secs()
+            )),
+        }
+    }
+}
+
+fn handshake_failed(error: &io::Error) -> String {
+    match error.get_ref().and_then(|e| e.downcast_ref()) {
+        Some(e) => explain::tls(e, Side::Client),
+        None if error.kind() == io::ErrorKind::UnexpectedEof || error.kind() == io::ErrorKind::ConnectionReset => {
+            "it closed the connection in the TLS handshake; is it an rpc-server with --tls-cert?".into()
+        }
+        None => format!("the TLS handshake failed: {error}"),
+    }
+}

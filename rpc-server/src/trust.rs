@@ -1,0 +1,45 @@
+//! Whom a server lets in.
+
+use crate::tokens::Tokens;
+use outboard_net::{ClientTls, ServerTls};
+use std::sync::Arc;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+/// What protects a server. The default is nothing, which is for loopback only.
+#[derive(Clone, Debug, Default)]
+pub struct Trust {
+    /// Its certificate, and the CA of its clients' certificates if they need one. With it, everything is encrypted, and the
+    /// server listens on QUIC as well.
+    pub tls: Option<ServerTls>,
+    /// The tokens of its clients, if they need one.
+    pub tokens: Option<Arc<Tokens>>,
+    /// How it knows the servers that it sends tensors to, and what it shows them: its own certificate, if it has one.
+    pub peers: ClientTls,
+}
+
+impl Trust {
+    /// Whether clients must prove who they are.
+    pub fn knows_clients(&self) -> bool {
+        self.tokens.is_some() || self.tls.as_ref().is_some_and(ServerTls::asks_clients)
+    }
+
+    /// Checks the token of a call. `Ok(None)` if none is needed.
+    pub(crate) fn check(&self, metadata: &MetadataMap) -> Result<Option<Arc<str>>, Status> {
+        let Some(tokens) = &self.tokens else { return Ok(None) };
+        let text = metadata.get("authorization").and_then(|value| value.to_str().ok());
+        let Some(text) = text else {
+            return Err(Status::unauthenticated(
+                "it wants a token; give yours with --token-file, or in OUTBOARD_TOKEN",
+            ));
+        };
+        let token = text
+            .split_once(' ')
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+            .map(|(_, token)| token.trim());
+        match token.and_then(|token| tokens.name_of(token)) {
+            Some(name) => Ok(Some(name)),
+            None => Err(Status::unauthenticated("it does not know this token; it may have been replaced")),
+        }
+    }
+}
