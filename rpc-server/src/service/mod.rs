@@ -158,6 +158,13 @@ impl v1::outboard_server::Outboard for Service {
         blobs::place_all(self, request.into_inner()).await.map(Response::new)
     }
 
+    async fn check_blobs(
+        &self,
+        request: Request<v1::CheckBlobsRequest>,
+    ) -> Result<Response<v1::CheckBlobsResponse>, Status> {
+        blobs::check_all(self, request.into_inner()).await.map(Response::new)
+    }
+
     type ControlStream = Replies<v1::ControlReply>;
 
     async fn control(
