@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) peers: Arc<Peers>,
     pub(crate) health: tonic_health::server::HealthReporter,
     connections: AtomicUsize,
+    /// Connections so far, and those open, when freed memory was last given back.
+    trimmed: Mutex<(u64, usize)>,
     next_conn: AtomicU64,
 }
 
@@ -96,6 +98,7 @@ impl Server {
             blobs: blobs.map(Arc::new),
             health: tonic_health::server::HealthReporter::new(),
             connections: AtomicUsize::new(0),
+            trimmed: Mutex::new((1, 0)),
             next_conn: AtomicU64::new(1),
         });
         runtime.block_on(shared.health.set_serving::<OutboardServer<Service>>());
@@ -268,6 +271,15 @@ impl Shared {
             self.peers.inbox.end_session(id);
         }
         self.peers.expire();
+        self.trim();
+    }
+
+    /// Gives back to the system what connections have left behind, once nobody computes here any more.
+    fn trim(&self) {
+        let now = (self.next_conn.load(Ordering::Acquire), self.connections.load(Ordering::Acquire));
+        if lock(&self.sessions).is_empty() && std::mem::replace(&mut *lock(&self.trimmed), now) != now {
+            outboard_host::trim_memory();
+        }
     }
 
     /// Ends one session.
