@@ -40,6 +40,8 @@ pub(crate) struct Conn {
     authorised: AtomicBool,
     /// Another server sends on it; what it sends is authorised by tickets.
     link: AtomicBool,
+    /// When something was last asked for. Bytes alone can be trickled for ever.
+    asked: Mutex<Instant>,
 }
 
 impl Conn {
@@ -53,6 +55,7 @@ impl Conn {
             who: OnceLock::new(),
             authorised: AtomicBool::new(false),
             link: AtomicBool::new(false),
+            asked: Mutex::new(Instant::now()),
         }
     }
 
@@ -81,6 +84,14 @@ impl Conn {
     /// Notes that another server, which clients have told of this one, sends on it.
     pub(crate) fn serves_a_link(&self) {
         self.link.store(true, Ordering::Release);
+    }
+
+    /// When its peer last did something that lets it stay: for a client a call, for another server any sign of life.
+    fn active(&self) -> Instant {
+        match self.link.load(Ordering::Acquire) {
+            true => self.traffic.heard(),
+            false => *lock(&self.asked),
+        }
     }
 
     /// Whether its peer may stay for longer than it takes to say who it is.
@@ -236,7 +247,7 @@ async fn serve(shared: &Arc<Shared>, conn: &Arc<Conn>, stream: Stream<Arc<Traffi
                     (true, false) => Some(*over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS),
                     // Those who have yet to show a token cannot stay by pinging.
                     (false, false) if !conn.may_stay(&shared.trust) => Some(conn.traffic.start() + IDLE),
-                    (false, false) => Some(conn.traffic.heard() + IDLE),
+                    (false, false) => Some(conn.active() + IDLE),
                 };
                 if over.is_none() {
                     over_since = None;
@@ -274,6 +285,7 @@ impl Calls {
     }
 
     async fn call(mut self, request: Request<Incoming>) -> Response<Body> {
+        *lock(&self.service.conn.asked) = Instant::now();
         let path = request.uri().path();
         let answer = match path.split('/').nth(1).unwrap_or_default() {
             "outboard.v1.Bulk" if path == "/outboard.v1.Bulk/Transfer" => Ok(bulk::transfer(self.service, request)),

@@ -51,7 +51,7 @@ impl Default for Limits {
 pub(crate) const STREAMS: u32 = 256;
 /// Largest header list of a request in bytes.
 pub(crate) const HEADERS: u32 = 16 << 10;
-/// A connection that has no session and was not heard for this long is closed.
+/// A connection that has no session and has asked for nothing for this long is closed.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 /// A connection is closed this long after its last session has ended.
 pub(crate) const AFTER_SESSIONS: Duration = Duration::from_secs(2);
