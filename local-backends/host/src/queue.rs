@@ -356,7 +356,9 @@ impl Worker {
         else {
             return Err(Error::Misuse("a graph that was compiled for another device".into()));
         };
-        let Some(_turn) = self.turns.take(self.group.load(Ordering::Relaxed), self.queue, &self.cancel) else { return Err(Error::Cancelled) };
+        let Some(_turn) = self.turns.take(self.group.load(Ordering::Relaxed), self.queue, &self.cancel) else {
+            return Err(Error::Cancelled);
+        };
         let began = Instant::now();
         // A panic is a bug of a kernel; it must not take other clients of the device with it.
         let run = catch_unwind(AssertUnwindSafe(|| executable.program.run(&self.cancel)));
