@@ -16,11 +16,15 @@ pub(super) async fn have(service: &Service, request: v1::HaveBlobsRequest) -> Re
     let session = service.session(request.session.as_ref())?;
     let blobs = blobs(service)?;
     let asked = decode_question(&request.blobs).map_err(status)?;
+    let sizes: Vec<u64> = asked.iter().map(|blob| blob.len).collect();
     let look = move || {
         blobs.wait_for_models(MODELS_WAIT);
         Ok(asked.iter().map(|blob| blobs.has(blob)).collect::<Vec<_>>())
     };
     let have = session.worker.run(look).await.map_err(status)?;
+    for (here, bytes) in have.iter().zip(sizes) {
+        service.shared.metrics.blob(*here, bytes);
+    }
     Ok(v1::HaveBlobsResponse { have: graph::flags_to_bits(&have) })
 }
 

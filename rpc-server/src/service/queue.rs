@@ -36,7 +36,7 @@ async fn run(service: &Service, mut stream: Streaming<v1::Command>, out: &Sender
         return Err(Status::invalid_argument("the first message must open the queue"));
     };
     let session = service.session(open.session.as_ref())?;
-    service.conn.attach(&session);
+    service.conn.attach(&service.shared, &session);
     let opened = QueueRunner::open(&session, &service.shared, open.queue, &open.device, out.clone()).await;
     let mut queue = opened.map_err(|e| to_status(&e))?;
     let _ = out.send(Held::new(reply(Reply::Opened(v1::Opened {})), None));
