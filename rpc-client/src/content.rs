@@ -177,7 +177,7 @@ impl<'d> Upload<'d> {
     /// Which of these the server has.
     fn ask(&self, blobs: &[Blob]) -> Result<Vec<bool>> {
         let device = self.first()?;
-        let shared = &device.link().shared;
+        let shared = device.link().shared();
         let request = v1::HaveBlobsRequest { session: Some(shared.session.clone()), blobs: encode_question(blobs) };
         let answer = device.call("which weights it has", shared.options.call_timeout, |mut client| async move {
             client.have_blobs(request).await
@@ -206,7 +206,7 @@ impl<'d> Upload<'d> {
     /// Which of these are now in all their places.
     fn place(&self, items: &[&Item]) -> Result<Vec<bool>> {
         let device = self.first()?;
-        let shared = &device.link().shared;
+        let shared = device.link().shared();
         let mut places = Vec::new();
         for item in items {
             let blob = item.blob();

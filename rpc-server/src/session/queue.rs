@@ -101,13 +101,14 @@ impl Drop for Retired {
 }
 
 impl QueueRunner {
-    /// Opens a queue under a new handle.
+    /// Opens a queue under a new handle, unless the session has been taken up again since `age`.
     pub(crate) async fn open(
         session: &Arc<Session>,
         shared: &Arc<Shared>,
         handle: u64,
         device: &str,
         replies: Replies,
+        age: u64,
     ) -> Result<QueueRunner> {
         let devices = &shared.devices;
         let device = devices.get(device)?.clone();
@@ -134,6 +135,10 @@ impl QueueRunner {
         }
         let (owner, of) = (session.clone(), device.clone());
         let made = session.worker.run(move || {
+            // Whoever takes it up waits for the jobs before, and for the queues that they have opened.
+            if owner.keys.is_renewed(age) {
+                return Err(Error::Cancelled);
+            }
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
             owner.trace.watch(queue.as_ref(), handle, &of.info().name);
