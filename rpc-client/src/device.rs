@@ -51,8 +51,7 @@ pub fn connect(endpoints: &[Endpoint], options: &ClientOptions) -> Result<Vec<Ar
         threads.into_iter().map(join).collect()
     });
     // All links exist before the first error is returned, so that each session is ended properly.
-    let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> =
-        opened.into_iter().map(|r| r.map(Link::new)).collect();
+    let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> = opened.into_iter().map(|r| r.map(Link::new)).collect();
     let open: Vec<_> = links.iter().flatten().map(|(link, _)| link.clone()).collect();
     open.iter().for_each(|link| link.shared().peers.set_siblings(&open));
     drop(open);

@@ -153,9 +153,11 @@ fn refusal(status: &Status, old: &Shared) -> Failed {
     let error = from_status(status, &old.name);
     match status.code() {
         // There is no such session, or this is no server that could have it.
-        Code::Unauthenticated | Code::InvalidArgument | Code::Unimplemented | Code::NotFound | Code::PermissionDenied => {
-            Failed::ForGood(error)
-        }
+        Code::Unauthenticated
+        | Code::InvalidArgument
+        | Code::Unimplemented
+        | Code::NotFound
+        | Code::PermissionDenied => Failed::ForGood(error),
         _ => Failed::ForNow(error),
     }
 }

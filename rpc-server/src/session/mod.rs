@@ -10,13 +10,13 @@ mod worker;
 
 use crate::io::Traffic;
 use crate::lock;
+use keys::Keys;
 use outboard_core::{Buffer, Device, Error, Executable, Result, Slice, Ticket, Usage};
 use outboard_proto::limits::{MAX_HANDLES, MAX_TICKETS};
-use keys::Keys;
 use outboard_proto::v1;
 use queue::QueueState;
-use std::collections::{HashMap, HashSet};
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
