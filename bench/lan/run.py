@@ -2,7 +2,7 @@
 """Measures what the network costs Outboard, on hosts that are made for it: namespaces on this machine with real latency and
 bandwidth (lanem.c). Python 3, standard library only; root, iproute2, util-linux and a C compiler.
 
-    cargo build --release -p outboard -p outboard-rpc-server && cargo build --release -p outboard-rpc-client --example loopback
+    cargo build --release -p outboard -p outboard-rpc-server && cargo build --release -p outboard-rpc-client --examples
     bench/lan/run.py                      # every case, as a markdown table
     bench/lan/run.py cost-1s-1ms load     # some
     bench/lan/run.py --list
@@ -143,6 +143,7 @@ class Bench:
         subprocess.run(["cc", "-O2", "-pthread", "-o", self.lanem, HERE / "lanem.c"], check=True)
         self.server_help = output([self.bin / "rpc-server", "--help"])
         self.texts = {}
+        self.env = {}  # of outboard
 
     @contextmanager
     def lan(self, servers, rtt_ms, extra=(), loss_ppm=0):
@@ -171,9 +172,18 @@ class Bench:
             processes.end(process)
             log.close()
 
+    def certificates(self, *names):
+        """A CA and certificates for servers of these names; gives the server's flags and the client's variables."""
+        pki = self.tmp / "pki"
+        if not pki.exists():
+            output([self.bin / "outboard", "cert", pki, *(part for name in names for part in ("--name", name))])
+        flags = ["--tls-cert", f"{pki}/server.pem", "--tls-key", f"{pki}/server-key.pem", "--client-ca", f"{pki}/ca.pem"]
+        env = {"OUTBOARD_CA": f"{pki}/ca.pem", "OUTBOARD_CERT": f"{pki}/client.pem", "OUTBOARD_KEY": f"{pki}/client-key.pem"}
+        return flags, env
+
     def outboard(self, argv, before=(), limit=COMMAND_LIMIT, watch=None):
         """Runs outboard and gives its JSON. `watch` is called with its process id while it runs."""
-        env = {k: v for k, v in os.environ.items() if k != "OUTBOARD_RPC"}
+        env = {k: v for k, v in os.environ.items() if k != "OUTBOARD_RPC"} | self.env
         err = open(self.tmp / "client.log", "w+")
         process = processes.start([*before, str(self.bin / "outboard"), *argv], stdout=subprocess.PIPE, stderr=err, text=True, env=env)
         timer = threading.Timer(limit, process.kill)
@@ -193,6 +203,15 @@ class Bench:
             raise Failed(f"outboard {' '.join(argv)}: exit {code}: {line}")
         err.close()
         return json.loads(text)
+
+    @contextmanager
+    def environment(self, env):
+        """Variables for outboard."""
+        self.env = env
+        try:
+            yield
+        finally:
+            self.env = {}
 
     def bench(self, argv, before=(), prompt=0, gen=0, repetitions=None):
         args = ["bench", "-m", self.args.model, "-p", str(prompt), "-n", str(gen), "-t", "1", "-o", "json"]
@@ -360,19 +379,25 @@ def load_case(b):
 
 @case("load-2s", "the same weights onto 2 servers that both need all of them: client bytes against one")
 def load_both(b):
-    one, both = [], []
-    argv = ["bench", "-m", b.args.big, "-p", "0", "-n", "1", "-r", "1", "--no-warmup", "-t", "1", "-o", "json"]
+    example = b.bin / "examples" / "content"
+    if not example.is_file():
+        raise Failed("cargo build --release -p outboard-rpc-client --example content")
+    path = output([b.bin / "outboard", "fetch", b.args.big]).split()[-1]
+    one, both, seconds = [], [], ([], [])
+
+    def measure(count, round, wire, times):
+        with b.lan(2, 1, cache(b, f"both{count}{round}")) as (addresses, before, lan):
+            start = lan.traffic(3)[0]
+            text = output([*before, str(example), path, *addresses[:count]], 120)
+            wire.append(lan.traffic(3)[0] - start)
+            times.append(float(re.search(r"([\d.]+) s,", text)[1]))
+
     for round in range(3):  # bytes do not scatter as times do
-        with b.lan(2, 1, cache(b, f"both{round}")) as (addresses, before, lan):
-            start = lan.traffic(3)[0]
-            b.outboard([*argv, "--rpc", addresses[0]], before)
-            one.append(lan.traffic(3)[0] - start)
-        with b.lan(2, 1, cache(b, f"both{round}")) as (addresses, before, lan):
-            start = lan.traffic(3)[0]
-            b.outboard([*argv, "--rpc", ",".join(addresses), "-dev", addresses[0], "--beside", addresses[1]], before)
-            both.append(lan.traffic(3)[0] - start)
+        measure(1, round, one, seconds[0])
+        measure(2, round, both, seconds[1])
     one, both = statistics.median(one), statistics.median(both)
-    note = f"{both / MIB:.0f} against {one / MIB:.0f} MiB on the wire"
+    times = [statistics.median(s) for s in seconds]
+    note = f"{both / MIB:.0f} against {one / MIB:.0f} MiB on the wire, {times[1]:.2f} against {times[0]:.2f} s"
     yield Result("load-2s", "the same weights onto 2 servers", both / one, "times the bytes of one", 1.1, 1.0, note=note)
 
 
@@ -394,11 +419,18 @@ def echo(b):
     spread = lambda v: f"{min(v):.2f}..{max(v):.2f}"
     yield Result("echo", "median echo while an upload saturates loopback", statistics.median(echoes), "us", 200, 27, note=spread(echoes))
     yield Result("upload", "upload on loopback, plaintext", statistics.median(rates), "GB/s", 2.4, 3.2, False, spread(rates))
+    # Both ends in one process, as its certificate is made there.
+    encrypted = []
+    for _ in range(b.args.repetitions):
+        text = output([example, "tls"], 120)
+        encrypted.append(statistics.median(float(r) for r in re.findall(r"upload: ([\d.]+) GB/s", text)))
+    yield Result("upload-tls", "upload on loopback, TLS", statistics.median(encrypted), "GB/s", 1.5, 2.1, False, spread(encrypted))
 
 
 @case("quic-loss", "QUIC, RTT 20 ms, 0.5 % loss: gaps between tokens while another 400 MiB uploads")
 def quic_loss(b):
-    with b.lan(1, 20, loss_ppm=5000) as (addresses, before, _):
+    flags, env = b.certificates("10.77.0.1")
+    with b.lan(1, 20, flags, loss_ppm=5000) as (addresses, before, _), b.environment(env):
         argv = ["--rpc", f"quic://{addresses[0]}"]
         alone = b.bench(argv, before, gen=b.args.gen, repetitions=3)[0]["gap_ms"]
         stop = threading.Event()

@@ -13,6 +13,10 @@ pub const DIMS: usize = 4;
 /// Largest span of one tensor in bytes (16 TiB): far above real ones, far below overflow of sums of sizes.
 pub const MAX_TENSOR_BYTES: usize = 1 << 44;
 
+/// Most elements of a tensor whose elements lie on one another (a stride of 0). What a device computes is bounded by the memory that
+/// it takes, except here: this many take a device a second or so, and no broadcast of real models has more.
+pub const MAX_OVERLAPPING: usize = 1 << 28;
+
 /// Extent of a tensor in elements and the distance between its elements in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Layout {
@@ -90,8 +94,10 @@ impl Layout {
             return Err(ShapeError::Strides { dtype, ne, nb });
         }
         // The count of elements is bounded as well as the span: strides of 0 must not make endless work.
-        let count = ne.iter().try_fold(1usize, |n, &e| n.checked_mul(e)).ok_or(too_large.clone())?;
-        if count > MAX_TENSOR_BYTES || nb.iter().any(|&n| n > MAX_TENSOR_BYTES) {
+        // So are the extents of a tensor that has none, whose rows are counted all the same.
+        let most = ne.iter().try_fold(1usize, |n, &e| n.checked_mul(e.max(1))).ok_or(too_large.clone())?;
+        let count = if ne.contains(&0) { 0 } else { most };
+        if most > MAX_TENSOR_BYTES || nb.iter().any(|&n| n > MAX_TENSOR_BYTES) {
             return Err(too_large);
         }
         let mut span = 0usize;
@@ -108,7 +114,8 @@ impl Layout {
                 span = (ne[d] - 1).checked_mul(nb[d]).and_then(|n| n.checked_add(span)).ok_or(too_large.clone())?;
             }
         }
-        if span > MAX_TENSOR_BYTES {
+        // An element takes a byte at least, or half of one in a block: where fewer bytes are spanned, elements overlap.
+        if span > MAX_TENSOR_BYTES || count > MAX_OVERLAPPING && span < count / 8 {
             return Err(too_large);
         }
         Ok(Layout { ne, nb, span, dtype })
@@ -250,8 +257,18 @@ mod tests {
     }
 
     #[test]
+    fn little_memory_is_little_work() {
+        let all_one = |ne| Layout::strided(DType::F32, ne, [0; 4]);
+        assert!(all_one([1 << 14, 1 << 14, 1, 1]).is_ok());
+        assert!(all_one([1 << 14, 1 << 14, 2, 1]).is_err());
+        assert!(Layout::strided(DType::F32, [1 << 10, 1 << 30, 1, 1], [4, 4, 0, 0]).is_err());
+        assert!(Layout::contiguous(DType::Q2_K, [1 << 20, 1 << 20, 1, 1]).is_ok());
+    }
+
+    #[test]
     fn empty_has_no_span() {
         let l = Layout::contiguous(DType::F32, [4, 0, 3, 1]).unwrap();
         assert_eq!((l.span(), l.elements()), (0, 0));
+        assert!(Layout::contiguous(DType::F32, [0, 1 << 40, 1 << 40, 1]).is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! A model on its devices: placement, upload, the cache, running tokens through it.
 
 use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
+use crate::batches::micro_batches;
 use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::failover::{Failover, Seat};
@@ -342,12 +343,21 @@ impl Engine {
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
     pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
         self.check_room(tokens.len())?;
+        let devices = self.loads.iter().filter(|load| load.layers.is_some()).count();
+        let sizes = micro_batches(tokens.len(), self.n_ubatch, devices);
         // All of it is known before any of it may fail.
         self.text.truncate(self.n_past);
-        tokens.chunks(self.n_ubatch).for_each(|batch| self.text.read(self.text.len(), batch));
-        let mut batches = tokens.chunks(self.n_ubatch).peekable();
-        while let Some(batch) = batches.next() {
-            if batches.peek().is_none() {
+        let mut rest = tokens;
+        for size in &sizes {
+            let (batch, behind) = rest.split_at((*size).min(rest.len()));
+            self.text.read(self.text.len(), batch);
+            rest = behind;
+        }
+        let mut rest = tokens;
+        for size in sizes {
+            let (batch, behind) = rest.split_at(size.min(rest.len()));
+            rest = behind;
+            if rest.is_empty() {
                 return self.enqueue(batch, Feed::Input, history, last);
             }
             self.enqueue(batch, Feed::Input, history, Outputs::None)?;

@@ -4,6 +4,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod arch;
+mod batches;
 pub mod chat;
 mod decode;
 pub mod engine;

@@ -2,12 +2,13 @@
 
 use crate::endpoint::{Carrier, Endpoint};
 use crate::explain::{self, Side};
-use crate::limits::HANDSHAKE;
+use crate::limits::{AUTO_QUIC, AUTO_RTT, HANDSHAKE};
 use crate::quic;
 use crate::stream::{Meter, Metered, Stream};
 use crate::tls::ClientTls;
 use rustls::pki_types::ServerName;
 use std::io;
+use std::time::Instant;
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
@@ -17,18 +18,22 @@ pub const REFUSED: &str = "connection refused; is rpc-server running there, and 
 
 /// Opens streams to one endpoint: connections of their own on TCP and TLS; on QUIC, streams of one connection.
 ///
-/// That connection is driven by the event loop that opened the first stream; the others may be used by other threads.
+/// For `auto`, the first stream decides between TLS and QUIC.
+///
+/// A QUIC connection is driven by the event loop that opened the first stream; the others may be used by other threads.
 #[derive(Debug)]
 pub struct Dialer {
     endpoint: Endpoint,
     tls: ClientTls,
     quic: OnceCell<quic::Outgoing>,
+    /// What `auto` came to.
+    chosen: OnceCell<Carrier>,
 }
 
 impl Dialer {
     /// For one endpoint. Opens nothing yet.
     pub fn new(endpoint: Endpoint, tls: ClientTls) -> Dialer {
-        Dialer { endpoint, tls, quic: OnceCell::new() }
+        Dialer { endpoint, tls, quic: OnceCell::new(), chosen: OnceCell::new() }
     }
 
     /// Where it leads.
@@ -40,18 +45,42 @@ impl Dialer {
     /// The error says in words for a user what is wrong and what to do, without the endpoint's name. Handshakes have a deadline;
     /// for TCP's, the caller sets one.
     pub async fn open<M: Meter>(&self, meter: M) -> Result<Stream<M>, String> {
-        match self.endpoint.carrier() {
+        let carrier = match self.endpoint.carrier() {
+            Carrier::Auto => *self.chosen.get_or_try_init(|| self.choose()).await?,
+            carrier => carrier,
+        };
+        match carrier {
             Carrier::Tcp => Ok(Stream::tcp(self.connect().await?, meter)),
-            Carrier::Tls => self.tls(meter).await,
-            Carrier::Quic => {
-                let outgoing = || async {
-                    let configs = self.tls.configs().map_err(|e| e.to_string())?;
-                    quic::connect(&self.endpoint, configs.quic.clone()).await
-                };
-                let connection = self.quic.get_or_try_init(outgoing).await?;
-                Ok(Stream::quic(connection.open().await?, meter))
-            }
+            Carrier::Tls | Carrier::Auto => self.tls(meter).await,
+            Carrier::Quic => Ok(Stream::quic(self.quic().await?.open().await?, meter)),
         }
+    }
+
+    /// What carries the streams: for `auto`, what it came to, once the first stream is open.
+    pub fn carrier(&self) -> Carrier {
+        self.chosen.get().copied().unwrap_or(self.endpoint.carrier())
+    }
+
+    /// Measures how far away the server is, by TCP's handshake, and what gets through to it.
+    async fn choose(&self) -> Result<Carrier, String> {
+        let start = Instant::now();
+        drop(self.connect().await?);
+        if start.elapsed() < AUTO_RTT {
+            return Ok(Carrier::Tls);
+        }
+        match tokio::time::timeout(AUTO_QUIC, self.quic()).await {
+            Ok(Ok(_)) => Ok(Carrier::Quic),
+            // If it is not the network's fault, TLS on TCP has the same to say.
+            Ok(Err(_)) | Err(_) => Ok(Carrier::Tls),
+        }
+    }
+
+    async fn quic(&self) -> Result<&quic::Outgoing, String> {
+        let outgoing = || async {
+            let configs = self.tls.configs().map_err(|e| e.to_string())?;
+            quic::connect(&self.endpoint, configs.quic.clone()).await
+        };
+        self.quic.get_or_try_init(outgoing).await
     }
 
     /// Says goodbye to the server where that is the carrier's matter. Call it from the event loop that opened the first stream,

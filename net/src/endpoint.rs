@@ -13,6 +13,8 @@ pub enum Carrier {
     Tls,
     /// The same on streams of a QUIC connection: `quic://host:port`.
     Quic,
+    /// QUIC where the network is long or loses packets, TLS on TCP elsewhere: `auto://host:port`.
+    Auto,
 }
 
 impl Carrier {
@@ -22,6 +24,17 @@ impl Carrier {
             Carrier::Tcp => "",
             Carrier::Tls => "grpcs://",
             Carrier::Quic => "quic://",
+            Carrier::Auto => "auto://",
+        }
+    }
+
+    /// What it is called in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Carrier::Tcp => "TCP",
+            Carrier::Tls => "TLS on TCP",
+            Carrier::Quic => "QUIC",
+            Carrier::Auto => "not chosen yet",
         }
     }
 
@@ -31,7 +44,7 @@ impl Carrier {
     }
 }
 
-/// Where a server listens. Prints as `host:port`, `grpcs://host:port` or `quic://host:port`, with IPv6 addresses in brackets.
+/// Where a server listens. Prints as `host:port`, `grpcs://host:port`, `quic://host:port` or `auto://host:port`, with IPv6 addresses in brackets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
     carrier: Carrier,
@@ -52,18 +65,20 @@ impl fmt::Display for EndpointError {
 impl std::error::Error for EndpointError {}
 
 impl Endpoint {
-    /// Parses `host`, `host:port`, `[ipv6]` or `[ipv6]:port`, with `grpcs://` or `quic://` before it, or nothing for a connection
+    /// Parses `host`, `host:port`, `[ipv6]` or `[ipv6]:port`, with `grpcs://`, `quic://` or `auto://` before it, or nothing for a connection
     /// without encryption. The port is 50052 if there is none.
     pub fn parse(text: &str) -> Result<Endpoint, EndpointError> {
         let text = text.trim();
         let fail = |why: &str| {
-            let form = "write host:port, grpcs://host:port or quic://host:port, such as 10.0.0.2:50052";
+            let form =
+                "write host:port, grpcs://host:port, quic://host:port or auto://host:port, such as 10.0.0.2:50052";
             Err(EndpointError(format!("endpoint {text:?}: {why}; {form}")))
         };
         let (carrier, text) = match text.split_once("://") {
             None => (Carrier::Tcp, text),
             Some(("grpcs", rest)) => (Carrier::Tls, rest),
             Some(("quic", rest)) => (Carrier::Quic, rest),
+            Some(("auto", rest)) => (Carrier::Auto, rest),
             Some((scheme, _)) => return fail(&format!("there is no carrier {scheme}://")),
         };
         let (host, port) = match text.strip_prefix('[') {
@@ -161,6 +176,7 @@ mod tests {
             ("[fe80::1]:99", "[fe80::1]:99"),
             ("grpcs://gpu.lan", "grpcs://gpu.lan:50052"),
             ("quic://[::1]:7", "quic://[::1]:7"),
+            ("auto://gpu.lan", "auto://gpu.lan:50052"),
         ] {
             let endpoint = Endpoint::parse(text).unwrap();
             assert_eq!(endpoint.to_string(), printed);

@@ -17,6 +17,14 @@ pub const NEXT_ADDRESS: Duration = Duration::from_millis(250);
 /// Addresses of a host that are tried.
 pub const ADDRESSES: usize = 8;
 
+/// With `auto://`, a network whose round trip is at least this long, or whose first packets take this long because one was lost,
+/// gets QUIC: there a lost packet costs most, and there a heavy stream holds up the others longest. Below, TCP is faster, because
+/// the kernel does its work.
+pub const AUTO_RTT: Duration = Duration::from_millis(5);
+/// With `auto://`, TLS on TCP takes over if QUIC gives no answer for this long: firewalls often drop UDP without a word. Short
+/// enough to leave time for TLS before a server that opens a link to another one gives up.
+pub const AUTO_QUIC: Duration = Duration::from_millis(700);
+
 /// Streams of one QUIC connection at a time: one for commands, the others for bulk data.
 pub const QUIC_STREAMS: u32 = 16;
 /// Bytes in flight on one QUIC stream, each way; the same as a bulk stream's HTTP/2 window, which is the tighter bound.

@@ -1,11 +1,14 @@
 //! Devices, their usage and slices on the wire.
 
+use crate::error::shown;
 use crate::limits::MAX_NAME;
 use crate::v1;
 use outboard_core::{DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Usage};
 
 /// Most devices that a client takes from one endpoint.
 pub const MAX_DEVICES: usize = 256;
+/// Most capabilities of a device that a client remembers: each is a word, and backends have some ten.
+pub const MAX_CAPABILITIES: usize = 64;
 /// Largest alignment in bytes that a client takes from a server: a huge page.
 pub const MAX_ALIGNMENT: u64 = 2 << 20;
 
@@ -25,7 +28,7 @@ pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>) -> v
     }
 }
 
-/// A device of `endpoint`, with its id made of both names. A kind that this release does not know counts as an accelerator.
+/// A device of `endpoint`, with its id made of both names; what is for people loses control characters. A kind that this release does not know counts as an accelerator.
 pub fn from_wire(device: &v1::Device, endpoint: &str) -> Result<DeviceInfo> {
     let wrong =
         |what: String| Err(Error::Peer { endpoint: endpoint.to_owned(), detail: format!("sent a device {what}") });
@@ -39,11 +42,11 @@ pub fn from_wire(device: &v1::Device, endpoint: &str) -> Result<DeviceInfo> {
         id: format!("{endpoint}/{}", device.name),
         name: device.name.clone(),
         kind: DeviceKind::from_name(&device.kind).unwrap_or(DeviceKind::Accelerator),
-        description: device.description.clone(),
-        device_id: device.device_id.clone(),
-        backend: device.backend.clone(),
+        description: shown(&device.description, MAX_NAME),
+        device_id: shown(&device.device_id, MAX_NAME),
+        backend: shown(&device.backend, MAX_NAME),
         memory_total: device.memory_total,
-        capabilities: device.capabilities.clone(),
+        capabilities: device.capabilities.iter().take(MAX_CAPABILITIES).map(|c| shown(c, MAX_NAME)).collect(),
         alignment: device.alignment as usize,
     })
 }

@@ -35,23 +35,26 @@ pub fn to_wire(error: &Error) -> v1::Error {
 /// The error that a message from `endpoint` stands for: names of devices get the endpoint in front, and what the server
 /// found wrong with a request names it, too. What has an endpoint in front already came from there through another server.
 pub fn from_wire(error: v1::Error, endpoint: &str) -> Error {
-    let id = |device: String| match device.is_empty() {
-        true => endpoint.to_owned(),
-        false if device.contains('/') => device,
-        false => format!("{endpoint}/{device}"),
+    let id = |device: String| match cut(&device) {
+        device if device.is_empty() => endpoint.to_owned(),
+        device if device.contains('/') => device,
+        device => format!("{endpoint}/{device}"),
     };
     match error.kind {
-        Some(Kind::Request(text)) => Error::Request(format!("{endpoint}: {text}")),
+        Some(Kind::Request(text)) => Error::Request(format!("{endpoint}: {}", cut(&text))),
         Some(Kind::Device(e)) => {
-            Error::Device { device: id(e.device), op: Some(e.op).filter(|op| !op.is_empty()), detail: e.detail }
+            let op = Some(cut(&e.op)).filter(|op| !op.is_empty());
+            Error::Device { device: id(e.device), op, detail: cut(&e.detail) }
         }
         Some(Kind::OutOfMemory(e)) => Error::OutOfMemory { device: id(e.device), needed: e.needed, free: e.free },
         Some(Kind::Timeout(e)) => {
-            Error::Timeout { what: format!("{endpoint}: {}", e.what), after: Duration::from_millis(e.after_ms) }
+            Error::Timeout { what: format!("{endpoint}: {}", cut(&e.what)), after: Duration::from_millis(e.after_ms) }
         }
         Some(Kind::Cancelled(_)) => Error::Cancelled,
-        Some(Kind::Misuse(text)) => Error::Misuse(format!("{endpoint}: {text}")),
-        Some(Kind::Peer(e)) => Error::Peer { endpoint: e.endpoint, detail: format!("{} (said {endpoint})", e.detail) },
+        Some(Kind::Misuse(text)) => Error::Misuse(format!("{endpoint}: {}", cut(&text))),
+        Some(Kind::Peer(e)) => {
+            Error::Peer { endpoint: cut(&e.endpoint), detail: format!("{} (said {endpoint})", cut(&e.detail)) }
+        }
         None => Error::Peer {
             endpoint: endpoint.to_owned(),
             detail: "answered with an error of a kind that this release does not know; install the same release on both sides"
@@ -88,10 +91,16 @@ fn describe(status: &Status) -> String {
     }
 }
 
-/// A text cut to its limit, at a boundary of characters.
+/// A text cut to its limit, as [`shown`] does it.
 fn cut(text: &str) -> String {
-    let end = (0..=text.len().min(MAX_ERROR_TEXT)).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
-    text.get(..end).unwrap_or_default().to_owned()
+    shown(text, MAX_ERROR_TEXT)
+}
+
+/// A text of a peer as it may stand on somebody's terminal or in a log: on one line, without control characters (which move cursors
+/// and worse), cut to `max` bytes at a boundary of characters.
+pub(crate) fn shown(text: &str, max: usize) -> String {
+    let end = (0..=text.len().min(max)).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+    text.get(..end).unwrap_or_default().replace(char::is_control, " ")
 }
 
 #[cfg(test)]
@@ -124,6 +133,22 @@ mod tests {
         assert_eq!(from_status(&status, "a:1"), Error::OutOfMemory { device: "a:1/CPU1".into(), needed: 9, free: 1 });
         let plain = from_status(&Status::unimplemented(""), "a:1").to_string();
         assert!(plain.starts_with("a:1: "), "{plain}");
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_obeys_comes_through() {
+        let evil = || "\u{1b}]0;owned\u{7}\r\nerror: all is well\u{9b}2J".to_owned();
+        let device = v1::DeviceError { device: evil(), op: evil(), detail: evil() };
+        let peer = v1::PeerError { endpoint: evil(), detail: evil() };
+        let late = v1::TimeoutError { what: evil(), after_ms: 1 };
+        let (memory, busy) = (v1::OutOfMemory { device: evil(), needed: 2, free: 1 }, Kind::Misuse(evil()));
+        let kinds = [Kind::Request(evil()), Kind::Device(device), Kind::Timeout(late), Kind::Peer(peer), busy];
+        for kind in kinds.into_iter().chain([Kind::OutOfMemory(memory)]) {
+            let text = from_wire(v1::Error { kind: Some(kind) }, "a:1").to_string();
+            assert!(!text.contains(char::is_control) && text.contains("owned"), "{text:?}");
+        }
+        let text = from_status(&Status::internal(evil()), "a:1").to_string();
+        assert!(!text.contains(char::is_control), "{text:?}");
     }
 
     #[test]

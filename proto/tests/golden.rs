@@ -82,7 +82,9 @@ fn blobs() {
     let blobs = Bytes::from_static(b"blobs");
     check("have_blobs_request", &HaveBlobsRequest { session: session(), blobs: blobs.clone() });
     check("have_blobs_response", &HaveBlobsResponse { have: Bytes::from_static(&[1]) });
-    check("place_blobs_request", &PlaceBlobsRequest { session: session(), blobs });
+    check("place_blobs_request", &PlaceBlobsRequest { session: session(), blobs: blobs.clone() });
+    check("check_blobs_request", &CheckBlobsRequest { session: session(), blobs });
+    check("check_blobs_response", &CheckBlobsResponse { good: Bytes::from_static(&[1]) });
     check("place_blobs_response", &PlaceBlobsResponse { placed: Bytes::from_static(&[3]) });
 }
 

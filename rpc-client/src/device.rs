@@ -14,7 +14,7 @@ use outboard_core::{
     Buffer, ContentUpload, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, PeerTransfer,
     Pending, Placement, Queue, Result, Slice, Ticket, Usage,
 };
-use outboard_net::Endpoint;
+use outboard_net::{Carrier, Endpoint};
 use outboard_proto::device::{MAX_DEVICES, from_wire, usage_name};
 use outboard_proto::error::from_status;
 use outboard_proto::v1::control_request::Request;
@@ -93,6 +93,11 @@ impl RemoteDevice {
     /// The endpoint that it is on.
     pub fn endpoint(&self) -> &Endpoint {
         &self.link.endpoint
+    }
+
+    /// What carries the bytes; for an `auto://` endpoint, what was chosen.
+    pub fn carrier(&self) -> Carrier {
+        self.link.shared().dialer.carrier()
     }
 
     /// Bytes that went to and from its endpoint, for all of its devices together. Asks the server for those between servers, if

@@ -454,3 +454,83 @@ fn several_endpoints_in_one_batch() {
     let error = devices[0].content().unwrap().upload(&batch, &|_| {}).unwrap_err().to_string();
     assert!(error.contains(&endpoint(&servers[1]).to_string()), "{error}");
 }
+
+/// Uploads the tensors to both devices as one batch, the second's in the opposite order, and checks what has arrived.
+fn upload_to_both(devices: &[Arc<dyn Device>; 2], data: &[Bytes]) {
+    let mut batch = Vec::new();
+    let mut there = Vec::new();
+    for (i, device) in devices.iter().enumerate() {
+        let mut contents = Vec::new();
+        let digests: Vec<_> = data.iter().map(|_| Arc::new(OnceLock::new())).collect();
+        let mut order: Vec<_> = data.iter().zip(digests).collect();
+        if i == 1 {
+            order.reverse();
+        }
+        for (data, digest) in order {
+            // Twice on the second device, the second time behind the first.
+            for _ in 0..=i {
+                let dst = buffer(device, data.len() as u64);
+                there.push((device.clone(), dst.clone(), data.clone()));
+                contents.push(Content { dst, data: data.clone(), digest: digest.clone() });
+            }
+        }
+        batch.push(DeviceContents { device: device.clone(), contents });
+    }
+    let done = AtomicU64::new(0);
+    let [first, _] = devices;
+    first.content().unwrap().upload(&batch, &|n| _ = done.fetch_add(n, Ordering::Relaxed)).unwrap();
+    assert_eq!(done.into_inner(), 3 * total(data));
+    for (device, slice, data) in there {
+        let queue = device.queue().unwrap();
+        assert!(read(queue.as_ref(), &slice) == data[..], "{} bytes on {}", data.len(), device.info().id);
+    }
+}
+
+fn sent_by(devices: &[Arc<dyn Device>; 2]) -> (u64, u64) {
+    let stats = devices.each_ref().map(|d| RemoteDevice::of(d.as_ref()).unwrap().net_stats());
+    let [a, b] = stats;
+    (a.sent_bytes + b.sent_bytes, a.peer_bytes + b.peer_bytes)
+}
+
+fn first_of_each(endpoints: [outboard_rpc_client::Endpoint; 2]) -> [Arc<dyn Device>; 2] {
+    let all = connect(&endpoints, &ClientOptions::default()).unwrap();
+    let of = |e: &outboard_rpc_client::Endpoint| {
+        all.iter().find(|d| RemoteDevice::of(d.as_ref()).unwrap().endpoint() == e).unwrap().clone()
+    };
+    endpoints.each_ref().map(of)
+}
+
+#[test]
+fn what_two_servers_need_is_sent_once() {
+    // More than what is in flight at a time, either way.
+    let mut data = tensors();
+    data.push(bytes(99, 50 << 20));
+    data.push(bytes(98, 40 << 20));
+    let mut once = 0;
+    for caches in [[false, false], [true, true], [false, true]] {
+        let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let servers: [Server; 2] = std::array::from_fn(|i| match caches[i] {
+            true => server(dirs[i].path()),
+            false => common::server().0,
+        });
+        let devices = first_of_each(servers.each_ref().map(endpoint));
+        upload_to_both(&devices, &data);
+        let (sent, between) = sent_by(&devices);
+        let large: u64 = data.iter().map(|d| d.len() as u64).filter(|&len| len >= 4096).sum();
+        assert!(sent < total(&data) * 11 / 10, "{sent} of {} bytes, caches {caches:?}", total(&data));
+        assert!((large..large * 11 / 10).contains(&between), "{between} of {large} bytes, caches {caches:?}");
+        once += sent;
+        // Each has kept what it has taken from the other; what both have is not sent at all.
+        upload_to_both(&devices, &data);
+        let (again, between_again) = sent_by(&devices);
+        let expected = match caches {
+            [true, true] => (0, 0),
+            // The one with a cache has it; the other gets half from it, half from this process.
+            [false, true] => (large, large),
+            _ => (large, large),
+        };
+        assert!(again - sent <= expected.0 * 11 / 10 + 200_000, "{} of {}, {caches:?}", again - sent, expected.0);
+        assert!(between_again - between <= expected.1 * 11 / 10, "{}, {caches:?}", between_again - between);
+    }
+    println!("{once} bytes in all");
+}

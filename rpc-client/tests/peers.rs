@@ -48,6 +48,22 @@ fn tensors_cross_in_any_order_and_size() {
 }
 
 #[test]
+fn a_tensor_larger_than_all_room_does_not_wait_for_a_small_write_before_it() {
+    const LEN: u64 = 40 << 20;
+    let (a, b) = (server().0, server().0);
+    let [x, y] = ends([endpoint(&a), endpoint(&b)], LEN);
+    // Each takes a little of the room, and nothing that would say when it is free again.
+    for end in [&x, &y] {
+        end.queue.write(&end.memory.part(0, 8).unwrap(), pattern(8, 1)).unwrap();
+    }
+    let t = ticket();
+    y.accept(t, &y.memory);
+    x.offer(t, &x.memory, &y);
+    let got = read(y.queue.as_ref(), &y.memory);
+    assert!(got[..8] == pattern(8, 1)[..] && got[8..].iter().all(|&b| b == 0));
+}
+
+#[test]
 fn both_ways_at_once_and_many_ahead() {
     const LEN: u64 = 4 << 20;
     const ROUNDS: u64 = 40;

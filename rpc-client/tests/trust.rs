@@ -150,6 +150,10 @@ fn everything_works_encrypted() {
         drop(devices);
         assert_eq!(server.sessions(), 0);
     }
+    // What is near gets TLS, what speaks no QUIC as well.
+    let near = connect(&[at(&server, Carrier::Auto)], &site.options()).unwrap();
+    assert_eq!(RemoteDevice::of(near[0].as_ref()).unwrap().carrier(), Carrier::Tls);
+    works(&near[0]);
     // A name, which stands for several addresses, of which the server has one.
     for carrier in ENCRYPTED {
         let endpoint = by(carrier, "localhost", server.local_addr().port());

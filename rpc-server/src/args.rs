@@ -1,7 +1,7 @@
 //! The command line of `rpc-server`, also run by other binaries that start servers.
 
 use crate::blobs::{BlobOptions, Blobs};
-use crate::limits::Limits;
+use crate::limits::{ClientLimits, Limits};
 use crate::server::{Server, ServerConfig};
 use crate::tokens::Tokens;
 use crate::trust::Trust;
@@ -17,7 +17,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
 use tracing_subscriber::EnvFilter;
 
 /// Exposes the devices of this host on one endpoint.
@@ -68,6 +69,16 @@ pub struct ServerArgs {
     /// Listen on an address that others can reach, without encryption or without knowing who they are
     #[arg(long)]
     pub insecure: bool,
+    /// Most memory that one client may take on each device, all of its sessions together, such as 4G; all that there is by default.
+    /// A client is a name of --client-ca or --token-file, or else an address
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub client_memory: Option<u64>,
+    /// Serve /metrics for Prometheus, /healthz and /readyz over HTTP there, such as 127.0.0.1:9090; anyone who reaches it may ask
+    #[arg(long, value_name = "ADDR")]
+    pub metrics: Option<String>,
+    /// How long sessions may go on after SIGTERM or SIGINT, while no new ones are taken; a second signal ends them at once
+    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN, value_parser = clap::value_parser!(u64).range(..=MAX_DRAIN))]
+    pub drain_timeout: u64,
     /// Form of the log, which goes to stderr
     #[arg(long, value_enum, default_value_t)]
     pub log: LogFormat,
@@ -85,6 +96,13 @@ pub enum LogFormat {
     /// One JSON object per line.
     Json,
 }
+
+/// How long sessions may go on when the server is to stop, in seconds: less than service managers wait before they kill.
+const DRAIN: u64 = 10;
+/// The longest that can be asked for, in seconds: a day.
+const MAX_DRAIN: u64 = 24 * 3600;
+/// How often a server that drains looks whether sessions are left.
+const DRAIN_LOOK: Duration = Duration::from_millis(20);
 
 /// Exit status for bad usage.
 const USAGE: u8 = 2;
@@ -110,6 +128,8 @@ fn failed(error: Error) -> Failure {
 
 fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
     let addr = address(&args.host, args.port).map_err(|e| (USAGE, Error::Request(e.to_string())))?;
+    let metrics = args.metrics.as_deref().map(metrics_address).transpose();
+    let metrics = metrics.map_err(|e| (USAGE, Error::Request(e.to_string())))?;
     let trust = if args.list_devices { Trust::default() } else { trust(args, addr)? };
     let devices = open_devices(args)?;
     let list = describe(&devices).map_err(failed)?;
@@ -128,13 +148,17 @@ fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
         Some((dir, limit)) => format!("{} (at most {})", dir.display(), Bytes(limit)),
         None => "none".to_owned(),
     };
-    let config = ServerConfig { addr, devices, limits: Limits::default(), trust: trust.clone() };
+    let client = ClientLimits { memory: args.client_memory, ..ClientLimits::default() };
+    let limits = Limits { client, ..Limits::default() };
+    let config = ServerConfig { addr, devices, limits, trust: trust.clone() };
     let mut server = Server::start_with(config, blobs).map_err(failed)?;
+    let metrics = metrics.map(|addr| server.serve_metrics(addr)).transpose().map_err(failed)?;
+    let metrics = metrics.map_or("none".to_owned(), |addr| format!("http://{addr}/metrics"));
     let addr = server.local_addr();
     let limit = args.memory_limit.map_or("none".to_owned(), |n| Bytes(n).to_string());
     let start = format!(
         "Starting RPC server v{}\n  endpoint       : {addr}\n  protocol       : {MIN_VERSION} to {MAX_VERSION}\n  \
-         memory limit   : {limit}\n  local cache    : {cache}\n  trust          : {}\nDevices:\n{list}listening on {addr}\n",
+         memory limit   : {limit}\n  local cache    : {cache}\n  trust          : {}\n  metrics        : {metrics}\nDevices:\n{list}listening on {addr}\n",
         env!("CARGO_PKG_VERSION"),
         describe_trust(&trust)
     );
@@ -142,9 +166,38 @@ fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
     tracing::info!(%addr, "listening");
     // An error means that the handler is gone, which lives as long as the process.
     let _ = stopped.recv();
+    drain(&server, Duration::from_secs(args.drain_timeout), &stopped);
     tracing::info!("stopping");
     server.stop();
     Ok(())
+}
+
+/// Lets sessions come to their end, for so long, or until the next signal.
+fn drain(server: &Server, limit: Duration, signals: &Receiver<()>) {
+    server.drain();
+    let end = Instant::now() + limit;
+    let sessions = server.sessions();
+    if sessions > 0 {
+        tracing::info!(sessions, "draining: no new sessions, at most {} s; a second signal ends it", limit.as_secs());
+    }
+    while server.sessions() > 0 && Instant::now() < end {
+        if signals.recv_timeout(DRAIN_LOOK).is_ok() {
+            return tracing::info!("a second signal");
+        }
+    }
+    let left = server.sessions();
+    if left > 0 {
+        tracing::warn!(sessions = left, "sessions are ended that are left after {} s", limit.as_secs());
+    }
+}
+
+/// The address of `--metrics`: a host and a port.
+fn metrics_address(text: &str) -> outboard_core::Result<SocketAddr> {
+    let fail = |why: String| {
+        Error::Request(format!("--metrics {text}: {why}; give a host and a port, such as 127.0.0.1:9090"))
+    };
+    let mut found = text.to_socket_addrs().map_err(|e| fail(e.to_string()))?;
+    found.next().ok_or_else(|| fail("it has no address".into()))
 }
 
 fn open_devices(args: &ServerArgs) -> Result<Vec<Arc<dyn Device>>, Failure> {

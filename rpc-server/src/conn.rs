@@ -1,8 +1,10 @@
 //! One connection, or one stream of a QUIC connection: HTTP/2 on a thread of its own, and the services that it can call.
 
+use crate::accounts::Share;
 use crate::io::Traffic;
 use crate::limits::{AFTER_SESSIONS, FIRST_MESSAGE, HEADERS, IDLE, STREAMS, TICK};
 use crate::lock;
+use crate::logs::limited;
 use crate::peers::inbound;
 use crate::server::Shared;
 use crate::service::{Service, bulk};
@@ -34,12 +36,14 @@ pub(crate) struct Conn {
     sessions: Mutex<Vec<Weak<Session>>>,
     /// Something came that cannot be decoded.
     broken: Notify,
-    /// The name that the client has proven, by its certificate or a token.
-    who: OnceLock<String>,
+    /// The name that the client has proven, by its certificate or a token, and its place among that client's connections.
+    who: OnceLock<(String, Share)>,
     /// It has shown a token, or the secret of a session.
     authorised: AtomicBool,
     /// Another server sends on it; what it sends is authorised by tickets.
     link: AtomicBool,
+    /// When something was last asked for. Bytes alone can be trickled for ever.
+    asked: Mutex<Instant>,
 }
 
 impl Conn {
@@ -53,19 +57,23 @@ impl Conn {
             who: OnceLock::new(),
             authorised: AtomicBool::new(false),
             link: AtomicBool::new(false),
+            asked: Mutex::new(Instant::now()),
         }
     }
 
-    /// Keeps the first name that the client has proven.
-    pub(crate) fn is(&self, who: Option<String>) {
-        if let Some(who) = who {
-            let _ = self.who.set(who);
+    /// Keeps the first name that the client has proven. An error if it has too many connections.
+    pub(crate) fn is(&self, shared: &Shared, who: Option<String>) -> outboard_core::Result<()> {
+        if let Some(who) = who.filter(|_| self.who.get().is_none()) {
+            let share = shared.accounts.of(Some(&who), self.peer.ip()).connection();
+            let share = share.inspect_err(|_| shared.metrics.refused("connections of one client"))?;
+            let _ = self.who.set((who, share));
         }
+        Ok(())
     }
 
     /// The name that the client has proven.
     pub(crate) fn who(&self) -> Option<&str> {
-        self.who.get().map(String::as_str)
+        self.who.get().map(|(who, _)| who.as_str())
     }
 
     /// Notes that the client may be here.
@@ -83,19 +91,33 @@ impl Conn {
         self.link.store(true, Ordering::Release);
     }
 
+    /// When its peer last did something that lets it stay: for a client a call, for another server any sign of life.
+    fn active(&self) -> Instant {
+        match self.link.load(Ordering::Acquire) {
+            true => self.traffic.heard(),
+            false => *lock(&self.asked),
+        }
+    }
+
     /// Whether its peer may stay for longer than it takes to say who it is.
     fn may_stay(&self, trust: &Trust) -> bool {
         trust.tokens.is_none() || self.is_authorised() || self.link.load(Ordering::Acquire)
     }
 
     /// Notes that a session has a stream here.
-    pub(crate) fn attach(&self, session: &Arc<Session>) {
+    pub(crate) fn attach(&self, shared: &Shared, session: &Arc<Session>) {
+        self.traffic.is_of(|| shared.metrics.client(session.account.name()));
         let mut all = lock(&self.sessions);
         if !all.iter().any(|s| std::ptr::eq(s.as_ptr(), Arc::as_ptr(session))) {
             // The last one that has ended is kept, to know that there were some.
             all.retain(is_live);
             all.push(Arc::downgrade(session));
         }
+    }
+
+    /// What names the session that has streams here, in the log.
+    pub(crate) fn session_tag(&self) -> Option<String> {
+        lock(&self.sessions).iter().rev().find_map(Weak::upgrade).map(|session| session.tag.clone())
     }
 
     /// Ends the connection: its bytes cannot be trusted any more.
@@ -127,7 +149,7 @@ pub(crate) fn serve_tcp(shared: &Arc<Shared>, conn: &Arc<Conn>, socket: std::net
     on_a_loop(conn, async {
         let socket = match socket.set_nodelay(true).and_then(|()| tokio::net::TcpStream::from_std(socket)) {
             Ok(socket) => socket,
-            Err(e) => return tracing::debug!(peer = %conn.peer, "lost at once: {e}"),
+            Err(e) => return limited!(debug, peer = %conn.peer, "lost at once: {e}"),
         };
         let mut stop = stopped.clone();
         let accepted = tokio::select! {
@@ -135,11 +157,14 @@ pub(crate) fn serve_tcp(shared: &Arc<Shared>, conn: &Arc<Conn>, socket: std::net
             _ = stop.wait_for(|&s| s) => return,
         };
         match accepted {
-            Ok(accepted) => {
-                conn.is(accepted.who);
-                serve(shared, conn, accepted.stream, stopped).await;
+            Ok(accepted) => match conn.is(shared, accepted.who) {
+                Ok(()) => serve(shared, conn, accepted.stream, stopped).await,
+                Err(why) => refused(conn, &why),
+            },
+            Err(why) => {
+                shared.metrics.refused("handshake");
+                refused(conn, &why);
             }
-            Err(why) => refused(shared, conn, &why),
         }
     });
 }
@@ -150,13 +175,19 @@ pub(crate) fn serve_quic(shared: &Arc<Shared>, conn: &Arc<Conn>, incoming: QuicI
     on_a_loop(conn, async {
         let quic = match incoming.accept().await {
             Ok(quic) => quic,
-            Err(why) => return refused(shared, conn, &why),
+            Err(why) => {
+                shared.metrics.refused("handshake");
+                return refused(conn, &why);
+            }
         };
-        conn.is(quic.who.clone());
+        if let Err(why) = conn.is(shared, quic.who.clone()) {
+            refused(conn, &why);
+            return quic.close().await;
+        }
         let first = match tokio::time::timeout(FIRST_MESSAGE, quic.stream(conn.traffic.clone())).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(why)) => return refused(shared, conn, &why),
-            Err(_) => return refused(shared, conn, "it has opened no stream"),
+            Ok(Err(why)) => return refused(conn, &why),
+            Err(_) => return refused(conn, &"it has opened no stream"),
         };
         let others = async {
             loop {
@@ -166,8 +197,10 @@ pub(crate) fn serve_quic(shared: &Arc<Shared>, conn: &Arc<Conn>, incoming: QuicI
                 let (stopped, who, peer) = (stopped.clone(), quic.who.clone(), conn.peer);
                 shared.thread(conn.peer, move |shared, number| {
                     let conn = Arc::new(Conn { traffic, ..Conn::new(number, peer) });
-                    conn.is(who);
-                    on_a_loop(&conn, serve(shared, &conn, stream, stopped));
+                    match conn.is(shared, who) {
+                        Ok(()) => on_a_loop(&conn, serve(shared, &conn, stream, stopped)),
+                        Err(why) => refused(&conn, &why),
+                    }
                 });
             }
         };
@@ -180,17 +213,15 @@ pub(crate) fn serve_quic(shared: &Arc<Shared>, conn: &Arc<Conn>, incoming: QuicI
 }
 
 /// A line about a client that was not let in.
-fn refused(shared: &Shared, conn: &Conn, why: &str) {
-    if shared.gate.pass() {
-        tracing::warn!(peer = %conn.peer, "a connection was refused: {why}");
-    }
+fn refused(conn: &Conn, why: &dyn std::fmt::Display) {
+    limited!(warn, peer = %conn.peer, "a connection was refused: {why}");
 }
 
 /// Runs the work of a connection on an event loop of its own.
 fn on_a_loop(conn: &Conn, work: impl Future<Output = ()>) {
     let runtime = match runtime() {
         Ok(runtime) => runtime,
-        Err(e) => return tracing::warn!(peer = %conn.peer, "no event loop for a connection: {e}"),
+        Err(e) => return limited!(warn, peer = %conn.peer, "no event loop for a connection: {e}"),
     };
     runtime.block_on(work);
     // Tasks of streams hold sessions; they end with the loop that ran them.
@@ -219,10 +250,8 @@ async fn serve(shared: &Arc<Shared>, conn: &Arc<Conn>, stream: Stream<Arc<Traffi
     loop {
         tokio::select! {
             ended = http.as_mut() => {
-                if let Err(e) = ended
-                    && shared.gate.pass()
-                {
-                    tracing::debug!(peer = %conn.peer, conn = conn.number, "connection ended: {e}");
+                if let Err(e) = ended {
+                    limited!(debug, peer = %conn.peer, conn = conn.number, "connection ended: {e}");
                 }
                 break;
             }
@@ -236,13 +265,13 @@ async fn serve(shared: &Arc<Shared>, conn: &Arc<Conn>, stream: Stream<Arc<Traffi
                     (true, false) => Some(*over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS),
                     // Those who have yet to show a token cannot stay by pinging.
                     (false, false) if !conn.may_stay(&shared.trust) => Some(conn.traffic.start() + IDLE),
-                    (false, false) => Some(conn.traffic.heard() + IDLE),
+                    (false, false) => Some(conn.active() + IDLE),
                 };
                 if over.is_none() {
                     over_since = None;
                 }
                 if over.is_some_and(|end| Instant::now() > end) {
-                    tracing::debug!(peer = %conn.peer, conn = conn.number, "unused connection closed");
+                    limited!(debug, peer = %conn.peer, conn = conn.number, "unused connection closed");
                     break;
                 }
             }
@@ -274,6 +303,7 @@ impl Calls {
     }
 
     async fn call(mut self, request: Request<Incoming>) -> Response<Body> {
+        *lock(&self.service.conn.asked) = Instant::now();
         let path = request.uri().path();
         let answer = match path.split('/').nth(1).unwrap_or_default() {
             "outboard.v1.Bulk" if path == "/outboard.v1.Bulk/Transfer" => Ok(bulk::transfer(self.service, request)),

@@ -1,6 +1,7 @@
 //! The devices of this endpoint, by name, and which of them reach one another.
 
-use outboard_core::{Device, Error, Result};
+use crate::accounts::Account;
+use outboard_core::{Device, Error, MemoryInfo, Result};
 use outboard_proto::{device, v1};
 use std::sync::Arc;
 
@@ -26,6 +27,10 @@ impl Devices {
         Ok(Devices { all, reaches })
     }
 
+    pub(crate) fn all(&self) -> &[Arc<dyn Device>] {
+        &self.all
+    }
+
     pub(crate) fn get(&self, name: &str) -> Result<&Arc<dyn Device>> {
         self.all.iter().find(|d| d.info().name == name).ok_or_else(|| {
             let name: String = name.chars().take(64).collect();
@@ -39,11 +44,17 @@ impl Devices {
         found.ok_or_else(|| Error::Misuse("a buffer of a device that is not exposed here".into()))
     }
 
-    /// All devices with their memory now.
-    pub(crate) fn to_wire(&self) -> Result<Vec<v1::Device>> {
+    /// All devices with their memory now, as far as that client may have it.
+    pub(crate) fn to_wire(&self, client: &Account) -> Result<Vec<v1::Device>> {
         let one = |(d, reaches): (&Arc<dyn Device>, &Vec<String>)| {
-            Ok(device::to_wire(d.info(), d.memory()?, reaches.clone()))
+            Ok(device::to_wire(d.info(), memory(d.as_ref(), client)?, reaches.clone()))
         };
         self.all.iter().zip(&self.reaches).map(one).collect()
     }
+}
+
+/// The memory of a device now, as far as that client may have it.
+pub(crate) fn memory(device: &dyn Device, client: &Account) -> Result<MemoryInfo> {
+    let MemoryInfo { total, free } = device.memory()?;
+    Ok(MemoryInfo { total: total.min(client.memory_limit()), free: free.min(client.memory_left(device.uid())) })
 }

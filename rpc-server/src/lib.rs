@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod accounts;
 mod args;
 mod blobs;
 mod conn;
@@ -14,6 +15,7 @@ mod devices;
 mod io;
 mod limits;
 mod logs;
+mod metrics;
 mod peers;
 mod server;
 mod service;
@@ -23,7 +25,7 @@ mod trust;
 
 pub use args::{LogFormat, ServerArgs, main_with};
 pub use blobs::{BlobOptions, Blobs};
-pub use limits::{Limits, PeerLimits};
+pub use limits::{ClientLimits, Limits, PeerLimits, SessionLimits};
 pub use outboard_net::{ClientTls, ServerTls, TlsFiles};
 pub use server::{Server, ServerConfig};
 pub use tokens::Tokens;

@@ -11,8 +11,41 @@ pub struct Limits {
     pub connections: usize,
     /// Sessions at a time; each has a thread.
     pub sessions: usize,
+    /// What one client may take, all of its sessions together.
+    pub client: ClientLimits,
+    /// What one session may take.
+    pub session: SessionLimits,
     /// How long tensors from other servers are waited for.
     pub peers: PeerLimits,
+}
+
+/// Limits of one client: those who show the same certificate or token, or, where clients need neither, who come from the same address.
+#[derive(Clone, Debug)]
+pub struct ClientLimits {
+    /// Bytes on each device; `None` is all there are.
+    pub memory: Option<u64>,
+    /// Connections at a time, and those of one address: half of all by default, so that no client keeps all others out.
+    pub connections: usize,
+    /// Sessions at a time.
+    pub sessions: usize,
+    /// Queues at a time; each has a thread.
+    pub queues: usize,
+}
+
+/// Limits of one session.
+#[derive(Clone, Debug)]
+pub struct SessionLimits {
+    /// Buffers at a time, some 300 bytes each beside their memory: ten for each tensor of a large model. Clients of this release take
+    /// some dozens.
+    pub buffers: usize,
+    /// Compiled graphs at a time.
+    pub executables: usize,
+    /// Bytes of their encoded graphs. In memory they take several times as much, which is on no device's account.
+    pub graph_bytes: u64,
+    /// Queues at a time: several for each device.
+    pub queues: usize,
+    /// Bytes that were offered to other devices and not yet accepted.
+    pub offered_bytes: u64,
 }
 
 /// Deadlines of tensors between servers.
@@ -43,15 +76,53 @@ impl Default for PeerLimits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { lease: Duration::from_secs(10), connections: 512, sessions: 256, peers: PeerLimits::default() }
+        Limits {
+            lease: Duration::from_secs(10),
+            connections: 512,
+            sessions: 256,
+            client: ClientLimits::default(),
+            session: SessionLimits::default(),
+            peers: PeerLimits::default(),
+        }
     }
 }
+
+impl Default for ClientLimits {
+    fn default() -> Self {
+        ClientLimits { memory: None, connections: 256, sessions: 128, queues: 512 }
+    }
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        SessionLimits {
+            buffers: 1 << 16,
+            executables: 4096,
+            graph_bytes: 256 << 20,
+            queues: 128,
+            offered_bytes: 256 << 20,
+        }
+    }
+}
+
+/// Queues of one client that may each have [`KIB_IN_FLIGHT`] on the way: more than a host has devices.
+pub(crate) const WIDE_QUEUES: usize = 16;
+/// Kibibytes of payload that wait in each further queue of a client; more than a chunk.
+pub(crate) const NARROW_KIB: u32 = 4 << 10;
+/// Connections to the address for metrics at a time; more wait to be accepted.
+pub(crate) const METRICS_CONNECTIONS: usize = 16;
+/// How long one of them may take for its request and the answer.
+pub(crate) const METRICS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest head of their requests in bytes.
+pub(crate) const METRICS_HEAD: usize = 16 << 10;
+/// Names of clients, or addresses of servers, that have metrics of their own; the others share those named `other`.
+pub(crate) const METRICS_NAMES: usize = 256;
 
 /// Streams at a time on one connection: one per queue, and some calls.
 pub(crate) const STREAMS: u32 = 256;
 /// Largest header list of a request in bytes.
 pub(crate) const HEADERS: u32 = 16 << 10;
-/// A connection that has no session and was not heard for this long is closed.
+/// A connection that has no session and has asked for nothing for this long is closed.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 /// A connection is closed this long after its last session has ended.
 pub(crate) const AFTER_SESSIONS: Duration = Duration::from_secs(2);

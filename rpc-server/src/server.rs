@@ -1,11 +1,13 @@
 //! The server: its threads, its sessions, start and stop.
 
+use crate::accounts::{Account, Accounts, Share};
 use crate::blobs::Blobs;
 use crate::conn::{self, Conn, Stopped};
 use crate::devices::Devices;
-use crate::limits::{Limits, STOP_TIMEOUT, TICK};
+use crate::limits::{Limits, STOP_TIMEOUT, SessionLimits, TICK};
 use crate::lock;
-use crate::logs::Gate;
+use crate::logs::limited;
+use crate::metrics::{Metrics, http};
 use crate::peers::Peers;
 use crate::service::Service;
 use crate::session::Session;
@@ -15,11 +17,13 @@ use outboard_net::{QuicIncoming, QuicListener};
 use outboard_proto::v1::outboard_server::OutboardServer;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use tonic::Status;
+use tonic_health::ServingStatus;
 
 /// Ports that are tried for one that is free on TCP and UDP.
 const FREE_PORT_TRIES: u32 = 16;
@@ -44,12 +48,17 @@ pub(crate) struct Shared {
     pub(crate) trust: Trust,
     pub(crate) incarnation: u64,
     pub(crate) sessions: Mutex<HashMap<u64, Arc<Session>>>,
-    pub(crate) gate: Gate,
+    pub(crate) accounts: Accounts,
+    pub(crate) metrics: Arc<Metrics>,
+    /// No new sessions: the server stops soon.
+    pub(crate) draining: AtomicBool,
     /// What clients need not send.
     pub(crate) blobs: Option<Arc<Blobs>>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) health: tonic_health::server::HealthReporter,
     connections: AtomicUsize,
+    /// Connections so far, and those open, when freed memory was last given back.
+    trimmed: Mutex<(u64, usize)>,
     next_conn: AtomicU64,
 }
 
@@ -59,6 +68,7 @@ pub struct Server {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
     acceptor: Option<JoinHandle<()>>,
+    metrics: Option<JoinHandle<()>>,
 }
 
 impl Server {
@@ -85,17 +95,27 @@ impl Server {
         listener.set_nonblocking(true).map_err(|e| fail("the socket does not work", e))?;
         let (stop, stopped) = watch::channel(false);
         let incarnation = rand::random();
+        let metrics = Arc::new(Metrics::new());
         let shared = Arc::new(Shared {
             devices: Arc::new(Devices::new(config.devices)?),
-            peers: Peers::new(incarnation, config.limits.peers.clone(), config.trust.peers.clone(), stopped.clone()),
+            peers: Peers::new(
+                incarnation,
+                config.limits.peers.clone(),
+                config.trust.peers.clone(),
+                &metrics,
+                stopped.clone(),
+            ),
+            accounts: Accounts::new(config.limits.client.clone()),
             limits: config.limits,
             trust: config.trust,
             incarnation,
             sessions: Mutex::default(),
-            gate: Gate::default(),
+            metrics: metrics.clone(),
+            draining: AtomicBool::new(false),
             blobs: blobs.map(Arc::new),
             health: tonic_health::server::HealthReporter::new(),
             connections: AtomicUsize::new(0),
+            trimmed: Mutex::new((1, 0)),
             next_conn: AtomicU64::new(1),
         });
         runtime.block_on(shared.health.set_serving::<OutboardServer<Service>>());
@@ -104,7 +124,7 @@ impl Server {
             .name("accept".into())
             .spawn(move || runtime.block_on(accept(state, listener, quic, stopped)))
             .map_err(|e| fail("no thread", e))?;
-        Ok(Server { addr, shared, stop, acceptor: Some(acceptor) })
+        Ok(Server { addr, shared, stop, acceptor: Some(acceptor), metrics: None })
     }
 
     /// Where it listens.
@@ -124,7 +144,28 @@ impl Server {
 
     /// Connections that are open now; on QUIC, each stream after the first counts as one.
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::Acquire)
+        self.shared.open_connections()
+    }
+
+    /// Listens for those who ask for metrics, health and readiness over HTTP, and says where. Port 0 picks a free one.
+    pub fn serve_metrics(&mut self, addr: SocketAddr) -> Result<SocketAddr> {
+        let (addr, thread) = http::start(&self.shared, addr, self.stop.subscribe())?;
+        self.metrics = Some(thread);
+        Ok(addr)
+    }
+
+    /// Takes no new sessions from now on, and says so to those who ask. Sessions that there are go on.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+        // A moment: what it waits for is a lock that is never held for long.
+        match conn::runtime() {
+            Ok(runtime) => runtime.block_on(async {
+                let health = &self.shared.health;
+                health.set_not_serving::<OutboardServer<Service>>().await;
+                health.set_service_status("", ServingStatus::NotServing).await;
+            }),
+            Err(e) => tracing::warn!("clients are not told that the server stops: {e}"),
+        }
     }
 
     /// Ends connections and sessions, and returns when they have ended, or after some seconds.
@@ -133,6 +174,9 @@ impl Server {
         self.stop.send_replace(true);
         if acceptor.join().is_err() {
             tracing::error!("the accepting thread panicked; this is a bug of Outboard");
+        }
+        if let Some(metrics) = self.metrics.take() {
+            let _ = metrics.join();
         }
         let sessions: Vec<_> = lock(&self.shared.sessions).drain().map(|(_, s)| s).collect();
         sessions.iter().for_each(|s| s.close("the server stops"));
@@ -188,9 +232,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, quic: Option<QuicLis
             accepted = listener.accept() => match accepted {
                 Ok((socket, peer)) => shared.take(socket, peer, conn_stop.clone()),
                 Err(e) => {
-                    if shared.gate.pass() {
-                        tracing::warn!("a connection was not accepted: {e}");
-                    }
+                    limited!(warn, "a connection was not accepted: {e}");
                     // Out of file descriptors, usually: trying at once would only burn time.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -211,11 +253,18 @@ async fn next_quic(shared: &Shared, quic: Option<&QuicListener>) -> Option<QuicI
     }
 }
 
+/// A place for a session, on its client's account.
+pub(crate) struct Seat {
+    pub(crate) account: Arc<Account>,
+    pub(crate) share: Share,
+    pub(crate) limits: SessionLimits,
+}
+
 impl Shared {
     fn take(self: &Arc<Self>, socket: tokio::net::TcpStream, peer: SocketAddr, stopped: Stopped) {
         let socket = match socket.into_std() {
             Ok(socket) => socket,
-            Err(e) => return tracing::warn!(%peer, "lost at once: {e}"),
+            Err(e) => return limited!(warn, %peer, "lost at once: {e}"),
         };
         self.thread(peer, move |shared, number| {
             conn::serve_tcp(shared, &Arc::new(Conn::new(number, peer)), socket, stopped);
@@ -225,6 +274,7 @@ impl Shared {
     fn take_quic(self: &Arc<Self>, incoming: QuicIncoming, stopped: Stopped) {
         let peer = incoming.peer();
         if self.is_full() {
+            self.metrics.refused("connections");
             return incoming.refuse();
         }
         self.thread(peer, move |shared, number| {
@@ -233,29 +283,59 @@ impl Shared {
     }
 
     fn is_full(&self) -> bool {
-        self.connections.load(Ordering::Acquire) >= self.limits.connections
+        self.open_connections() >= self.limits.connections
+    }
+
+    /// Connections that are open now.
+    pub(crate) fn open_connections(&self) -> usize {
+        self.connections.load(Ordering::Acquire)
+    }
+
+    /// A place for one more session of the client at the other end, if it may have one.
+    pub(crate) fn seat(&self, conn: &Conn) -> std::result::Result<Seat, Status> {
+        let refused = |why: &str| limited!(warn, peer = %conn.peer, who = conn.who(), "a session was refused: {why}");
+        if self.draining.load(Ordering::Acquire) {
+            refused("the server is draining");
+            self.metrics.refused("draining");
+            return Err(Status::unavailable(
+                "it is draining: it stops soon and takes no new sessions; use another server, or try again once it has restarted",
+            ));
+        }
+        let account = self.accounts.of(conn.who(), conn.peer.ip());
+        let share = account.session().map_err(|why| {
+            refused(&why.to_string());
+            self.metrics.refused("sessions of one client");
+            Status::resource_exhausted(why.to_string())
+        })?;
+        Ok(Seat { account, share, limits: self.limits.session.clone() })
     }
 
     /// Gives a connection its thread and its number, if there may be one more.
     pub(crate) fn thread(self: &Arc<Self>, peer: SocketAddr, work: impl FnOnce(&Arc<Self>, u64) + Send + 'static) {
         if self.is_full() {
-            if self.gate.pass() {
-                tracing::warn!(%peer, "refused: {} connections are open already", self.limits.connections);
-            }
-            return;
+            self.metrics.refused("connections");
+            return limited!(warn, %peer, "refused: {} connections are open already", self.limits.connections);
         }
+        let share = match self.accounts.of(None, peer.ip()).connection() {
+            Ok(share) => share,
+            Err(why) => {
+                self.metrics.refused("connections of one client");
+                return limited!(warn, %peer, "refused: {why}");
+            }
+        };
         let number = self.next_conn.fetch_add(1, Ordering::Relaxed);
         self.connections.fetch_add(1, Ordering::AcqRel);
         let shared = self.clone();
         let spawned = std::thread::Builder::new().name(format!("conn {number}")).spawn(move || {
+            let _share = share;
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&shared, number))).is_err() {
-                tracing::error!(%peer, "a connection's thread panicked; this is a bug of Outboard");
+                limited!(error, %peer, "a connection's thread panicked; this is a bug of Outboard");
             }
             shared.connections.fetch_sub(1, Ordering::AcqRel);
         });
         if let Err(e) = spawned {
             self.connections.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!(%peer, "no thread for a connection: {e}");
+            limited!(warn, %peer, "no thread for a connection: {e}");
         }
     }
 
@@ -268,6 +348,15 @@ impl Shared {
             self.peers.inbox.end_session(id);
         }
         self.peers.expire();
+        self.trim();
+    }
+
+    /// Gives back to the system what connections have left behind, once nobody computes here any more.
+    fn trim(&self) {
+        let now = (self.next_conn.load(Ordering::Acquire), self.connections.load(Ordering::Acquire));
+        if lock(&self.sessions).is_empty() && std::mem::replace(&mut *lock(&self.trimmed), now) != now {
+            outboard_host::trim_memory();
+        }
     }
 
     /// Ends one session.

@@ -1,7 +1,7 @@
 //! The binary as a process: start, ports, signals, usage.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -88,14 +88,40 @@ fn others_are_served_only_on_request() {
 }
 
 #[test]
+fn metrics_have_an_address_of_their_own() {
+    let (mut child, _, before) = start(&["-d", "cpu:1", "--metrics", "127.0.0.1:0"]);
+    let at = before.lines().find_map(|l| l.split_once("http://")?.1.strip_suffix("/metrics")).expect("its address");
+    let mut socket = TcpStream::connect(at).unwrap();
+    socket.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    socket.read_to_string(&mut text).unwrap();
+    assert!(text.contains(" 200 OK") && text.contains("outboard_build_info{"), "{text}");
+    let taken = output(&["-p", "0", "-d", "cpu:1", "--metrics", at]);
+    let error = String::from_utf8(taken.stderr).unwrap();
+    assert!(taken.status.code() == Some(1) && error.contains("cannot listen for metrics on"), "{error}");
+    signal(&child, "TERM");
+    assert_eq!(ends_within(&mut child, Duration::from_secs(3)).code(), Some(0));
+}
+
+#[test]
 fn usage() {
     let out = output(&["--list-devices", "-d", "cpu:1,cpu:2"]);
     let text = String::from_utf8(out.stdout).unwrap();
     assert!(out.status.success() && text.contains("CPU0") && text.contains("CPU1"), "{text}");
-    for bad in [&["-p", "70000"][..], &["--no-such-flag"], &["--memory-limit", "x"], &["-d", "no-such-device"]] {
+    for bad in [
+        &["--metrics", "nowhere"][..],
+        &["--drain-timeout", "soon"],
+        &["--client-memory", "x"],
+        &["-p", "70000"],
+        &["--no-such-flag"],
+        &["--memory-limit", "x"],
+        &["-d", "no-such-device"],
+    ] {
         let out = output(bad);
         assert_eq!(out.status.code(), Some(2), "{bad:?}: {}", String::from_utf8_lossy(&out.stderr));
     }
     let help = String::from_utf8(output(&["--help"]).stdout).unwrap();
-    assert!(help.contains("--list-devices") && !help.contains("--tls-cert"), "{help}");
+    for flag in ["--list-devices", "--tls-cert", "--metrics", "--drain-timeout", "--client-memory"] {
+        assert!(help.contains(flag), "{flag}: {help}");
+    }
 }

@@ -88,7 +88,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         let connected = connect(std::slice::from_ref(endpoint), &options);
         let devices = smoke.check("connect", &name, connected.map_err(Into::into), |devices| {
             let ids: Vec<&str> = devices.iter().map(|d| d.info().name.as_str()).collect();
-            format!("{} device(s): {}", ids.len(), ids.join(", "))
+            let carrier = devices.iter().find_map(|d| RemoteDevice::of(d.as_ref())).map_or("?", |d| d.carrier().name());
+            format!("{carrier}, {} device(s): {}", ids.len(), ids.join(", "))
         });
         sides.extend(devices.map(|devices| Side { name, devices }));
     }

@@ -40,7 +40,7 @@ impl Host {
         Arc::new(Host::default())
     }
 
-    /// Calls `hook` after every command of every queue, from the queue's thread, so it must not wait. Can be set once.
+    /// Calls `hook` after every command that a queue has run, or failed at, from the queue's thread, so it must not wait. Can be set once.
     pub fn set_trace(&self, hook: impl Fn(TraceEvent<'_>) + Send + Sync + 'static) {
         let _ = self.trace.set(Box::new(hook));
     }

@@ -20,7 +20,7 @@ pub use device::{HostDevice, Kernels, NodeError, Program, TensorPtr};
 pub use disk::{DiskSpace, disk_space};
 pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
-pub use queue::trace_queue;
+pub use queue::{group_queue, trace_queue};
 pub use trim::trim_memory;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.

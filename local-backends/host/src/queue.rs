@@ -1,7 +1,7 @@
 //! The queue of a host device: one named thread that runs commands in order.
 //!
-//! Different queues run side by side; graphs of one device run one at a time, because they share its threads. Dropping a queue
-//! drops what it has not begun and tells everyone who waits.
+//! Different queues run side by side; graphs of one device run one at a time, because they share its threads, and groups of queues
+//! take turns. Dropping a queue drops what it has not begun and tells everyone who waits.
 
 use crate::device::{HostExecutable, NodeError, host_buffer};
 use crate::host::{Host, TraceEvent, TraceHook};
@@ -13,7 +13,7 @@ use outboard_core::device::{Completer, fresh_uid};
 use outboard_core::{Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -51,13 +51,20 @@ pub(crate) struct HostQueue {
     timeline: Arc<Timeline>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
+    group: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Calls `hook` after every command of one queue, as [`Host::set_trace`] does for all queues of a host. Can be set once for a queue;
+/// Calls `hook` after every command that one queue has run, as [`Host::set_trace`] does for all queues of a host. Can be set once for a queue;
 /// gives `false` if it was set already, or if the queue is not of a device in host memory.
 pub fn trace_queue(queue: &dyn Queue, hook: impl Fn(TraceEvent<'_>) + Send + Sync + 'static) -> bool {
     HostQueue::of(queue).is_ok_and(|queue| queue.trace.set(Box::new(hook)).is_ok())
+}
+
+/// Puts a queue into a group, before its first graph: all queues of a group together get as many turns on the device as one queue that
+/// is in none. The number of a group is a [`fresh_uid`]. Gives `false` if the queue is not of a device in host memory.
+pub fn group_queue(queue: &dyn Queue, group: u64) -> bool {
+    HostQueue::of(queue).map(|queue| queue.group.store(group, Ordering::Relaxed)).is_ok()
 }
 
 impl HostQueue {
@@ -66,6 +73,7 @@ impl HostQueue {
         let timeline = Arc::new(Timeline::default());
         let cancel = Arc::new(AtomicBool::new(false));
         let trace = Arc::new(OnceLock::new());
+        let group = Arc::new(AtomicU64::new(uid));
         let (commands, receiver) = sync_channel(QUEUE_DEPTH);
         let worker = Worker {
             device,
@@ -76,6 +84,7 @@ impl HostQueue {
             timeline: timeline.clone(),
             cancel: cancel.clone(),
             trace: trace.clone(),
+            group: group.clone(),
             turn: Cell::new(None),
         };
         let thread = std::thread::Builder::new()
@@ -93,6 +102,7 @@ impl HostQueue {
             timeline,
             cancel,
             trace,
+            group,
             thread: Some(thread),
         })
     }
@@ -232,6 +242,7 @@ struct Worker {
     timeline: Arc<Timeline>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
+    group: Arc<AtomicU64>,
     /// From when to when the graph that was run last had its turn.
     turn: Cell<Option<(Instant, Instant)>>,
 }
@@ -243,8 +254,11 @@ impl Worker {
             if poison.is_none() && self.cancel.load(Ordering::Relaxed) {
                 self.fail(&mut poison, Error::Cancelled);
             }
-            let start = Instant::now();
+            let (start, drops) = (Instant::now(), poison.is_some());
             let what = self.step(command, &mut poison);
+            if drops {
+                continue;
+            }
             let (start, end) = self.turn.take().unwrap_or_else(|| (start, Instant::now()));
             let event = TraceEvent { device: &self.id, queue: self.queue, what, start, end };
             self.host.trace(event);
@@ -342,7 +356,9 @@ impl Worker {
         else {
             return Err(Error::Misuse("a graph that was compiled for another device".into()));
         };
-        let Some(_turn) = self.turns.take(self.queue, &self.cancel) else { return Err(Error::Cancelled) };
+        let Some(_turn) = self.turns.take(self.group.load(Ordering::Relaxed), self.queue, &self.cancel) else {
+            return Err(Error::Cancelled);
+        };
         let began = Instant::now();
         // A panic is a bug of a kernel; it must not take other clients of the device with it.
         let run = catch_unwind(AssertUnwindSafe(|| executable.program.run(&self.cancel)));

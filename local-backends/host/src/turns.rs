@@ -1,4 +1,7 @@
-//! Who computes next: a lock that goes round in the order in which it was asked for.
+//! Who computes next: a lock that goes round between groups of queues, and within a group in the order in which it was asked for.
+//!
+//! A group is what belongs together, such as the queues of one session of a server: however many queues it has, it gets one turn
+//! for each that another group gets.
 
 use crate::lock;
 use std::collections::VecDeque;
@@ -12,9 +15,48 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Turns of the queues of one device. A plain mutex lets the queue that ran last take it again and again.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// Who waits, by queue; the first has the turn.
-    line: Mutex<VecDeque<u64>>,
+    line: Mutex<Line>,
     changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    /// Who has the turn: its group.
+    running: Option<u64>,
+    /// Groups that wait, each once, with their queues that wait, never none; the first of the first group is next.
+    waiting: VecDeque<(u64, VecDeque<u64>)>,
+}
+
+impl Line {
+    fn add(&mut self, group: u64, who: u64) {
+        match self.waiting.iter_mut().find(|(g, _)| *g == group) {
+            Some((_, queues)) => queues.push_back(who),
+            None => self.waiting.push_back((group, VecDeque::from([who]))),
+        }
+    }
+
+    fn remove(&mut self, group: u64, who: u64) {
+        if let Some((_, queues)) = self.waiting.iter_mut().find(|(g, _)| *g == group) {
+            queues.retain(|&w| w != who);
+        }
+        self.waiting.retain(|(_, queues)| !queues.is_empty());
+    }
+
+    /// Gives the turn to `who` if nobody has it and it is next; its group then goes behind all that wait.
+    fn give(&mut self, group: u64, who: u64) -> bool {
+        let next = self.waiting.front().and_then(|(g, queues)| Some((*g, *queues.front()?)));
+        if self.running.is_some() || next != Some((group, who)) {
+            return false;
+        }
+        if let Some((group, mut queues)) = self.waiting.pop_front() {
+            queues.pop_front();
+            if !queues.is_empty() {
+                self.waiting.push_back((group, queues));
+            }
+        }
+        self.running = Some(group);
+        true
+    }
 }
 
 /// A turn, over when dropped.
@@ -22,13 +64,16 @@ pub(crate) struct Turns {
 pub(crate) struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    /// Waits for the turn of queue `who`; `None` if `cancel` was set before it came.
-    pub(crate) fn take(&self, who: u64, cancel: &AtomicBool) -> Option<Turn<'_>> {
+    /// Waits for the turn of queue `who` of a group; `None` if `cancel` was set before it came.
+    pub(crate) fn take(&self, group: u64, who: u64, cancel: &AtomicBool) -> Option<Turn<'_>> {
         let mut line = lock(&self.line);
-        line.push_back(who);
-        while line.front() != Some(&who) {
+        line.add(group, who);
+        while !line.give(group, who) {
             if cancel.load(Ordering::Relaxed) {
-                line.retain(|&w| w != who);
+                line.remove(group, who);
+                drop(line);
+                // Another may be next now.
+                self.changed.notify_all();
                 return None;
             }
             line = self.changed.wait_timeout(line, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
@@ -39,7 +84,7 @@ impl Turns {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        lock(&self.0.line).pop_front();
+        lock(&self.0.line).running = None;
         self.0.changed.notify_all();
     }
 }
@@ -49,26 +94,37 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    #[test]
-    fn turns_come_in_order() {
+    /// The order in which queues get their turns that ask for it, one after the other, while another has it.
+    fn order(asked: &[(u64, u64)]) -> Vec<u64> {
         let turns = Arc::new(Turns::default());
-        let never = AtomicBool::new(false);
-        let first = turns.take(1, &never).unwrap();
+        let first = turns.take(0, 0, &AtomicBool::new(false)).unwrap();
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut threads = Vec::new();
-        for who in 2..5 {
-            let (turns2, order) = (turns.clone(), order.clone());
+        for (n, &(group, who)) in asked.iter().enumerate() {
+            let (of, order) = (turns.clone(), order.clone());
             threads.push(std::thread::spawn(move || {
-                let _turn = turns2.take(who, &AtomicBool::new(false)).unwrap();
+                let _turn = of.take(group, who, &AtomicBool::new(false)).unwrap();
                 order.lock().unwrap().push(who);
             }));
-            while lock(&turns.line).len() < who as usize {
+            while lock(&turns.line).waiting.iter().map(|(_, queues)| queues.len()).sum::<usize>() <= n {
                 std::thread::yield_now();
             }
         }
-        assert!(turns.take(9, &AtomicBool::new(true)).is_none());
+        assert!(turns.take(9, 9, &AtomicBool::new(true)).is_none());
         drop(first);
         threads.into_iter().for_each(|t| t.join().unwrap());
-        assert_eq!(*order.lock().unwrap(), [2, 3, 4]);
+        assert!(lock(&turns.line).waiting.is_empty());
+        Arc::into_inner(order).unwrap().into_inner().unwrap()
+    }
+
+    #[test]
+    fn turns_of_queues_of_their_own_come_in_order() {
+        assert_eq!(order(&[(1, 1), (2, 2), (3, 3)]), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_group_of_many_queues_gets_one_turn_in_each_round() {
+        let asked = [(1, 11), (1, 12), (1, 13), (1, 14), (2, 21), (2, 22), (3, 31)];
+        assert_eq!(order(&asked), [11, 21, 31, 12, 22, 13, 14]);
     }
 }

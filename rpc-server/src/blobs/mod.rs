@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-pub(crate) use place::{Placing, place};
+pub(crate) use place::{Placing, check, place};
 pub(crate) use receive::Receiver;
 
 /// Bytes that are read, hashed and given to a device at a time.

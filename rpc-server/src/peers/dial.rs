@@ -4,6 +4,7 @@ use super::Peers;
 use super::link::Link;
 use super::wire::{Progress, Wire, describe};
 use crate::conn::runtime;
+use crate::logs::limited;
 use bytes::BytesMut;
 use h2::client::ResponseFuture;
 use h2::{Ping, PingPong, RecvStream};
@@ -76,13 +77,13 @@ async fn run(peers: &Peers, link: &Arc<Link>) -> Error {
         };
         match opened {
             Some(at) => {
-                tracing::info!(peer = link.address, "link to another server closed: {why}");
+                limited!(info, peer = link.address, "link to another server closed: {why}");
                 was_open = true;
                 if Instant::now() - at > DEAD {
                     pauses = AGAIN.iter();
                 }
             }
-            None => tracing::debug!(peer = link.address, "no link to another server: {why}"),
+            None => limited!(debug, peer = link.address, "no link to another server: {why}"),
         }
         let why = link.blame(why);
         link.disconnected(&why, false);
@@ -137,7 +138,7 @@ async fn talk(
         };
         *opened = Some(Instant::now());
         link.welcomed();
-        tracing::info!(peer = link.address, "link to another server opened");
+        limited!(info, peer = link.address, "link to another server opened");
         tokio::select! {
             why = refusals(link, &mut answers) => End::Broken(why),
             why = alive(ping, &progress) => End::Broken(why),

@@ -5,6 +5,7 @@ use super::Peers;
 use super::inbox::{Key, Via};
 use crate::limits::{FIRST_MESSAGE, TICK};
 use crate::lock;
+use crate::logs::limited;
 use crate::peers::dial::DEAD;
 use crate::service::{Service, UNDECODABLE};
 use bytes::{Bytes, BytesMut};
@@ -17,6 +18,7 @@ use outboard_proto::limits::MAX_PEER_MESSAGE;
 use outboard_proto::v1::peer_down::Part as Down;
 use outboard_proto::v1::peer_up::Part as Up;
 use outboard_proto::{SECRET_BYTES, error, frame, pick_version, v1};
+use prometheus_client::metrics::counter::Counter;
 use prost::Message;
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -76,8 +78,9 @@ async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::resu
     service.conn.serves_a_link();
     let _ = down.send(Ok(encode(Down::Welcome(v1::Welcome { version })))).await;
     let conn = service.conn.number;
-    tracing::info!(peer = %service.conn.peer, "link of another server opened");
-    let mut inbound = Inbound { service, peers, down, coming: HashMap::new(), from: open.from, over: None };
+    limited!(info, peer = %service.conn.peer, "link of another server opened");
+    let received = peers.metrics.received_from(&service.conn.peer.ip().to_string());
+    let mut inbound = Inbound { service, peers, down, coming: HashMap::new(), from: open.from, received, over: None };
     lock(&peers.inbound).insert(conn, (down.clone(), service.conn.peer));
     peers.inbox.opened(open.from);
     let mut tick = tokio::time::interval(TICK);
@@ -152,6 +155,7 @@ struct Inbound<'a> {
     /// Transfers whose bytes are coming.
     coming: HashMap<u64, (Key, Via)>,
     from: u64,
+    received: Counter,
     over: Option<String>,
 }
 
@@ -160,6 +164,7 @@ impl Inbound<'_> {
         let undecodable = |what: &str| Status::new(UNDECODABLE, what.to_owned());
         match piece {
             Piece::Data { transfer, data } => {
+                self.received.inc_by(data.len() as u64);
                 // The rest of what was refused is dropped.
                 if let Some(&(key, via)) = self.coming.get(&transfer) {
                     let result = self.peers.inbox.data(Instant::now(), via, key, data);
@@ -181,7 +186,7 @@ impl Inbound<'_> {
                     Some(Up::Failed(failed)) => {
                         // A session that has gone needs no news.
                         if let Err(e) = self.failed(failed) {
-                            tracing::debug!(peer = %self.service.conn.peer, "news of a transfer dropped: {e}");
+                            limited!(debug, peer = %self.service.conn.peer, "news of a transfer dropped: {e}");
                         }
                     }
                     _ => return Err(Status::invalid_argument("a part that this release does not know")),
@@ -238,7 +243,7 @@ impl Drop for Inbound<'_> {
         lock(&self.peers.inbound).remove(&conn);
         let why = self.over.as_deref().unwrap_or("the connection has ended");
         self.peers.inbox.lost(Instant::now(), conn, self.from, why);
-        tracing::info!(peer = %self.service.conn.peer, "link of another server closed: {why}");
+        limited!(info, peer = %self.service.conn.peer, "link of another server closed: {why}");
     }
 }
 
@@ -279,7 +284,7 @@ pub(super) fn refuse(down: &Answers, via: Via, error: &Error) {
     let Via { transfer, queue, .. } = via;
     let refused = v1::Refused { transfer, queue, error: Some(error::to_wire(error)) };
     if down.try_send(Ok(encode(Down::Refused(refused)))).is_err() {
-        tracing::debug!("a refusal was not sent: {error}");
+        limited!(debug, "a refusal was not sent: {error}");
     }
 }
 

@@ -2,6 +2,8 @@
 
 use super::wire::{PIECE, Sender, Wire};
 use crate::lock;
+use crate::logs::limited;
+use crate::metrics::{Metrics, Timer};
 use crate::session::Session;
 use crate::session::flight::Hold;
 use crate::session::queue::Owner;
@@ -11,6 +13,7 @@ use outboard_net::Endpoint;
 use outboard_proto::chunk::{self, Direction};
 use outboard_proto::v1::{self, peer_up::Part};
 use outboard_proto::{error, frame};
+use prometheus_client::metrics::counter::Counter;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
@@ -40,6 +43,7 @@ pub(crate) struct Link {
     pub(crate) incarnation: u64,
     pub(crate) address: String,
     pub(crate) endpoint: Endpoint,
+    metrics: Arc<Metrics>,
     phase: watch::Sender<Phase>,
     state: Mutex<State>,
 }
@@ -55,6 +59,8 @@ struct State {
     /// Queues that have sent something, for refusals.
     owners: HashMap<u64, Owner>,
     users: Vec<Weak<Session>>,
+    /// Counts bytes, once the other side has proven to be a server.
+    sent: Option<Counter>,
     used: Option<Instant>,
 }
 
@@ -75,6 +81,7 @@ pub(crate) struct Push {
     pub(crate) transfer: Option<u64>,
     /// Given back when the bytes are on their way.
     pub(crate) _hold: Hold,
+    pub(crate) _timer: Timer,
 }
 
 impl Item {
@@ -87,12 +94,13 @@ impl Item {
 }
 
 impl Link {
-    pub(crate) fn new(incarnation: u64, endpoint: Endpoint) -> Arc<Link> {
+    pub(crate) fn new(incarnation: u64, endpoint: Endpoint, metrics: &Arc<Metrics>) -> Arc<Link> {
         let address = endpoint.to_string();
         Arc::new(Link {
             incarnation,
             address,
             endpoint,
+            metrics: metrics.clone(),
             phase: watch::Sender::new(Phase::Opening),
             state: Mutex::default(),
         })
@@ -198,6 +206,7 @@ impl Link {
     pub(crate) fn welcomed(&self) {
         let mut state = lock(&self.state);
         state.ready = true;
+        state.sent.get_or_insert_with(|| self.metrics.to_peer(&self.address));
         state.wire.iter().for_each(Wire::wake_loop);
         drop(state);
         self.phase.send_replace(Phase::Open);
@@ -238,7 +247,7 @@ impl Link {
         let owner = lock(&self.state).owners.get(&queue).cloned();
         match owner {
             Some(owner) => owner.refused(error),
-            None => tracing::debug!(peer = self.address, "a transfer was refused that nobody waits for: {error}"),
+            None => limited!(debug, peer = self.address, "a transfer was refused that nobody waits for: {error}"),
         }
     }
 
@@ -261,13 +270,17 @@ impl Item {
 impl State {
     /// Puts on the stream what it takes, and moves the connection on.
     fn pump(&mut self) {
-        let State { lane, lane_bytes, wire, ready, transfers, .. } = self;
+        let State { lane, lane_bytes, wire, ready, transfers, sent, .. } = self;
         let Some(wire) = wire else { return };
         wire.drive(|sender| {
             while *ready && let Some(item) = lane.front_mut() {
                 let before = item.len();
                 let done = item.send(sender, transfers);
-                *lane_bytes = lane_bytes.saturating_sub((before - item.len()) as u64);
+                let bytes = (before - item.len()) as u64;
+                *lane_bytes = lane_bytes.saturating_sub(bytes);
+                if let Some(sent) = sent {
+                    sent.inc_by(bytes);
+                }
                 match done {
                     None => return,
                     Some(true) => drop(lane.pop_front()),

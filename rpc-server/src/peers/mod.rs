@@ -13,6 +13,7 @@ mod wire;
 
 use crate::limits::PeerLimits;
 use crate::lock;
+use crate::metrics::Metrics;
 use crate::session::Session;
 use inbox::{Inbox, Refusal};
 use link::Link;
@@ -39,6 +40,7 @@ pub(crate) struct Peers {
     links: Mutex<HashMap<(u64, String), Arc<Link>>>,
     /// Connections from other servers: where refusals go, and the address at the other end.
     inbound: Mutex<HashMap<u64, (inbound::Answers, SocketAddr)>>,
+    pub(crate) metrics: Arc<Metrics>,
     stopped: watch::Receiver<bool>,
 }
 
@@ -47,11 +49,13 @@ impl Peers {
         incarnation: u64,
         limits: PeerLimits,
         tls: ClientTls,
+        metrics: &Arc<Metrics>,
         stopped: watch::Receiver<bool>,
     ) -> Arc<Peers> {
         Arc::new(Peers {
             incarnation,
             tls,
+            metrics: metrics.clone(),
             inbox: Inbox::new(limits.clone()),
             limits,
             links: Mutex::default(),
@@ -81,7 +85,7 @@ impl Peers {
         if links.len() >= MAX_LINKS {
             return Err(Error::Request(format!("this server sends to {MAX_LINKS} others already")));
         }
-        let link = Link::new(incarnation, endpoint);
+        let link = Link::new(incarnation, endpoint, &self.metrics);
         link.attach(session);
         dial::start(self, &link)?;
         links.insert((incarnation, link.address.clone()), link.clone());

@@ -1,7 +1,7 @@
 //! Blobs: which of them this server has, and copying them into a session's buffers.
 
 use super::{Service, status};
-use crate::blobs::{Blobs, Placing, place};
+use crate::blobs::{Blobs, Placing, check, place};
 use crate::limits::MODELS_WAIT;
 use crate::session::Session;
 use outboard_core::Error;
@@ -16,11 +16,15 @@ pub(super) async fn have(service: &Service, request: v1::HaveBlobsRequest) -> Re
     let session = service.session(request.session.as_ref())?;
     let blobs = blobs(service)?;
     let asked = decode_question(&request.blobs).map_err(status)?;
+    let sizes: Vec<u64> = asked.iter().map(|blob| blob.len).collect();
     let look = move || {
         blobs.wait_for_models(MODELS_WAIT);
         Ok(asked.iter().map(|blob| blobs.has(blob)).collect::<Vec<_>>())
     };
     let have = session.worker.run(look).await.map_err(status)?;
+    for (here, bytes) in have.iter().zip(sizes) {
+        service.shared.metrics.blob(*here, bytes);
+    }
     Ok(v1::HaveBlobsResponse { have: graph::flags_to_bits(&have) })
 }
 
@@ -29,9 +33,29 @@ pub(super) async fn place_all(
     service: &Service,
     request: v1::PlaceBlobsRequest,
 ) -> Result<v1::PlaceBlobsResponse, Status> {
-    let session = service.session(request.session.as_ref())?;
+    let placed = work(service, request.session.as_ref(), &request.blobs, place).await?;
+    Ok(v1::PlaceBlobsResponse { placed: graph::flags_to_bits(&placed) })
+}
+
+/// Reads blobs from their places and answers which of them have their digest; those are kept.
+pub(super) async fn check_all(
+    service: &Service,
+    request: v1::CheckBlobsRequest,
+) -> Result<v1::CheckBlobsResponse, Status> {
+    let good = work(service, request.session.as_ref(), &request.blobs, check).await?;
+    Ok(v1::CheckBlobsResponse { good: graph::flags_to_bits(&good) })
+}
+
+/// Does something with blobs and their places, on a thread of its own, when it is its turn.
+async fn work(
+    service: &Service,
+    session: Option<&v1::Session>,
+    places: &[u8],
+    what: fn(&Session, &Blobs, &[Placing]) -> outboard_core::Result<Vec<bool>>,
+) -> Result<Vec<bool>, Status> {
+    let session = service.session(session)?;
     let blobs = blobs(service)?;
-    let places = decode_places(&request.blobs).map_err(status)?;
+    let places = decode_places(places).map_err(status)?;
     let places = places.into_iter().map(|p| placing(service, &session, p)).collect::<Result<Vec<_>, _>>();
     let places = places.map_err(status)?;
     let _turn = tokio::select! {
@@ -42,12 +66,11 @@ pub(super) async fn place_all(
     let (owner, from) = (session.clone(), blobs.clone());
     let spawned = std::thread::Builder::new().name("place".into()).spawn(move || {
         // A client that has gone does not matter.
-        let _ = to.send(place(&owner, &from, &places));
+        let _ = to.send(what(&owner, &from, &places));
     });
     spawned.map_err(|e| status(Error::Request(format!("no thread to place blobs: {e}"))))?;
     let bug = |_| status(Error::Request("placing blobs failed because of a bug of the server; see its log".into()));
-    let placed = placed.await.map_err(bug)?.map_err(status)?;
-    Ok(v1::PlaceBlobsResponse { placed: graph::flags_to_bits(&placed) })
+    placed.await.map_err(bug)?.map_err(status)
 }
 
 fn blobs(service: &Service) -> Result<Arc<Blobs>, Status> {

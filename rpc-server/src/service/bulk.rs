@@ -50,7 +50,7 @@ async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Resul
         return Err(Status::invalid_argument("the first message must name the queue"));
     };
     let (session, age) = service.stream(open.session.as_ref())?;
-    service.conn.attach(&session);
+    service.conn.attach(&service.shared, &session);
     // The queue is opened on another connection, so that it may come later.
     let queue = session.until(|| lock(&session.queues).get(&open.queue).cloned());
     let queue = match tokio::time::timeout(FIRST_MESSAGE, queue).await {

@@ -3,6 +3,7 @@
 use super::{Replies, Service, first, next, resume};
 use crate::limits::{FREES_TIMEOUT, PENDING_FREES, REPLIES, STOP_TIMEOUT};
 use crate::lock;
+use crate::logs::limited;
 use crate::session::Session;
 use outboard_core::{Device, Error, Placement};
 use outboard_proto::device::usage_from_name;
@@ -44,7 +45,7 @@ async fn run(service: &Service, mut stream: Streaming<v1::ControlRequest>, out: 
         }
         _ => return Err(Status::invalid_argument("the first message must name the session")),
     };
-    service.conn.attach(&session);
+    service.conn.attach(&service.shared, &session);
     send(out, reply).await;
     tokio::select! {
         biased;
@@ -64,12 +65,12 @@ async fn requests(
         match message.request {
             Some(Request::Alloc(c)) => {
                 let result = alloc(service, session, &c).await;
-                answer(out, c.request, result).await;
+                answer(service, out, c.request, result).await;
             }
             Some(Request::Compile(c)) => {
                 let request = c.request;
                 let result = compile(service, session, c).await;
-                answer(out, request, result).await;
+                answer(service, out, request, result).await;
             }
             Some(Request::Free(c)) => {
                 // The session may end before there is room; the next message will not come then.
@@ -98,7 +99,10 @@ async fn send(out: &Out, reply: Reply) {
     let _ = out.send(Ok(v1::ControlReply { reply: Some(reply) })).await;
 }
 
-async fn answer(out: &Out, request: u64, result: outboard_core::Result<()>) {
+async fn answer(service: &Service, out: &Out, request: u64, result: outboard_core::Result<()>) {
+    if let Err(error) = &result {
+        service.shared.metrics.error(error);
+    }
     let error = result.err().map(|e| error::to_wire(&e));
     send(out, Reply::Done(v1::Done { request, error })).await;
 }
@@ -110,6 +114,7 @@ async fn alloc(service: &Service, session: &Arc<Session>, c: &v1::Alloc) -> outb
         session.worker.run(move || owner.alloc(device.as_ref(), handle, size, usage))
     };
     let being_freed = session.frees.load(Ordering::Acquire) > 0;
+    make_room(session, |s| s.is_full_of_buffers()).await;
     let result = attempt(device.clone(), session.clone()).await;
     if !matches!(result, Err(Error::OutOfMemory { .. })) || !being_freed {
         return result;
@@ -120,16 +125,26 @@ async fn alloc(service: &Service, session: &Arc<Session>, c: &v1::Alloc) -> outb
     attempt(device, session.clone()).await
 }
 
+/// What the client has dropped may still be in use by commands before it; it counts as free for the client.
+async fn make_room(session: &Session, is_full: impl Fn(&Session) -> bool) {
+    if is_full(session) {
+        let freed = session.until(|| (session.frees.load(Ordering::Acquire) == 0 || !is_full(session)).then_some(()));
+        let _ = tokio::time::timeout(FREES_TIMEOUT, freed).await;
+    }
+}
+
 async fn compile(service: &Service, session: &Arc<Session>, c: v1::Compile) -> outboard_core::Result<()> {
     let device = service.shared.devices.get(&c.device)?.clone();
+    let bytes = c.graph.len() as u64;
+    make_room(session, |s| s.is_full_of_graphs(bytes)).await;
     let owner = session.clone();
     let work = move || {
-        owner.check_executable(c.executable)?;
+        owner.check_executable(c.executable, bytes)?;
         let graph = Arc::new(graph::decode(&c.graph)?);
         let slices = places::decode(&c.places, graph.tensors().len(), |s| owner.slice(device.as_ref(), Some(s)))?;
         let placement = Placement::new(&graph, device.as_ref(), slices)?;
         let executable = device.compile(graph, placement)?;
-        owner.add_executable(device.as_ref(), c.executable, executable)
+        owner.add_executable(device.as_ref(), c.executable, executable, bytes)
     };
     session.worker.run(work).await
 }
@@ -154,7 +169,7 @@ impl Drop for Waiting {
 /// Frees once every queue has done the commands that came before; nobody waits for it.
 fn free(session: &Arc<Session>, c: v1::Free) {
     if c.buffers.len() > MAX_FREE || c.executables.len() > MAX_FREE {
-        tracing::debug!(session = session.tag, "more than {MAX_FREE} handles in one message are not freed");
+        limited!(debug, session = session.tag, "more than {MAX_FREE} handles in one message are not freed");
         return;
     }
     let passed = |session: &Session, fences: &[v1::Fence]| {

@@ -5,5 +5,5 @@ use outboard_proto::v1;
 use tonic::Status;
 
 pub(super) fn devices(service: &Service) -> Result<v1::DevicesResponse, Status> {
-    Ok(v1::DevicesResponse { devices: service.shared.devices.to_wire().map_err(status)? })
+    Ok(v1::DevicesResponse { devices: service.shared.devices.to_wire(&service.account()).map_err(status)? })
 }

@@ -2,6 +2,7 @@
 
 use super::{Service, status};
 use crate::lock;
+use crate::logs::limited;
 use crate::session::Session;
 use outboard_proto::limits::MAX_NAME;
 use outboard_proto::{FEATURE_BLOBS, FEATURE_RESUME, MAX_VERSION, MIN_VERSION, pick_version, v1};
@@ -21,18 +22,21 @@ pub(super) fn hello(service: &Service, request: v1::HelloRequest) -> Result<v1::
     }
     let client: String = request.client.chars().filter(|c| !c.is_control()).collect();
     let shared = &service.shared;
-    let devices = shared.devices.to_wire().map_err(status)?;
-    let session = Session::start(client, service.conn.traffic.clone()).map_err(status)?;
+    let seat = shared.seat(&service.conn)?;
+    let devices = shared.devices.to_wire(&seat.account).map_err(status)?;
+    let session = Session::start(client, service.conn.traffic.clone(), seat).map_err(status)?;
     {
         let mut sessions = lock(&shared.sessions);
         if sessions.len() >= shared.limits.sessions {
             let limit = shared.limits.sessions;
+            shared.metrics.refused("sessions");
             return Err(Status::resource_exhausted(format!("{limit} sessions are open already; try again later")));
         }
         sessions.insert(session.id, session.clone());
     }
+    shared.metrics.opened();
     let (peer, who) = (service.conn.peer, service.conn.who());
-    tracing::info!(session = session.tag, client = session.client, who, %peer, version, "session opened");
+    limited!(info, session = session.tag, client = session.client, who, %peer, version, "session opened");
     Ok(v1::HelloResponse {
         version,
         session: Some(session.to_wire()),

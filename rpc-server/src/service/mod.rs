@@ -12,9 +12,11 @@ mod resume;
 mod supports;
 mod trace;
 
+use crate::accounts::Account;
 use crate::conn::Conn;
 use crate::limits::FIRST_MESSAGE;
 use crate::lock;
+use crate::logs::limited;
 use crate::server::Shared;
 use crate::session::Session;
 use outboard_core::Error;
@@ -61,6 +63,11 @@ impl Service {
         age.map(|age| (found, age)).ok_or_else(|| Status::unauthenticated("the session was taken up again elsewhere"))
     }
 
+    /// The account of the client at the other end.
+    fn account(&self) -> Arc<Account> {
+        self.shared.accounts.of(self.conn.who(), self.conn.peer.ip())
+    }
+
     /// Whether a call that names no session may be made: its client has been let in before, or shows a token now.
     fn may(&self, metadata: &MetadataMap) -> Result<(), Status> {
         match self.conn.is_authorised() {
@@ -73,11 +80,13 @@ impl Service {
     fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
         match self.shared.trust.check(metadata) {
             Ok(name) => {
-                self.conn.is(name.map(|name| name.to_string()));
+                let counted = self.conn.is(&self.shared, name.map(|name| name.to_string()));
+                counted.map_err(|e| Status::resource_exhausted(e.to_string()))?;
                 self.conn.authorise();
                 Ok(())
             }
             Err(status) => {
+                self.shared.metrics.refused("token");
                 self.complain(None, "a client was not let in", &status.message());
                 Err(status)
             }
@@ -87,6 +96,7 @@ impl Service {
     /// A stream broke. If that is because of what came on it, the connection ends.
     fn broken(&self, session: Option<&Session>, status: &Status) {
         if matches!(status.code(), UNDECODABLE | Code::OutOfRange | Code::ResourceExhausted) {
+            self.shared.metrics.undecodable();
             self.complain(session, "connection closed, its bytes cannot be decoded", &status.message());
             self.conn.give_up();
         }
@@ -94,10 +104,8 @@ impl Service {
 
     /// A line about a client that does not keep to the protocol.
     pub(crate) fn complain(&self, session: Option<&Session>, what: &str, why: &dyn std::fmt::Display) {
-        if self.shared.gate.pass() {
-            let session = session.map(|s| s.tag.as_str());
-            tracing::warn!(peer = %self.conn.peer, session, "{what}: {why}");
-        }
+        let session = session.map(|s| s.tag.clone()).or_else(|| self.conn.session_tag());
+        limited!(warn, peer = %self.conn.peer, session, "{what}: {why}");
     }
 }
 
@@ -167,6 +175,13 @@ impl v1::outboard_server::Outboard for Service {
         request: Request<v1::PlaceBlobsRequest>,
     ) -> Result<Response<v1::PlaceBlobsResponse>, Status> {
         blobs::place_all(self, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn check_blobs(
+        &self,
+        request: Request<v1::CheckBlobsRequest>,
+    ) -> Result<Response<v1::CheckBlobsResponse>, Status> {
+        blobs::check_all(self, request.into_inner()).await.map(Response::new)
     }
 
     type ControlStream = Replies<v1::ControlReply>;

@@ -38,7 +38,7 @@ async fn run(service: &Service, mut stream: Streaming<v1::Command>, out: &Sender
         return Err(Status::invalid_argument("the first message must open the queue"));
     };
     let (session, age) = service.stream(open.session.as_ref())?;
-    service.conn.attach(&session);
+    service.conn.attach(&service.shared, &session);
     tokio::select! {
         biased;
         done = commands(service, stream, &session, age, open, out) => done,

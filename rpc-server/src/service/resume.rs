@@ -3,6 +3,7 @@
 use super::{Service, status};
 use crate::limits::QUIET_TIMEOUT;
 use crate::lock;
+use crate::logs::limited;
 use crate::session::Session;
 use outboard_core::Error;
 use outboard_proto::limits::MAX_HANDLES;
@@ -41,6 +42,6 @@ pub(super) async fn resume(service: &Service, request: v1::Resume) -> Result<(Ar
         Ok(())
     });
     kept.await.map_err(status)?;
-    tracing::info!(session = session.tag, client = session.client, peer = %service.conn.peer, "session resumed");
+    limited!(info, session = session.tag, client = session.client, peer = %service.conn.peer, "session resumed");
     Ok((session, age))
 }

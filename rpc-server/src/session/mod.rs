@@ -8,11 +8,17 @@ pub(crate) mod timeline;
 mod trace;
 mod worker;
 
+use crate::accounts::{Account, Accounted, Share};
 use crate::io::Traffic;
+use crate::limits::SessionLimits;
 use crate::lock;
+use crate::logs::limited;
+use crate::server::Seat;
 use keys::Keys;
+use outboard_core::device::fresh_uid;
+use outboard_core::error::Bytes;
 use outboard_core::{Buffer, Device, Error, Executable, Result, Slice, Ticket, Usage};
-use outboard_proto::limits::{MAX_HANDLES, MAX_TICKETS};
+use outboard_proto::limits::MAX_TICKETS;
 use outboard_proto::v1;
 use queue::QueueState;
 use std::collections::hash_map::Entry;
@@ -26,8 +32,20 @@ pub(crate) use worker::Worker;
 /// Bytes of the buffer of which a queue reads none to learn how far its device is.
 const ANCHOR_BYTES: u64 = 64;
 
-/// An executable and the uid of its device.
-type OnDevice = (u64, Arc<dyn Executable>);
+/// An executable.
+struct Compiled {
+    /// The uid of its device.
+    device: u64,
+    executable: Arc<dyn Executable>,
+    /// Bytes of its encoded graph.
+    bytes: u64,
+}
+
+/// What became of an offer.
+struct Offered {
+    error: Option<Error>,
+    bytes: u64,
+}
 
 pub(crate) struct Session {
     pub(crate) id: u64,
@@ -36,13 +54,18 @@ pub(crate) struct Session {
     /// Who may use it.
     pub(crate) keys: Keys,
     pub(crate) client: String,
+    pub(crate) account: Arc<Account>,
+    _seat: Share,
+    limits: SessionLimits,
+    /// Its queues take turns on a device as one: [`outboard_host::group_queue`].
+    pub(crate) turns: u64,
     buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
-    executables: Mutex<HashMap<u64, OnDevice>>,
+    executables: Mutex<HashMap<u64, Compiled>>,
     pub(crate) queues: Mutex<HashMap<u64, Arc<QueueState>>>,
     /// Queues whose device queue is still there.
     pub(crate) live_queues: AtomicUsize,
     /// What was offered and not yet accepted, with the error if the offer came to nothing.
-    tickets: Mutex<HashMap<Ticket, Option<Error>>>,
+    tickets: Mutex<HashMap<Ticket, Offered>>,
     anchors: Mutex<HashMap<u64, Slice>>,
     /// Bytes sent to other servers.
     pub(crate) peer_bytes: AtomicU64,
@@ -59,13 +82,19 @@ pub(crate) struct Session {
 
 impl Session {
     /// A new session with its thread.
-    pub(crate) fn start(client: String, traffic: Arc<Traffic>) -> Result<Arc<Session>> {
+    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat) -> Result<Arc<Session>> {
         let id: u64 = rand::random();
+        let tag = format!("{:08x}", id >> 32);
         Ok(Arc::new(Session {
             id,
-            tag: format!("{:08x}", id >> 32),
+            worker: Worker::start(&tag)?,
+            tag,
             keys: Keys::default(),
             client,
+            account: seat.account,
+            _seat: seat.share,
+            limits: seat.limits,
+            turns: fresh_uid(),
             buffers: Mutex::default(),
             executables: Mutex::default(),
             queues: Mutex::default(),
@@ -79,7 +108,6 @@ impl Session {
             cleared: AtomicBool::new(false),
             traffic: Mutex::new(vec![traffic]),
             trace: Arc::default(),
-            worker: Worker::start(id)?,
         }))
     }
 
@@ -114,7 +142,7 @@ impl Session {
         if self.closed.send_replace(true) {
             return;
         }
-        tracing::info!(session = self.tag, client = self.client, "session ended: {why}");
+        limited!(info, session = self.tag, client = self.client, "session ended: {why}");
         self.progress.notify_waiters();
         let session = self.clone();
         self.worker.post(move || {
@@ -182,28 +210,45 @@ impl Session {
 
     /// Makes a buffer under a new handle. May block.
     pub(crate) fn alloc(&self, device: &dyn Device, handle: u64, size: u64, usage: Usage) -> Result<()> {
-        self.check_handle("buffer", handle, &self.buffers)?;
-        let buffer = device.alloc(size, usage)?;
+        self.check_handle("buffer", handle, &self.buffers, self.limits.buffers)?;
+        let share = self.account.memory(device, size)?;
+        let buffer: Arc<dyn Buffer> = Arc::new(Accounted::new(device.alloc(size, usage)?, share));
         insert("buffer", handle, buffer, &self.buffers)
     }
 
     /// Keeps an executable under a new handle.
-    pub(crate) fn add_executable(&self, device: &dyn Device, handle: u64, e: Arc<dyn Executable>) -> Result<()> {
-        insert("executable", handle, (device.uid(), e), &self.executables)
+    pub(crate) fn add_executable(
+        &self,
+        device: &dyn Device,
+        handle: u64,
+        executable: Arc<dyn Executable>,
+        bytes: u64,
+    ) -> Result<()> {
+        insert("executable", handle, Compiled { device: device.uid(), executable, bytes }, &self.executables)
     }
 
-    /// Fails for a handle that cannot be given out.
-    pub(crate) fn check_executable(&self, handle: u64) -> Result<()> {
-        self.check_handle("executable", handle, &self.executables)
+    /// Fails for a handle that cannot be given out, or for a graph of so many bytes that there is no more room for.
+    pub(crate) fn check_executable(&self, handle: u64, bytes: u64) -> Result<()> {
+        self.check_handle("executable", handle, &self.executables, self.limits.executables)?;
+        let (kept, limit) = (self.graph_bytes(), self.limits.graph_bytes);
+        match kept.saturating_add(bytes) <= limit {
+            true => Ok(()),
+            false => Err(Error::Request(format!(
+                "a graph of {} on top of {}: the graphs of a session may have {}; free executables that are not needed any more",
+                Bytes(bytes),
+                Bytes(kept),
+                Bytes(limit)
+            ))),
+        }
     }
 
-    fn check_handle<T>(&self, what: &str, handle: u64, map: &Mutex<HashMap<u64, T>>) -> Result<()> {
+    fn check_handle<T>(&self, what: &str, handle: u64, map: &Mutex<HashMap<u64, T>>, limit: usize) -> Result<()> {
         let map = lock(map);
         if handle == 0 || map.contains_key(&handle) {
             return Err(Error::Request(format!("{what} {handle} cannot be made: the handle is 0 or taken")));
         }
-        if map.len() >= MAX_HANDLES {
-            return Err(Error::Request(format!("a session may have {MAX_HANDLES} {what}s at a time")));
+        if map.len() >= limit {
+            return Err(Error::Request(format!("a session may have {limit} {what}s at a time; free some first")));
         }
         Ok(())
     }
@@ -211,7 +256,7 @@ impl Session {
     /// An executable of this device.
     pub(crate) fn executable(&self, device: &dyn Device, handle: u64) -> Result<Arc<dyn Executable>> {
         match lock(&self.executables).get(&handle) {
-            Some((uid, e)) if *uid == device.uid() => Ok(e.clone()),
+            Some(e) if e.device == device.uid() => Ok(e.executable.clone()),
             Some(_) => Err(Error::Request(format!("executable {handle} is not of {}", device.info().name))),
             None => Err(unknown("executable", handle)),
         }
@@ -254,18 +299,53 @@ impl Session {
     }
 
     /// Notes what became of an offer, for its acceptance.
-    pub(crate) fn offered(&self, ticket: Ticket, error: Option<Error>) -> Result<()> {
+    pub(crate) fn offered(&self, ticket: Ticket, bytes: u64, error: Option<Error>) -> Result<()> {
         let mut tickets = lock(&self.tickets);
         if tickets.len() >= MAX_TICKETS {
             return Err(Error::Request(format!("{MAX_TICKETS} transfers wait to be accepted already")));
         }
         match tickets.entry(ticket) {
-            Entry::Vacant(entry) => entry.insert(error),
+            Entry::Vacant(entry) => entry.insert(Offered { error, bytes }),
             Entry::Occupied(_) => return Err(Error::Request("a transfer ticket was used twice".into())),
         };
         drop(tickets);
         self.progress.notify_waiters();
         Ok(())
+    }
+
+    /// Fails if so many bytes more cannot be offered before others are accepted.
+    pub(crate) fn check_offer(&self, bytes: u64) -> Result<()> {
+        let (waiting, limit) = (lock(&self.tickets).values().map(|o| o.bytes).sum::<u64>(), self.limits.offered_bytes);
+        // One tensor may have any size.
+        match waiting == 0 || waiting.saturating_add(bytes) <= limit {
+            true => Ok(()),
+            false => Err(Error::Request(format!(
+                "{} offered to other devices and {} not yet accepted: a session may have {} of that; accept some first",
+                Bytes(bytes),
+                Bytes(waiting),
+                Bytes(limit)
+            ))),
+        }
+    }
+
+    fn graph_bytes(&self) -> u64 {
+        lock(&self.executables).values().map(|e| e.bytes).sum()
+    }
+
+    /// Whether it may have no more buffers.
+    pub(crate) fn is_full_of_buffers(&self) -> bool {
+        lock(&self.buffers).len() >= self.limits.buffers
+    }
+
+    /// Whether it may have no graph of so many bytes.
+    pub(crate) fn is_full_of_graphs(&self, bytes: u64) -> bool {
+        lock(&self.executables).len() >= self.limits.executables
+            || self.graph_bytes().saturating_add(bytes) > self.limits.graph_bytes
+    }
+
+    /// Most queues that it may have at a time.
+    pub(crate) fn max_queues(&self) -> usize {
+        self.limits.queues
     }
 
     /// Forgets an offer that will not be accepted.
@@ -276,7 +356,7 @@ impl Session {
     /// Takes the offer of this ticket, if it was made: its error if it came to nothing.
     pub(crate) fn take_offer(&self, ticket: Ticket) -> Option<Result<()>> {
         let offer = lock(&self.tickets).remove(&ticket)?;
-        Some(offer.map_or(Ok(()), Err))
+        Some(offer.error.map_or(Ok(()), Err))
     }
 }
 

@@ -7,13 +7,17 @@ use super::answers::{Answers, Held, Replies, To, done, reply};
 use super::flight::{Flight, Hold, Load};
 use super::timeline::Timeline;
 use super::{Session, unknown};
+use crate::accounts::Share;
 use crate::blobs::{Blob, Blobs, Receiver};
 use crate::devices::Devices;
 use crate::limits::{BULK_CHUNKS, MARK_COMMANDS, MARK_KIB};
 use crate::lock;
+use crate::logs::limited;
+use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::server::Shared;
 use outboard_core::{Device, Digest, Error, Pending, Queue, Result, Slice};
+use outboard_host::group_queue;
 use outboard_proto::error;
 use outboard_proto::limits::{CHUNK, MAX_INLINE, MAX_QUEUES};
 use outboard_proto::v1::{self, command::Command, reply::Reply};
@@ -29,6 +33,7 @@ pub(crate) use transfers::Owner;
 pub(crate) struct QueueState {
     failed: OnceLock<Error>,
     processed: AtomicU64,
+    metrics: Arc<Metrics>,
     timeline: Mutex<Timeline>,
     /// Ends of the bulk stream's channels, until it takes them.
     pub(crate) bulk: Mutex<Option<BulkEnds>>,
@@ -43,7 +48,14 @@ pub(crate) struct BulkEnds {
 impl QueueState {
     /// The first failure stays.
     pub(crate) fn note_failure(&self, error: &Error) {
-        let _ = self.failed.set(error.clone());
+        if self.failed.set(error.clone()).is_ok() {
+            self.metrics.error(error);
+        }
+    }
+
+    /// Whether it is open.
+    fn is_open(&self) -> bool {
+        self.processed() != u64::MAX
     }
 
     /// Commands that the queue has been given.
@@ -64,6 +76,8 @@ pub(crate) struct QueueRunner {
     queue: Retired,
     state: Arc<QueueState>,
     flight: Arc<Flight>,
+    /// The right to a wide one.
+    _wide: Option<Share>,
     /// Enqueued since the last answer or marker.
     unmarked: Load,
     anchor: Slice,
@@ -81,6 +95,7 @@ pub(crate) struct QueueRunner {
 struct Retired {
     queue: Option<Arc<dyn Queue>>,
     session: Arc<Session>,
+    share: Option<Share>,
 }
 
 impl Retired {
@@ -91,9 +106,10 @@ impl Retired {
 
 impl Drop for Retired {
     fn drop(&mut self) {
-        let (queue, session) = (self.queue.take(), self.session.clone());
+        let (queue, share, session) = (self.queue.take(), self.share.take(), self.session.clone());
         self.session.worker.post(move || {
             drop(queue);
+            drop(share);
             session.live_queues.fetch_sub(1, Ordering::AcqRel);
             session.progress.notify_waiters();
         });
@@ -117,6 +133,7 @@ impl QueueRunner {
         let state = Arc::new(QueueState {
             failed: OnceLock::new(),
             processed: AtomicU64::new(0),
+            metrics: shared.metrics.clone(),
             timeline: Mutex::default(),
             bulk: Mutex::new(Some(BulkEnds { up, down })),
         });
@@ -124,7 +141,11 @@ impl QueueRunner {
             let mut queues = lock(&session.queues);
             if queues.len() >= MAX_QUEUES {
                 // Those that are closed are kept only for the sake of late waits.
-                queues.retain(|_, q| q.processed() != u64::MAX);
+                queues.retain(|_, q| q.is_open());
+            }
+            let limit = session.max_queues();
+            if queues.values().filter(|q| q.is_open()).count() >= limit {
+                return Err(Error::Request(format!("a session may have {limit} queues at a time; close one first")));
             }
             if handle == 0 || queues.contains_key(&handle) || queues.len() >= MAX_QUEUES {
                 return Err(Error::Request(format!(
@@ -133,22 +154,32 @@ impl QueueRunner {
             }
             queues.insert(handle, state.clone());
         }
+        let share = session.account.queue();
+        let meter = shared.metrics.queue(&device.info().name, session.account.name());
+        let depth = meter.depth.clone();
         let (owner, of) = (session.clone(), device.clone());
         let made = session.worker.run(move || {
             // Whoever takes it up waits for the jobs before, and for the queues that they have opened.
             if owner.keys.is_renewed(age) {
                 return Err(Error::Cancelled);
             }
+            let share = share?;
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
-            owner.trace.watch(queue.as_ref(), handle, &of.info().name);
+            group_queue(queue.as_ref(), owner.turns);
+            owner.trace.watch(queue.as_ref(), handle, &of.info().name, meter);
             owner.live_queues.fetch_add(1, Ordering::AcqRel);
-            Ok((anchor, Retired { queue: Some(queue), session: owner }))
+            Ok((anchor, Retired { queue: Some(queue), session: owner, share: Some(share) }))
         });
-        let made = made.await.inspect_err(|e| state.note_failure(e));
+        let made = made.await.inspect_err(|e| {
+            state.note_failure(e);
+            // Waits for it learn why, and there may be another one.
+            state.processed.store(u64::MAX, Ordering::Release);
+        });
         session.progress.notify_waiters();
         let (anchor, queue) = made?;
-        let flight = Arc::new(Flight::new());
+        let wide = session.account.wide_queue();
+        let flight = Arc::new(Flight::new(wide.is_some(), depth));
         let answers = Answers { state: state.clone(), replies, chunks: chunks_down };
         Ok(QueueRunner {
             session: session.clone(),
@@ -160,6 +191,7 @@ impl QueueRunner {
             queue,
             state,
             flight,
+            _wide: wide,
             unmarked: Load::default(),
             anchor,
             answers,
@@ -211,7 +243,7 @@ impl QueueRunner {
     async fn fail(&mut self, request: Option<u64>, error: Error) -> Result<()> {
         self.state.note_failure(&error);
         if let Some(mut chunks) = self.chunks.take() {
-            tracing::debug!(session = self.session.tag, "queue failed: {error}");
+            limited!(debug, session = self.session.tag, queue = self.handle, "queue failed: {error}");
             let _ = self.answers.replies.send(Held::new(reply(Reply::Failed(error::to_wire(&error))), None));
             // What is still to come on the bulk stream must not stop its sender.
             tokio::spawn(async move { while chunks.recv().await.is_some() {} });
@@ -355,6 +387,7 @@ impl QueueRunner {
 
     /// Writes chunks as they come, straight to their place, and shows those of a blob to its receiver.
     async fn write_bulk(&mut self, queue: &dyn Queue, transfer: u64, dst: &Slice, blob: bool) -> Result<()> {
+        let _timer = self.state.metrics.transfer("upload");
         let mut at = 0;
         while at < dst.len() {
             let session = self.session.clone();
@@ -385,6 +418,7 @@ impl QueueRunner {
 
     /// Reads in chunks, no more at a time than may wait.
     async fn read_bulk(&mut self, queue: &dyn Queue, request: u64, src: &Slice) -> Result<()> {
+        let _timer = self.state.metrics.transfer("download");
         let mut at = 0;
         while at < src.len() {
             let len = (src.len() - at).min(CHUNK as u64);
@@ -401,6 +435,7 @@ impl QueueRunner {
 
     /// Waits for room for a command.
     async fn take(&mut self, bytes: u64) -> Result<()> {
+        self.mark_for(bytes)?;
         let session = self.session.clone();
         tokio::select! {
             biased;
@@ -423,9 +458,21 @@ impl QueueRunner {
 
     /// After enough commands, asks how far the device is.
     fn mark(&mut self) -> Result<()> {
-        if self.unmarked.commands < MARK_COMMANDS && self.unmarked.kib < MARK_KIB {
-            return Ok(());
+        match self.unmarked.commands < MARK_COMMANDS && self.unmarked.kib < MARK_KIB {
+            true => Ok(()),
+            false => self.mark_now(),
         }
+    }
+
+    /// Where a command waits for those since the last mark, they need one, or it waits for ever.
+    fn mark_for(&mut self, bytes: u64) -> Result<()> {
+        match self.flight.waits_for(self.unmarked, bytes) {
+            true => self.mark_now(),
+            false => Ok(()),
+        }
+    }
+
+    fn mark_now(&mut self) -> Result<()> {
         let pending = self.queue.get()?.read(&self.anchor)?;
         self.answer(pending, To::Mark);
         Ok(())
@@ -434,9 +481,11 @@ impl QueueRunner {
 
 impl Drop for QueueRunner {
     fn drop(&mut self) {
+        drop(self.hold());
         self.peers.inbox.end_queue(self.session.id, self.handle);
         // Whoever waits for an event that will not come any more learns it.
-        self.state.note_failure(&Error::Request("a queue was closed before the event that was waited for".into()));
+        let closed = Error::Request("a queue was closed before the event that was waited for".into());
+        let _ = self.state.failed.set(closed);
         self.state.processed.store(u64::MAX, Ordering::Release);
         self.session.progress.notify_waiters();
     }

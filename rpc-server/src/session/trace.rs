@@ -3,6 +3,7 @@
 //! Nothing is kept until the client has asked, and no more than a bounded number of spans that it has not fetched.
 
 use crate::lock;
+use crate::metrics::QueueMeter;
 use outboard_core::Queue;
 use outboard_host::trace_queue;
 use outboard_proto::limits::MAX_TRACE_SPANS;
@@ -45,10 +46,14 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Watches a queue that is opened under `handle`. Devices that do not tell when commands run have no spans.
-    pub(crate) fn watch(self: &Arc<Self>, queue: &dyn Queue, handle: u64, device: &str) {
+    /// Watches a queue that is opened under `handle`, and counts the graphs that it runs. Devices that do not tell when commands
+    /// run have no spans.
+    pub(crate) fn watch(self: &Arc<Self>, queue: &dyn Queue, handle: u64, device: &str, meter: QueueMeter) {
         let (trace, device) = (self.clone(), Arc::<str>::from(device));
         trace_queue(queue, move |e| {
+            if e.what == "execute" {
+                meter.executed(e.start, e.end);
+            }
             // Signals take no time, and there are many.
             if trace.on.load(Ordering::Relaxed) && e.what != "signal" {
                 trace.record(handle, &device, e.what, e.start, e.end);

@@ -1,5 +1,6 @@
 //! The thread of a session, for what may block: allocation, compilation, freeing.
 
+use crate::logs::limited;
 use outboard_core::{Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
@@ -13,14 +14,15 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Worker(Sender<Job>);
 
 impl Worker {
-    pub(crate) fn start(session: u64) -> Result<Worker> {
+    pub(crate) fn start(session: &str) -> Result<Worker> {
+        let session = session.to_owned();
         let (jobs, todo) = channel::<Job>();
         std::thread::Builder::new()
             .name("session".into())
             .spawn(move || {
                 for job in todo {
                     if catch_unwind(AssertUnwindSafe(job)).is_err() {
-                        tracing::error!(session, "a request panicked; this is a bug of Outboard");
+                        limited!(error, session, "a request panicked; this is a bug of Outboard");
                     }
                 }
             })

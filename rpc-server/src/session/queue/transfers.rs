@@ -63,8 +63,12 @@ impl QueueRunner {
             let pushed = self.push(queue, ticket, target.session, &link, c.src).await;
             return pushed.inspect_err(|e| link.fail(target.session, ticket, e));
         }
-        let offered = self.offer_here(queue, ticket, c).await;
-        self.session.offered(ticket, offered.clone().err())?;
+        let bytes = c.src.as_ref().map_or(0, |src| src.len);
+        let offered = match self.session.check_offer(bytes) {
+            Ok(()) => self.offer_here(queue, ticket, c).await,
+            Err(e) => Err(e),
+        };
+        self.session.offered(ticket, if offered.is_ok() { bytes } else { 0 }, offered.clone().err())?;
         offered
     }
 
@@ -72,7 +76,7 @@ impl QueueRunner {
     pub(super) fn offer_nothing(&self, c: &v1::Offer, why: &Error) {
         let Ok(ticket) = ticket(&c.ticket) else { return };
         match &c.target {
-            None => drop(self.session.offered(ticket, Some(why.clone()))),
+            None => drop(self.session.offered(ticket, 0, Some(why.clone()))),
             Some(target) => {
                 if let Ok(link) = self.peers.link(&self.session, target) {
                     link.fail(target.session, ticket, why);
@@ -125,10 +129,12 @@ impl QueueRunner {
         src: Option<v1::Slice>,
     ) -> Result<()> {
         let src = self.session.slice(self.device.as_ref(), src)?;
+        self.mark_for(src.len())?;
         let before = self.hold();
         self.take(src.len()).await?;
         let hold = self.hold();
         let pending = queue.read(&src)?;
+        let timer = self.state.metrics.transfer("peer");
         let (of, state) = (Arc::downgrade(&self.session), Arc::downgrade(&self.state));
         let owner =
             Owner { number: self.queue.get()?.uid(), session: of, state, replies: self.answers.replies.downgrade() };
@@ -136,7 +142,9 @@ impl QueueRunner {
         pending.then(move |result| {
             drop(before);
             match result {
-                Ok(data) => link.push(Push { session, ticket, data, owner, transfer: None, _hold: hold }),
+                Ok(data) => {
+                    link.push(Push { session, ticket, data, owner, transfer: None, _hold: hold, _timer: timer })
+                }
                 Err(error) => {
                     owner.refused(&error);
                     link.fail(session, ticket, &error);

@@ -4,19 +4,23 @@
 //! the server which of them it has; where it must compute, it asks in windows, so that the others need not wait for the whole
 //! file. The second lets the server place what it has. The third sends the rest from the mapped file on the bulk connection, with
 //! the digests, so that the server can check and keep it. Servers that keep nothing are not asked, and nothing is hashed for them.
-//! What several devices of an endpoint need is sent to the first, which hands it on.
+//! What several devices of an endpoint need is sent to the first, which hands it on; what several endpoints need is sent to one
+//! of them, from where the others get it ([`common`]).
 //!
 //! Bytes that wait are those of the queues' bulk lanes; nothing is copied in this process.
+
+mod common;
 
 use crate::device::RemoteDevice;
 use crate::queue::RemoteQueue;
 use bytes::Bytes;
+use common::Common;
 use outboard_core::{Content, ContentUpload, Device, DeviceContents, Digest, Error, Queue, Result, Slice, Ticket};
 use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
 use outboard_proto::graph::bits_to_flags;
 use outboard_proto::limits::{MAX_BLOBS, MIN_BLOB};
 use outboard_proto::v1;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -27,6 +31,8 @@ const WINDOW: u64 = 32 << 20;
 const PLACE_BATCH: u64 = 64 << 20;
 /// Requests to place that are under way at a time: one is read while the other is copied.
 const PLACING: usize = 2;
+/// Blobs that a server checks in one request.
+const CHECKED_TOGETHER: usize = 64;
 /// Bytes per second that a server's disk gives at least; a slower one is taken for hanging.
 const SLOWEST_DISK: u64 = 8 << 20;
 /// Bytes that devices of an endpoint hand one another before they are waited for: they may lie in the server's memory.
@@ -44,19 +50,22 @@ impl ContentUpload for RemoteDevice {
         for DeviceContents { device, contents } in batch {
             let remote = RemoteDevice::of(device.as_ref());
             let remote = remote.ok_or_else(|| Error::Misuse(format!("{} is not remote", device.info().id)))?;
-            let target = Target { device: remote, queue: RemoteQueue::open(remote)? };
+            let target = Target { device: remote, queue: RemoteQueue::open(remote)?, taking: OnceLock::new() };
             let same = |u: &&mut Upload<'_>| u.devices.iter().any(|d| Arc::ptr_eq(d.device.link(), remote.link()));
             match endpoints.iter_mut().find(same) {
                 Some(upload) => upload.add(target, contents),
                 None => {
-                    let mut upload = Upload { devices: Vec::new(), items: Vec::new(), progress };
+                    let number = endpoints.len();
+                    let mut upload = Upload { number, devices: Vec::new(), items: Vec::new(), progress };
                     upload.add(target, contents);
                     endpoints.push(upload);
                 }
             }
         }
+        common::find(&mut endpoints);
+        let all = &endpoints[..];
         std::thread::scope(|scope| {
-            let threads: Vec<_> = endpoints.iter().map(|u| scope.spawn(|| u.run())).collect();
+            let threads: Vec<_> = all.iter().map(|u| scope.spawn(|| u.run(all))).collect();
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).fold(Ok(()), Result::and)
         })
     }
@@ -70,6 +79,26 @@ fn panicked() -> Error {
 struct Target<'d> {
     device: &'d RemoteDevice,
     queue: RemoteQueue,
+    /// For what comes from other servers, once there is any.
+    taking: OnceLock<RemoteQueue>,
+}
+
+impl Target<'_> {
+    /// The queue for what comes from other servers.
+    fn taking(&self) -> Result<&RemoteQueue> {
+        if let Some(queue) = self.taking.get() {
+            return Ok(queue);
+        }
+        // Only one thread of an upload gets here.
+        let queue = RemoteQueue::open(self.device)?;
+        Ok(self.taking.get_or_init(|| queue))
+    }
+
+    /// Waits until its device has done everything.
+    fn finish(&self) -> Result<()> {
+        self.queue.finish(FINISH_WAIT)?;
+        self.taking.get().map_or(Ok(()), |queue| queue.finish(FINISH_WAIT))
+    }
 }
 
 /// One content and the places that it goes to.
@@ -78,6 +107,8 @@ struct Item {
     digest: Arc<OnceLock<Digest>>,
     /// Number of the device, and where.
     places: Vec<(usize, Slice)>,
+    /// Other endpoints need it, too.
+    common: Option<Arc<Common>>,
 }
 
 impl Item {
@@ -94,6 +125,8 @@ impl Item {
 
 /// All that goes to one endpoint.
 struct Upload<'a> {
+    /// Its place among the uploads of the batch.
+    number: usize,
     devices: Vec<Target<'a>>,
     items: Vec<Item>,
     progress: &'a (dyn Fn(u64) + Sync),
@@ -109,7 +142,7 @@ impl<'d> Upload<'d> {
         for content in contents.iter().filter(|c| !c.data.is_empty()) {
             let number = *known.entry((content.data.as_ptr(), content.data.len())).or_insert_with(|| {
                 let (data, digest) = (content.data.clone(), content.digest.clone());
-                self.items.push(Item { data, digest, places: Vec::new() });
+                self.items.push(Item { data, digest, places: Vec::new(), common: None });
                 self.items.len() - 1
             });
             if let Some(item) = self.items.get_mut(number) {
@@ -118,8 +151,13 @@ impl<'d> Upload<'d> {
         }
     }
 
-    fn run(&self) -> Result<()> {
-        let keeps_blobs = self.devices.first().is_some_and(|d| d.device.keeps_blobs());
+    fn keeps_blobs(&self) -> bool {
+        self.devices.first().is_some_and(|d| d.device.keeps_blobs())
+    }
+
+    fn run(&self, all: &[Upload<'_>]) -> Result<()> {
+        let _origin = common::Origin(self);
+        let keeps_blobs = self.keeps_blobs();
         let (blobs, small): (Vec<&Item>, Vec<&Item>) =
             self.items.iter().partition(|item| keeps_blobs && item.len() >= MIN_BLOB);
         let (to_send, sending) = channel();
@@ -135,10 +173,11 @@ impl<'d> Upload<'d> {
             // ended with an error, which is found below.
             small.into_iter().for_each(|item| _ = to_send.send(item));
             threads.push(scope.spawn(move || self.ask_all(&blobs, &to_place, &to_send)));
-            let sent = self.send_all(sending);
+            let sent = self.send_all(sending, all);
             threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
         })?;
-        self.devices.iter().try_for_each(|d| d.queue.finish(FINISH_WAIT))
+        self.devices.iter().try_for_each(Target::finish)?;
+        self.check_taken()
     }
 
     /// Asks about all blobs and hands them to the stage that they need.
@@ -196,11 +235,24 @@ impl<'d> Upload<'d> {
             let placed = self.place(&batch)?;
             for (item, placed) in batch.into_iter().zip(placed) {
                 match placed {
-                    true => (self.progress)(item.len() * item.places.len() as u64),
+                    true => {
+                        self.announce(item);
+                        (self.progress)(item.len() * item.places.len() as u64);
+                    }
                     false => _ = to_send.send(item),
                 }
             }
         }
+    }
+
+    /// Where an item goes, as the server knows it.
+    fn places_of(&self, item: &Item) -> Result<Vec<Place>> {
+        let blob = item.blob();
+        let place = |(number, dst): &(usize, Slice)| {
+            let buffer = self.target(*number)?.queue.handle(dst)?;
+            Ok(Place { blob, buffer, offset: dst.offset() })
+        };
+        item.places.iter().map(place).collect()
     }
 
     /// Which of these are now in all their places.
@@ -209,12 +261,7 @@ impl<'d> Upload<'d> {
         let shared = device.link().shared();
         let mut places = Vec::new();
         for item in items {
-            let blob = item.blob();
-            for (number, dst) in &item.places {
-                let target = self.target(*number)?;
-                let buffer = target.queue.handle(dst)?;
-                places.push(Place { blob, buffer, offset: dst.offset() });
-            }
+            places.extend(self.places_of(item)?);
         }
         let mut flags = Vec::with_capacity(places.len());
         for places in places.chunks(MAX_BLOBS) {
@@ -237,32 +284,107 @@ impl<'d> Upload<'d> {
         self.devices.get(number).ok_or_else(|| Error::Misuse("a place on a device that is not in the batch".into()))
     }
 
-    /// Sends items as they come.
-    fn send_all(&self, sending: Receiver<&Item>) -> Result<()> {
-        let mut handed = 0;
-        sending.into_iter().try_for_each(|item| self.send(item, &mut handed))
+    /// An item is in its first place, or on its way there on the queue of that.
+    fn announce(&self, item: &Item) {
+        if let Some(common) = item.common.as_ref().filter(|c| c.origin == self.number) {
+            common.is_there();
+        }
     }
 
-    /// Sends one item to its first place, from where the other devices of the endpoint get it; `handed` counts the bytes that
-    /// they may not have taken yet.
+    /// What an item has in common with another endpoint that sends it.
+    fn elsewhere<'i>(&self, item: &'i Item) -> Option<&'i Common> {
+        item.common.as_deref().filter(|c| c.origin != self.number)
+    }
+
+    /// Sends items as they come, and takes from other servers what these have got.
+    fn send_all(&self, sending: Receiver<&Item>, all: &[Upload<'_>]) -> Result<()> {
+        let mut handed = 0;
+        let mut coming: VecDeque<(&Item, &Common)> = VecDeque::new();
+        for item in sending {
+            match self.elsewhere(item) {
+                Some(common) => coming.push_back((item, common)),
+                None => self.send(item, &mut handed)?,
+            }
+            while let Some(&(item, common)) = coming.front()
+                && common.now() == Some(true)
+            {
+                self.take(item, common, all, &mut handed)?;
+                coming.pop_front();
+            }
+        }
+        for (item, common) in coming {
+            if !common.wait() {
+                // The other upload has failed and says why; the whole batch fails with it.
+                return Ok(());
+            }
+            self.take(item, common, all, &mut handed)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one item from the server that has it.
+    fn take(&self, item: &Item, common: &Common, all: &[Upload<'_>], handed: &mut u64) -> Result<()> {
+        let Some((first, _)) = item.places.first() else { return Ok(()) };
+        let target = self.target(*first)?;
+        common::take(all, common, item, target)?;
+        (self.progress)(item.len());
+        self.hand_on(item, target.taking()?, handed)
+    }
+
+    /// Lets the server check what it has taken from others, and keep it.
+    fn check_taken(&self) -> Result<()> {
+        if !self.keeps_blobs() {
+            return Ok(());
+        }
+        let device = self.first()?;
+        let shared = device.link().shared();
+        let taken: Vec<&Item> = self.items.iter().filter(|item| self.elsewhere(item).is_some()).collect();
+        let mut places = Vec::new();
+        for item in taken {
+            places.extend(self.places_of(item)?.into_iter().take(1));
+        }
+        for places in places.chunks(CHECKED_TOGETHER) {
+            let bytes: u64 = places.iter().map(|p| p.blob.len).sum();
+            let deadline = shared.options.call_timeout + Duration::from_secs(bytes / SLOWEST_DISK);
+            let request = v1::CheckBlobsRequest { session: Some(shared.session.clone()), blobs: encode_places(places) };
+            let answer = device.call("checking weights of another server", deadline, |mut client| async move {
+                client.check_blobs(request).await
+            })?;
+            let good = bits_to_flags(&answer.good, places.len());
+            let good = good.ok_or_else(|| shared.lost("answered about another number of weights than was asked"))?;
+            if good.contains(&false) {
+                return Err(shared.lost("weights that it got from another server were damaged on the way; load again"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one item to its first place, from where the other devices of the endpoint get it.
     fn send(&self, item: &Item, handed: &mut u64) -> Result<()> {
-        let Some(((first, dst), others)) = item.places.split_first() else { return Ok(()) };
+        let Some((first, dst)) = item.places.first() else { return Ok(()) };
         let source = self.target(*first)?;
         let digest = item.digest.get().filter(|_| item.len() >= MIN_BLOB && source.device.keeps_blobs());
         source.queue.send(dst, item.data.clone(), digest.copied(), self.progress)?;
+        self.announce(item);
+        self.hand_on(item, &source.queue, handed)
+    }
+
+    /// Gives an item that comes on `queue` to its further places; `handed` counts the bytes that these may not have taken yet.
+    fn hand_on(&self, item: &Item, queue: &RemoteQueue, handed: &mut u64) -> Result<()> {
+        let Some(((first, dst), others)) = item.places.split_first() else { return Ok(()) };
+        let source = self.target(*first)?;
         for (number, other) in others {
             let target = self.target(*number)?;
             let peer = source.device.peer().zip(target.device.peer());
             match peer.filter(|(peer, _)| peer.reaches(target.device)) {
-                _ if number == first => source.queue.copy(dst, other)?,
+                _ if number == first => queue.copy(dst, other)?,
                 Some((from, to)) => {
-                    let mut ticket = [0; 32];
-                    getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
-                    from.offer(&source.queue, Ticket(ticket), dst, target.device)?;
-                    to.accept(&target.queue, Ticket(ticket), other)?;
+                    let ticket = random_ticket()?;
+                    from.offer(queue, ticket, dst, target.device)?;
+                    to.accept(&target.queue, ticket, other)?;
                     *handed += item.len();
                     if *handed >= HANDED_AHEAD {
-                        self.devices.iter().try_for_each(|d| d.queue.finish(FINISH_WAIT))?;
+                        self.devices.iter().try_for_each(Target::finish)?;
                         *handed = 0;
                     }
                 }
@@ -272,6 +394,12 @@ impl<'d> Upload<'d> {
         }
         Ok(())
     }
+}
+
+fn random_ticket() -> Result<Ticket> {
+    let mut ticket = [0; 32];
+    getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
+    Ok(Ticket(ticket))
 }
 
 /// The next items to place: at least one, unless there will be no more, and what else is there up to a batch.

@@ -1,0 +1,393 @@
+//! Sessions: random requests and commands, in any order, on a server in this process. An input is a program for a machine that knows
+//! every message; each instruction is a byte, its arguments are the bytes behind it.
+
+use crate::mutate::LIMITS;
+use crate::raw::{Conn, NOTHING, Stream};
+use outboard_core::op::{Binary, BinaryKind, GetRows, SetRows};
+use outboard_core::{DType, GraphBuilder, GraphError};
+use outboard_host::{Host, MemoryBudget};
+use outboard_proto::v1::command::Command as C;
+use outboard_proto::v1::control_request::Request as R;
+use outboard_proto::v1::{self, Slice};
+use outboard_proto::{chunk, graph};
+use outboard_reference::reference_device;
+use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
+use prost::Message;
+use std::cell::RefCell;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+/// Memory of the server: small enough that inputs find its end.
+const MEMORY: u64 = 8 << 20;
+/// Instructions of one input.
+const MAX_STEPS: usize = 64;
+/// How long queues get to come to rest. Those that wait for what never comes do not.
+const REST: Duration = Duration::from_millis(30);
+
+struct World {
+    server: Server,
+    budget: Arc<MemoryBudget>,
+    /// Encoded graphs.
+    graphs: Vec<Vec<u8>>,
+}
+
+static WORLD: LazyLock<World> = LazyLock::new(|| {
+    let (host, budget) = (Host::new(), MemoryBudget::new(Some(MEMORY)));
+    let devices = ["REF0", "REF1"].map(|name| reference_device(&host, name, &budget)).to_vec();
+    let addr = "127.0.0.1:0".parse().expect("an address");
+    let config = ServerConfig { addr, devices, limits: Limits::default(), trust: Trust::default() };
+    let server = Server::start(config).expect("a server");
+    let graphs = [sum(), rows(), Ok(Vec::new())].into_iter().map(|g| g.expect("a graph")).collect();
+    World { server, budget, graphs }
+});
+
+thread_local! {
+    /// An event loop, and a connection while it lives.
+    static CLIENT: RefCell<(tokio::runtime::Runtime, Option<Conn>)> = RefCell::new((
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop"),
+        None,
+    ));
+}
+
+fn sum() -> Result<Vec<u8>, GraphError> {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[8])?;
+    let y = g.push(Binary { kind: BinaryKind::Add }, &[x, x])?;
+    g.output(y);
+    Ok(graph::encode(&g.finish()?).expect("a small graph").to_vec())
+}
+
+fn rows() -> Result<Vec<u8>, GraphError> {
+    let mut g = GraphBuilder::new();
+    let cache = g.state("cache", DType::F32, &[8, 4])?;
+    let (x, ids) = (g.input("x", DType::F32, &[8, 2])?, g.input("ids", DType::I32, &[2])?);
+    let written = g.push(SetRows, &[cache, x, ids])?;
+    let y = g.push(GetRows, &[written, ids])?;
+    g.output(y);
+    Ok(graph::encode(&g.finish()?).expect("a small graph").to_vec())
+}
+
+/// Arguments from an input; zeros behind its end.
+struct Args<'a>(&'a [u8]);
+
+impl Args<'_> {
+    fn byte(&mut self) -> u8 {
+        self.0.split_off_first().copied().unwrap_or(0)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        usize::from(self.byte()) % n.max(1)
+    }
+
+    /// A handle: few, so that they meet.
+    fn handle(&mut self) -> u64 {
+        match self.byte() {
+            255 => u64::MAX,
+            n => u64::from(n % 6),
+        }
+    }
+
+    /// A size or an offset.
+    fn size(&mut self) -> u64 {
+        match self.byte() {
+            n @ 0..128 => u64::from(n) * 8,
+            n => LIMITS[usize::from(n) % LIMITS.len()],
+        }
+    }
+
+    fn device(&mut self) -> String {
+        ["REF0", "REF1", "REF0", "REF1", "", "REF9"][self.below(6)].into()
+    }
+
+    fn slice(&mut self) -> Option<Slice> {
+        match self.byte() {
+            0 => None,
+            _ => Some(Slice { buffer: self.handle(), offset: self.size(), len: self.size() }),
+        }
+    }
+
+    fn ticket(&mut self) -> bytes::Bytes {
+        match self.byte() {
+            n @ 0..250 => vec![n % 3; 32].into(),
+            n => vec![n; 31].into(),
+        }
+    }
+
+    fn raw(&mut self) -> Vec<u8> {
+        let n = self.below(40);
+        (0..n).map(|_| self.byte()).collect()
+    }
+}
+
+pub(crate) fn run(input: &[u8]) {
+    // Starts with an event loop of its own, which must not be inside that of the client.
+    LazyLock::force(&WORLD);
+    CLIENT.with_borrow_mut(|(runtime, conn)| {
+        let kept = conn.take();
+        *conn = runtime.block_on(play(input, kept));
+    });
+}
+
+/// Runs a program; gives the connection back if it still works.
+async fn play(input: &[u8], kept: Option<Conn>) -> Option<Conn> {
+    let addr = WORLD.server.local_addr();
+    let conn = match kept {
+        Some(conn) => conn,
+        None => Conn::open(addr).await.expect("a server that accepts"),
+    };
+    // A connection that was kept may have ended.
+    let (conn, hello) = match conn.hello().await {
+        Ok(hello) => (conn, hello),
+        Err(_) => {
+            let conn = Conn::open(addr).await.expect("a server that accepts");
+            let hello = conn.hello().await.expect("a server that greets");
+            (conn, hello)
+        }
+    };
+    let session = hello.session.expect("a session");
+    let mut machine = Machine {
+        conn: conn.clone(),
+        session: session.clone(),
+        control: None,
+        queues: [const { None }; 4],
+        bulks: Vec::new(),
+    };
+    let mut args = Args(input);
+    for _ in 0..MAX_STEPS {
+        if args.0.is_empty() {
+            break;
+        }
+        // A refusal ends a stream or the connection, and is an answer.
+        if let Err(e) = machine.step(&mut args).await {
+            assert!(!e.starts_with(NOTHING), "{e}");
+        }
+    }
+    machine.rest().await;
+    drop(machine);
+    let conn = match conn.goodbye(&session).await {
+        Ok(()) => conn,
+        Err(_) => {
+            let fresh = Conn::open(addr).await.expect("a server that accepts");
+            // It may have said goodbye itself.
+            match fresh.goodbye(&session).await {
+                Ok(()) => {}
+                Err(e) => assert!(e.contains("no such session"), "{e}"),
+            }
+            fresh
+        }
+    };
+    // All of it is free again.
+    let start = std::time::Instant::now();
+    while WORLD.budget.used() > 0 {
+        assert!(start.elapsed() < Duration::from_secs(10), "{} bytes are not freed", WORLD.budget.used());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Some(conn)
+}
+
+struct Machine {
+    conn: Conn,
+    session: v1::Session,
+    control: Option<Stream>,
+    queues: [Option<Stream>; 4],
+    bulks: Vec<Stream>,
+}
+
+impl Machine {
+    async fn step(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        match args.byte() % 24 {
+            0 | 1 => {
+                let alloc = v1::Alloc {
+                    request: 1,
+                    buffer: args.handle(),
+                    device: args.device(),
+                    size: args.size(),
+                    usage: "ANY".into(),
+                };
+                self.control(R::Alloc(alloc)).await
+            }
+            2 | 3 => {
+                let graph = WORLD.graphs[args.below(WORLD.graphs.len())].clone();
+                let n = args.below(6);
+                let mut places = v1::Places::default();
+                for tensor in 0..n as u32 {
+                    places.tensors.push(tensor);
+                    places.buffers.push(args.handle());
+                    places.offsets.push(args.size());
+                    places.lens.push(args.size());
+                }
+                let compile = v1::Compile {
+                    request: 2,
+                    executable: args.handle(),
+                    device: args.device(),
+                    graph: graph.into(),
+                    places: places.encode_to_vec().into(),
+                };
+                self.control(R::Compile(compile)).await
+            }
+            4 => {
+                let fences = match args.byte() % 4 {
+                    0 => vec![v1::Fence { queue: args.handle(), commands: args.size() }],
+                    _ => Vec::new(),
+                };
+                let free = v1::Free { buffers: vec![args.handle()], executables: vec![args.handle()], fences };
+                self.control(R::Free(free)).await
+            }
+            5 | 6 => {
+                let slot = args.below(4);
+                let open = v1::OpenQueue {
+                    session: Some(self.session.clone()),
+                    queue: slot as u64 + 1,
+                    device: ["REF0", "REF1"][slot % 2].into(),
+                };
+                let stream = self.conn.stream("outboard.v1.Outboard/Queue").await?;
+                stream.message(&v1::Command { command: Some(C::Open(open)) }.encode_to_vec());
+                self.queues[slot] = Some(stream);
+                Ok(())
+            }
+            7 => self.command(args, |a| {
+                C::Write(v1::Write { dst: a.slice(), data: vec![1; a.size() as usize % 4096].into() })
+            }),
+            8 => self.command(args, |a| {
+                // One that fits.
+                let len = a.size() % 1024;
+                let dst = Some(Slice { buffer: a.handle(), offset: 0, len });
+                C::Write(v1::Write { dst, data: vec![0; len as usize].into() })
+            }),
+            9 => self.command(args, |a| C::Read(v1::Read { request: 7, src: a.slice(), bulk: a.byte() % 2 == 1 })),
+            10 | 11 => self.command(args, |a| C::Execute(v1::Execute { executable: a.handle() })),
+            12 => self.command(args, |a| C::Copy(v1::Copy { src: a.slice(), dst: a.slice() })),
+            13 => self.command(args, |a| C::Fill(v1::Fill { dst: a.slice(), value: a.size() as u32 })),
+            14 => self.command(args, |a| C::Wait(v1::Wait { queue: a.handle(), value: a.size() / 8 })),
+            15 => self.command(args, |a| C::Signal(v1::Signal { value: a.size() / 8 })),
+            16 => self.command(args, |a| {
+                C::Offer(v1::Offer { ticket: a.ticket(), src: a.slice(), to: a.device(), target: None })
+            }),
+            17 => self.command(args, |a| {
+                C::Accept(v1::Accept { ticket: a.ticket(), dst: a.slice(), value: a.size() / 8, source: None })
+            }),
+            18 => self.command(args, |a| C::Finish(v1::Finish { request: a.size() })),
+            19 => {
+                let dst = v1::WriteBulk { transfer: args.handle(), dst: args.slice(), digest: Default::default() };
+                let (slot, session) = (args.below(4), Some(self.session.clone()));
+                if let Some(queue) = &self.queues[slot] {
+                    queue.message(&v1::Command { command: Some(C::WriteBulk(dst.clone())) }.encode_to_vec());
+                }
+                let bulk = self.conn.stream("outboard.v1.Bulk/Transfer").await?;
+                let open = v1::OpenBulk { session, queue: slot as u64 + 1 };
+                bulk.message(&v1::BulkUp { part: Some(v1::bulk_up::Part::Open(open)) }.encode_to_vec());
+                let data = bytes::Bytes::from(vec![2; args.size() as usize % 2048]);
+                bulk.bytes(chunk::head(chunk::Direction::Up, dst.transfer, &data));
+                bulk.bytes(data);
+                bulk.bytes(args.raw());
+                self.bulks.push(bulk);
+                Ok(())
+            }
+            20 => {
+                let slot = args.below(5);
+                let raw = args.raw();
+                match self.queues.get(slot) {
+                    Some(Some(queue)) => queue.message(&raw),
+                    Some(None) => {}
+                    None => self.control_stream().await?.message(&raw),
+                }
+                Ok(())
+            }
+            21 => {
+                // Somebody else's handles, or a goodbye in the middle.
+                match args.byte() % 4 {
+                    0 => self.control(R::Goodbye(v1::Goodbye {})).await,
+                    1 => self.control(R::Attach(self.session.clone())).await,
+                    2 => {
+                        self.control = None;
+                        Ok(())
+                    }
+                    _ => {
+                        self.queues[args.below(4)] = None;
+                        Ok(())
+                    }
+                }
+            }
+            22 => {
+                let (session, device) = (Some(self.session.clone()), args.device());
+                let graph = match args.byte() % 2 {
+                    0 => WORLD.graphs[0].clone(),
+                    _ => args.raw(),
+                };
+                let request = v1::SupportsRequest { session, device, graph: graph.into() };
+                self.conn.call("outboard.v1.Outboard/Supports", &request.encode_to_vec()).await.map(drop)
+            }
+            _ => {
+                let method = ["Hello", "Devices", "Memory", "Supports", "Trace", "HaveBlobs", "PlaceBlobs", "None"]
+                    [args.below(8)];
+                let request = match args.byte() % 2 {
+                    0 => v1::TraceRequest { session: Some(self.session.clone()), record: true }.encode_to_vec(),
+                    _ => args.raw(),
+                };
+                if method == "Hello" {
+                    return Ok(());
+                }
+                self.conn.call(&format!("outboard.v1.Outboard/{method}"), &request).await.map(drop)
+            }
+        }
+    }
+
+    async fn control_stream(&mut self) -> Result<&Stream, String> {
+        if self.control.is_none() {
+            let stream = self.conn.stream("outboard.v1.Outboard/Control").await?;
+            let attach = R::Attach(self.session.clone());
+            stream.message(&v1::ControlRequest { request: Some(attach) }.encode_to_vec());
+            self.control = Some(stream);
+        }
+        self.control.as_ref().ok_or_else(|| "no control stream".into())
+    }
+
+    /// Sends a request, and waits for its answer if one comes, so that what is behind it finds what it has made.
+    async fn control(&mut self, request: R) -> Result<(), String> {
+        let answered = matches!(request, R::Alloc(_) | R::Compile(_));
+        self.control_stream().await?.message(&v1::ControlRequest { request: Some(request) }.encode_to_vec());
+        while answered && let Some(control) = &mut self.control {
+            match control.next().await {
+                Ok(Some(reply)) => {
+                    let reply = v1::ControlReply::decode(reply).expect("what a server says").reply;
+                    if !matches!(reply, Some(v1::control_reply::Reply::Attached(_))) {
+                        break;
+                    }
+                }
+                ended => {
+                    self.control = None;
+                    return ended.map(drop);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&mut self, args: &mut Args<'_>, command: impl Fn(&mut Args<'_>) -> C) -> Result<(), String> {
+        let slot = args.below(4);
+        let message = v1::Command { command: Some(command(args)) }.encode_to_vec();
+        if let Some(queue) = &self.queues[slot] {
+            queue.message(&message);
+        }
+        Ok(())
+    }
+
+    /// Lets queues do what they can, and looks at what they say.
+    async fn rest(&mut self) {
+        const LAST: u64 = 0x1234_5678;
+        let finish = v1::Command { command: Some(C::Finish(v1::Finish { request: LAST })) }.encode_to_vec();
+        let open = || self.queues.iter().flatten();
+        open().for_each(|queue| queue.message(&finish));
+        let listen = async {
+            for queue in self.queues.iter_mut().flatten() {
+                while let Ok(Some(reply)) = queue.next().await {
+                    let reply = v1::Reply::decode(reply).expect("what a server says").reply;
+                    if matches!(reply, Some(v1::reply::Reply::Done(v1::Done { request: LAST, .. }))) {
+                        break;
+                    }
+                }
+            }
+        };
+        let _ = tokio::time::timeout(REST, listen).await;
+    }
+}
