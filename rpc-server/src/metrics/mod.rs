@@ -250,12 +250,12 @@ impl Metrics {
     }
 
     /// Counts bytes to another server. To be asked for once it has proven to be one, because clients choose the addresses.
-    pub(crate) fn peer_sent(&self, address: &str) -> Counter {
+    pub(crate) fn to_peer(&self, address: &str) -> Counter {
         self.peer_bytes.get_or_create_owned(&PeerWay { peer: self.peers.label(address), direction: "sent" })
     }
 
     /// Counts bytes from another server.
-    pub(crate) fn peer_received(&self, address: &str) -> Counter {
+    pub(crate) fn received_from(&self, address: &str) -> Counter {
         self.peer_bytes.get_or_create_owned(&PeerWay { peer: self.peers.label(address), direction: "received" })
     }
 
@@ -337,7 +337,7 @@ mod tests {
     fn names_are_bounded() {
         let metrics = Metrics::new();
         for n in 0..3 * METRICS_NAMES {
-            metrics.peer_sent(&format!("10.0.0.1:{n}")).inc();
+            metrics.to_peer(&format!("10.0.0.1:{n}")).inc();
         }
         let mut text = String::new();
         encode(&mut text, &metrics.registry).unwrap();

@@ -79,7 +79,7 @@ async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::resu
     let _ = down.send(Ok(encode(Down::Welcome(v1::Welcome { version })))).await;
     let conn = service.conn.number;
     limited!(info, peer = %service.conn.peer, "link of another server opened");
-    let received = peers.metrics.peer_received(&service.conn.peer.ip().to_string());
+    let received = peers.metrics.received_from(&service.conn.peer.ip().to_string());
     let mut inbound = Inbound { service, peers, down, coming: HashMap::new(), from: open.from, received, over: None };
     lock(&peers.inbound).insert(conn, (down.clone(), service.conn.peer));
     peers.inbox.opened(open.from);

@@ -206,7 +206,7 @@ impl Link {
     pub(crate) fn welcomed(&self) {
         let mut state = lock(&self.state);
         state.ready = true;
-        state.sent.get_or_insert_with(|| self.metrics.peer_sent(&self.address));
+        state.sent.get_or_insert_with(|| self.metrics.to_peer(&self.address));
         state.wire.iter().for_each(Wire::wake_loop);
         drop(state);
         self.phase.send_replace(Phase::Open);
