@@ -27,6 +27,7 @@ type Body = StreamBody<UnboundedReceiverStream<Result<Frame<Bytes>, Infallible>>
 pub struct Conn {
     http: SendRequest<Body>,
     addr: SocketAddr,
+    token: Option<String>,
 }
 
 /// Why there is no answer: what the server said, or how the connection broke.
@@ -42,16 +43,23 @@ impl Conn {
         };
         let (http, driver) = late(open).await??;
         tokio::spawn(driver);
-        Ok(Conn { http, addr })
+        Ok(Conn { http, addr, token: None })
+    }
+
+    /// Shows a token with everything that it asks for.
+    pub fn with_token(self, token: &str) -> Conn {
+        Conn { token: Some(token.to_owned()), ..self }
     }
 
     /// Opens a stream to a method such as `outboard.v1.Outboard/Queue`.
     pub async fn stream(&self, method: &str) -> Result<Stream, Refused> {
         let (to, from) = unbounded_channel();
-        let request = http::Request::post(format!("http://{}/{method}", self.addr))
-            .header("content-type", "application/grpc")
-            .body(StreamBody::new(UnboundedReceiverStream::new(from)))
-            .map_err(|e| e.to_string())?;
+        let mut request =
+            http::Request::post(format!("http://{}/{method}", self.addr)).header("content-type", "application/grpc");
+        if let Some(token) = &self.token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(StreamBody::new(UnboundedReceiverStream::new(from))).map_err(|e| e.to_string())?;
         let mut http = self.http.clone();
         late(http.ready()).await?.map_err(|e| e.to_string())?;
         // A call is not answered before its message is there, so that nobody waits for the answer here.
@@ -166,9 +174,8 @@ pub fn framed(message: &[u8]) -> Bytes {
 
 /// What a status that is not OK says.
 fn status(headers: &http::HeaderMap) -> Option<Refused> {
-    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok());
-    let code = text("grpc-status").filter(|&code| code != "0")?;
-    Some(format!("status {code}: {}", text("grpc-message").unwrap_or_default()))
+    let status = tonic::Status::from_header_map(headers).filter(|status| status.code() != tonic::Code::Ok)?;
+    Some(format!("status {:?}: {}", status.code(), status.message()))
 }
 
 async fn late<T>(work: impl Future<Output = T>) -> Result<T, Refused> {
