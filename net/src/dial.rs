@@ -13,6 +13,9 @@ use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 
+/// What [`Dialer::open`] says where nobody listens.
+pub const REFUSED: &str = "connection refused; is rpc-server running there, and on this port?";
+
 /// Opens streams to one endpoint: connections of their own on TCP and TLS; on QUIC, streams of one connection.
 ///
 /// For `auto`, the first stream decides between TLS and QUIC.
@@ -91,9 +94,7 @@ impl Dialer {
     async fn connect(&self) -> Result<TcpStream, String> {
         let socket =
             TcpStream::connect((self.endpoint.host(), self.endpoint.port())).await.map_err(|e| match e.kind() {
-                io::ErrorKind::ConnectionRefused => {
-                    "connection refused; is rpc-server running there, and on this port?".to_owned()
-                }
+                io::ErrorKind::ConnectionRefused => REFUSED.to_owned(),
                 io::ErrorKind::TimedOut => "no answer; check the address and the firewall".to_owned(),
                 _ => format!("cannot connect: {e}"),
             })?;
