@@ -4,7 +4,7 @@ use crate::endpoint::{Carrier, Endpoint};
 use crate::explain::{self, Side};
 use crate::limits::{AUTO_QUIC, AUTO_RTT, HANDSHAKE};
 use crate::quic;
-use crate::stream::{Meter, Metered, Stream};
+use crate::stream::{Meter, Stream, under_tls};
 use crate::tls::ClientTls;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -106,7 +106,7 @@ impl Dialer {
         let configs = self.tls.configs().map_err(|e| e.to_string())?;
         let name = ServerName::try_from(self.endpoint.host().to_owned());
         let name = name.map_err(|_| "no certificate can be for such a name".to_owned())?;
-        let socket = Metered { io: self.connect().await?, meter };
+        let socket = under_tls(self.connect().await?, meter);
         let handshake = TlsConnector::from(configs.tcp.clone()).connect(name, socket);
         match tokio::time::timeout(HANDSHAKE, handshake).await {
             Ok(Ok(stream)) => Ok(Stream::tls(stream.into())),
