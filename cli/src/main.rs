@@ -6,6 +6,7 @@ mod args;
 mod catalogue;
 mod commands;
 mod devices;
+mod failover;
 mod fetch;
 mod model;
 mod print;

@@ -476,6 +476,12 @@ pub trait Device: Send + Sync {
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>>;
     /// A new queue.
     fn queue(&self) -> Result<Arc<dyn Queue>>;
+    /// To be called after a queue has failed with [`Error::Peer`], when all its queues were dropped: makes sure that the device can
+    /// be used again, with its buffers and executables as they were and nothing under way. For a remote device that may take
+    /// as long as its server keeps them. An error means that they are lost.
+    fn resume(&self) -> Result<()> {
+        Ok(())
+    }
     /// Direct transfers to other devices, if it can.
     fn peer(&self) -> Option<&dyn PeerTransfer> {
         None

@@ -144,10 +144,9 @@ async fn play(input: &[u8], kept: Option<Conn>) -> Option<Conn> {
             (conn, hello)
         }
     };
-    let session = hello.session.expect("a session");
     let mut machine = Machine {
         conn: conn.clone(),
-        session: session.clone(),
+        session: hello.session.expect("a session"),
         control: None,
         queues: [const { None }; 4],
         bulks: Vec::new(),
@@ -163,6 +162,7 @@ async fn play(input: &[u8], kept: Option<Conn>) -> Option<Conn> {
         }
     }
     machine.rest().await;
+    let session = machine.session.clone();
     drop(machine);
     let conn = match conn.goodbye(&session).await {
         Ok(()) => conn,
@@ -294,10 +294,18 @@ impl Machine {
                 Ok(())
             }
             21 => {
-                // Somebody else's handles, or a goodbye in the middle.
-                match args.byte() % 4 {
+                // A goodbye in the middle, streams that end, a session that goes on elsewhere.
+                match args.byte() % 6 {
                     0 => self.control(R::Goodbye(v1::Goodbye {})).await,
                     1 => self.control(R::Attach(self.session.clone())).await,
+                    4 => {
+                        let resume = self.resume_with(args);
+                        self.control(R::Resume(resume)).await
+                    }
+                    5 => {
+                        let resume = self.resume_with(args);
+                        self.resume(resume).await
+                    }
                     2 => {
                         self.control = None;
                         Ok(())
@@ -340,6 +348,31 @@ impl Machine {
             self.control = Some(stream);
         }
         self.control.as_ref().ok_or_else(|| "no control stream".into())
+    }
+
+    /// What takes the session up, or tries to, with some of its handles.
+    fn resume_with(&self, args: &mut Args<'_>) -> v1::Resume {
+        let mut session = self.session.clone();
+        if args.byte() % 8 == 7 {
+            session.secret = args.ticket();
+        }
+        let mut handles = || (0..args.below(4)).map(|_| args.handle()).collect();
+        v1::Resume { session: Some(session), buffers: handles(), executables: handles() }
+    }
+
+    /// Takes the session up on another stream.
+    async fn resume(&mut self, resume: v1::Resume) -> Result<(), String> {
+        let mut stream = self.conn.stream("outboard.v1.Outboard/Control").await?;
+        stream.message(&v1::ControlRequest { request: Some(R::Resume(resume)) }.encode_to_vec());
+        while let Some(reply) = stream.next().await? {
+            let reply = v1::ControlReply::decode(reply).expect("what a server says").reply;
+            if let Some(v1::control_reply::Reply::Resumed(resumed)) = reply {
+                self.session = resumed.session.expect("a session that goes on");
+                self.control = Some(stream);
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Sends a request, and waits for its answer if one comes, so that what is behind it finds what it has made.

@@ -48,8 +48,35 @@ pub struct RunReport {
     pub finish: String,
     /// Devices that the model lay on.
     pub devices: Vec<RunDevice>,
+    /// How long it took.
+    pub timings: RunTimings,
     /// What went over the network.
     pub net: RunNet,
+    /// What was lost on the way.
+    #[serde(default)]
+    pub recoveries: Vec<RunRecovery>,
+}
+
+/// Times of a run, in milliseconds.
+#[derive(Debug, Deserialize)]
+pub struct RunTimings {
+    /// Of the prompt and the first token.
+    pub prompt_ms: f64,
+    /// Of the tokens behind it.
+    pub decode_ms: f64,
+}
+
+/// A fault that a run has survived.
+#[derive(Debug, Deserialize)]
+pub struct RunRecovery {
+    /// What had happened.
+    pub error: String,
+    /// Whether the servers still had everything.
+    pub resumed: bool,
+    /// Tokens that were read again.
+    pub tokens: usize,
+    /// Until the run went on, in milliseconds.
+    pub ms: f64,
 }
 
 /// A device of a run.
@@ -108,6 +135,11 @@ impl Client {
     /// What it has written to stdout until now.
     pub fn written(&self) -> String {
         self.stdout.text()
+    }
+
+    /// What it has written to stderr until now.
+    pub fn said(&self) -> String {
+        self.stderr.text()
     }
 
     /// Waits until it has written something to stdout.

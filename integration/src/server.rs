@@ -18,8 +18,14 @@ pub struct Server {
 impl Server {
     /// Starts `rpc-server -p 0 ARGS` and waits until it listens.
     pub fn start(args: &[&str]) -> Server {
+        Server::start_at("127.0.0.1:0", args)
+    }
+
+    /// Starts it on an address of the loopback interface.
+    pub fn start_at(addr: &str, args: &[&str]) -> Server {
+        let port = addr.rsplit(':').next().unwrap_or("0");
         let mut child = Command::new(program("rpc-server"))
-            .args(["-p", "0"])
+            .args(["-p", port])
             .args(args)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

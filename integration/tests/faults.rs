@@ -27,7 +27,8 @@ fn a_server_that_is_killed() {
     let mut victim = Server::start(&["-d", "cpu:1"]);
     let free = survivor.memory_free();
     let rpc = format!("{},{}", survivor.addr, victim.addr);
-    let args = ["run", "-m", model, "--rpc", &rpc, "-p", "Once upon a time", "-n", "2000", "--ignore-eos"];
+    let args =
+        ["run", "-m", model, "--rpc", &rpc, "-p", "Once upon a time", "-n", "2000", "--ignore-eos", "--no-failover"];
     let mut client = Client::start(&args);
     client.wait_for_text(LIMIT);
     assert!(survivor.memory_free() < free);

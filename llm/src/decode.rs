@@ -32,7 +32,10 @@ pub(crate) struct Ahead {
 }
 
 struct Step {
+    program: usize,
     run: u64,
+    /// Position of the token that it samples.
+    at: usize,
     id: Pending<Bytes>,
     log_prob: Option<Pending<Bytes>>,
 }
@@ -82,6 +85,7 @@ impl Ahead {
 impl Engine {
     /// Enqueues a prompt behind what is in the cache; [`Engine::next_id`] gives the token that follows.
     pub fn prompt(&mut self, tokens: &[u32], sampling: Sampling) -> Result<()> {
+        self.answered = 0;
         let (program, run) = self.enqueue_prompt(tokens, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
         self.expect_id(program, run, sampling.log_prob)
     }
@@ -94,10 +98,10 @@ impl Engine {
         self.expect_id(program, run, sampling.log_prob)
     }
 
-    fn expect_id(&mut self, program: usize, run: u64, log_prob: bool) -> Result<()> {
+    pub(crate) fn expect_id(&mut self, program: usize, run: u64, log_prob: bool) -> Result<()> {
         let id = self.read(program, net::SAMPLED)?;
         let log_prob = if log_prob { Some(self.read(program, net::LOG_PROBS)?) } else { None };
-        self.ahead.steps.push_back(Step { run, id, log_prob });
+        self.ahead.steps.push_back(Step { program, run, at: self.n_past, id, log_prob });
         Ok(())
     }
 
@@ -114,8 +118,8 @@ impl Engine {
     /// Waits for the oldest step that is under way: its token, and its log-probability if that was asked for.
     pub fn next_id(&mut self) -> Result<(u32, Option<f32>)> {
         let step = self.ahead.steps.pop_front().ok_or_else(|| Error::Request("no step is under way".into()))?;
-        let id = step.id.wait(DEADLINE)?;
-        let log_prob = step.log_prob.map(|p| p.wait(DEADLINE)).transpose()?;
+        let id = self.wait(step.id, step.program)?;
+        let log_prob = step.log_prob.map(|p| self.wait(p, step.program)).transpose()?;
         self.ahead.came();
         // What came before this run has been handed over by now.
         self.scheduler().settle(step.run);
@@ -126,6 +130,9 @@ impl Engine {
             Some(bytes) => Some(f32::from_le_bytes(*bytes.first_chunk().ok_or_else(short)?)),
             None => None,
         };
+        self.text.sampled(step.at, id);
+        self.answered += 1;
+        self.recoveries = 0;
         Ok((id, log_prob))
     }
 }

@@ -4,9 +4,12 @@ use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
 use crate::batches::micro_batches;
 use crate::decode::Ahead;
 use crate::error::{Error, Result};
+use crate::failover::{Failover, Seat};
 use crate::model::Model;
 use crate::split::{Share, Sizes, split_layers};
+use crate::text::Text;
 use crate::upload::{Uploads, upload};
+use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
@@ -52,7 +55,7 @@ impl Overrides {
         Overrides(Some(Arc::new(f)))
     }
 
-    fn device(&self, name: &str) -> Option<usize> {
+    pub(crate) fn device(&self, name: &str) -> Option<usize> {
         self.0.as_ref().and_then(|f| f(name))
     }
 }
@@ -86,21 +89,43 @@ pub struct DeviceLoad {
 
 /// A model on devices, with one sequence in its cache.
 pub struct Engine {
-    model: Arc<Model>,
-    scheduler: Scheduler,
-    bound: Bound,
-    homes: Homes,
-    loads: Vec<DeviceLoad>,
-    programs: Vec<(GraphShape, Program)>,
+    pub(crate) model: Arc<Model>,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) bound: Bound,
+    pub(crate) homes: Homes,
+    pub(crate) loads: Vec<DeviceLoad>,
+    pub(crate) programs: Vec<(GraphShape, Program)>,
     n_ctx: usize,
     n_ubatch: usize,
     pub(crate) n_past: usize,
+    pub(crate) ahead: Ahead,
+    /// What is in the cache.
+    pub(crate) text: Text,
+    /// Tokens that came since the last prompt.
+    pub(crate) answered: usize,
+    /// How and where it was loaded.
+    pub(crate) options: LoadOptions,
+    pub(crate) seats: Vec<Seat>,
+    /// Whether everything has its place on a device.
+    pub(crate) whole: bool,
+    /// Recoveries since the last token.
+    pub(crate) recoveries: usize,
+    pub(crate) failover: Option<Box<dyn Failover>>,
+    pub(crate) watch: Option<Arc<Watch>>,
+}
+
+/// A model on its devices.
+pub(crate) struct Placed {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) bound: Bound,
+    pub(crate) homes: Homes,
+    pub(crate) loads: Vec<DeviceLoad>,
     pub(crate) ahead: Ahead,
 }
 
 /// Which device each leaf belongs to.
 #[derive(Clone, Debug)]
-struct Homes {
+pub(crate) struct Homes {
     layers: Vec<usize>,
     overrides: Overrides,
 }
@@ -130,7 +155,12 @@ impl Homes {
 }
 
 /// Memory of every weight and state, by leaf.
-type Bound = HashMap<String, Slice>;
+pub(crate) type Bound = HashMap<String, Slice>;
+
+/// Memory that has a weight already, if it is of this device.
+fn kept<'k>(kept: &'k Bound, leaf: &str, device: &dyn Device) -> Option<&'k Slice> {
+    kept.get(leaf).filter(|slice| slice.buffer().device() == device.uid())
+}
 
 /// Where a leaf will lie.
 struct Item {
@@ -140,24 +170,22 @@ struct Item {
     size: u64,
 }
 
-impl Engine {
-    /// Places the model, checks that it fits, allocates, uploads. `progress` is called with bytes done and bytes in all, from
-    /// several threads.
-    pub fn load(
-        model: Arc<Model>,
+impl Placed {
+    /// Places the model, checks that it fits, allocates, uploads. Weights that are kept are not uploaded again.
+    pub(crate) fn new(
+        model: &Model,
         devices: Vec<Arc<dyn Device>>,
         options: &LoadOptions,
+        kept_weights: &Bound,
         progress: &(dyn Fn(u64, u64) + Sync),
-    ) -> Result<Engine> {
-        let trained = model.hparams().n_ctx_train;
-        let n_ctx = if options.n_ctx == 0 { trained } else { options.n_ctx };
-        let n_ubatch = options.n_ubatch.clamp(1, n_ctx);
+    ) -> Result<Placed> {
+        let &LoadOptions { n_ctx, n_ubatch, .. } = options;
         let mut scheduler = Scheduler::new(devices, SchedulerOptions { deadline: DEADLINE })?;
         let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: Some(NO_PENALTY), log_prob: true });
         let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
         let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
         let prompt = model.graph(prompt)?;
-        let (homes, plans) = place(&model, &scheduler, options, &[&prompt, &step])?;
+        let (homes, plans) = place(model, &scheduler, options, kept_weights, &[&prompt, &step])?;
         let prompt = prompt.graph;
         let items: Vec<Item> = prompt
             .leaves()
@@ -184,12 +212,55 @@ impl Engine {
                 compute_bytes: results(&plans, d),
             });
         }
-        check_fits(&scheduler, &loads, &model)?;
+        let kept_bytes = |d: usize, device: &dyn Device| {
+            let there = |i: &&Item| i.device == d && kept(kept_weights, &i.leaf, device).is_some();
+            items.iter().filter(there).map(|i| i.size).sum::<u64>()
+        };
+        check_fits(&scheduler, &loads, model, &kept_bytes)?;
         scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
-        let (bound, uploads) = allocate(&model, &scheduler, &items)?;
-        upload(&model, &scheduler, uploads, progress)?;
+        let (bound, uploads) = allocate(model, &scheduler, &items, kept_weights)?;
+        upload(model, &scheduler, uploads, progress)?;
         let ahead = Ahead::measure(&scheduler)?;
-        Ok(Engine { model, scheduler, bound, homes, loads, programs: Vec::new(), n_ctx, n_ubatch, n_past: 0, ahead })
+        Ok(Placed { scheduler, bound, homes, loads, ahead })
+    }
+}
+
+impl Engine {
+    /// Places the model, checks that it fits, allocates, uploads. `progress` is called with bytes done and bytes in all, from
+    /// several threads.
+    pub fn load(
+        model: Arc<Model>,
+        devices: Vec<Arc<dyn Device>>,
+        options: &LoadOptions,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Engine> {
+        let trained = model.hparams().n_ctx_train;
+        let n_ctx = if options.n_ctx == 0 { trained } else { options.n_ctx };
+        let n_ubatch = options.n_ubatch.clamp(1, n_ctx);
+        let options = LoadOptions { n_ctx, n_ubatch, ..options.clone() };
+        let seats = Seat::all(&devices);
+        let placed = Placed::new(&model, devices, &options, &Bound::new(), progress)?;
+        let Placed { scheduler, bound, homes, loads, ahead } = placed;
+        Ok(Engine {
+            model,
+            scheduler,
+            bound,
+            homes,
+            loads,
+            programs: Vec::new(),
+            n_ctx,
+            n_ubatch,
+            n_past: 0,
+            ahead,
+            text: Text::default(),
+            answered: 0,
+            options,
+            seats,
+            whole: true,
+            recoveries: 0,
+            failover: None,
+            watch: None,
+        })
     }
 
     /// The model.
@@ -224,6 +295,7 @@ impl Engine {
 
     /// Forgets tokens behind the first `n`, and steps that are under way: later ones overwrite them.
     pub fn truncate(&mut self, n: usize) {
+        self.text.truncate(n);
         self.n_past = self.n_past.min(n);
         self.ahead.clear();
     }
@@ -250,6 +322,7 @@ impl Engine {
         self.check_room(tokens.len())?;
         let mut all = Vec::new();
         for batch in tokens.chunks(self.n_ubatch) {
+            self.text.read(self.n_past, batch);
             let (program, _) = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
             let logits = self.read(program, net::LOGITS)?.wait(DEADLINE)?;
             all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
@@ -271,8 +344,17 @@ impl Engine {
     pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
         self.check_room(tokens.len())?;
         let devices = self.loads.iter().filter(|load| load.layers.is_some()).count();
+        let sizes = micro_batches(tokens.len(), self.n_ubatch, devices);
+        // All of it is known before any of it may fail.
+        self.text.truncate(self.n_past);
         let mut rest = tokens;
-        for size in micro_batches(tokens.len(), self.n_ubatch, devices) {
+        for size in &sizes {
+            let (batch, behind) = rest.split_at((*size).min(rest.len()));
+            self.text.read(self.text.len(), batch);
+            rest = behind;
+        }
+        let mut rest = tokens;
+        for size in sizes {
             let (batch, behind) = rest.split_at(size.min(rest.len()));
             rest = behind;
             if rest.is_empty() {
@@ -360,13 +442,17 @@ fn place(
     model: &Model,
     scheduler: &Scheduler,
     options: &LoadOptions,
+    kept_weights: &Bound,
     graphs: &[&ModelGraph],
 ) -> Result<(Homes, Vec<Plan>)> {
     let devices = scheduler.devices();
     if !options.split.is_empty() && options.split.len() != devices.len() {
         return Err(Error::Request(format!("-ts has {} parts for {} devices", options.split.len(), devices.len())));
     }
-    let free = devices.iter().map(|d| Ok(d.memory()?.free)).collect::<Result<Vec<u64>>>()?;
+    let here =
+        |d: &dyn Device| kept_weights.values().filter(|s| s.buffer().device() == d.uid()).map(Slice::len).sum::<u64>();
+    let free =
+        devices.iter().map(|d| Ok(d.memory()?.free.saturating_add(here(d.as_ref())))).collect::<Result<Vec<u64>>>()?;
     let sizes = sizes(model, &graphs[0].graph);
     let mut reserve = vec![0u64; devices.len()];
     let mut tries = 0;
@@ -415,10 +501,15 @@ fn sizes(model: &Model, graph: &Graph) -> Sizes {
 }
 
 /// Says before anything is allocated what does not fit.
-fn check_fits(scheduler: &Scheduler, loads: &[DeviceLoad], model: &Model) -> Result<()> {
-    for (load, device) in loads.iter().zip(scheduler.devices()) {
+fn check_fits(
+    scheduler: &Scheduler,
+    loads: &[DeviceLoad],
+    model: &Model,
+    kept_bytes: &dyn Fn(usize, &dyn Device) -> u64,
+) -> Result<()> {
+    for (d, (load, device)) in loads.iter().zip(scheduler.devices()).enumerate() {
         let mapped = device.import(model.gguf().file())?.is_some();
-        let weights = if mapped { 0 } else { load.weight_bytes };
+        let weights = if mapped { 0 } else { load.weight_bytes.saturating_sub(kept_bytes(d, device.as_ref())) };
         let needed = weights + load.cache_bytes + load.compute_bytes;
         let free = device.memory()?.free;
         if needed > free {
@@ -438,7 +529,7 @@ fn check_fits(scheduler: &Scheduler, loads: &[DeviceLoad], model: &Model) -> Res
 }
 
 /// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
-fn allocate(model: &Model, scheduler: &Scheduler, items: &[Item]) -> Result<(Bound, Uploads)> {
+fn allocate(model: &Model, scheduler: &Scheduler, items: &[Item], kept_weights: &Bound) -> Result<(Bound, Uploads)> {
     let mut bound = HashMap::new();
     let mut uploads: Uploads = Vec::new();
     for (d, device) in scheduler.devices().iter().enumerate() {
@@ -453,6 +544,10 @@ fn allocate(model: &Model, scheduler: &Scheduler, items: &[Item]) -> Result<(Bou
             if item.kind != LeafKind::Weight {
                 state.push((item, state_bytes));
                 state_bytes += item.size.next_multiple_of(align);
+                continue;
+            }
+            if let Some(slice) = kept(kept_weights, &item.leaf, device.as_ref()) {
+                bound.insert(item.leaf.clone(), slice.clone());
                 continue;
             }
             let name = net::file_name(&item.leaf);

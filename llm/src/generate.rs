@@ -5,6 +5,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::stop::StopFilter;
 use crate::tokenizer::{TextStream, Tokenizer};
+use crate::watch::is_cancelled;
 use outboard_core::op::{Penalty, Sample};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -102,23 +103,30 @@ pub fn generate(
     let start = Instant::now();
     let before = engine.n_past();
     let sampling = Sampling { sample: options.sample, penalty: options.penalty, log_prob: options.log_probs };
-    engine.prompt(prompt, sampling)?;
+    let mut result = engine.prompt(prompt, sampling);
     // Tokens that were enqueued; those that the end of the text leaves unread are forgotten below.
     let mut enqueued = 1;
-    let mut cancelled = false;
     let mut decode_start = Instant::now();
     loop {
-        while enqueued < limit && engine.has_time() && engine.n_past() < engine.n_ctx() && !cancelled {
-            match engine.step(sampling) {
-                Ok(()) => enqueued += 1,
-                Err(e) => cancelled = is_cancelled(e)?,
+        while result.is_ok() && enqueued < limit && engine.has_time() && engine.n_past() < engine.n_ctx() {
+            result = engine.step(sampling).inspect(|()| enqueued += 1);
+        }
+        let (id, log_prob) = match std::mem::replace(&mut result, Ok(())).and_then(|()| engine.next_id()) {
+            Ok(next) => next,
+            Err(e) if is_cancelled(&e) => {
+                out.finish = Finish::Cancelled;
+                break;
             }
-        }
-        if cancelled {
-            out.finish = Finish::Cancelled;
-            break;
-        }
-        let (id, log_prob) = engine.next_id()?;
+            Err(e) => {
+                match engine.recover(e, sampling) {
+                    Err(e) if !is_cancelled(&e) => return Err(e),
+                    recovered => result = recovered,
+                }
+                // The next token is under way again, nothing behind it.
+                enqueued = out.tokens.len() + 1;
+                continue;
+            }
+        };
         if out.tokens.is_empty() {
             out.prompt_time = start.elapsed();
             decode_start = Instant::now();
@@ -154,12 +162,4 @@ pub fn generate(
         out.finish = Finish::Cancelled;
     }
     Ok(out)
-}
-
-/// `true` for a run that was cancelled; other errors stay errors.
-fn is_cancelled(error: Error) -> Result<bool> {
-    match error {
-        Error::Core(outboard_core::Error::Cancelled) => Ok(true),
-        e => Err(e),
-    }
 }

@@ -9,18 +9,23 @@ pub mod chat;
 mod decode;
 pub mod engine;
 pub mod error;
+mod failover;
 pub mod generate;
 pub mod hparams;
 pub mod model;
 pub mod split;
 pub mod stop;
+mod text;
 pub mod tokenizer;
 mod upload;
+mod watch;
 
 pub use outboard_gguf as gguf;
 
 pub use arch::net::Sampling;
 pub use engine::{DEFAULT_UBATCH, DeviceLoad, Engine, LoadOptions, Overrides};
 pub use error::{Error, Result};
+pub use failover::{Failover, Recovery};
 pub use generate::{Finish, GenerateOptions, Generation, generate};
 pub use model::Model;
+pub use watch::{Stall, Watch};

@@ -4,7 +4,7 @@ use crate::endpoint::{Carrier, Endpoint};
 use crate::explain::{self, Side};
 use crate::limits::{AUTO_QUIC, AUTO_RTT, HANDSHAKE};
 use crate::quic;
-use crate::stream::{Meter, Metered, Stream};
+use crate::stream::{Meter, Stream, under_tls};
 use crate::tls::ClientTls;
 use rustls::pki_types::ServerName;
 use std::io;
@@ -12,6 +12,9 @@ use std::time::Instant;
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
+
+/// What [`Dialer::open`] says where nobody listens.
+pub const REFUSED: &str = "connection refused; is rpc-server running there, and on this port?";
 
 /// Opens streams to one endpoint: connections of their own on TCP and TLS; on QUIC, streams of one connection.
 ///
@@ -91,9 +94,7 @@ impl Dialer {
     async fn connect(&self) -> Result<TcpStream, String> {
         let socket =
             TcpStream::connect((self.endpoint.host(), self.endpoint.port())).await.map_err(|e| match e.kind() {
-                io::ErrorKind::ConnectionRefused => {
-                    "connection refused; is rpc-server running there, and on this port?".to_owned()
-                }
+                io::ErrorKind::ConnectionRefused => REFUSED.to_owned(),
                 io::ErrorKind::TimedOut => "no answer; check the address and the firewall".to_owned(),
                 _ => format!("cannot connect: {e}"),
             })?;
@@ -105,7 +106,7 @@ impl Dialer {
         let configs = self.tls.configs().map_err(|e| e.to_string())?;
         let name = ServerName::try_from(self.endpoint.host().to_owned());
         let name = name.map_err(|_| "no certificate can be for such a name".to_owned())?;
-        let socket = Metered { io: self.connect().await?, meter };
+        let socket = under_tls(self.connect().await?, meter);
         let handshake = TlsConnector::from(configs.tcp.clone()).connect(name, socket);
         match tokio::time::timeout(HANDSHAKE, handshake).await {
             Ok(Ok(stream)) => Ok(Stream::tls(stream.into())),

@@ -19,7 +19,7 @@ mod quic;
 mod stream;
 mod tls;
 
-pub use dial::Dialer;
+pub use dial::{Dialer, REFUSED};
 pub use endpoint::{Carrier, Endpoint, EndpointError};
 pub use listen::{Accepted, QuicConnection, QuicIncoming, QuicListener, accept};
 pub use pem::warn_if_readable;

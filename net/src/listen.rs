@@ -3,7 +3,7 @@
 use crate::explain::{self, Side};
 use crate::limits::{HANDSHAKE, LINGER, LINGER_BYTES, QUIC_GOODBYE, QUIC_LAST_PACKET};
 use crate::quic::{self, QuicStream};
-use crate::stream::{Meter, Metered, Stream};
+use crate::stream::{Meter, Stream, under_tls};
 use crate::tls::{ServerTls, name_of};
 use quinn::VarInt;
 use rustls::pki_types::CertificateDer;
@@ -27,14 +27,14 @@ pub struct Accepted<M> {
 /// Takes a socket over TLS, if there is a certificate, and plain if not. The error is for the log. Has a deadline.
 pub async fn accept<M: Meter>(socket: TcpStream, tls: Option<&ServerTls>, meter: M) -> Result<Accepted<M>, String> {
     let Some(tls) = tls else { return Ok(Accepted { stream: Stream::tcp(socket, meter), who: None }) };
-    let handshake = TlsAcceptor::from(tls.tcp.clone()).accept(Metered { io: socket, meter }).into_fallible();
+    let handshake = TlsAcceptor::from(tls.tcp.clone()).accept(under_tls(socket, meter)).into_fallible();
     match tokio::time::timeout(HANDSHAKE, handshake).await {
         Ok(Ok(stream)) => {
             let who = stream.get_ref().1.peer_certificates().map(who);
             Ok(Accepted { stream: Stream::tls(stream.into()), who })
         }
         Ok(Err((e, socket))) => {
-            linger(socket.io).await;
+            linger(socket.into_inner().io).await;
             Err(match e.get_ref().and_then(|e| e.downcast_ref()) {
                 Some(e) => explain::tls(e, Side::Server),
                 None => format!("the TLS handshake failed: {e}"),

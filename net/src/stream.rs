@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, BufReader, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
@@ -50,6 +50,17 @@ pub(crate) struct Metered<S, M> {
     pub(crate) meter: M,
 }
 
+/// Bytes that TLS works on at a time, either way: with one system call for each record of 16 KiB, these take longer than the cipher.
+const TLS_BUFFER: usize = 256 << 10;
+
+/// What TLS reads its records from and writes them to.
+pub(crate) type UnderTls<M> = BufReader<Metered<TcpStream, M>>;
+
+/// A socket for TLS.
+pub(crate) fn under_tls<M: Meter>(socket: TcpStream, meter: M) -> UnderTls<M> {
+    BufReader::with_capacity(TLS_BUFFER, Metered { io: socket, meter })
+}
+
 /// An ordered stream of bytes, by whatever carrier.
 #[derive(Debug)]
 pub struct Stream<M> {
@@ -62,7 +73,7 @@ pub struct Stream<M> {
 #[derive(Debug)]
 enum Io<M> {
     Tcp(Metered<TcpStream, M>),
-    Tls(Box<TlsStream<Metered<TcpStream, M>>>),
+    Tls(Box<TlsStream<UnderTls<M>>>),
     Quic(Metered<QuicStream, M>),
 }
 
@@ -81,7 +92,11 @@ impl<M: Meter> Stream<M> {
         Stream::new(Io::Tcp(Metered { io: socket, meter }))
     }
 
-    pub(crate) fn tls(stream: TlsStream<Metered<TcpStream, M>>) -> Stream<M> {
+    pub(crate) fn tls(mut stream: TlsStream<UnderTls<M>>) -> Stream<M> {
+        match &mut stream {
+            TlsStream::Client(s) => s.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),
+            TlsStream::Server(s) => s.get_mut().1.set_buffer_limit(Some(TLS_BUFFER)),
+        }
         Stream::new(Io::Tls(Box::new(stream)))
     }
 

@@ -29,6 +29,8 @@ pub const DEFAULT_PORT: u16 = 50052;
 
 /// The feature of a server that keeps blobs.
 pub const FEATURE_BLOBS: &str = "blobs";
+/// The feature of a server whose sessions can be taken up again after their connection was lost.
+pub const FEATURE_RESUME: &str = "resume";
 
 /// The `.proto` files as an encoded `FileDescriptorSet`, for server reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -162,6 +162,7 @@ fn control() {
         ("control_compile", Request::Compile(compile)),
         ("control_free", Request::Free(free)),
         ("control_goodbye", Request::Goodbye(Goodbye {})),
+        ("control_resume", Request::Resume(Resume { session: session(), buffers: vec![2, 300], executables: vec![4] })),
     ] {
         check(name, &ControlRequest { request: Some(request) });
     }
@@ -170,6 +171,7 @@ fn control() {
         ("control_attached", Reply::Attached(Attached {})),
         ("control_done", Reply::Done(Done { request: 3, error })),
         ("control_bye", Reply::Bye(Bye {})),
+        ("control_resumed", Reply::Resumed(Resumed { session: session() })),
     ] {
         check(name, &ControlReply { reply: Some(reply) });
     }

@@ -16,6 +16,7 @@ pub(crate) struct RemoteBuffer {
 
 impl RemoteBuffer {
     pub(crate) fn new(handle: u64, size: u64, device: u64, link: &Arc<Link>) -> RemoteBuffer {
+        link.hold_buffer(handle);
         RemoteBuffer { handle, size, device, link: link.clone() }
     }
 
@@ -44,13 +45,13 @@ impl Buffer for RemoteBuffer {
 
 impl Drop for RemoteBuffer {
     fn drop(&mut self) {
-        self.link.shared.free_buffer(self.handle);
+        self.link.free_buffer(self.handle);
     }
 }
 
 impl fmt::Debug for RemoteBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RemoteBuffer({} of {}, {} bytes)", self.handle, self.link.shared.name, self.size)
+        write!(f, "RemoteBuffer({} of {}, {} bytes)", self.handle, self.link.endpoint, self.size)
     }
 }
 
@@ -63,6 +64,7 @@ pub(crate) struct RemoteExecutable {
 
 impl RemoteExecutable {
     pub(crate) fn new(handle: u64, device: u64, link: &Arc<Link>) -> RemoteExecutable {
+        link.hold_executable(handle);
         RemoteExecutable { handle, device, link: link.clone() }
     }
 
@@ -83,12 +85,12 @@ impl Executable for RemoteExecutable {
 
 impl Drop for RemoteExecutable {
     fn drop(&mut self) {
-        self.link.shared.free_executable(self.handle);
+        self.link.free_executable(self.handle);
     }
 }
 
 impl fmt::Debug for RemoteExecutable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RemoteExecutable({} of {})", self.handle, self.link.shared.name)
+        write!(f, "RemoteExecutable({} of {})", self.handle, self.link.endpoint)
     }
 }

@@ -1,7 +1,7 @@
 //! The command thread of an endpoint: its connection, the hello, the control stream, and a task for each queue.
 
 use crate::io::Counters;
-use crate::link::Shared;
+use crate::link::{Lasting, Shared, control_lane};
 use crate::options::ClientOptions;
 use crate::queue::QueueInner;
 use crate::replies;
@@ -10,6 +10,7 @@ use outboard_core::{Error, Result};
 use outboard_net::{Carrier, Dialer, Endpoint};
 use outboard_proto::error::{from_status, from_wire};
 use outboard_proto::v1::control_reply::Reply;
+use outboard_proto::v1::control_request::Request;
 use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_proto::{SECRET_BYTES, limits, v1};
 use std::future::Future;
@@ -18,10 +19,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tonic::codec::Streaming;
 use tonic::metadata::MetadataValue;
 
 /// How long drops are gathered before they are sent.
 const GATHER_FREES: Duration = Duration::from_millis(1);
+
+pub(crate) use crate::resume::resume;
 
 type Call = Box<dyn FnOnce(Conn) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
 
@@ -73,24 +77,35 @@ fn no_answer(endpoint: &Endpoint, after: Duration) -> Error {
 type Opened = SyncSender<Result<(Arc<Shared>, v1::HelloResponse)>>;
 
 async fn run(endpoint: Endpoint, options: ClientOptions, opened: Opened) {
-    let counters = Arc::new(Counters::default());
+    let lasting = Lasting::default();
     let dialer = Dialer::new(endpoint, options.tls.clone());
-    let greeted = tokio::time::timeout(options.connect_timeout, greet(&dialer, &options, &counters)).await;
-    let (conn, mut ended, hello) = match greeted {
+    let greeted = tokio::time::timeout(options.connect_timeout, greet(&dialer, &options, &lasting.counters)).await;
+    let (conn, ended, hello) = match greeted {
         Ok(Ok(greeted)) => greeted,
         Ok(Err(e)) => return drop(opened.send(Err(e))),
         Err(_) => return drop(opened.send(Err(no_answer(dialer.endpoint(), options.connect_timeout)))),
     };
     let session = hello.session.clone().unwrap_or_default();
-    let (jobs, mut todo) = unbounded_channel();
-    let shared = Shared::new(dialer, options, session, hello.incarnation, counters, jobs);
-    tokio::spawn(control(shared.clone(), conn.clone()));
-    tokio::spawn(gather_frees(shared.clone()));
-    if opened.send(Ok((shared.clone(), hello))).is_err() {
-        return;
+    let (jobs, todo) = unbounded_channel();
+    let control = control_lane(Request::Attach(session.clone()));
+    let shared = Shared::new(dialer, options, (session, hello.incarnation), lasting, control, jobs);
+    if opened.send(Ok((shared.clone(), hello))).is_ok() {
+        drive(&shared, conn, ended, None, todo).await;
     }
+}
+
+/// Drives a connection with a session until its end.
+pub(crate) async fn drive(
+    shared: &Arc<Shared>,
+    conn: Conn,
+    mut ended: tokio::task::JoinHandle<String>,
+    control_stream: Option<Streaming<v1::ControlReply>>,
+    mut todo: UnboundedReceiver<Job>,
+) {
+    tokio::spawn(control(shared.clone(), conn.clone(), control_stream));
+    tokio::spawn(gather_frees(shared.clone()));
     tokio::select! {
-        () = jobs_until_end(&shared, &conn, &mut todo) => {}
+        () = jobs_until_end(shared, &conn, &mut todo) => {}
         why = &mut ended => {
             let why = why.unwrap_or_else(|_| "its event loop failed".to_owned());
             shared.kill(shared.lost(why));
@@ -175,13 +190,17 @@ async fn jobs_until_end(shared: &Arc<Shared>, conn: &Conn, todo: &mut UnboundedR
 }
 
 /// The control stream: sends what callers ask, hands out the answers. Its end is the end of the session.
-async fn control(shared: Arc<Shared>, conn: Conn) {
-    let why = match conn.stream::<v1::ControlReply>("Control", shared.control.clone()).await {
+async fn control(shared: Arc<Shared>, conn: Conn, open: Option<Streaming<v1::ControlReply>>) {
+    let stream = match open {
+        Some(stream) => Ok(stream),
+        None => conn.stream::<v1::ControlReply>("Control", shared.control.clone()).await,
+    };
+    let why = match stream {
         Err(why) => shared.lost(why),
         Ok(mut stream) => loop {
             match stream.message().await {
                 Ok(Some(v1::ControlReply { reply: Some(reply) })) => match reply {
-                    Reply::Attached(_) => {}
+                    Reply::Attached(_) | Reply::Resumed(_) => {}
                     Reply::Done(done) => {
                         let error = done.error.map(|e| from_wire(e, &shared.name));
                         shared.answered(done.request, error.map_or(Ok(()), Err));

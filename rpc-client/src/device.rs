@@ -51,10 +51,9 @@ pub fn connect(endpoints: &[Endpoint], options: &ClientOptions) -> Result<Vec<Ar
         threads.into_iter().map(join).collect()
     });
     // All links exist before the first error is returned, so that each session is ended properly.
-    let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> =
-        opened.into_iter().map(|r| r.map(|c| (Link::new(c.shared, c.ended), c.hello))).collect();
+    let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> = opened.into_iter().map(|r| r.map(Link::new)).collect();
     let open: Vec<_> = links.iter().flatten().map(|(link, _)| link.clone()).collect();
-    open.iter().for_each(|link| link.shared.peers.set_siblings(&open));
+    open.iter().for_each(|link| link.shared().peers.set_siblings(&open));
     drop(open);
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
     for link in links {
@@ -69,13 +68,13 @@ pub fn connect(endpoints: &[Endpoint], options: &ClientOptions) -> Result<Vec<Ar
 fn devices_of(link: &Arc<Link>, hello: &v1::HelloResponse) -> Result<Vec<RemoteDevice>> {
     if hello.devices.is_empty() || hello.devices.len() > MAX_DEVICES {
         return Err(link
-            .shared
+            .shared()
             .lost(format!("it has {} devices; 1 to {MAX_DEVICES} are possible", hello.devices.len())));
     }
     let one = |d: &v1::Device| {
         Ok(RemoteDevice {
             uid: fresh_uid(),
-            info: from_wire(d, &link.shared.name)?,
+            info: from_wire(d, &link.shared().name)?,
             reaches: d.reaches.iter().cloned().collect(),
             blobs: hello.features.iter().any(|f| f == FEATURE_BLOBS),
             link: link.clone(),
@@ -93,18 +92,18 @@ impl RemoteDevice {
 
     /// The endpoint that it is on.
     pub fn endpoint(&self) -> &Endpoint {
-        self.link.shared.dialer.endpoint()
+        &self.link.endpoint
     }
 
     /// What carries the bytes; for an `auto://` endpoint, what was chosen.
     pub fn carrier(&self) -> Carrier {
-        self.link.shared.dialer.carrier()
+        self.link.shared().dialer.carrier()
     }
 
     /// Bytes that went to and from its endpoint, for all of its devices together. Asks the server for those between servers, if
     /// there were any.
     pub fn net_stats(&self) -> NetStats {
-        let shared = &self.link.shared;
+        let shared = self.link.shared();
         NetStats { peer_bytes: shared.peer_bytes(), ..shared.counters.stats() }
     }
 
@@ -112,7 +111,7 @@ impl RemoteDevice {
     /// answer may take some seconds.
     pub fn peer_link(&self, to: &RemoteDevice) -> PeerPath {
         if !Arc::ptr_eq(&self.link, &to.link) {
-            return self.link.shared.path_to(&to.link.shared);
+            return self.link.shared().path_to(&to.link.shared());
         }
         match self.reaches.contains(&to.info.name) {
             true => PeerPath::SameEndpoint,
@@ -139,7 +138,7 @@ impl RemoteDevice {
         T: Send + 'static,
         F: Future<Output = std::result::Result<Response<T>, Status>> + Send,
     {
-        let shared = &self.link.shared;
+        let shared = self.link.shared();
         shared.check()?;
         let (completer, pending) = Pending::new(format!("{}: {what}", self.info.id));
         let name = shared.name.clone();
@@ -174,7 +173,7 @@ impl Device for RemoteDevice {
 
     fn memory(&self) -> Result<MemoryInfo> {
         let request = v1::MemoryRequest { device: self.info.name.clone() };
-        let memory = self.call("memory", self.link.shared.options.call_timeout, |mut client| async move {
+        let memory = self.call("memory", self.link.shared().options.call_timeout, |mut client| async move {
             client.memory(request).await
         })?;
         Ok(MemoryInfo { total: memory.total, free: memory.free })
@@ -186,16 +185,16 @@ impl Device for RemoteDevice {
             return Ok(known.clone());
         }
         let request = v1::SupportsRequest {
-            session: Some(self.link.shared.session.clone()),
+            session: Some(self.link.shared().session.clone()),
             device: self.info.name.clone(),
             graph: encoded.clone(),
         };
-        let answer = self.call("supported ops", self.link.shared.options.call_timeout, |mut client| async move {
+        let answer = self.call("supported ops", self.link.shared().options.call_timeout, |mut client| async move {
             client.supports(request).await
         })?;
         let flags = graph::bits_to_flags(&answer.supported, graph.tensors().len());
         let set = NodeSet::from_flags(
-            flags.ok_or_else(|| self.link.shared.lost("answered about another number of nodes than was asked"))?,
+            flags.ok_or_else(|| self.link.shared().lost("answered about another number of nodes than was asked"))?,
         );
         let mut supported = lock(&self.supported);
         if supported.len() >= REMEMBERED_GRAPHS {
@@ -206,7 +205,7 @@ impl Device for RemoteDevice {
     }
 
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        let shared = &self.link.shared;
+        let shared = self.link.shared();
         let handle = shared.fresh();
         let device = self.info.name.clone();
         let usage = usage_name(usage).to_owned();
@@ -219,7 +218,7 @@ impl Device for RemoteDevice {
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
-        let shared = &self.link.shared;
+        let shared = self.link.shared();
         let handle = shared.fresh();
         let encoded = graph::encode(&graph)?;
         let places = places::encode(&graph, &placement, |slice| RemoteBuffer::handle_of(slice, self.uid))?;
@@ -230,6 +229,10 @@ impl Device for RemoteDevice {
         let executable = RemoteExecutable::new(handle, self.uid, &self.link);
         pending.wait(shared.options.call_timeout)?;
         Ok(Arc::new(executable))
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.link.resume()
     }
 
     fn queue(&self) -> Result<Arc<dyn Queue>> {
@@ -256,21 +259,26 @@ impl PeerTransfer for RemoteDevice {
     }
 
     fn offer(&self, queue: &dyn Queue, ticket: Ticket, src: &Slice, to: &dyn Device) -> Result<()> {
+        let queue = self.queue_of(queue)?;
+        // Who is lost says so; asking for the way there would only find that there is none.
+        queue.check()?;
+        if let Some(to) = RemoteDevice::of(to) {
+            to.link.shared().check()?;
+        }
         let remote = RemoteDevice::of(to).map(|to| (to, self.peer_link(to)));
         let (to, target) = match remote {
             Some((to, PeerPath::SameEndpoint)) => (to, None),
-            Some((to, PeerPath::Direct)) => (to, Some(to.link.shared.as_target())),
+            Some((to, PeerPath::Direct)) => (to, Some(to.link.shared().as_target())),
             _ => return Err(Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id))),
         };
-        let queue = self.queue_of(queue)?;
         if target.is_some() {
-            self.link.shared.sends_to_peers();
-            to.link.shared.peers.expect(ticket, self.link.shared.as_source());
+            self.link.shared().sends_to_peers();
+            to.link.shared().peers.expect(ticket, self.link.shared().as_source());
         }
         queue.offer(ticket, src, &to.info.name, target)
     }
 
     fn accept(&self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
-        self.queue_of(queue)?.accept(ticket, dst, self.link.shared.peers.source(ticket))
+        self.queue_of(queue)?.accept(ticket, dst, self.link.shared().peers.source(ticket))
     }
 }

@@ -21,6 +21,7 @@ mod options;
 mod peers;
 mod queue;
 mod replies;
+mod resume;
 mod trace;
 mod transport;
 

@@ -1,7 +1,7 @@
 //! What everything of one endpoint shares: its session, its lines, who waits for it, and whether it is lost.
 
 use crate::bulk;
-use crate::command::Job;
+use crate::command::{self, Connected, Job};
 use crate::io::Counters;
 use crate::lane::Lane;
 use crate::lock;
@@ -10,7 +10,8 @@ use crate::peers::Peers;
 use crate::queue::QueueInner;
 use outboard_core::device::Completer;
 use outboard_core::{Error, Pending, Result};
-use outboard_net::Dialer;
+use outboard_net::{Dialer, Endpoint};
+use outboard_proto::FEATURE_RESUME;
 use outboard_proto::limits::MAX_FREE;
 use outboard_proto::v1::control_request::Request;
 use outboard_proto::{frame, v1};
@@ -26,6 +27,8 @@ use tokio::sync::{Notify, watch};
 const CONTROL_LANE: usize = 4 << 20;
 /// How long the last one who lets go of an endpoint waits for the server to have freed all.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// Longest time that a session is tried to be taken up again, whatever its server says: a run has better things to do.
+const MAX_LEASE: Duration = Duration::from_secs(60);
 
 /// The state of a connection to an endpoint, shared with its threads.
 pub(crate) struct Shared {
@@ -36,14 +39,14 @@ pub(crate) struct Shared {
     pub(crate) options: ClientOptions,
     pub(crate) session: v1::Session,
     pub(crate) incarnation: u64,
-    pub(crate) peers: Peers,
+    pub(crate) peers: Arc<Peers>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) control: Arc<Lane>,
     /// Set when the connection is over, to the reason.
     dead: OnceLock<Error>,
     over: watch::Sender<bool>,
     leaving: AtomicBool,
-    next: AtomicU64,
+    next: Arc<AtomicU64>,
     /// Requests on the control stream.
     waiting: Mutex<HashMap<u64, Completer<()>>>,
     frees: Mutex<Frees>,
@@ -66,31 +69,45 @@ struct Queues {
     known: HashSet<u64>,
 }
 
+/// What the connections of one session have in common, one after another.
+#[derive(Clone, Default)]
+pub(crate) struct Lasting {
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) counters: Arc<Counters>,
+    /// The next handle.
+    next: Arc<AtomicU64>,
+}
+
+/// The line of a control stream that begins with this request.
+pub(crate) fn control_lane(first: Request) -> Arc<Lane> {
+    let control = Lane::new(CONTROL_LANE);
+    control.push(|out| frame::push(out, &v1::ControlRequest { request: Some(first) }));
+    control
+}
+
 impl Shared {
     pub(crate) fn new(
         dialer: Dialer,
         options: ClientOptions,
-        session: v1::Session,
-        incarnation: u64,
-        counters: Arc<Counters>,
+        (session, incarnation): (v1::Session, u64),
+        lasting: Lasting,
+        control: Arc<Lane>,
         jobs: UnboundedSender<Job>,
     ) -> Arc<Shared> {
-        let control = Lane::new(CONTROL_LANE);
-        let attach = v1::ControlRequest { request: Some(Request::Attach(session.clone())) };
-        control.push(|out| frame::push(out, &attach));
+        let Lasting { peers, counters, next } = lasting;
         Arc::new(Shared {
             name: dialer.endpoint().to_string().into(),
             dialer,
             options,
             session,
             incarnation,
-            peers: Peers::default(),
+            peers,
             counters,
             control,
             dead: OnceLock::new(),
             over: watch::Sender::new(false),
             leaving: AtomicBool::new(false),
-            next: AtomicU64::new(1),
+            next,
             waiting: Mutex::default(),
             frees: Mutex::default(),
             freed: Notify::new(),
@@ -102,7 +119,17 @@ impl Shared {
 
     /// A number that this session has not used: handles and requests are never reused.
     pub(crate) fn fresh(&self) -> u64 {
-        self.next.fetch_add(1, Ordering::Relaxed)
+        self.next.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What a further connection of the session goes on with.
+    pub(crate) fn lasting(&self) -> Lasting {
+        Lasting { peers: self.peers.clone(), counters: self.counters.clone(), next: self.next.clone() }
+    }
+
+    /// Whether a queue was ever opened on this connection.
+    fn has_queues(&self) -> bool {
+        !lock(&self.queues).known.is_empty()
     }
 
     /// An error that blames the endpoint.
@@ -229,23 +256,106 @@ impl Shared {
 
 /// Held by all that uses an endpoint. When the last one is gone, the session ends.
 pub(crate) struct Link {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) endpoint: Endpoint,
+    now: Mutex<Running>,
+    /// Held while the session is taken up again.
+    resuming: Mutex<()>,
+    /// How long the server keeps the session without hearing from this client; `None` if it cannot be taken up again.
+    lease: Option<Duration>,
+    held: Mutex<Held>,
+}
+
+/// The connection of a session.
+struct Running {
+    shared: Arc<Shared>,
     /// Ends when the command thread does.
-    ended: Mutex<Receiver<()>>,
+    ended: Receiver<()>,
+}
+
+/// Handles that are in use here: what the server is to keep.
+#[derive(Clone, Default)]
+pub(crate) struct Held {
+    pub(crate) buffers: HashSet<u64>,
+    pub(crate) executables: HashSet<u64>,
 }
 
 impl Link {
-    pub(crate) fn new(shared: Arc<Shared>, ended: Receiver<()>) -> Arc<Link> {
-        Arc::new(Link { shared, ended: Mutex::new(ended) })
+    pub(crate) fn new(Connected { shared, hello, ended }: Connected) -> (Arc<Link>, v1::HelloResponse) {
+        let resumable = hello.features.iter().any(|f| f == FEATURE_RESUME);
+        let link = Link {
+            endpoint: shared.dialer.endpoint().clone(),
+            now: Mutex::new(Running { shared, ended }),
+            resuming: Mutex::default(),
+            lease: resumable.then_some(Duration::from_millis(hello.lease_ms).min(MAX_LEASE)),
+            held: Mutex::default(),
+        };
+        (Arc::new(link), hello)
+    }
+
+    /// The connection that the session has now.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        lock(&self.now).shared.clone()
+    }
+
+    /// Takes the session up again on a new connection: what it holds stays, its queues are given up. Nothing is done where no queue
+    /// has been opened since the last time.
+    pub(crate) fn resume(&self) -> Result<()> {
+        let _one = lock(&self.resuming);
+        let old = self.shared();
+        let lost = old.check().err();
+        if lost.is_none() && !old.has_queues() {
+            return Ok(());
+        }
+        let Some(lease) = self.lease else {
+            return Err(lost.unwrap_or_else(|| old.lost("it cannot take up a session again; install a newer release")));
+        };
+        old.kill(old.lost("its queues were given up"));
+        let held = lock(&self.held).clone();
+        let (shared, ended) = command::resume(&old, &held, lease).map_err(|why| match (lost, why) {
+            (Some(Error::Peer { endpoint, detail }), Error::Peer { detail: why, .. }) => {
+                Error::Peer { endpoint, detail: format!("{detail}, and its session is lost: {why}") }
+            }
+            (_, why) => why,
+        })?;
+        *lock(&self.now) = Running { shared: shared.clone(), ended };
+        // What was dropped in the meantime was said to nobody.
+        let now = lock(&self.held);
+        held.buffers.difference(&now.buffers).for_each(|&handle| shared.free_buffer(handle));
+        held.executables.difference(&now.executables).for_each(|&handle| shared.free_executable(handle));
+        Ok(())
+    }
+
+    /// Notes a buffer.
+    pub(crate) fn hold_buffer(&self, handle: u64) {
+        lock(&self.held).buffers.insert(handle);
+    }
+
+    /// Notes an executable.
+    pub(crate) fn hold_executable(&self, handle: u64) {
+        lock(&self.held).executables.insert(handle);
+    }
+
+    /// Lets the server forget a buffer, soon.
+    pub(crate) fn free_buffer(&self, handle: u64) {
+        lock(&self.held).buffers.remove(&handle);
+        self.shared().free_buffer(handle);
+    }
+
+    /// Lets the server forget an executable, soon.
+    pub(crate) fn free_executable(&self, handle: u64) {
+        lock(&self.held).executables.remove(&handle);
+        self.shared().free_executable(handle);
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.shared.leaving.store(true, Ordering::Release);
-        self.shared.control.push_now(|out| out.extend_from_slice(&frame::goodbye()));
-        self.shared.control.close();
-        let _ = lock(&self.ended).recv_timeout(GOODBYE);
-        self.shared.kill(self.shared.lost("the session was ended"));
+        let now = lock(&self.now);
+        let shared = &now.shared;
+        shared.leaving.store(true, Ordering::Release);
+        shared.control.push_now(|out| out.extend_from_slice(&frame::goodbye()));
+        shared.control.close();
+        let _ = now.ended.recv_timeout(GOODBYE);
+        shared.kill(shared.lost("the session was ended"));
     }
 }

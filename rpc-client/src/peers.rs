@@ -70,6 +70,12 @@ impl Peers {
         let _ = self.siblings.set(links.iter().map(Arc::downgrade).collect());
     }
 
+    /// Another connection goes on: what the last one has asked and offered came to nothing.
+    pub(crate) fn begin_again(&self) {
+        lock(&self.paths).clear();
+        lock(&self.offered).clear();
+    }
+
     /// A tensor was offered to a queue of this link; its acceptance is told where it comes from.
     pub(crate) fn expect(&self, ticket: Ticket, source: v1::PeerSource) {
         let mut offered = lock(&self.offered);
@@ -158,8 +164,9 @@ impl Shared {
         let forget = |peers: &Peers, name: &str| lock(&peers.paths).retain(|_, asked| *asked.name != *name);
         forget(&self.peers, endpoint);
         for link in self.peers.siblings.get().into_iter().flatten().filter_map(Weak::upgrade) {
-            if *link.shared.name == **endpoint {
-                forget(&link.shared.peers, &self.name);
+            let other = link.shared();
+            if *other.name == **endpoint {
+                forget(&other.peers, &self.name);
             }
         }
     }
@@ -175,7 +182,7 @@ impl Shared {
             let links: Vec<_> = siblings.iter().filter_map(Weak::upgrade).collect();
             for a in &links {
                 for b in links.iter().filter(|b| !Arc::ptr_eq(a, b)) {
-                    a.shared.ask(&b.shared);
+                    a.shared().ask(&b.shared());
                 }
             }
         }

@@ -163,7 +163,7 @@ impl RemoteQueue {
     /// Opens a queue. What goes wrong on the way comes out at its commands.
     pub(crate) fn open(device: &RemoteDevice) -> Result<RemoteQueue> {
         let link = device.link().clone();
-        let shared = link.shared.clone();
+        let shared = link.shared();
         shared.check()?;
         let inner = Arc::new(QueueInner {
             uid: fresh_uid(),
@@ -203,6 +203,11 @@ impl RemoteQueue {
     fn enqueue(&self, command: Command) -> Result<()> {
         let _order = lock(&self.inner.order);
         self.inner.push(command)
+    }
+
+    /// Fails if the queue has.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.inner.check()
     }
 
     /// Handle of the buffer behind a slice of this device.

@@ -56,7 +56,7 @@ impl RemoteDevice {
     /// The clocks are put side by side by the middle of the call: of several answers, that with the smallest
     /// [`RemoteTrace::error`] maps the clock best.
     pub fn trace(&self, record: bool) -> Result<RemoteTrace> {
-        let shared = &self.link().shared;
+        let shared = self.link().shared();
         let request = v1::TraceRequest { session: Some(shared.session.clone()), record };
         let start = Instant::now();
         let (answer, end) = self.call("trace", shared.options.call_timeout, |mut client| async move {

@@ -162,6 +162,7 @@ impl Hostile {
                 v1::control_reply::Reply::Attached(_) => {}
                 v1::control_reply::Reply::Done(done) => return done.error.map_or(Ok(()), |e| Err(text(e))),
                 v1::control_reply::Reply::Bye(_) => return Err("goodbye".into()),
+                v1::control_reply::Reply::Resumed(_) => return Err("a session that was not taken up goes on".into()),
             }
         }
     }

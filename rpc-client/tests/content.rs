@@ -525,12 +525,85 @@ fn what_two_servers_need_is_sent_once() {
         let (again, between_again) = sent_by(&devices);
         let expected = match caches {
             [true, true] => (0, 0),
-            // The one with a cache has it; the other gets half from it, half from this process.
-            [false, true] => (large, large),
+            // The one with a cache has it, and the other gets it from there.
+            [false, true] => (0, large),
             _ => (large, large),
         };
         assert!(again - sent <= expected.0 * 11 / 10 + 200_000, "{} of {}, {caches:?}", again - sent, expected.0);
         assert!(between_again - between <= expected.1 * 11 / 10, "{}, {caches:?}", between_again - between);
     }
     println!("{once} bytes in all");
+}
+
+/// A batch in which the first server gets little, and the second everything that the first has kept; checks what has arrived there and
+/// gives the bytes that this process and the first server have sent.
+fn load_beside_a_lender(devices: &[Arc<dyn Device>; 2], data: &[Bytes]) -> (u64, u64) {
+    let content = |device: &Arc<dyn Device>, data: &Bytes| Content {
+        dst: buffer(device, data.len() as u64),
+        data: data.clone(),
+        digest: Arc::default(),
+    };
+    let [lender, borrower] = devices;
+    let own = DeviceContents { device: lender.clone(), contents: vec![content(lender, &bytes(77, 5000))] };
+    let lent = data.iter().map(|d| content(borrower, d)).collect();
+    let batch = [own, DeviceContents { device: borrower.clone(), contents: lent }];
+    let (before, done) = (sent_by(devices), AtomicU64::new(0));
+    lender.content().unwrap().upload(&batch, &|n| _ = done.fetch_add(n, Ordering::Relaxed)).unwrap();
+    assert_eq!(done.into_inner(), total(data) + 5000);
+    let queue = borrower.queue().unwrap();
+    for Content { dst, data, .. } in &batch[1].contents {
+        assert!(read(queue.as_ref(), dst) == data[..], "{} bytes", data.len());
+    }
+    let after = sent_by(devices);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+#[test]
+fn what_a_server_has_kept_it_lends_to_others() {
+    let mut data = tensors();
+    // More than one batch.
+    data.extend((90..94).map(|seed| bytes(seed, 30 << 20)));
+    let large: u64 = data.iter().map(|d| d.len() as u64).filter(|&len| len >= 4096).sum();
+    for keeps in [true, false] {
+        let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [lending, borrowing] = dirs.each_ref().map(|d| d.path());
+        let servers = [server(lending), if keeps { server(borrowing) } else { common::server().0 }];
+        upload(&devices(&servers[0])[0], &data);
+        settled(lending, BLOBS + 4);
+        let (sent, between) = load_beside_a_lender(&first_of_each(servers.each_ref().map(endpoint)), &data);
+        assert!(sent < 300_000, "{sent} of {} bytes were sent, keeps {keeps}", total(&data));
+        assert!((large..large * 11 / 10).contains(&between), "{between} of {large} bytes, keeps {keeps}");
+        if keeps {
+            // And what it was given it has now itself.
+            settled(borrowing, BLOBS + 4);
+            let (_, again) = load_beside_a_lender(&first_of_each(servers.each_ref().map(endpoint)), &data);
+            assert_eq!(again, 0);
+        }
+    }
+}
+
+#[test]
+fn what_a_server_cannot_lend_is_sent() {
+    let data = tensors();
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let servers = dirs.each_ref().map(|d| server(d.path()));
+    upload(&devices(&servers[0])[0], &data);
+    settled(dirs[0].path(), BLOBS);
+    // A file that is not any more what it was.
+    let damaged = kept(dirs[0].path(), &data[8]);
+    let mut content = fs::read(&damaged).unwrap();
+    content[12345] ^= 1;
+    fs::write(&damaged, content).unwrap();
+    let both = first_of_each(servers.each_ref().map(endpoint));
+    let (sent, _) = load_beside_a_lender(&both, &data);
+    assert!(sent > SIZES[8] as u64 && sent < SIZES[8] as u64 + 300_000, "{sent}");
+    drop(both);
+    // No memory to spare.
+    let dir = tempfile::tempdir().unwrap();
+    let fresh = server(dir.path());
+    let both = first_of_each([endpoint(&servers[0]), endpoint(&fresh)]);
+    let free = both[0].memory().unwrap().free;
+    let _all = both[0].alloc(free - 8192, Usage::Any).unwrap();
+    let (sent, between) = load_beside_a_lender(&both, &data[5..]);
+    assert!(sent > total(&data[5..]) && between == 0, "{sent}, {between}");
 }

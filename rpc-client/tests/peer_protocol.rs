@@ -4,13 +4,14 @@
 mod common;
 #[path = "common/ends.rs"]
 mod ends;
+#[path = "common/plain.rs"]
+mod plain;
 
 use bytes::{Bytes, BytesMut};
 use common::*;
 use ends::*;
 use http_body_util::BodyExt;
 use hyper::body::Frame;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use outboard_proto::chunk::{self, Direction};
 use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_proto::v1::peer_up::Part;
@@ -18,38 +19,12 @@ use outboard_proto::v1::peers_client::PeersClient;
 use outboard_proto::v1::{self, peer_down};
 use outboard_proto::{frame, limits};
 use outboard_rpc_server::Server;
+use plain::{Conn, http};
 use prost::Message;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tonic::body::Body;
-
-type Http = hyper::client::conn::http2::SendRequest<Body>;
-
-#[derive(Clone)]
-struct Conn(Http);
-
-impl tonic::codegen::Service<http::Request<Body>> for Conn {
-    type Response = http::Response<hyper::body::Incoming>;
-    type Error = hyper::Error;
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), hyper::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
-}
-
-async fn http(addr: SocketAddr) -> Http {
-    let socket = tokio::net::TcpStream::connect(addr).await.unwrap();
-    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-    let (http, driver) = builder.handshake(TokioIo::new(socket)).await.unwrap();
-    tokio::spawn(driver);
-    http
-}
 
 /// A stream to a server in the name of another one.
 struct Fake {

@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 mod common;
+#[path = "common/plain.rs"]
+mod plain;
 
 use bytes::Bytes;
 use common::*;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use outboard_proto::v1::command::Command as C;
 use outboard_proto::v1::control_reply::Reply as ControlReply;
 use outboard_proto::v1::control_request::Request;
@@ -13,37 +14,10 @@ use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_proto::v1::reply::Reply;
 use outboard_proto::v1::{self, error::Kind};
 use outboard_rpc_server::Server;
+use plain::{Conn, client};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tonic::Streaming;
-use tonic::body::Body;
-
-type Http = hyper::client::conn::http2::SendRequest<Body>;
-
-#[derive(Clone)]
-struct Conn(Http);
-
-impl tonic::codegen::Service<http::Request<Body>> for Conn {
-    type Response = http::Response<hyper::body::Incoming>;
-    type Error = hyper::Error;
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), hyper::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
-}
-
-async fn client(server: &Server) -> OutboardClient<Conn> {
-    let socket = tokio::net::TcpStream::connect(server.local_addr()).await.unwrap();
-    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-    let (http, driver) = builder.handshake(TokioIo::new(socket)).await.unwrap();
-    tokio::spawn(driver);
-    OutboardClient::with_origin(Conn(http), format!("http://{}", server.local_addr()).parse().unwrap())
-}
 
 async fn hello(client: &mut OutboardClient<Conn>) -> v1::Session {
     let request = v1::HelloRequest { min_version: 1, max_version: 1, client: "test".into() };
@@ -288,10 +262,7 @@ fn health_and_reflection_are_there() {
     run(async {
         let client = client(&server).await;
         drop(client);
-        let socket = tokio::net::TcpStream::connect(server.local_addr()).await.unwrap();
-        let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-        let (http, driver) = builder.handshake(TokioIo::new(socket)).await.unwrap();
-        tokio::spawn(driver);
+        let http = plain::http(server.local_addr()).await;
         let origin: http::Uri = format!("http://{}", server.local_addr()).parse().unwrap();
         let mut health = tonic_health::pb::health_client::HealthClient::with_origin(Conn(http.clone()), origin.clone());
         for (service, ok) in [("", true), ("outboard.v1.Outboard", true), ("no.such.Service", false)] {

@@ -8,6 +8,8 @@ mod pki;
 
 #[path = "common/ends.rs"]
 mod ends;
+#[path = "common/plain.rs"]
+mod plain;
 
 use common::*;
 use ends::{End, ends_with, ticket};
@@ -357,7 +359,7 @@ fn without_a_token_nothing_is_told() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         use outboard_proto::v1;
-        let mut client = raw::client(&server).await;
+        let mut client = plain::client(&server).await;
         let denied = |status: tonic::Status| assert_eq!(status.code(), tonic::Code::Unauthenticated, "{status}");
         denied(client.devices(v1::DevicesRequest {}).await.unwrap_err());
         denied(client.memory(v1::MemoryRequest { device: "REF0".into() }).await.unwrap_err());
@@ -471,39 +473,6 @@ fn random_datagrams_harm_nobody() {
             queue.fill(&a, 5).unwrap();
             assert_eq!(read(queue.as_ref(), &a)[5], 5);
         }
-    }
-}
-
-/// The generated client on a plain connection.
-mod raw {
-    use hyper_util::rt::{TokioExecutor, TokioIo};
-    use outboard_proto::v1::outboard_client::OutboardClient;
-    use outboard_rpc_server::Server;
-    use tonic::body::Body;
-
-    #[derive(Clone)]
-    pub(super) struct Plain(hyper::client::conn::http2::SendRequest<Body>);
-
-    impl tonic::codegen::Service<http::Request<Body>> for Plain {
-        type Response = http::Response<hyper::body::Incoming>;
-        type Error = hyper::Error;
-        type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;
-
-        fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), hyper::Error>> {
-            self.0.poll_ready(cx)
-        }
-
-        fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-            Box::pin(self.0.send_request(request))
-        }
-    }
-
-    pub(super) async fn client(server: &Server) -> OutboardClient<Plain> {
-        let socket = tokio::net::TcpStream::connect(server.local_addr()).await.unwrap();
-        let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-        let (send, connection) = builder.handshake(TokioIo::new(socket)).await.unwrap();
-        tokio::spawn(connection);
-        OutboardClient::with_origin(Plain(send), format!("http://{}", server.local_addr()).parse().unwrap())
     }
 }
 

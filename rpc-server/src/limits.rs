@@ -153,5 +153,8 @@ pub(crate) const MODELS_WAIT: Duration = Duration::from_secs(3);
 pub(crate) const TICK: Duration = Duration::from_millis(250);
 /// How long [`crate::Server::stop`] waits for connections and sessions to end.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a session that is taken up again waits for the devices to leave what its lost queues have given them: longer than any
+/// one command, of which the rest is dropped.
+pub(crate) const QUIET_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long an allocation that found no memory waits for buffers that are being freed.
 pub(crate) const FREES_TIMEOUT: Duration = Duration::from_secs(5);

@@ -18,12 +18,18 @@ use outboard_core::{
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Transfers among devices, and their bytes, that are enqueued before everything enqueued is waited for. Bytes that are handed
 /// over before the other side takes them wait in a server's memory, which has limits of its own above these.
 const MAX_TRANSFERS_AHEAD: usize = 256;
 const MAX_BYTES_AHEAD: u64 = 256 << 20;
+
+/// How soon a wait in this process notices that it was cancelled.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Is told of waits for a device, by its id, and how long they are by now: several times a second.
+pub type OnWait = dyn Fn(&str, Duration) + Send + Sync;
 
 /// How a scheduler waits.
 #[derive(Clone, Debug)]
@@ -47,6 +53,7 @@ pub struct Scheduler {
     compute: Vec<Option<Arc<dyn Buffer>>>,
     options: SchedulerOptions,
     cancel: Arc<AtomicBool>,
+    on_wait: Option<Arc<OnWait>>,
     /// Held while a run is enqueued: commands of two runs must not mix.
     ahead: Mutex<Ahead>,
 }
@@ -95,6 +102,15 @@ impl Ahead {
     }
 }
 
+/// Takes devices up again, all at once, when all their queues were dropped; gives for each that was lost its error.
+pub fn resume_all(devices: &[Arc<dyn Device>]) -> Vec<Option<Error>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = devices.iter().map(|d| scope.spawn(|| d.resume().err())).collect();
+        let panicked = |_| Some(Error::Misuse("taking a device up again panicked; this is a bug of Outboard".into()));
+        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
+    })
+}
+
 /// A graph that is compiled on its devices.
 #[derive(Debug)]
 pub struct Program {
@@ -126,6 +142,11 @@ struct Transfer {
 }
 
 impl Program {
+    /// Copies weights between devices anew with the next run: it is not known whether the last copies have arrived.
+    pub fn distrust_copies(&self) {
+        self.has_constants.store(self.constants.is_empty(), Ordering::Relaxed);
+    }
+
     /// The plan it was made from.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -160,13 +181,66 @@ impl Scheduler {
         if devices.is_empty() {
             return Err(Error::Request("there are no devices to run on".into()));
         }
-        let queues = devices.iter().map(|d| d.queue()).collect::<Result<Vec<_>>>()?;
+        let compute = devices.iter().map(|_| None).collect();
+        let mut scheduler = Scheduler {
+            devices,
+            queues: Vec::new(),
+            reaches: Vec::new(),
+            compute,
+            options,
+            cancel: Arc::default(),
+            on_wait: None,
+            ahead: Mutex::default(),
+        };
+        scheduler.open()?;
+        Ok(scheduler)
+    }
+
+    /// Opens the queues, and asks which devices reach each other.
+    fn open(&mut self) -> Result<()> {
+        let devices = &self.devices;
+        self.queues = devices.iter().map(|d| d.queue()).collect::<Result<Vec<_>>>()?;
         let reach = |a: &Arc<dyn Device>, b: &Arc<dyn Device>| {
             b.peer().is_some() && a.peer().is_some_and(|peer| peer.reaches(b.as_ref()))
         };
-        let reaches = devices.iter().map(|a| devices.iter().map(|b| reach(a, b)).collect()).collect();
-        let compute = devices.iter().map(|_| None).collect();
-        Ok(Scheduler { devices, queues, reaches, compute, options, cancel: Arc::default(), ahead: Mutex::default() })
+        self.reaches = devices.iter().map(|a| devices.iter().map(|b| reach(a, b)).collect()).collect();
+        Ok(())
+    }
+
+    /// Takes the place of another scheduler: its cancel token stops this one, and who was told of its waits is told of this one's.
+    pub fn in_place_of(mut self, other: &Scheduler) -> Scheduler {
+        (self.cancel, self.on_wait) = (other.cancel.clone(), other.on_wait.clone());
+        self
+    }
+
+    /// Has `on_wait` told of waits in this process for bytes that go from one device to another.
+    pub fn on_wait(&mut self, on_wait: Arc<OnWait>) {
+        self.on_wait = Some(on_wait);
+    }
+
+    /// After a device has failed with [`Error::Peer`]: gives up everything that was enqueued and takes the devices up again, all at
+    /// once. What lies on them stays. Gives for each device that was lost its error; if there is one, nothing runs on this scheduler
+    /// any more, and its memory for results is freed.
+    pub fn resume(&mut self) -> Result<Vec<Option<Error>>> {
+        // Local queues end what they are at; remote ones are waited for by their servers.
+        self.queues.clear();
+        *self.ahead.get_mut().unwrap_or_else(PoisonError::into_inner) = Ahead::default();
+        let lost = resume_all(&self.devices);
+        match lost.iter().all(Option::is_none) {
+            true => self.open()?,
+            false => self.compute.fill(None),
+        }
+        Ok(lost)
+    }
+
+    /// How far each device is with what it was given until now, in the order of the devices: a device that waits for another one
+    /// is as far as that.
+    pub fn probe(&self, program: &Program) -> Vec<(String, Pending<Bytes>)> {
+        let probe = |(d, device): (usize, &Arc<dyn Device>)| {
+            let slice = program.nodes.values().find(|(on, _)| *on == d)?.1.part(0, 0).ok()?;
+            Some((device.info().id.clone(), self.queues.get(d)?.read(&slice).ok()?))
+        };
+        self.devices.iter().enumerate().filter_map(probe).collect()
     }
 
     /// The devices.
@@ -306,12 +380,32 @@ impl Scheduler {
             let mut ticket = [0; 32];
             getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
             // The offer first: a queue that accepts what is never offered would wait for nothing.
-            source.offer(self.queues[from].as_ref(), Ticket(ticket), src, b.as_ref())?;
-            target.accept(self.queues[to].as_ref(), Ticket(ticket), dst)?;
+            source.offer(self.on(from)?, Ticket(ticket), src, b.as_ref())?;
+            target.accept(self.on(to)?, Ticket(ticket), dst)?;
             return Ok(());
         }
-        let data = self.queues[from].read(src)?.wait(self.options.deadline)?;
-        self.queues[to].write(dst, data)
+        let data = self.relayed(from, self.on(from)?.read(src)?)?;
+        self.on(to)?.write(dst, data)
+    }
+
+    /// Waits for bytes that pass through this process, unless the run is cancelled.
+    fn relayed(&self, from: usize, mut pending: Pending<Bytes>) -> Result<Bytes> {
+        let start = Instant::now();
+        loop {
+            if let Some(result) = pending.wait_more(TICK) {
+                return result;
+            }
+            let (after, id) = (start.elapsed(), &self.devices[from].info().id);
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            if after >= self.options.deadline {
+                return Err(Error::Timeout { what: id.clone(), after });
+            }
+            if let Some(on_wait) = &self.on_wait {
+                on_wait(id, after);
+            }
+        }
     }
 
     /// Enqueues one run and gives its number. Results are there when [`Scheduler::read`] gives them. Runs of several threads are
@@ -344,7 +438,7 @@ impl Scheduler {
                 continue;
             }
             let Some((device, slice)) = program.nodes.get(&node) else { continue };
-            let value = self.queues[*device].read(slice)?.wait(self.options.deadline)?;
+            let value = self.on(*device)?.read(slice)?.wait(self.options.deadline)?;
             if observer.node(program.graph(), node, &value) == Verdict::Cancel {
                 return Err(Error::Cancelled);
             }
@@ -373,9 +467,15 @@ impl Scheduler {
             program.has_constants.store(true, Ordering::Relaxed);
         }
         for (device, slice, data) in writes {
-            self.queues[device].write(slice, data.clone())?;
+            self.on(device)?.write(slice, data.clone())?;
         }
         Ok(ahead)
+    }
+
+    /// The queue of a device; there is none on a scheduler that has lost devices.
+    fn on(&self, device: usize) -> Result<&dyn Queue> {
+        let queue = self.queues.get(device);
+        queue.map(|q| q.as_ref()).ok_or_else(|| Error::Misuse("a run on devices that were lost".into()))
     }
 
     fn step(&self, ahead: &mut Ahead, step: &Step) -> Result<()> {
@@ -383,14 +483,14 @@ impl Scheduler {
             return Err(Error::Cancelled);
         }
         step.copies.iter().try_for_each(|copy| self.transfer(ahead, copy))?;
-        self.queues[step.device].execute(&step.executable)
+        self.on(step.device)?.execute(&step.executable)
     }
 
     /// The bytes of an output of the last run, in its layout.
     pub fn read(&self, program: &Program, output: TensorId) -> Result<Pending<Bytes>> {
         let missing = || Error::Misuse(format!("{} is not an output", program.graph().label(output)));
         let (device, slice) = program.outputs.get(&output).ok_or_else(missing)?;
-        self.queues[*device].read(slice)
+        self.on(*device)?.read(slice)
     }
 
     /// Waits until everything enqueued on every device is done.

@@ -3,6 +3,7 @@
 use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
 use crate::devices::{self, Net};
+use crate::failover::{Recovered, Recoveries, Servers};
 use crate::trace::{TokenTime, Tracer, time_lines};
 use crate::{model, print};
 use anyhow::{Context, Result, anyhow, bail};
@@ -48,6 +49,9 @@ pub(crate) struct Args {
     /// Go on behind tokens that end a text
     #[arg(long)]
     ignore_eos: bool,
+    /// End with an error when a server is lost, in place of going on without it
+    #[arg(long)]
+    no_failover: bool,
     /// Write what every device did and when to this file, for ui.perfetto.dev or chrome://tracing
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -95,6 +99,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         eprintln!("seed: {}", sample.seed);
     }
     let interrupted = on_interrupt(&engine)?;
+    engine.set_watch(Arc::new(|stall| eprintln!("{stall}")));
+    let recoveries = Recoveries::default();
+    if !args.no_failover {
+        engine.set_failover(Box::new(Servers::new(&args.devices, &recoveries)?));
+    }
     let options = GenerateOptions {
         n_predict: args.n_predict.map(|n| n as usize),
         sample,
@@ -122,7 +131,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let first = start + generation.prompt_time;
     let last = first + generation.decode_time;
     let mut report = Report::new(&tokens, generation, load_time, &engine);
-    report.token_times = trace.token_times((first, last), report.decoded()).unwrap_or_default();
+    report.recoveries = recoveries.list();
+    // What lost servers did is not known.
+    if report.recoveries.is_empty() {
+        report.token_times = trace.token_times((first, last), report.decoded()).unwrap_or_default();
+    }
     if json {
         print_json(&report)?;
     } else {
@@ -183,6 +196,8 @@ pub(crate) struct Report {
     pub(crate) token_times: Vec<TokenTime>,
     devices: Vec<Device>,
     net: Net,
+    /// What the run has lost, and gone on without.
+    recoveries: Vec<Recovered>,
 }
 
 #[derive(Serialize)]
@@ -221,6 +236,7 @@ impl Report {
             token_times: Vec::new(),
             devices: engine.loads().iter().map(device).collect(),
             net: devices::net(engine.devices()),
+            recoveries: Vec::new(),
             finish: match g.finish {
                 Finish::Eos => "eos",
                 Finish::Stop => "stop",

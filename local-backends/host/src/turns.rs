@@ -21,14 +21,18 @@ pub(crate) struct Turns {
 
 #[derive(Debug, Default)]
 struct Line {
-    /// Who has the turn: its group.
-    running: Option<u64>,
-    /// Groups that wait, each once, with their queues that wait, never none; the first of the first group is next.
+    /// The group that has the turn, and its queues that wait for another one. It goes back into the line when the turn is over:
+    /// whoever has asked by then is before it.
+    running: Option<(u64, VecDeque<u64>)>,
+    /// Other groups that wait, each once, with their queues that wait, never none; the first of the first group is next.
     waiting: VecDeque<(u64, VecDeque<u64>)>,
 }
 
 impl Line {
     fn add(&mut self, group: u64, who: u64) {
+        if let Some((_, queues)) = self.running.as_mut().filter(|(g, _)| *g == group) {
+            return queues.push_back(who);
+        }
         match self.waiting.iter_mut().find(|(g, _)| *g == group) {
             Some((_, queues)) => queues.push_back(who),
             None => self.waiting.push_back((group, VecDeque::from([who]))),
@@ -36,26 +40,27 @@ impl Line {
     }
 
     fn remove(&mut self, group: u64, who: u64) {
-        if let Some((_, queues)) = self.waiting.iter_mut().find(|(g, _)| *g == group) {
-            queues.retain(|&w| w != who);
-        }
+        let groups = self.waiting.iter_mut().chain(&mut self.running);
+        groups.filter(|(g, _)| *g == group).for_each(|(_, queues)| queues.retain(|&w| w != who));
         self.waiting.retain(|(_, queues)| !queues.is_empty());
     }
 
-    /// Gives the turn to `who` if nobody has it and it is next; its group then goes behind all that wait.
+    /// Gives the turn to `who` if nobody has it and it is next.
     fn give(&mut self, group: u64, who: u64) -> bool {
         let next = self.waiting.front().and_then(|(g, queues)| Some((*g, *queues.front()?)));
         if self.running.is_some() || next != Some((group, who)) {
             return false;
         }
-        if let Some((group, mut queues)) = self.waiting.pop_front() {
+        self.running = self.waiting.pop_front();
+        if let Some((_, queues)) = &mut self.running {
             queues.pop_front();
-            if !queues.is_empty() {
-                self.waiting.push_back((group, queues));
-            }
         }
-        self.running = Some(group);
         true
+    }
+
+    /// The turn is over.
+    fn end(&mut self) {
+        self.waiting.extend(self.running.take().filter(|(_, queues)| !queues.is_empty()));
     }
 }
 
@@ -84,7 +89,7 @@ impl Turns {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        lock(&self.0.line).running = None;
+        lock(&self.0.line).end();
         self.0.changed.notify_all();
     }
 }
@@ -120,6 +125,27 @@ mod tests {
     #[test]
     fn turns_of_queues_of_their_own_come_in_order() {
         assert_eq!(order(&[(1, 1), (2, 2), (3, 3)]), [1, 2, 3]);
+    }
+
+    #[test]
+    fn whoever_asks_during_a_turn_is_before_the_group_that_has_it() {
+        let mut line = Line::default();
+        (1..=3).for_each(|who| line.add(1, who));
+        assert!(line.give(1, 1));
+        line.add(2, 21);
+        line.add(1, 4);
+        assert!(!line.give(2, 21), "while another has the turn");
+        line.end();
+        assert!(!line.give(1, 2) && line.give(2, 21));
+        line.end();
+        line.add(2, 21);
+        line.remove(1, 2);
+        assert!(line.give(1, 3));
+        line.remove(1, 4);
+        line.end();
+        assert!(line.give(2, 21));
+        line.end();
+        assert!(line.running.is_none() && line.waiting.is_empty());
     }
 
     #[test]

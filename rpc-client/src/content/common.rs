@@ -4,14 +4,11 @@
 //! another. What it takes it accepts on a queue of its own, so that a server that waits for another one never holds up what it
 //! has to send itself.
 
-use super::{Item, Target, Upload, random_ticket};
+use super::{Item, Target, Upload, carry};
 use crate::lock;
 use outboard_core::{Error, PeerTransfer, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-
-/// Bytes of one transfer between servers: what waits on either side for the other is some of these.
-const PART: u64 = 16 << 20;
 
 /// One content that several endpoints need, as they all see it.
 pub(super) struct Common {
@@ -115,14 +112,5 @@ pub(super) fn take(all: &[Upload<'_>], common: &Common, item: &Item, target: &Ta
     let (number, src) = origin.items.get(common.item).and_then(|item| item.places.first()).ok_or_else(bug)?;
     let source = origin.target(*number)?;
     let (_, dst) = item.places.first().ok_or_else(bug)?;
-    let queue = target.taking()?;
-    let mut at = 0;
-    while at < item.len() {
-        let len = PART.min(item.len() - at);
-        let ticket = random_ticket()?;
-        source.device.offer(&source.queue, ticket, &src.part(at, len)?, target.device)?;
-        target.device.accept(queue, ticket, &dst.part(at, len)?)?;
-        at += len;
-    }
-    Ok(())
+    carry((source.device, &source.queue, src), (target.device, target.taking()?, dst))
 }

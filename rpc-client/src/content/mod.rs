@@ -5,22 +5,27 @@
 //! file. The second lets the server place what it has. The third sends the rest from the mapped file on the bulk connection, with
 //! the digests, so that the server can check and keep it. Servers that keep nothing are not asked, and nothing is hashed for them.
 //! What several devices of an endpoint need is sent to the first, which hands it on; what several endpoints need is sent to one
-//! of them, from where the others get it ([`common`]).
+//! of them, from where the others get it ([`common`]); what one of them has already it lends to the others ([`lend`]).
 //!
 //! Bytes that wait are those of the queues' bulk lanes; nothing is copied in this process.
 
 mod common;
+mod lend;
 
 use crate::device::RemoteDevice;
 use crate::queue::RemoteQueue;
 use bytes::Bytes;
 use common::Common;
-use outboard_core::{Content, ContentUpload, Device, DeviceContents, Digest, Error, Queue, Result, Slice, Ticket};
+use lend::Loan;
+use outboard_core::{
+    Content, ContentUpload, Device, DeviceContents, Digest, Error, PeerTransfer, Queue, Result, Slice, Ticket,
+};
 use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
 use outboard_proto::graph::bits_to_flags;
 use outboard_proto::limits::{MAX_BLOBS, MIN_BLOB};
 use outboard_proto::v1;
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -109,6 +114,8 @@ struct Item {
     places: Vec<(usize, Slice)>,
     /// Other endpoints need it, too.
     common: Option<Arc<Common>>,
+    /// It has come from another server.
+    foreign: AtomicBool,
 }
 
 impl Item {
@@ -121,6 +128,13 @@ impl Item {
         let digest = *self.digest.get_or_init(|| Digest(*blake3::hash(&self.data).as_bytes()));
         Blob { digest, len: self.len() }
     }
+}
+
+/// Where blobs go on, once the server was asked about them.
+struct Stages<'i> {
+    to_place: Sender<&'i Item>,
+    to_borrow: Sender<Loan<'i>>,
+    to_send: Sender<&'i Item>,
 }
 
 /// All that goes to one endpoint.
@@ -142,7 +156,13 @@ impl<'d> Upload<'d> {
         for content in contents.iter().filter(|c| !c.data.is_empty()) {
             let number = *known.entry((content.data.as_ptr(), content.data.len())).or_insert_with(|| {
                 let (data, digest) = (content.data.clone(), content.digest.clone());
-                self.items.push(Item { data, digest, places: Vec::new(), common: None });
+                self.items.push(Item {
+                    data,
+                    digest,
+                    places: Vec::new(),
+                    common: None,
+                    foreign: AtomicBool::new(false),
+                });
                 self.items.len() - 1
             });
             if let Some(item) = self.items.get_mut(number) {
@@ -157,11 +177,12 @@ impl<'d> Upload<'d> {
 
     fn run(&self, all: &[Upload<'_>]) -> Result<()> {
         let _origin = common::Origin(self);
-        let keeps_blobs = self.keeps_blobs();
+        let ask = self.keeps_blobs() || lend::possible(self, all);
         let (blobs, small): (Vec<&Item>, Vec<&Item>) =
-            self.items.iter().partition(|item| keeps_blobs && item.len() >= MIN_BLOB);
+            self.items.iter().partition(|item| ask && item.len() >= MIN_BLOB);
         let (to_send, sending) = channel();
         let (to_place, placing) = channel();
+        let (to_borrow, borrowing) = channel();
         let placing = Mutex::new(placing);
         std::thread::scope(|scope| {
             let mut threads = Vec::new();
@@ -172,7 +193,12 @@ impl<'d> Upload<'d> {
             // What is no blob is sent while the server is asked about the others. Sending to a thread fails only if it has
             // ended with an error, which is found below.
             small.into_iter().for_each(|item| _ = to_send.send(item));
-            threads.push(scope.spawn(move || self.ask_all(&blobs, &to_place, &to_send)));
+            if !blobs.is_empty() && lend::possible(self, all) {
+                let to_send = to_send.clone();
+                threads.push(scope.spawn(move || lend::borrow_all(self, all, &borrowing, &to_send)));
+            }
+            let stages = Stages { to_place, to_borrow, to_send };
+            threads.push(scope.spawn(move || self.ask_all(all, &blobs, &stages)));
             let sent = self.send_all(sending, all);
             threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
         })?;
@@ -181,12 +207,7 @@ impl<'d> Upload<'d> {
     }
 
     /// Asks about all blobs and hands them to the stage that they need.
-    fn ask_all<'i>(
-        &self,
-        mut blobs: &[&'i Item],
-        to_place: &Sender<&'i Item>,
-        to_send: &Sender<&'i Item>,
-    ) -> Result<()> {
+    fn ask_all<'i>(&self, all: &[Upload<'_>], mut blobs: &[&'i Item], stages: &Stages<'i>) -> Result<()> {
         while !blobs.is_empty() {
             let mut unknown = 0;
             let fits = |item: &&&Item| {
@@ -199,11 +220,22 @@ impl<'d> Upload<'d> {
             let Some((window, rest)) = blobs.split_at_checked(n) else { break };
             blobs = rest;
             let asked: Vec<Blob> = window.iter().map(|item| item.blob()).collect();
-            for (item, have) in window.iter().zip(self.ask(&asked)?) {
-                // A stage that has ended has its own error.
-                if (if have { to_place } else { to_send }).send(item).is_err() {
-                    return Ok(());
-                }
+            let have = if self.keeps_blobs() { self.ask(&asked)? } else { vec![false; asked.len()] };
+            let (here, missing): (Vec<_>, Vec<_>) = window.iter().zip(have).partition(|(_, have)| *have);
+            let mut going = here.into_iter().all(|(item, _)| stages.to_place.send(item).is_ok());
+            // What comes from its origin need not be borrowed.
+            let (common, missing): (Vec<&Item>, Vec<&Item>) =
+                missing.into_iter().map(|(item, _)| *item).partition(|item| self.elsewhere(item).is_some());
+            going &= common.into_iter().all(|item| stages.to_send.send(item).is_ok());
+            for (loan, item) in lend::find(self, all, &missing).into_iter().zip(missing) {
+                going &= match loan {
+                    Some(loan) => stages.to_borrow.send(loan).is_ok(),
+                    None => stages.to_send.send(item).is_ok(),
+                };
+            }
+            // A stage that has ended has its own error.
+            if !going {
+                return Ok(());
             }
         }
         Ok(())
@@ -216,7 +248,7 @@ impl<'d> Upload<'d> {
     /// Which of these the server has.
     fn ask(&self, blobs: &[Blob]) -> Result<Vec<bool>> {
         let device = self.first()?;
-        let shared = &device.link().shared;
+        let shared = device.link().shared();
         let request = v1::HaveBlobsRequest { session: Some(shared.session.clone()), blobs: encode_question(blobs) };
         let answer = device.call("which weights it has", shared.options.call_timeout, |mut client| async move {
             client.have_blobs(request).await
@@ -257,12 +289,20 @@ impl<'d> Upload<'d> {
 
     /// Which of these are now in all their places.
     fn place(&self, items: &[&Item]) -> Result<Vec<bool>> {
-        let device = self.first()?;
-        let shared = &device.link().shared;
         let mut places = Vec::new();
         for item in items {
             places.extend(self.places_of(item)?);
         }
+        let mut flags = self.place_at(&places)?.into_iter();
+        // All places of an item count; `all` would stop at the first that is missing.
+        let whole = |item: &&Item| flags.by_ref().take(item.places.len()).fold(true, |all, placed| all & placed);
+        Ok(items.iter().map(whole).collect())
+    }
+
+    /// Which of these places the server has filled.
+    fn place_at(&self, places: &[Place]) -> Result<Vec<bool>> {
+        let device = self.first()?;
+        let shared = device.link().shared();
         let mut flags = Vec::with_capacity(places.len());
         for places in places.chunks(MAX_BLOBS) {
             let bytes: u64 = places.iter().map(|p| p.blob.len).sum();
@@ -274,10 +314,7 @@ impl<'d> Upload<'d> {
             let placed = bits_to_flags(&answer.placed, places.len());
             flags.extend(placed.ok_or_else(|| shared.lost("answered about another number of weights than was asked"))?);
         }
-        let mut flags = flags.into_iter();
-        // All places of an item count; `all` would stop at the first that is missing.
-        let whole = |item: &&Item| flags.by_ref().take(item.places.len()).fold(true, |all, placed| all & placed);
-        Ok(items.iter().map(whole).collect())
+        Ok(flags)
     }
 
     fn target(&self, number: usize) -> Result<&Target<'_>> {
@@ -327,6 +364,7 @@ impl<'d> Upload<'d> {
         let Some((first, _)) = item.places.first() else { return Ok(()) };
         let target = self.target(*first)?;
         common::take(all, common, item, target)?;
+        item.foreign.store(true, Ordering::Relaxed);
         (self.progress)(item.len());
         self.hand_on(item, target.taking()?, handed)
     }
@@ -337,8 +375,8 @@ impl<'d> Upload<'d> {
             return Ok(());
         }
         let device = self.first()?;
-        let shared = &device.link().shared;
-        let taken: Vec<&Item> = self.items.iter().filter(|item| self.elsewhere(item).is_some()).collect();
+        let shared = device.link().shared();
+        let taken: Vec<&Item> = self.items.iter().filter(|item| item.foreign.load(Ordering::Relaxed)).collect();
         let mut places = Vec::new();
         for item in taken {
             places.extend(self.places_of(item)?.into_iter().take(1));
@@ -394,6 +432,25 @@ impl<'d> Upload<'d> {
         }
         Ok(())
     }
+}
+
+/// Bytes of one transfer between servers: what waits on either side for the other is some of these.
+const PART: u64 = 16 << 20;
+
+/// A place on a device, and the queue that what comes from or goes to it is in order with.
+type End<'e> = (&'e RemoteDevice, &'e RemoteQueue, &'e Slice);
+
+/// Brings bytes from one server straight to another that it reaches.
+fn carry((source, from, src): End<'_>, (target, to, dst): End<'_>) -> Result<()> {
+    let mut at = 0;
+    while at < src.len() {
+        let len = PART.min(src.len() - at);
+        let ticket = random_ticket()?;
+        source.offer(from, ticket, &src.part(at, len)?, target)?;
+        target.accept(to, ticket, &dst.part(at, len)?)?;
+        at += len;
+    }
+    Ok(())
 }
 
 fn random_ticket() -> Result<Ticket> {

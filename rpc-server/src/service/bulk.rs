@@ -49,7 +49,7 @@ async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Resul
     let Some(Part::Open(open)) = open else {
         return Err(Status::invalid_argument("the first message must name the queue"));
     };
-    let session = service.session(open.session.as_ref())?;
+    let (session, age) = service.stream(open.session.as_ref())?;
     service.conn.attach(&service.shared, &session);
     // The queue is opened on another connection, so that it may come later.
     let queue = session.until(|| lock(&session.queues).get(&open.queue).cloned());
@@ -69,7 +69,11 @@ async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Resul
             }
         }
     });
-    forward(&session, &mut body, &mut reader, &mut input, &ends.up).await
+    tokio::select! {
+        biased;
+        done = forward(&session, &mut body, &mut reader, &mut input, &ends.up) => done,
+        () = session.keys.until_renewed(age) => Ok(()),
+    }
 }
 
 /// Hands chunks to the queue; one that is full makes the client wait.

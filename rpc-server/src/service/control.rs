@@ -1,6 +1,6 @@
 //! The control stream of a session: memory and executables.
 
-use super::{Replies, Service, first, next};
+use super::{Replies, Service, first, next, resume};
 use crate::limits::{FREES_TIMEOUT, PENDING_FREES, REPLIES, STOP_TIMEOUT};
 use crate::lock;
 use crate::logs::limited;
@@ -33,38 +33,60 @@ pub(super) fn start(service: &Service, stream: Streaming<v1::ControlRequest>) ->
 }
 
 async fn run(service: &Service, mut stream: Streaming<v1::ControlRequest>, out: &Out) -> Result<(), Status> {
-    let Some(Request::Attach(attach)) = first(service, &mut stream).await?.request else {
-        return Err(Status::invalid_argument("the first message must name the session"));
+    let (session, age, reply) = match first(service, &mut stream).await?.request {
+        Some(Request::Attach(attach)) => {
+            let (session, age) = service.stream(Some(&attach))?;
+            (session, age, Reply::Attached(v1::Attached {}))
+        }
+        Some(Request::Resume(request)) => {
+            let (session, age) = resume::resume(service, request).await?;
+            let now = session.to_wire();
+            (session, age, Reply::Resumed(v1::Resumed { session: Some(now) }))
+        }
+        _ => return Err(Status::invalid_argument("the first message must name the session")),
     };
-    let session = service.session(Some(&attach))?;
     service.conn.attach(&service.shared, &session);
-    send(out, Reply::Attached(v1::Attached {})).await;
-    while let Some(message) = next(service, &mut stream, &session).await {
+    send(out, reply).await;
+    tokio::select! {
+        biased;
+        done = requests(service, stream, &session, out) => done,
+        () = session.keys.until_renewed(age) => Ok(()),
+    }
+}
+
+/// Carries out what comes on the stream.
+async fn requests(
+    service: &Service,
+    mut stream: Streaming<v1::ControlRequest>,
+    session: &Arc<Session>,
+    out: &Out,
+) -> Result<(), Status> {
+    while let Some(message) = next(service, &mut stream, session).await {
         match message.request {
             Some(Request::Alloc(c)) => {
-                let result = alloc(service, &session, &c).await;
+                let result = alloc(service, session, &c).await;
                 answer(service, out, c.request, result).await;
             }
             Some(Request::Compile(c)) => {
                 let request = c.request;
-                let result = compile(service, &session, c).await;
+                let result = compile(service, session, c).await;
                 answer(service, out, request, result).await;
             }
             Some(Request::Free(c)) => {
                 // The session may end before there is room; the next message will not come then.
                 let room = || (session.frees.load(Ordering::Acquire) < PENDING_FREES).then_some(());
                 if session.until(room).await.is_ok() {
-                    free(&session, c);
+                    free(session, c);
                 }
             }
             Some(Request::Goodbye(_)) => {
-                service.shared.end(&session, "the client said goodbye");
-                wait_ended(&session).await;
+                service.shared.end(session, "the client said goodbye");
+                wait_ended(session).await;
                 send(out, Reply::Bye(v1::Bye {})).await;
                 return Ok(());
             }
             // A request of a later version has no number that we could answer; the stream cannot go on in step.
-            Some(Request::Attach(_)) | None => {
+            Some(Request::Attach(_) | Request::Resume(_)) | None => {
                 return Err(Status::invalid_argument("a request that this release does not know"));
             }
         }
@@ -127,6 +149,23 @@ async fn compile(service: &Service, session: &Arc<Session>, c: v1::Compile) -> o
     session.worker.run(work).await
 }
 
+/// Counts as a free that waits until it is dropped: done, or lost with its connection.
+struct Waiting(Arc<Session>);
+
+impl Waiting {
+    fn new(session: &Arc<Session>) -> Waiting {
+        session.frees.fetch_add(1, Ordering::AcqRel);
+        Waiting(session.clone())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.frees.fetch_sub(1, Ordering::AcqRel);
+        self.0.progress.notify_waiters();
+    }
+}
+
 /// Frees once every queue has done the commands that came before; nobody waits for it.
 fn free(session: &Arc<Session>, c: v1::Free) {
     if c.buffers.len() > MAX_FREE || c.executables.len() > MAX_FREE {
@@ -138,12 +177,10 @@ fn free(session: &Arc<Session>, c: v1::Free) {
         let behind = |f: &v1::Fence| queues.get(&f.queue).is_some_and(|q| q.processed() < f.commands);
         !fences.iter().any(behind)
     };
-    session.frees.fetch_add(1, Ordering::AcqRel);
-    let owner = session.clone();
+    let waiting = Waiting::new(session);
     let work = move |c: v1::Free| {
-        owner.free(&c.buffers, &c.executables);
-        owner.frees.fetch_sub(1, Ordering::AcqRel);
-        owner.progress.notify_waiters();
+        waiting.0.free(&c.buffers, &c.executables);
+        drop(waiting);
     };
     // Usually they have; then a request behind this one finds the memory free.
     if passed(session, &c.fences) {

@@ -5,7 +5,7 @@ use crate::lock;
 use crate::logs::limited;
 use crate::session::Session;
 use outboard_proto::limits::MAX_NAME;
-use outboard_proto::{FEATURE_BLOBS, MAX_VERSION, MIN_VERSION, pick_version, v1};
+use outboard_proto::{FEATURE_BLOBS, FEATURE_RESUME, MAX_VERSION, MIN_VERSION, pick_version, v1};
 use tonic::Status;
 
 pub(super) fn hello(service: &Service, request: v1::HelloRequest) -> Result<v1::HelloResponse, Status> {
@@ -43,7 +43,7 @@ pub(super) fn hello(service: &Service, request: v1::HelloRequest) -> Result<v1::
         incarnation: shared.incarnation,
         devices,
         lease_ms: u64::try_from(shared.limits.lease.as_millis()).unwrap_or(u64::MAX),
-        features: shared.blobs.iter().map(|_| FEATURE_BLOBS.to_owned()).collect(),
+        features: shared.blobs.iter().map(|_| FEATURE_BLOBS).chain([FEATURE_RESUME]).map(str::to_owned).collect(),
         server: format!("outboard {}", env!("CARGO_PKG_VERSION")),
     })
 }

@@ -8,6 +8,7 @@ mod hello;
 mod memory;
 mod peers;
 mod queue;
+mod resume;
 mod supports;
 mod trace;
 
@@ -41,15 +42,25 @@ impl Service {
             let found = lock(&self.shared.sessions).get(&s.id).cloned();
             found.filter(|found| found.has_secret(&s.secret))
         });
-        let found = found.ok_or_else(|| {
-            let lease = self.shared.limits.lease.as_secs_f64();
-            Status::unauthenticated(format!(
-                "there is no such session: it has ended, or its client was not heard for {lease} s, or the server was restarted"
-            ))
-        })?;
+        let found = found.ok_or_else(|| self.no_session())?;
         found.hear(&self.conn.traffic);
         self.conn.authorise();
         Ok(found)
+    }
+
+    /// The answer to who names a session that there is not, or with another secret.
+    fn no_session(&self) -> Status {
+        let lease = self.shared.limits.lease.as_secs_f64();
+        Status::unauthenticated(format!(
+            "there is no such session: it has ended, or its client was not heard for {lease} s, or the server was restarted"
+        ))
+    }
+
+    /// The session of a stream, and its age: when it has another one, its client has taken it up again on other streams.
+    fn stream(&self, session: Option<&v1::Session>) -> Result<(Arc<Session>, u64), Status> {
+        let found = self.session(session)?;
+        let age = session.and_then(|s| found.keys.age(&s.secret));
+        age.map(|age| (found, age)).ok_or_else(|| Status::unauthenticated("the session was taken up again elsewhere"))
     }
 
     /// The account of the client at the other end.

@@ -2,6 +2,7 @@
 
 use super::{Service, first, next};
 use crate::limits::{READ_AHEAD, READ_AHEAD_BYTES};
+use crate::session::Session;
 use crate::session::answers::{Held, Replies as Sender, reply};
 use crate::session::queue::QueueRunner;
 use outboard_proto::error::to_status;
@@ -9,6 +10,7 @@ use outboard_proto::v1::{self, command::Command, reply::Reply};
 use prost::Message;
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio_stream::StreamExt;
@@ -35,9 +37,25 @@ async fn run(service: &Service, mut stream: Streaming<v1::Command>, out: &Sender
     let Some(Command::Open(open)) = first(service, &mut stream).await?.command else {
         return Err(Status::invalid_argument("the first message must open the queue"));
     };
-    let session = service.session(open.session.as_ref())?;
+    let (session, age) = service.stream(open.session.as_ref())?;
     service.conn.attach(&service.shared, &session);
-    let opened = QueueRunner::open(&session, &service.shared, open.queue, &open.device, out.clone()).await;
+    tokio::select! {
+        biased;
+        done = commands(service, stream, &session, age, open, out) => done,
+        () = session.keys.until_renewed(age) => Ok(()),
+    }
+}
+
+/// Opens the queue and carries out its commands.
+async fn commands(
+    service: &Service,
+    mut stream: Streaming<v1::Command>,
+    session: &Arc<Session>,
+    age: u64,
+    open: v1::OpenQueue,
+    out: &Sender,
+) -> Result<(), Status> {
+    let opened = QueueRunner::open(session, &service.shared, open.queue, &open.device, out.clone(), age).await;
     let mut queue = opened.map_err(|e| to_status(&e))?;
     let _ = out.send(Held::new(reply(Reply::Opened(v1::Opened {})), None));
     let left = queue.left();
@@ -45,7 +63,7 @@ async fn run(service: &Service, mut stream: Streaming<v1::Command>, out: &Sender
     loop {
         let command = match ahead.pop_front() {
             None if ended => break,
-            None => next(service, &mut stream, &session).await,
+            None => next(service, &mut stream, session).await,
             command => command,
         };
         let Some(command) = command else { break };
@@ -56,7 +74,7 @@ async fn run(service: &Service, mut stream: Streaming<v1::Command>, out: &Sender
             tokio::select! {
                 biased;
                 done = work.as_mut() => break done,
-                more = next(service, &mut stream, &session),
+                more = next(service, &mut stream, session),
                     if !ended && ahead.len() < READ_AHEAD && ahead_bytes < READ_AHEAD_BYTES => match more {
                     Some(command) => {
                         ahead_bytes += command.encoded_len();

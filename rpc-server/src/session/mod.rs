@@ -2,6 +2,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod flight;
+mod keys;
 pub(crate) mod queue;
 pub(crate) mod timeline;
 mod trace;
@@ -13,14 +14,15 @@ use crate::limits::SessionLimits;
 use crate::lock;
 use crate::logs::limited;
 use crate::server::Seat;
+use keys::Keys;
 use outboard_core::device::fresh_uid;
 use outboard_core::error::Bytes;
 use outboard_core::{Buffer, Device, Error, Executable, Result, Slice, Ticket, Usage};
 use outboard_proto::limits::MAX_TICKETS;
-use outboard_proto::{SECRET_BYTES, v1};
+use outboard_proto::v1;
 use queue::QueueState;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -49,7 +51,8 @@ pub(crate) struct Session {
     pub(crate) id: u64,
     /// Names it in the log.
     pub(crate) tag: String,
-    secret: [u8; SECRET_BYTES],
+    /// Who may use it.
+    pub(crate) keys: Keys,
     pub(crate) client: String,
     pub(crate) account: Arc<Account>,
     _seat: Share,
@@ -86,7 +89,7 @@ impl Session {
             id,
             worker: Worker::start(&tag)?,
             tag,
-            secret: rand::random(),
+            keys: Keys::default(),
             client,
             account: seat.account,
             _seat: seat.share,
@@ -110,13 +113,12 @@ impl Session {
 
     /// How its client refers to it.
     pub(crate) fn to_wire(&self) -> v1::Session {
-        v1::Session { id: self.id, secret: bytes::Bytes::copy_from_slice(&self.secret) }
+        v1::Session { id: self.id, secret: self.keys.secret() }
     }
 
-    /// Whether this is the secret. Takes the same time wherever they differ.
+    /// Whether this is the secret.
     pub(crate) fn has_secret(&self, secret: &[u8]) -> bool {
-        let differ = self.secret.iter().zip(secret).fold(0, |acc, (a, b)| acc | (a ^ b));
-        secret.len() == SECRET_BYTES && differ == 0
+        self.keys.age(secret).is_some()
     }
 
     /// Counts what is heard on another connection as a sign of life.
@@ -271,6 +273,19 @@ impl Session {
             buffers.iter().filter_map(|h| map.remove(h)).collect()
         };
         drop((executables, buffers));
+    }
+
+    /// Forgets all handles but these, and what else its queues have left. May block.
+    pub(crate) fn keep_only(&self, buffers: &[u64], executables: &[u64]) {
+        lock(&self.queues).clear();
+        lock(&self.tickets).clear();
+        let others = |kept: &[u64], all: Vec<u64>| {
+            let kept: HashSet<u64> = kept.iter().copied().collect();
+            all.into_iter().filter(|handle| !kept.contains(handle)).collect::<Vec<_>>()
+        };
+        let buffers = others(buffers, lock(&self.buffers).keys().copied().collect());
+        let executables = others(executables, lock(&self.executables).keys().copied().collect());
+        self.free(&buffers, &executables);
     }
 
     /// No bytes of a small buffer of this device: reading them tells how far a queue is. May block.

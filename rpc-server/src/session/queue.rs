@@ -117,13 +117,14 @@ impl Drop for Retired {
 }
 
 impl QueueRunner {
-    /// Opens a queue under a new handle.
+    /// Opens a queue under a new handle, unless the session has been taken up again since `age`.
     pub(crate) async fn open(
         session: &Arc<Session>,
         shared: &Arc<Shared>,
         handle: u64,
         device: &str,
         replies: Replies,
+        age: u64,
     ) -> Result<QueueRunner> {
         let devices = &shared.devices;
         let device = devices.get(device)?.clone();
@@ -158,6 +159,10 @@ impl QueueRunner {
         let depth = meter.depth.clone();
         let (owner, of) = (session.clone(), device.clone());
         let made = session.worker.run(move || {
+            // Whoever takes it up waits for the jobs before, and for the queues that they have opened.
+            if owner.keys.is_renewed(age) {
+                return Err(Error::Cancelled);
+            }
             let share = share?;
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;

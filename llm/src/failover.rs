@@ -1,0 +1,227 @@
+//! A run that goes on when a device is lost.
+//!
+//! First every device is taken up again. If all are there with what they held (a connection had dropped), the cache is there too, up
+//! to the last token that came, and the run goes on from it. Otherwise the model is placed anew on the devices that are left, and on
+//! those that have come back: weights stay where they are, what moves is uploaded, and the text so far is read again as it was read
+//! before, so that the cache, and every token from there, is the same as without the fault.
+
+use crate::arch::net::{self, Feed, Outputs, Sampling};
+use crate::engine::{Engine, LoadOptions, Overrides, Placed};
+use crate::error::{Error, Result};
+use crate::watch::watched;
+use outboard_core::{Device, Usage};
+use outboard_scheduler::resume_all;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Recoveries without a token in between, after which a run ends: more devices than that are not lost by chance.
+const MAX_RECOVERIES: usize = 8;
+
+/// Helps a run that has lost devices.
+pub trait Failover: Send {
+    /// Devices in place of those with these ids, as far as they have come back: with the same ids, and nothing on them. What it waits
+    /// for, the run waits for.
+    fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>>;
+    /// Is told how a run goes on.
+    fn recovered(&mut self, recovery: &Recovery);
+}
+
+/// What was lost, and how the run goes on.
+#[derive(Clone, Debug)]
+pub struct Recovery {
+    /// What had happened.
+    pub error: Error,
+    /// Devices of the new plan; `None` if everything was still there and nothing had to be sent again.
+    pub devices: Option<Vec<String>>,
+    /// Tokens that are read again.
+    pub tokens: usize,
+    /// From the error until the run went on.
+    pub took: Duration,
+}
+
+impl fmt::Display for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Recovery { error, devices, tokens, took } = self;
+        let plural = if *tokens == 1 { "" } else { "s" };
+        write!(f, "{error}; after {:.1} s the run goes on ", took.as_secs_f64())?;
+        match devices {
+            None => write!(f, "with what its servers still hold")?,
+            Some(devices) => write!(f, "on {}", devices.join(", "))?,
+        }
+        write!(f, ", {tokens} token{plural} to read again")
+    }
+}
+
+/// A place in the list of devices that a model was loaded on.
+pub(crate) struct Seat {
+    id: String,
+    /// `None` while it is lost.
+    device: Option<Arc<dyn Device>>,
+}
+
+impl Seat {
+    pub(crate) fn all(devices: &[Arc<dyn Device>]) -> Vec<Seat> {
+        devices.iter().map(|d| Seat { id: d.info().id.clone(), device: Some(d.clone()) }).collect()
+    }
+}
+
+impl Engine {
+    /// Lets runs go on when devices are lost; without it, they end with the error.
+    pub fn set_failover(&mut self, failover: Box<dyn Failover>) {
+        self.failover = Some(failover);
+    }
+
+    /// After a run has failed: makes it go on, so that [`Engine::next_id`] gives the token behind the text so far, or gives the
+    /// error if it cannot.
+    pub(crate) fn recover(&mut self, error: Error, sampling: Sampling) -> Result<()> {
+        let mut error = error;
+        loop {
+            let Error::Core(outboard_core::Error::Peer { endpoint, detail }) = &error else { return Err(error) };
+            if self.failover.is_none() {
+                return Err(error);
+            }
+            let ends = |why: String| {
+                let (endpoint, detail) =
+                    (endpoint.clone(), format!("{detail}; the run cannot go on without it: {why}"));
+                Err(Error::Core(outboard_core::Error::Peer { endpoint, detail }))
+            };
+            if self.recoveries >= MAX_RECOVERIES {
+                return ends(format!("{MAX_RECOVERIES} times in turn no token has come"));
+            }
+            self.recoveries += 1;
+            match self.try_again(&error, sampling) {
+                Ok(()) => return Ok(()),
+                // Another one is lost.
+                Err(next @ Error::Core(outboard_core::Error::Peer { .. })) => error = next,
+                Err(Error::Core(e @ outboard_core::Error::Cancelled)) => return Err(e.into()),
+                Err(why) => return ends(why.to_string()),
+            }
+        }
+    }
+
+    fn try_again(&mut self, error: &Error, sampling: Sampling) -> Result<()> {
+        let start = Instant::now();
+        self.ahead.clear();
+        let who = match error {
+            Error::Core(outboard_core::Error::Peer { endpoint, .. }) => endpoint.clone(),
+            _ => String::new(),
+        };
+        let devices = match self.take_up(who)? {
+            true => {
+                self.programs.iter().for_each(|(_, program)| program.distrust_copies());
+                self.n_past = self.text.sure();
+                None
+            }
+            false => {
+                self.place_anew()?;
+                Some(self.loads().iter().filter(|l| l.layers.is_some()).map(|l| l.id.clone()).collect())
+            }
+        };
+        let tokens = self.text.len() - self.n_past;
+        let recovery = Recovery { error: error.clone(), devices, tokens, took: start.elapsed() };
+        if let Some(failover) = &mut self.failover {
+            failover.recovered(&recovery);
+        }
+        self.read_again(sampling)
+    }
+
+    /// Takes all devices up again; `false` if not all of the model is on them any more.
+    fn take_up(&mut self, who: String) -> Result<bool> {
+        let devices: Vec<Arc<dyn Device>> = self.seats.iter().filter_map(|s| s.device.clone()).collect();
+        let (scheduler, watch, whole) = (&mut self.scheduler, self.watch.as_deref(), self.whole);
+        let lost = watched(watch, who, "to come back", || match whole {
+            true => scheduler.resume(),
+            // It has the devices of an earlier plan.
+            false => Ok(resume_all(&devices)),
+        })?;
+        for (device, _) in devices.iter().zip(&lost).filter(|(_, lost)| lost.is_some()) {
+            let same = |seat: &&mut Seat| seat.device.as_ref().is_some_and(|d| d.uid() == device.uid());
+            self.seats.iter_mut().filter(same).for_each(|seat| seat.device = None);
+        }
+        Ok(whole && lost.iter().all(Option::is_none))
+    }
+
+    /// Puts the model on the devices that there are now. Weights that lie where they are needed stay there.
+    fn place_anew(&mut self) -> Result<()> {
+        self.whole = false;
+        self.programs.clear();
+        self.n_past = 0;
+        let lost: Vec<String> = self.seats.iter().filter(|s| s.device.is_none()).map(|s| s.id.clone()).collect();
+        for device in self.failover.as_mut().map(|f| f.replace(&lost)).unwrap_or_default() {
+            let seat = self.seats.iter_mut().find(|s| s.device.is_none() && s.id == device.info().id);
+            if let Some(seat) = seat {
+                seat.device = Some(device);
+            }
+        }
+        let devices: Vec<Arc<dyn Device>> = self.seats.iter().filter_map(|s| s.device.clone()).collect();
+        if devices.is_empty() {
+            return Err(Error::Request("no other device is left".into()));
+        }
+        let options = self.options_now();
+        let (gguf, bound) = (self.model.gguf(), &mut self.bound);
+        bound.retain(|leaf, slice| {
+            let is_weight = gguf.tensor(net::file_name(leaf)).is_some();
+            is_weight && devices.iter().any(|d| d.uid() == slice.buffer().device())
+        });
+        settle(&devices)?;
+        let mut placed = Placed::new(&self.model, devices.clone(), &options, &self.bound, &|_, _| {});
+        if !self.bound.is_empty() && matches!(&placed, Err(e) if !is_lost(e)) {
+            // Perhaps it fits without what lies there and is not needed there any more.
+            self.bound.clear();
+            settle(&devices)?;
+            placed = Placed::new(&self.model, devices, &options, &self.bound, &|_, _| {});
+        }
+        let Placed { scheduler, bound, homes, loads, ahead } = placed?;
+        self.scheduler = scheduler.in_place_of(&self.scheduler);
+        (self.bound, self.homes, self.loads, self.ahead) = (bound, homes, loads, ahead);
+        self.whole = true;
+        Ok(())
+    }
+
+    /// The options that the model was loaded with, for the devices that there are now.
+    fn options_now(&self) -> LoadOptions {
+        let here: Vec<bool> = self.seats.iter().map(|s| s.device.is_some()).collect();
+        let parts = self.options.split.iter().zip(&here).filter(|(_, here)| **here);
+        let mut split: Vec<f64> = parts.map(|(part, _)| *part).collect();
+        if split.iter().all(|part| *part <= 0.0)
+            && let Some(first) = split.first_mut()
+        {
+            *first = 1.0;
+        }
+        let overrides = self.options.overrides.clone();
+        let now = move |name: &str| {
+            let device = overrides.device(name)?;
+            let before = here.get(..device)?.iter().filter(|here| **here).count();
+            here.get(device)?.then_some(before)
+        };
+        LoadOptions { split, overrides: Overrides::new(now), ..self.options.clone() }
+    }
+
+    /// Enqueues what is missing in the cache, as it was read before; the token behind it is sampled.
+    fn read_again(&mut self, sampling: Sampling) -> Result<()> {
+        let history = sampling.penalty.is_some();
+        loop {
+            let range = self.text.batch(self.n_past);
+            let tokens = self.text.tokens(range.clone()).to_vec();
+            if tokens.is_empty() {
+                return Err(Error::Request("there is no text to go on from".into()));
+            }
+            let last = range.end >= self.text.len();
+            let outputs = if last { Outputs::Sample(sampling) } else { Outputs::None };
+            let (program, run) = self.enqueue(&tokens, Feed::Input, history, outputs)?;
+            if last {
+                return self.expect_id(program, run, sampling.log_prob);
+            }
+        }
+    }
+}
+
+fn is_lost(error: &Error) -> bool {
+    matches!(error, Error::Core(outboard_core::Error::Peer { .. } | outboard_core::Error::Cancelled))
+}
+
+/// Returns when what was dropped before is free again: an allocation comes behind it.
+fn settle(devices: &[Arc<dyn Device>]) -> Result<()> {
+    devices.iter().try_for_each(|d| Ok(d.alloc(1, Usage::Any).map(drop)?))
+}

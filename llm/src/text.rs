@@ -1,0 +1,106 @@
+//! The text in an engine's cache, and how it got there: enough to read it again and get the same cache, bit for bit.
+//!
+//! What a device rounds depends on how many tokens it computes at a time, so those of a prompt are read again in the same
+//! micro-batches, and those that were generated one by one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Tokens whose ids are known, by position.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Text {
+    tokens: Vec<u32>,
+    /// Micro-batches of more than one token: where each begins, and its length.
+    batches: BTreeMap<usize, usize>,
+    /// So many tokens have gone through every device.
+    sure: usize,
+}
+
+impl Text {
+    /// A micro-batch was enqueued; what was at its place and behind it is no more.
+    pub(crate) fn read(&mut self, at: usize, batch: &[u32]) {
+        self.truncate(at);
+        self.tokens.extend_from_slice(batch);
+        if batch.len() > 1 {
+            self.batches.insert(at, batch.len());
+        }
+    }
+
+    /// The token at a position was sampled, so that those before it have gone through every device.
+    pub(crate) fn sampled(&mut self, at: usize, id: u32) {
+        self.sure = at;
+        if self.tokens.get(at) != Some(&id) {
+            self.truncate(at);
+            self.tokens.push(id);
+        }
+    }
+
+    /// Forgets what is behind the first `n` tokens.
+    pub(crate) fn truncate(&mut self, n: usize) {
+        self.tokens.truncate(n);
+        self.sure = self.sure.min(n);
+        drop(self.batches.split_off(&n));
+        if let Some((&start, len)) = self.batches.iter_mut().next_back() {
+            *len = (*len).min(n - start);
+        }
+    }
+
+    /// Tokens that need not be read again where the cache is still there. One has to be, to sample from.
+    pub(crate) fn sure(&self) -> usize {
+        self.sure.min(self.tokens.len().saturating_sub(1))
+    }
+
+    /// What to read at a position: a micro-batch as it was, or one token. Empty at the end.
+    pub(crate) fn batch(&self, at: usize) -> Range<usize> {
+        let end = at + self.batches.get(&at).copied().unwrap_or(1);
+        at..end.min(self.tokens.len())
+    }
+
+    /// Tokens of a range.
+    pub(crate) fn tokens(&self, range: Range<usize>) -> &[u32] {
+        self.tokens.get(range).unwrap_or_default()
+    }
+
+    /// Tokens in all.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batches(text: &Text, from: usize) -> Vec<usize> {
+        let mut at = from;
+        let next = || {
+            let batch = text.batch(at);
+            at = batch.end;
+            (!batch.is_empty()).then_some(batch.len())
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn is_read_again_as_it_was_read() {
+        let mut text = Text::default();
+        text.read(0, &[1, 2, 3]);
+        text.read(3, &[4, 5]);
+        assert_eq!((text.sure(), batches(&text, 0)), (0, vec![3, 2]));
+        text.sampled(5, 6);
+        text.sampled(6, 7);
+        assert_eq!((text.len(), text.sure(), batches(&text, 0)), (7, 6, vec![3, 2, 1, 1]));
+        assert_eq!(text.tokens(text.batch(6)), [7]);
+        // The same again changes nothing.
+        text.sampled(5, 6);
+        assert_eq!((text.len(), text.sure()), (7, 5));
+        // The end was not run; another prompt follows.
+        text.truncate(6);
+        text.read(6, &[8, 9]);
+        assert_eq!((text.sure(), batches(&text, 0)), (5, vec![3, 2, 1, 2]));
+        text.truncate(4);
+        assert_eq!((text.sure(), batches(&text, 0)), (3, vec![3, 1]));
+        text.truncate(0);
+        assert_eq!((text.len(), text.sure(), batches(&text, 0).len()), (0, 0, 0));
+    }
+}

@@ -1,0 +1,149 @@
+//! Says who keeps a run waiting, while it waits.
+
+use crate::engine::{DEADLINE, Engine};
+use crate::error::{Error, Result};
+use bytes::Bytes;
+use outboard_core::Pending;
+use outboard_scheduler::{Program, Scheduler};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A wait that takes longer is told of: some steps of a large model on a slow device do not.
+const FIRST: Duration = Duration::from_secs(5);
+/// And again and again after this long.
+const EVERY: Duration = Duration::from_secs(5);
+/// How soon a wait notices that it was cancelled.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A wait that takes long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// What is waited for: a device's id, or endpoints.
+    pub who: String,
+    /// What it has to do.
+    pub doing: String,
+    /// How long it has been.
+    pub after: Duration,
+}
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "waiting {} s for {} ({})", self.after.as_secs(), self.who, self.doing)
+    }
+}
+
+/// Is told of waits that take long.
+pub type Watch = dyn Fn(&Stall) + Send + Sync;
+
+impl Engine {
+    /// Has `watch` told of waits for devices that take long, every few seconds while they last.
+    pub fn set_watch(&mut self, watch: Arc<Watch>) {
+        self.watch = Some(watch.clone());
+        let next = Mutex::new(FIRST);
+        self.scheduler.on_wait(Arc::new(move |device, after| {
+            let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
+            // A wait that is shorter than the last one is another.
+            if after + EVERY < *next {
+                *next = FIRST;
+            }
+            if after >= *next {
+                *next = after + EVERY;
+                watch(&Stall { who: device.to_owned(), doing: "bytes for another device".into(), after });
+            }
+        }));
+    }
+
+    /// Waits for a result of a program; ends early if the run is cancelled.
+    pub(crate) fn wait(&self, mut pending: Pending<Bytes>, program: usize) -> Result<Bytes> {
+        let start = Instant::now();
+        let mut late: Option<Late<'_>> = None;
+        loop {
+            if let Some(result) = pending.wait_more(TICK) {
+                return Ok(result?);
+            }
+            let after = start.elapsed();
+            if self.scheduler().cancel_token().load(Ordering::Relaxed) {
+                return Err(outboard_core::Error::Cancelled.into());
+            }
+            if after >= DEADLINE {
+                return Err(outboard_core::Error::Timeout { what: self.doing(), after }.into());
+            }
+            let Some(watch) = self.watch.as_ref().filter(|_| after >= FIRST) else { continue };
+            let Some((_, program)) = self.programs.get(program) else { continue };
+            let late = late.get_or_insert_with(|| Late::new(self.scheduler(), program));
+            if let Some(who) = late.who() {
+                watch(&Stall { who, doing: self.doing(), after });
+            }
+        }
+    }
+
+    /// What is under way, for people.
+    fn doing(&self) -> String {
+        match self.answered {
+            0 => format!("prompt of {} tokens", self.text.len()),
+            n => format!("decode step {n}"),
+        }
+    }
+}
+
+/// Finds out which device is late, by asking all how far they are.
+struct Late<'a> {
+    scheduler: &'a Scheduler,
+    program: &'a Program,
+    probes: Vec<(String, Pending<Bytes>)>,
+    next: Instant,
+}
+
+impl<'a> Late<'a> {
+    fn new(scheduler: &'a Scheduler, program: &'a Program) -> Late<'a> {
+        // Time for the answers of those that are not late.
+        Late { scheduler, program, probes: scheduler.probe(program), next: Instant::now() + 5 * TICK }
+    }
+
+    /// The first device that has not come to what it was asked, when it is time to say so: those behind it wait for it.
+    fn who(&mut self) -> Option<String> {
+        let now = Instant::now();
+        if now < self.next {
+            return None;
+        }
+        self.next = now + EVERY;
+        self.probes.retain_mut(|(_, answer)| answer.try_take().is_none());
+        if self.probes.is_empty() {
+            // All have moved on since they were asked; what comes now is another wait.
+            self.probes = self.scheduler.probe(self.program);
+            self.next = now + 5 * TICK;
+            return None;
+        }
+        self.probes.first().map(|(device, _)| device.clone())
+    }
+}
+
+/// Does something that may take long, and meanwhile tells `watch` for whom it waits.
+pub(crate) fn watched<T>(watch: Option<&Watch>, who: String, doing: &str, work: impl FnOnce() -> T) -> T {
+    let Some(watch) = watch else { return work() };
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (start, done) = (Instant::now(), &done);
+        let teller = scope.spawn(move || {
+            let mut next = FIRST;
+            while !done.load(Ordering::Acquire) {
+                std::thread::park_timeout(TICK);
+                if start.elapsed() >= next && !done.load(Ordering::Acquire) {
+                    watch(&Stall { who: who.clone(), doing: doing.to_owned(), after: start.elapsed() });
+                    next += EVERY;
+                }
+            }
+        });
+        let result = work();
+        done.store(true, Ordering::Release);
+        teller.thread().unpark();
+        result
+    })
+}
+
+/// Whether a run was stopped by its caller.
+pub(crate) fn is_cancelled(error: &Error) -> bool {
+    matches!(error, Error::Core(outboard_core::Error::Cancelled))
+}

@@ -1,0 +1,399 @@
+//! Devices that fail at every moment of a run: the text is always the same.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use outboard_core::device::Bytes;
+use outboard_core::op::{Penalty, Sample};
+use outboard_core::{
+    Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, Pending, Placement, Queue,
+    Result, Slice, Usage,
+};
+use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_llm::gguf::{Gguf, GgufWriter};
+use outboard_llm::tokenizer::Tokenizer;
+use outboard_llm::{Engine, Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, Recovery, generate};
+use outboard_reference::reference_device;
+use std::any::Any;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What happens to a device.
+#[derive(Default)]
+struct Fate {
+    /// Graphs that it still runs before its server is lost.
+    runs: AtomicI64,
+    /// When taken up again, it has lost what it held.
+    forgets: AtomicBool,
+    /// It is lost again at once.
+    never_runs: AtomicBool,
+    /// Its answers take this long, in milliseconds.
+    delay: AtomicUsize,
+    resumed: AtomicUsize,
+}
+
+/// A device of a server that may be lost. What goes to other devices goes through this process.
+struct Remote {
+    inner: Arc<dyn Device>,
+    fate: Arc<Fate>,
+}
+
+struct RemoteQueue {
+    inner: Arc<dyn Queue>,
+    fate: Arc<Fate>,
+    lost: AtomicBool,
+    id: String,
+}
+
+fn lost(id: &str) -> Error {
+    Error::Peer { endpoint: id.into(), detail: "the connection was lost".into() }
+}
+
+impl RemoteQueue {
+    fn check(&self) -> Result<()> {
+        if self.lost.load(Ordering::SeqCst) { Err(lost(&self.id)) } else { Ok(()) }
+    }
+}
+
+impl Queue for RemoteQueue {
+    fn uid(&self) -> u64 {
+        self.inner.uid()
+    }
+    fn write(&self, dst: &Slice, data: Bytes) -> Result<()> {
+        self.check()?;
+        self.inner.write(dst, data)
+    }
+    fn read(&self, src: &Slice) -> Result<Pending<Bytes>> {
+        self.check()?;
+        let pending = self.inner.read(src)?;
+        let delay = self.fate.delay.load(Ordering::SeqCst) as u64;
+        if delay == 0 {
+            return Ok(pending);
+        }
+        let (to, later) = Pending::new(self.id.as_str());
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(delay));
+            to.complete(pending.wait(Duration::from_secs(10)));
+        });
+        Ok(later)
+    }
+    fn execute(&self, executable: &Arc<dyn Executable>) -> Result<()> {
+        self.check()?;
+        if self.fate.runs.fetch_sub(1, Ordering::SeqCst) == 0 || self.fate.never_runs.load(Ordering::SeqCst) {
+            self.lost.store(true, Ordering::SeqCst);
+        }
+        self.check()?;
+        self.inner.execute(executable)
+    }
+    fn copy(&self, src: &Slice, dst: &Slice) -> Result<()> {
+        self.check()?;
+        self.inner.copy(src, dst)
+    }
+    fn fill(&self, dst: &Slice, value: u8) -> Result<()> {
+        self.check()?;
+        self.inner.fill(dst, value)
+    }
+    fn wait(&self, event: Event) -> Result<()> {
+        self.inner.wait(event)
+    }
+    fn signal(&self) -> Result<Event> {
+        self.inner.signal()
+    }
+    fn finish(&self, timeout: Duration) -> Result<()> {
+        self.check()?;
+        self.inner.finish(timeout)
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Device for Remote {
+    fn uid(&self) -> u64 {
+        self.inner.uid()
+    }
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.inner.memory()
+    }
+    fn supports(&self, graph: &Graph) -> Result<NodeSet> {
+        self.inner.supports(graph)
+    }
+    fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        self.inner.alloc(size, usage)
+    }
+    fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
+        self.inner.compile(graph, placement)
+    }
+    fn queue(&self) -> Result<Arc<dyn Queue>> {
+        let (inner, fate) = (self.inner.queue()?, self.fate.clone());
+        Ok(Arc::new(RemoteQueue { inner, fate, lost: AtomicBool::new(false), id: self.info().id.clone() }))
+    }
+    fn resume(&self) -> Result<()> {
+        self.fate.resumed.fetch_add(1, Ordering::SeqCst);
+        match self.fate.forgets.load(Ordering::SeqCst) && self.fate.runs.load(Ordering::SeqCst) < 0 {
+            true => Err(lost(&self.info().id)),
+            false => Ok(()),
+        }
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+struct World {
+    model: Arc<Model>,
+    tokenizer: Tokenizer,
+    host: Arc<Host>,
+}
+
+impl World {
+    fn new() -> World {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch/llama-dense.gguf");
+        let model = Arc::new(Model::new(Gguf::parse(open_mapped(&file).unwrap()).unwrap()).unwrap());
+        // Words of two letters, one for each token of the model.
+        let letter = |n: u8| char::from(b'a' + n).to_string();
+        let tokens: Vec<String> = (0..128u8).map(|n| letter(n / 16) + &letter(n % 16)).collect();
+        let mut file = GgufWriter::new();
+        file.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "smollm");
+        file.texts("tokenizer.ggml.tokens", &tokens).texts("tokenizer.ggml.merges", &["a a"]);
+        let tokenizer = Tokenizer::from_gguf(&Gguf::parse(file.finish().into()).unwrap()).unwrap();
+        World { model, tokenizer, host: Host::new() }
+    }
+
+    fn device(&self, name: &str, memory: Option<u64>) -> (Arc<dyn Device>, Arc<Fate>) {
+        let inner = reference_device(&self.host, name, &MemoryBudget::new(memory));
+        let fate = Arc::new(Fate { runs: AtomicI64::new(i64::MAX), ..Fate::default() });
+        (Arc::new(Remote { inner, fate: fate.clone() }), fate)
+    }
+
+    /// Two devices, of which the one with this number runs so many graphs before it is lost.
+    fn pair(&self, unlucky: usize, runs: i64) -> (Vec<Arc<dyn Device>>, Arc<Fate>) {
+        let (devices, fates): (Vec<_>, Vec<_>) = ["A", "B"].map(|name| self.device(name, None)).into_iter().unzip();
+        fates[unlucky].runs.store(runs, Ordering::SeqCst);
+        (devices, fates[unlucky].clone())
+    }
+
+    fn engine(&self, devices: Vec<Arc<dyn Device>>) -> Engine {
+        let options = LoadOptions { n_ctx: 64, n_ubatch: 4, split: vec![1.0; devices.len()], ..LoadOptions::default() };
+        Engine::load(self.model.clone(), devices, &options, &|_, _| {}).unwrap()
+    }
+
+    fn run(&self, engine: &mut Engine, prompt: &[u32], options: &GenerateOptions) -> outboard_llm::Result<Generation> {
+        generate(engine, &self.tokenizer, prompt, options, &mut |_| ControlFlow::Continue(()))
+    }
+}
+
+/// Keeps what it is told, and gives what it has.
+#[derive(Clone, Default)]
+struct Helper {
+    told: Arc<Mutex<Vec<Recovery>>>,
+    spare: Arc<Mutex<Vec<Arc<dyn Device>>>>,
+}
+
+impl Failover for Helper {
+    fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>> {
+        assert!(!lost.is_empty());
+        std::mem::take(&mut *self.spare.lock().unwrap())
+    }
+    fn recovered(&mut self, recovery: &Recovery) {
+        println!("{recovery}");
+        self.told.lock().unwrap().push(recovery.clone());
+    }
+}
+
+const PROMPT: [u32; 11] = [1, 5, 9, 100, 3, 77, 5, 9, 20, 60, 2];
+
+/// Random draws, which depend on what was used before.
+fn sampled() -> GenerateOptions {
+    GenerateOptions {
+        n_predict: Some(12),
+        sample: Sample { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 42 },
+        penalty: Some(Penalty { last_n: 16, repeat: 1.3, frequency: 0.2, presence: 0.1 }),
+        ignore_eos: true,
+        stop: Vec::new(),
+        log_probs: true,
+    }
+}
+
+fn greedy() -> GenerateOptions {
+    let sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+    GenerateOptions { sample, penalty: None, ..sampled() }
+}
+
+/// Graphs that one of two devices runs for the prompt and the text, and some that are run too far.
+const RUNS: i64 = 3 + 12 + 1;
+
+/// Runs with a fault after each number of graphs; gives how often there was one.
+fn at_every_moment(forgets: bool, options: &GenerateOptions) -> usize {
+    let world = World::new();
+    let (devices, _) = world.pair(0, i64::MAX);
+    let expected = world.run(&mut world.engine(devices), &PROMPT, options).unwrap();
+    assert_eq!(expected.tokens.len(), 12);
+    let mut faults = 0;
+    for runs in 0..RUNS {
+        for unlucky in 0..2 {
+            let (devices, fate) = world.pair(unlucky, runs);
+            fate.forgets.store(forgets, Ordering::SeqCst);
+            let mut engine = world.engine(devices);
+            let helper = Helper::default();
+            engine.set_failover(Box::new(helper.clone()));
+            let got = world.run(&mut engine, &PROMPT, options).unwrap();
+            let what = format!("device {unlucky} lost after {runs} graphs");
+            assert_eq!(got.tokens, expected.tokens, "{what}");
+            assert_eq!(got.log_probs, expected.log_probs, "{what}");
+            assert_eq!((got.text, got.finish), (expected.text.clone(), Finish::Length), "{what}");
+            let told = helper.told.lock().unwrap();
+            assert_eq!(told.len(), usize::from(fate.runs.load(Ordering::SeqCst) < 0), "{what}");
+            for recovery in told.iter() {
+                assert_eq!(recovery.devices.is_some(), forgets, "{what}");
+                assert!(!forgets || engine.loads().len() == 1, "{what}");
+                // With its cache, only what had not come is read again.
+                assert!(forgets || recovery.tokens == 1 || recovery.tokens == PROMPT.len(), "{what}: {recovery}");
+            }
+            faults += told.len();
+        }
+    }
+    faults
+}
+
+#[test]
+fn devices_that_keep_what_they_hold() {
+    assert!(at_every_moment(false, &sampled()) >= 28);
+    assert!(at_every_moment(false, &greedy()) >= 28);
+}
+
+#[test]
+fn devices_that_are_lost() {
+    assert!(at_every_moment(true, &sampled()) >= 28);
+    assert!(at_every_moment(true, &greedy()) >= 28);
+}
+
+#[test]
+fn a_second_prompt_goes_on_from_a_text_that_was_saved() {
+    let world = World::new();
+    let options = sampled();
+    let second = [40, 41, 42, 43, 44, 45];
+    let both = |engine: &mut Engine| {
+        let first = world.run(engine, &PROMPT, &options).unwrap();
+        let prompt = [&first.tokens[first.tokens.len() - 1..], &second].concat();
+        (first.tokens, world.run(engine, &prompt, &options).unwrap().tokens)
+    };
+    let expected = both(&mut world.engine(world.pair(0, i64::MAX).0));
+    for runs in [RUNS + 1, RUNS + 5, RUNS + 9] {
+        let (devices, fate) = world.pair(1, runs);
+        fate.forgets.store(true, Ordering::SeqCst);
+        let mut engine = world.engine(devices);
+        let helper = Helper::default();
+        engine.set_failover(Box::new(helper.clone()));
+        assert_eq!(both(&mut engine), expected, "lost after {runs} graphs");
+        assert_eq!(helper.told.lock().unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn weights_that_stay_where_they_are_are_not_taken_twice() {
+    // The survivor has memory for the whole model once.
+    let world = World::new();
+    let (alone, _) = world.device("A", Some(1 << 30));
+    let free = alone.memory().unwrap().free;
+    let engine = world.engine(vec![alone.clone()]);
+    let needed = free - alone.memory().unwrap().free;
+    drop(engine);
+    let (a, _) = world.device("A", Some(needed + needed / 8));
+    let (b, fate) = world.device("B", Some(1 << 30));
+    fate.runs.store(5, Ordering::SeqCst);
+    fate.forgets.store(true, Ordering::SeqCst);
+    let mut engine = world.engine(vec![a, b]);
+    let helper = Helper::default();
+    engine.set_failover(Box::new(helper.clone()));
+    world.run(&mut engine, &PROMPT, &sampled()).unwrap();
+    assert_eq!(helper.told.lock().unwrap().len(), 1);
+    assert_eq!(engine.loads()[0].layers, Some((0, 1)));
+}
+
+#[test]
+fn a_device_that_has_come_back_is_used_again() {
+    let world = World::new();
+    let expected = world.run(&mut world.engine(world.pair(0, i64::MAX).0), &PROMPT, &sampled()).unwrap();
+    let (devices, fate) = world.pair(0, 6);
+    fate.forgets.store(true, Ordering::SeqCst);
+    let helper = Helper::default();
+    helper.spare.lock().unwrap().push(world.device("A", None).0);
+    let mut engine = world.engine(devices);
+    engine.set_failover(Box::new(helper.clone()));
+    assert_eq!(world.run(&mut engine, &PROMPT, &sampled()).unwrap().tokens, expected.tokens);
+    let ids: Vec<&str> = engine.loads().iter().map(|l| l.id.as_str()).collect();
+    assert_eq!(ids, ["A", "B"]);
+    assert_eq!(helper.told.lock().unwrap()[0].devices.as_ref().unwrap().len(), 2);
+}
+
+#[test]
+fn what_cannot_go_on_says_why() {
+    let world = World::new();
+    let fails = |devices: Vec<Arc<dyn Device>>, failover: bool| {
+        let mut engine = world.engine(devices);
+        if failover {
+            engine.set_failover(Box::new(Helper::default()));
+        }
+        let error = world.run(&mut engine, &PROMPT, &sampled()).unwrap_err().to_string();
+        println!("{error}");
+        error
+    };
+    // Without failover: the error and no more.
+    assert_eq!(fails(world.pair(1, 4).0, false), "B: the connection was lost");
+    // Nothing is left.
+    let (alone, fate) = world.device("A", None);
+    fate.runs.store(4, Ordering::SeqCst);
+    fate.forgets.store(true, Ordering::SeqCst);
+    let error = fails(vec![alone], true);
+    assert!(error.starts_with("A: the connection was lost; ") && error.contains("no other device is left"), "{error}");
+    // It does not fit on what is left.
+    let (small, _) = world.device("A", Some(300 << 10));
+    let (large, fate) = world.device("B", None);
+    fate.runs.store(4, Ordering::SeqCst);
+    fate.forgets.store(true, Ordering::SeqCst);
+    let options = LoadOptions { n_ctx: 64, n_ubatch: 4, split: vec![0.0, 1.0], ..LoadOptions::default() };
+    let mut engine = Engine::load(world.model.clone(), vec![small, large], &options, &|_, _| {}).unwrap();
+    engine.set_failover(Box::new(Helper::default()));
+    let error = world.run(&mut engine, &PROMPT, &sampled()).unwrap_err().to_string();
+    assert!(error.starts_with("B: ") && error.contains("memory"), "{error}");
+    // The engine says so, too, if it is used again.
+    assert!(world.run(&mut engine, &PROMPT[..4], &greedy()).is_err());
+}
+
+#[test]
+fn a_device_that_always_fails_is_given_up() {
+    let world = World::new();
+    let (devices, fate) = world.pair(1, i64::MAX);
+    fate.never_runs.store(true, Ordering::SeqCst);
+    let mut engine = world.engine(devices);
+    let helper = Helper::default();
+    engine.set_failover(Box::new(helper.clone()));
+    let error = world.run(&mut engine, &PROMPT, &sampled()).unwrap_err().to_string();
+    assert!(error.starts_with("B: ") && error.contains("no token has come"), "{error}");
+    let times = helper.told.lock().unwrap().len();
+    assert!((2..20).contains(&times) && fate.resumed.load(Ordering::SeqCst) == times);
+}
+
+#[test]
+fn a_wait_is_told_of_and_can_be_cancelled() {
+    let world = World::new();
+    let (devices, fate) = world.pair(1, i64::MAX);
+    let mut engine = world.engine(devices);
+    fate.delay.store(600_000, Ordering::SeqCst);
+    let stalls: Arc<Mutex<Vec<String>>> = Arc::default();
+    let (to, cancel) = (stalls.clone(), engine.cancel_token());
+    engine.set_watch(Arc::new(move |stall| {
+        to.lock().unwrap().push(stall.to_string());
+        cancel.store(true, Ordering::SeqCst);
+    }));
+    let got = world.run(&mut engine, &PROMPT, &sampled()).unwrap();
+    assert_eq!(got.finish, Finish::Cancelled);
+    let stalls = stalls.lock().unwrap();
+    println!("{stalls:?}");
+    assert!(stalls.len() == 1 && stalls[0].starts_with("waiting 5 s for B ("), "{stalls:?}");
+}

@@ -1,0 +1,143 @@
+//! Contents that another server of the batch has already, from an earlier load or in a model of its own: they come from there, and
+//! this process sends nothing.
+//!
+//! The lender places what is asked for in memory that it has to spare, and sends it on to the borrower. A lender without memory to
+//! spare, or whose file turns out to be damaged, lends nothing; then this process sends.
+
+use super::{FINISH_WAIT, Item, PLACE_BATCH, Upload, carry};
+use crate::queue::RemoteQueue;
+use outboard_core::{Device, PeerTransfer, Queue, Result, Slice, Usage};
+use outboard_proto::blobs::{Blob, Place};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+
+/// Offsets in a lender's memory are multiples of this.
+const ALIGN: u64 = 256;
+
+/// A content and the number of the endpoint that has it.
+pub(super) struct Loan<'i> {
+    item: &'i Item,
+    lender: usize,
+}
+
+impl Loan<'_> {
+    fn len(&self) -> u64 {
+        self.item.len().next_multiple_of(ALIGN)
+    }
+}
+
+/// The endpoints that could lend anything to this one.
+fn lenders<'a, 'd>(upload: &Upload<'_>, all: &'a [Upload<'d>]) -> impl Iterator<Item = &'a Upload<'d>> {
+    let number = upload.number;
+    all.iter().filter(move |other| other.number != number && other.keeps_blobs())
+}
+
+/// Whether anybody could lend anything.
+pub(super) fn possible(upload: &Upload<'_>, all: &[Upload<'_>]) -> bool {
+    lenders(upload, all).next().is_some()
+}
+
+/// Who lends each of these to the endpoint of `upload`, which does not have them.
+pub(super) fn find<'i>(upload: &Upload<'_>, all: &[Upload<'_>], missing: &[&'i Item]) -> Vec<Option<Loan<'i>>> {
+    let blobs: Vec<Blob> = missing.iter().map(|item| item.blob()).collect();
+    let mut loans: Vec<Option<Loan<'i>>> = missing.iter().map(|_| None).collect();
+    if blobs.is_empty() {
+        return loans;
+    }
+    let ask = |lender: &Upload<'_>| {
+        // What is wrong with that endpoint, its own upload says.
+        let have = lender.ask(&blobs).unwrap_or_default();
+        let useful = have.contains(&true) && reaches(lender, upload);
+        (lender.number, if useful { have } else { Vec::new() })
+    };
+    let answers: Vec<(usize, Vec<bool>)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = lenders(upload, all).map(|lender| scope.spawn(move || ask(lender))).collect();
+        threads.into_iter().filter_map(|t| t.join().ok()).collect()
+    });
+    for (lender, have) in answers {
+        for ((loan, item), _) in loans.iter_mut().zip(missing).zip(have).filter(|(_, have)| *have) {
+            loan.get_or_insert(Loan { item, lender });
+        }
+    }
+    loans
+}
+
+fn reaches(from: &Upload<'_>, to: &Upload<'_>) -> bool {
+    from.first().ok().zip(to.first().ok()).is_some_and(|(from, to)| from.reaches(to))
+}
+
+/// Brings loans to the endpoint of `upload` as they are found; what does not come is sent.
+pub(super) fn borrow_all<'i>(
+    upload: &Upload<'_>,
+    all: &[Upload<'_>],
+    loans: &Receiver<Loan<'i>>,
+    to_send: &Sender<&'i Item>,
+) -> Result<()> {
+    let mut handed = 0;
+    let mut next = loans.recv().ok();
+    while let Some(first) = next.take() {
+        let (lender, mut bytes) = (first.lender, first.len());
+        let mut batch = vec![first.item];
+        // The rest of a batch is whatever there is from the same lender.
+        while let Ok(loan) = loans.try_recv() {
+            if loan.lender != lender || bytes + loan.len() > PLACE_BATCH {
+                next = Some(loan);
+                break;
+            }
+            bytes += loan.len();
+            batch.push(loan.item);
+        }
+        let came = match all.iter().find(|u| u.number == lender) {
+            Some(lender) => borrow(upload, lender, &batch, bytes)?,
+            None => Vec::new(),
+        };
+        for (i, item) in batch.into_iter().enumerate() {
+            if came.get(i).copied().unwrap_or(false) {
+                item.foreign.store(true, Ordering::Relaxed);
+                upload.announce(item);
+                (upload.progress)(item.len());
+                if let Some((first, _)) = item.places.first() {
+                    upload.hand_on(item, &upload.target(*first)?.queue, &mut handed)?;
+                }
+            } else {
+                _ = to_send.send(item);
+            }
+        }
+        if next.is_none() {
+            next = loans.recv().ok();
+        }
+    }
+    Ok(())
+}
+
+/// Which of these have come to their first places; `bytes` is what they need at the lender.
+fn borrow(upload: &Upload<'_>, lender: &Upload<'_>, items: &[&Item], bytes: u64) -> Result<Vec<bool>> {
+    let source = lender.first()?;
+    let Ok(buffer) = source.alloc(bytes, Usage::Any) else { return Ok(Vec::new()) };
+    let from = RemoteQueue::open(source)?;
+    let mut slices = Vec::with_capacity(items.len());
+    let mut places = Vec::with_capacity(items.len());
+    let mut offset = 0;
+    for item in items {
+        let slice = Slice::new(buffer.clone(), offset, item.len())?;
+        places.push(Place { blob: item.blob(), buffer: from.handle(&slice)?, offset });
+        slices.push(slice);
+        offset += item.len().next_multiple_of(ALIGN);
+    }
+    let placed = lender.place_at(&places)?;
+    let mut queues: Vec<Option<RemoteQueue>> = upload.devices.iter().map(|_| None).collect();
+    for ((item, src), _) in items.iter().zip(&slices).zip(&placed).filter(|(_, placed)| **placed) {
+        let Some((number, dst)) = item.places.first() else { continue };
+        let target = upload.target(*number)?;
+        let Some(slot) = queues.get_mut(*number) else { continue };
+        let to = match slot {
+            Some(queue) => queue,
+            None => slot.insert(RemoteQueue::open(target.device)?),
+        };
+        carry((source, &from, src), (target.device, to, dst))?;
+    }
+    // Behind these the lender's memory may be freed.
+    queues.iter().flatten().try_for_each(|queue| queue.finish(FINISH_WAIT))?;
+    from.finish(FINISH_WAIT)?;
+    Ok(placed)
+}

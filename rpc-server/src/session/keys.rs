@@ -1,0 +1,92 @@
+//! Who may use a session: its secret, which changes whenever its client takes it up again.
+//!
+//! So whatever is still on its way on lost connections comes too late: it names a secret that is not good any more.
+
+use crate::lock;
+use bytes::Bytes;
+use outboard_proto::SECRET_BYTES;
+use std::sync::Mutex;
+use tokio::sync::watch;
+
+type Secret = [u8; SECRET_BYTES];
+
+/// The secrets of one session.
+pub(crate) struct Keys {
+    secrets: Mutex<Secrets>,
+    /// How often the session was taken up again.
+    age: watch::Sender<u64>,
+}
+
+struct Secrets {
+    now: Secret,
+    /// With this it was taken up last. The client may not have got the new one.
+    before: Option<Secret>,
+}
+
+impl Default for Keys {
+    fn default() -> Keys {
+        Keys { secrets: Mutex::new(Secrets { now: rand::random(), before: None }), age: watch::Sender::new(0) }
+    }
+}
+
+/// Takes the same time wherever they differ.
+fn same(a: &Secret, b: &[u8]) -> bool {
+    let differ = a.iter().zip(b).fold(0, |acc, (a, b)| acc | (a ^ b));
+    b.len() == SECRET_BYTES && differ == 0
+}
+
+impl Keys {
+    /// The secret, for its client.
+    pub(crate) fn secret(&self) -> Bytes {
+        Bytes::copy_from_slice(&lock(&self.secrets).now)
+    }
+
+    /// The age of the session if this is its secret.
+    pub(crate) fn age(&self, secret: &[u8]) -> Option<u64> {
+        let secrets = lock(&self.secrets);
+        same(&secrets.now, secret).then(|| *self.age.borrow())
+    }
+
+    /// Takes the session up again: with its secret, or with the one before. Gives its new age; streams of its old one end.
+    pub(crate) fn renew(&self, secret: &[u8]) -> Option<u64> {
+        let mut secrets = lock(&self.secrets);
+        let used = [Some(secrets.now), secrets.before].into_iter().flatten().find(|known| same(known, secret))?;
+        *secrets = Secrets { now: rand::random(), before: Some(used) };
+        self.age.send_modify(|age| *age += 1);
+        Some(*self.age.borrow())
+    }
+
+    /// Whether the session was taken up again since it had this age.
+    pub(crate) fn is_renewed(&self, age: u64) -> bool {
+        *self.age.borrow() != age
+    }
+
+    /// Completes when the session is taken up again.
+    pub(crate) async fn until_renewed(&self, age: u64) {
+        // An error means that the sender is gone, which `self` holds.
+        let _ = self.age.subscribe().wait_for(|&now| now != age).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_secret_is_good_only_for_another_try() {
+        let keys = Keys::default();
+        let first = keys.secret();
+        assert_eq!((keys.age(&first), keys.age(&[0; SECRET_BYTES]), keys.age(&first[1..])), (Some(0), None, None));
+        assert_eq!(keys.renew(&[0; SECRET_BYTES]), None);
+        assert_eq!(keys.renew(&first), Some(1));
+        let second = keys.secret();
+        assert_eq!((keys.age(&first), keys.age(&second)), (None, Some(1)));
+        // The answer with the second secret has not come.
+        assert_eq!(keys.renew(&first), Some(2));
+        assert_eq!((keys.age(&second), keys.renew(&second)), (None, None));
+        let third = keys.secret();
+        assert_eq!(keys.renew(&third), Some(3));
+        assert_eq!(keys.renew(&first), None);
+        assert!(keys.is_renewed(2) && !keys.is_renewed(3));
+    }
+}
