@@ -56,6 +56,9 @@ pub fn quantize_act(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
             // SAFETY: an Isa of this kind exists only where AVX2 is.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 | Kind::Avx512 => unsafe { super::x86::act::quantize_block(x, out) },
+            // SAFETY: as above, of NEON.
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon | Kind::NeonDot => unsafe { super::neon::act::quantize_block(x, out) },
         }
     }
 }
@@ -101,6 +104,21 @@ mod tests {
                 quantize_act(isa, &x, &mut got);
                 assert_eq!(want, got, "{} k {k}", isa.name());
             }
+        }
+    }
+
+    /// The inverse of their scale is infinite.
+    #[test]
+    fn tiny_numbers_give_the_same_bytes() {
+        let mut x: Vec<f32> = noise(BLOCK, 5).iter().map(|v| v * 1e-38).collect();
+        x[3] = 0.0;
+        let mut want = [ActBlock::ZERO];
+        quantize_act(Isa::PORTABLE, &x, &mut want);
+        assert!(want[0].q.contains(&-127) && want[0].q[3] == 0);
+        for isa in Isa::available() {
+            let mut got = [ActBlock::ZERO];
+            quantize_act(isa, &x, &mut got);
+            assert_eq!(want, got, "{}", isa.name());
         }
     }
 

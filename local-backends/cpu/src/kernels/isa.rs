@@ -6,7 +6,7 @@ pub struct Isa(Kind);
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Plain Rust, vectorized by the compiler for the target's baseline (NEON on aarch64).
+    /// Plain Rust, vectorized by the compiler for the target's baseline.
     Portable,
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
@@ -15,6 +15,12 @@ pub(crate) enum Kind {
     /// little from 512 bits alone.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// NEON, which is aarch64's baseline.
+    #[cfg(target_arch = "aarch64")]
+    Neon,
+    /// NEON with the dot-product extension (SDOT).
+    #[cfg(target_arch = "aarch64")]
+    NeonDot,
 }
 
 impl Isa {
@@ -42,18 +48,28 @@ impl Isa {
                 all.push(Isa(Kind::Avx512));
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        {
+            all.push(Isa(Kind::Neon));
+            if std::arch::is_aarch64_feature_detected!("dotprod") {
+                all.push(Isa(Kind::NeonDot));
+            }
+        }
         all
     }
 
     /// Name for reports.
     pub const fn name(self) -> &'static str {
         match self.0 {
-            Kind::Portable if cfg!(target_arch = "aarch64") => "neon",
             Kind::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Kind::Neon => "neon",
+            #[cfg(target_arch = "aarch64")]
+            Kind::NeonDot => "neon+dotprod",
         }
     }
 
@@ -89,6 +105,9 @@ macro_rules! per_isa {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx512 => unsafe { avx512($($arg),*) },
+                // The baseline is NEON, and SDOT is of no use to floats.
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::isa::Kind::Neon | $crate::kernels::isa::Kind::NeonDot => $body($($arg),*),
             }
         }
     };

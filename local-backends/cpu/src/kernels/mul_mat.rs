@@ -4,6 +4,10 @@ use super::Isa;
 use super::act::{ActBlock, act_blocks};
 use super::format::{Format, Scales, with_format};
 use super::isa::Kind;
+#[cfg(target_arch = "aarch64")]
+use super::neon;
+#[cfg(target_arch = "x86_64")]
+use super::panel::step_floats;
 #[cfg(target_arch = "x86_64")]
 use super::x86::{dot, panel};
 use outboard_core::DType;
@@ -94,9 +98,11 @@ pub unsafe fn mul_mat(
     unsafe { product(isa, w, rows, x, n_cols, out, scratch) }
 }
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::unpack::Unpack as Leaf;
 #[cfg(target_arch = "x86_64")]
 use super::x86::unpack::Unpack as Leaf;
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 use Format as Leaf;
 
 type Product = unsafe fn(Isa, Rows, Range<usize>, &[ActBlock], usize, Out, &mut Scratch);
@@ -119,6 +125,9 @@ unsafe fn product<F: Leaf>(
     match isa.kind() {
         // SAFETY: the caller's.
         Kind::Portable => unsafe { portable::<F>(w, rows, x, n_cols, out) },
+        // SAFETY: the caller's memory; a processor of this kind has the extension.
+        #[cfg(target_arch = "aarch64")]
+        kind => unsafe { neon::product::<F>(kind == Kind::NeonDot, w, rows, x, n_cols, out, scratch) },
         // SAFETY: the caller's memory; the ISA is there.
         #[cfg(target_arch = "x86_64")]
         kind => unsafe {
@@ -129,7 +138,7 @@ unsafe fn product<F: Leaf>(
                 return dot(first, w.stride, rows.len(), groups, x.as_ptr(), n_cols, y, out.stride);
             }
             let size = if kind == Kind::Avx512 { panel::MAX_ROWS } else { 8 };
-            let panel = scratch.floats(groups.div_ceil(8) * panel::step_floats(size, F::SPAN)).as_mut_ptr();
+            let panel = scratch.floats(groups.div_ceil(8) * step_floats(size, F::SPAN)).as_mut_ptr();
             for i in rows.clone().step_by(size) {
                 let n = (rows.end - i).min(size);
                 // The last panel repeats its last row; what comes of it is not written.

@@ -4,7 +4,6 @@
 //! for each instruction set; sums go through [`LANES`] partial sums, in an order that does not depend on the ISA.
 
 use super::isa::per_isa;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use outboard_core::op::{BinaryKind, GluKind, NormKind, UnaryKind};
 
@@ -340,12 +339,18 @@ per_isa! {
 
 /// F16 to F32, both of one length.
 pub fn from_f16(x: &[f16], y: &mut [f32]) {
-    x.convert_to_f32_slice(y);
+    #[cfg(target_arch = "aarch64")]
+    super::neon::half::from_f16(x, y);
+    #[cfg(not(target_arch = "aarch64"))]
+    half::slice::HalfFloatSliceExt::convert_to_f32_slice(x, y);
 }
 
 /// F32 to F16, both of one length.
 pub fn to_f16(x: &[f32], y: &mut [f16]) {
-    y.convert_from_f32_slice(x);
+    #[cfg(target_arch = "aarch64")]
+    super::neon::half::to_f16(x, y);
+    #[cfg(not(target_arch = "aarch64"))]
+    half::slice::HalfFloatSliceExt::convert_from_f32_slice(y, x);
 }
 
 #[cfg(test)]

@@ -200,6 +200,80 @@ mod x86 {
     });
 }
 
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::Neon;
+
+#[cfg(target_arch = "aarch64")]
+mod neon {
+    use super::Lanes;
+    use crate::kernels::neon::half::widen;
+    use std::arch::aarch64::*;
+
+    /// Two registers: what is kept at a time is then as much as 32 registers hold.
+    #[derive(Clone, Copy)]
+    pub(in crate::kernels) struct Neon(float32x4_t, float32x4_t);
+
+    impl Lanes for Neon {
+        const N: usize = 8;
+
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn splat(v: f32) -> Self {
+            Neon(vdupq_n_f32(v), vdupq_n_f32(v))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: the caller's eight.
+            unsafe { Neon(vld1q_f32(p), vld1q_f32(p.add(4))) }
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn load_f16(p: *const u16) -> Self {
+            // SAFETY: the caller's eight.
+            let v = unsafe { vld1q_u16(p) };
+            Neon(widen(vget_low_u16(v)), widen(vget_high_u16(v)))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn load_bf16(p: *const u16) -> Self {
+            // SAFETY: the caller's eight.
+            let v = unsafe { vld1q_u16(p) };
+            let zero = vdupq_n_u16(0);
+            Neon(vreinterpretq_f32_u16(vzip1q_u16(zero, v)), vreinterpretq_f32_u16(vzip2q_u16(zero, v)))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn store(self, p: *mut f32) {
+            // SAFETY: the caller's eight.
+            unsafe {
+                vst1q_f32(p, self.0);
+                vst1q_f32(p.add(4), self.1);
+            }
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn fma(self, a: Self, b: Self) -> Self {
+            Neon(vfmaq_f32(self.0, a.0, b.0), vfmaq_f32(self.1, a.1, b.1))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn sum(self) -> f32 {
+            vaddvq_f32(vaddq_f32(self.0, self.1))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn sum4(v: [Self; 4]) -> [f32; 4] {
+            let [a, b, c, d] = v.map(|v| vaddq_f32(v.0, v.1));
+            let sums = vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d));
+            let mut out = [0.0; 4];
+            // SAFETY: room for four.
+            unsafe { vst1q_f32(out.as_mut_ptr(), sums) };
+            out
+        }
+    }
+}
+
 /// Element types that a float kernel reads as F32.
 pub(super) trait Element: Copy {
     /// `L::N` elements.
@@ -286,6 +360,11 @@ macro_rules! per_lanes {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx512 => unsafe { avx512::<$W>($($arg),*) },
+                // SAFETY: NEON is aarch64's baseline; the rest is the caller's.
+                #[cfg(target_arch = "aarch64")]
+                $crate::kernels::isa::Kind::Neon | $crate::kernels::isa::Kind::NeonDot => unsafe {
+                    $body::<$crate::kernels::simd::Neon, $W>($($arg),*)
+                },
             }
         }
     };

@@ -6,15 +6,11 @@
 
 use super::unpack::Unpack;
 use crate::kernels::act::ActBlock;
+use crate::kernels::panel::{Tile, columns, step_floats, tiles};
 use std::arch::x86_64::*;
 
 /// Most rows of a panel.
 pub(in crate::kernels) const MAX_ROWS: usize = 16;
-
-/// Floats of a panel's step: 256 elements of `rows` rows in bytes, then scales, then minimums by group.
-pub(in crate::kernels) const fn step_floats(rows: usize, span: usize) -> usize {
-    (64 + 2 * (256 / span)) * rows
-}
 
 /// Transposes 8 x 8 lanes of 32 bits.
 #[inline]
@@ -231,16 +227,6 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
     }
 }
 
-/// The signature of a tile.
-type Tile = unsafe fn(*const f32, usize, *const ActBlock, usize, *mut f32, usize, usize);
-
-/// Tiles of 1 to 8 columns.
-macro_rules! tiles {
-    ($f:ident $(, $arg:tt)*) => {
-        [$f::<1 $(, $arg)*>, $f::<2 $(, $arg)*>, $f::<3 $(, $arg)*>, $f::<4 $(, $arg)*>]
-    };
-}
-
 /// A panel times `n_cols` columns.
 ///
 /// # Safety
@@ -289,33 +275,4 @@ pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(
     };
     // SAFETY: the caller's panel, columns and output.
     unsafe { columns(tiles[3], 4, tiles, panel, groups, x, n_cols, out, out_stride, rows) }
-}
-
-/// Goes over the columns in tiles of `width`, then of 4, then of what is left.
-///
-/// # Safety
-/// As the tiles.
-#[inline]
-#[allow(clippy::too_many_arguments)]
-unsafe fn columns(
-    wide: Tile,
-    width: usize,
-    tiles: [Tile; 4],
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
-) {
-    let blocks = groups.div_ceil(8);
-    let mut c = 0;
-    while c < n_cols {
-        let left = n_cols - c;
-        let (tile, n) = if left >= width { (wide, width) } else { (tiles[left.min(4) - 1], left.min(4)) };
-        // SAFETY: columns c..c + n are the caller's.
-        unsafe { tile(panel, groups, x.add(c * blocks), blocks, out.add(c * out_stride), out_stride, rows) };
-        c += n;
-    }
 }

@@ -1,0 +1,96 @@
+//! Leaves for aarch64: NEON, which every such processor has, and its dot-product extension (SDOT).
+//!
+//! The two kinds differ only in how bytes are multiplied and added up, which is exact: their results are the same to the bit.
+
+pub(super) mod act;
+pub(super) mod dot;
+pub(super) mod half;
+pub(super) mod panel;
+pub(super) mod unpack;
+
+use super::act::ActBlock;
+use super::mul_mat::{Out, Rows, Scratch};
+use super::panel::step_floats;
+use std::ops::Range;
+use unpack::Unpack;
+
+/// Columns from which unpacking rows into panels takes fewer instructions than unpacking them for every two columns.
+const PANEL_COLUMNS: usize = 3;
+
+/// The product of some rows with `n_cols` columns; with `sdot`, by the dot-product extension.
+///
+/// # Safety
+/// As [`super::mul_mat::mul_mat`]; with `sdot`, the processor must have the extension.
+pub(super) unsafe fn product<F: Unpack>(
+    sdot: bool,
+    w: Rows,
+    rows: Range<usize>,
+    x: &[ActBlock],
+    n_cols: usize,
+    out: Out,
+    scratch: &mut Scratch,
+) {
+    let groups = w.k / 32;
+    // SAFETY: rows and columns are the caller's; the extension is there if it is asked for.
+    unsafe {
+        if n_cols < PANEL_COLUMNS {
+            let dot = if sdot { dot::dotprod::<F> } else { dot::neon::<F> };
+            let (first, y) = (w.data.add(rows.start * w.stride), out.data.add(rows.start));
+            return dot(first, w.stride, rows.len(), groups, x.as_ptr(), n_cols, y, out.stride);
+        }
+        let panel = scratch.floats(groups.div_ceil(8) * step_floats(panel::ROWS, F::SPAN)).as_mut_ptr();
+        let row_bytes = w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes();
+        for i in rows.clone().step_by(panel::ROWS) {
+            let n = (rows.end - i).min(panel::ROWS);
+            // The last panel repeats its last row; what comes of it is not written.
+            let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
+            let p: [*const u8; panel::ROWS] = std::array::from_fn(row);
+            // Several rows are read side by side, which a processor is bad at foreseeing.
+            for r in n..(rows.end - i).min(2 * panel::ROWS) {
+                panel::fetch(w.data.add((i + r) * w.stride), row_bytes);
+            }
+            panel::fill::<F>(&p, groups, panel);
+            let times = if sdot { panel::panel_dotprod::<F> } else { panel::panel_neon::<F> };
+            times(panel, groups, x.as_ptr(), n_cols, out.data.add(i), out.stride, n);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Isa;
+    use super::super::act::{act_blocks, quantize_act};
+    use super::super::format::tests::{noise, wild};
+    use super::super::mul_mat::{is_supported, mul_mat};
+    use super::*;
+    use outboard_core::DType;
+
+    #[test]
+    fn with_and_without_sdot_give_the_same_bits() {
+        let isas: Vec<Isa> = Isa::available().into_iter().filter(|isa| isa.name().starts_with("neon")).collect();
+        if isas.len() < 2 {
+            eprintln!("skipped: this processor has no dot-product extension");
+            return;
+        }
+        for dtype in DType::ALL.into_iter().filter(|&d| is_supported(d)) {
+            let k = if dtype.block_len() == 256 { 768 } else { 352 };
+            let m = 13;
+            let w = wild(dtype, k * m, 5);
+            for n in [1, 2, 3, 9] {
+                let mut x = vec![ActBlock::ZERO; n * act_blocks(k)];
+                for (c, x) in x.chunks_exact_mut(act_blocks(k)).enumerate() {
+                    quantize_act(Isa::PORTABLE, &noise(k, 7 + c as u32), x);
+                }
+                let run = |isa: Isa| -> Vec<u32> {
+                    let mut y = vec![0f32; m * n];
+                    let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
+                    let out = Out { data: y.as_mut_ptr(), stride: m };
+                    // SAFETY: w has m rows, y m times n elements.
+                    unsafe { mul_mat(isa, rows, 0..m, &x, n, out, &mut Scratch::new()) };
+                    y.iter().map(|v| v.to_bits()).collect()
+                };
+                assert_eq!(run(isas[0]), run(isas[1]), "{dtype} n {n}");
+            }
+        }
+    }
+}
