@@ -8,6 +8,7 @@ mod commands;
 mod devices;
 mod failover;
 mod fetch;
+mod measure;
 mod model;
 mod print;
 mod trace;
