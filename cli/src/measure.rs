@@ -1,4 +1,4 @@
-//! Prompts and decoding measured on a set of devices, for commands that tell how fast it is.
+//! Prompts and decoding measured on a set of devices, for `bench` and `plan`.
 
 mod samples;
 
@@ -7,7 +7,7 @@ pub(crate) use samples::{Range, Sample, mean, median, quantile, stddev};
 use crate::args::ModelArgs;
 use crate::devices::{self, DeviceSet, Net};
 use crate::model;
-use crate::trace::{Trace, Tracer};
+use crate::trace::{TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
 use outboard_llm::engine::GREEDY;
 use outboard_llm::{Engine, GenerateOptions, generate};
@@ -92,6 +92,27 @@ impl Side {
         let sample = self.run(loaded, test, round);
         let trace = recording.finish();
         Ok((sample?, trace))
+    }
+
+    /// How long each device computes for a token that only goes through the layers, in milliseconds, from `n` of them, the cache being
+    /// empty; `None` if that is not known.
+    pub(crate) fn layers_alone(
+        &mut self,
+        tracer: &Tracer,
+        loaded: &model::Loaded,
+        n: usize,
+    ) -> Result<Option<Vec<TokenTime>>> {
+        let (engine, token) = (&mut self.engine, [start_token(loaded)]);
+        engine.truncate(0);
+        let recording = tracer.start(engine.devices(), false)?;
+        let start = Instant::now();
+        // One after the other, as tokens are decoded.
+        let done = (0..n).try_for_each(|_| engine.fill_cache(&token));
+        let range = (start, Instant::now());
+        let trace = recording.finish();
+        done?;
+        engine.truncate(0);
+        Ok(trace.token_times(range, n))
     }
 
     /// Runs a test once, the cache being empty.
