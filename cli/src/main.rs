@@ -8,6 +8,7 @@ mod commands;
 mod devices;
 mod failover;
 mod fetch;
+mod measure;
 mod model;
 mod print;
 mod trace;
@@ -34,6 +35,8 @@ enum Command {
     Run(Box<commands::run::Args>),
     /// Measure tokens per second, several sets of devices in turns if wanted
     Bench(commands::bench::Args),
+    /// Measure a model on its devices without sending its weights: where a token's time goes, what other hosts would change
+    Plan(commands::plan::Args),
     /// Check servers: connection, memory, every op, copies, a graph over all devices
     Smoke(commands::smoke::Args),
     /// Turn text into token ids
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Devices(args) => commands::devices::main(&args),
         Command::Run(args) => commands::run::main(&args),
         Command::Bench(args) => commands::bench::main(&args),
+        Command::Plan(args) => commands::plan::main(&args),
         Command::Smoke(args) => commands::smoke::main(&args),
         Command::Tokenize(args) => commands::tokenize::main(&args),
         Command::Cert(args) => commands::cert::main(&args),

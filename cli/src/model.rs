@@ -98,6 +98,7 @@ pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> 
         n_ubatch: args.ubatch_size.min(args.batch_size) as usize,
         split,
         overrides: overrides(&args.override_tensor, &set.devices)?,
+        blank: false,
     })
 }
 
@@ -129,25 +130,29 @@ pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Re
     if let Some(bar) = bar.get() {
         bar.finish_and_clear();
     }
-    if let Some(digests) = &loaded.digests {
+    if let Some(digests) = loaded.digests.as_ref().filter(|_| !options.blank) {
         digests.update(&loaded.model, known, engine.is_ok());
     }
     Ok(engine?)
+}
+
+/// First and last layer of a device, as text.
+pub(crate) fn layers(layers: Option<(usize, usize)>) -> String {
+    match layers {
+        Some((first, last)) if first == last => first.to_string(),
+        Some((first, last)) => format!("{first}-{last}"),
+        None => "-".to_owned(),
+    }
 }
 
 /// Which device holds what, as a table.
 pub(crate) fn plan_table(engine: &Engine) -> String {
     let mut table = print::table(&["device", "layers", "weights", "KV cache", "results"], &[2, 3, 4]);
     for load in engine.loads() {
-        let layers = match load.layers {
-            Some((first, last)) if first == last => first.to_string(),
-            Some((first, last)) => format!("{first}-{last}"),
-            None => "-".to_owned(),
-        };
         let size = |bytes: u64| Bytes(bytes).to_string();
         table.add_row([
             load.id.clone(),
-            layers,
+            layers(load.layers),
             size(load.weight_bytes),
             size(load.cache_bytes),
             size(load.compute_bytes),

@@ -12,7 +12,7 @@ const SMALLEST: usize = 16;
 const PART: usize = 4;
 
 /// The sizes of the micro-batches of `n` tokens over this many devices in a row, `full` tokens each at most. Empty if `n` is 0.
-pub(crate) fn micro_batches(n: usize, full: usize, devices: usize) -> Vec<usize> {
+pub fn micro_batches(n: usize, full: usize, devices: usize) -> Vec<usize> {
     let full = full.max(1);
     let small = (full / PART).max(SMALLEST);
     let mut sizes = Vec::new();

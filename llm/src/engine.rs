@@ -6,14 +6,15 @@ use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::failover::{Failover, Seat};
 use crate::model::Model;
-use crate::split::{Share, Sizes, split_layers};
+use crate::parts::Parts;
+use crate::split::{Share, split_layers};
 use crate::text::Text;
-use crate::upload::{Uploads, upload};
+use crate::upload::{Uploads, fill, upload};
 use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
-use outboard_core::{Device, Graph, LeafKind, Pending, Slice, TensorId, Usage};
+use outboard_core::{Device, LeafKind, Pending, Slice, TensorId, Usage};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,6 +42,9 @@ pub struct LoadOptions {
     pub split: Vec<f64>,
     /// Devices for weights by name, before the split: the first function that gives a device decides.
     pub overrides: Overrides,
+    /// Allocates weights without their values, for measurements: nothing is uploaded, kernels take as long. Devices that use the
+    /// mapped file in place have the real ones.
+    pub blank: bool,
 }
 
 type DeviceByName = dyn Fn(&str) -> Option<usize> + Send + Sync;
@@ -68,7 +72,8 @@ impl std::fmt::Debug for Overrides {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, split: Vec::new(), overrides: Overrides::default() }
+        let (split, overrides) = (Vec::new(), Overrides::default());
+        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, split, overrides, blank: false }
     }
 }
 
@@ -219,7 +224,10 @@ impl Placed {
         check_fits(&scheduler, &loads, model, &kept_bytes)?;
         scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
         let (bound, uploads) = allocate(model, &scheduler, &items, kept_weights)?;
-        upload(model, &scheduler, uploads, progress)?;
+        match options.blank {
+            true => fill(&scheduler, &uploads)?,
+            false => upload(model, &scheduler, uploads, progress)?,
+        }
         let ahead = Ahead::measure(&scheduler)?;
         Ok(Placed { scheduler, bound, homes, loads, ahead })
     }
@@ -298,14 +306,6 @@ impl Engine {
         self.text.truncate(n);
         self.n_past = self.n_past.min(n);
         self.ahead.clear();
-    }
-
-    /// The plan of a step, for people.
-    pub fn describe(&mut self) -> Result<String> {
-        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
-        let shape = GraphShape { n_tokens: 1, n_ctx: self.n_ctx, feed: Feed::Sampled, history: false, outputs };
-        let program = self.program(shape)?;
-        Ok(self.programs[program].1.plan().to_string())
     }
 
     /// Runs tokens through the model behind those that are in the cache, and samples the next one from the last. Gives its id and
@@ -399,7 +399,7 @@ impl Engine {
     }
 
     /// The compiled graph of a shape, by its number.
-    fn program(&mut self, shape: GraphShape) -> Result<usize> {
+    pub(crate) fn program(&mut self, shape: GraphShape) -> Result<usize> {
         if let Some(number) = self.programs.iter().position(|(s, _)| *s == shape) {
             return Ok(number);
         }
@@ -453,7 +453,7 @@ fn place(
         |d: &dyn Device| kept_weights.values().filter(|s| s.buffer().device() == d.uid()).map(Slice::len).sum::<u64>();
     let free =
         devices.iter().map(|d| Ok(d.memory()?.free.saturating_add(here(d.as_ref())))).collect::<Result<Vec<u64>>>()?;
-    let sizes = sizes(model, &graphs[0].graph);
+    let sizes = Parts::of_graph(model, &graphs[0].graph, options.n_ctx).sizes();
     let mut reserve = vec![0u64; devices.len()];
     let mut tries = 0;
     loop {
@@ -483,21 +483,6 @@ fn place(
 fn results(plans: &[Plan], device: usize) -> u64 {
     let compute = plans.iter().map(|p| p.compute_bytes()[device]).max().unwrap_or(0);
     compute + plans.iter().map(|p| p.weight_copy_bytes()[device]).sum::<u64>()
-}
-
-fn sizes(model: &Model, graph: &Graph) -> Sizes {
-    let mut sizes = Sizes { layers: vec![0; model.hparams().n_layer], first: 0, last: 0 };
-    for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
-        let t = graph.tensor(id);
-        let bytes = t.layout().span() as u64;
-        match net::layer_of(t.name()).and_then(|il| sizes.layers.get_mut(il)) {
-            Some(layer) => *layer += bytes,
-            None if t.name() == "token_embd.weight" => sizes.first += bytes,
-            None => sizes.last += bytes,
-        }
-        debug_assert!(kind != LeafKind::Input);
-    }
-    sizes
 }
 
 /// Says before anything is allocated what does not fit.

@@ -4,15 +4,17 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 pub mod arch;
-mod batches;
+pub mod batches;
 pub mod chat;
 mod decode;
+mod describe;
 pub mod engine;
 pub mod error;
 mod failover;
 pub mod generate;
 pub mod hparams;
 pub mod model;
+pub mod parts;
 pub mod split;
 pub mod stop;
 mod text;
@@ -23,9 +25,11 @@ mod watch;
 pub use outboard_gguf as gguf;
 
 pub use arch::net::Sampling;
+pub use describe::StepCopy;
 pub use engine::{DEFAULT_UBATCH, DeviceLoad, Engine, LoadOptions, Overrides};
 pub use error::{Error, Result};
 pub use failover::{Failover, Recovery};
 pub use generate::{Finish, GenerateOptions, Generation, generate};
 pub use model::Model;
+pub use parts::{Part, Parts};
 pub use watch::{Stall, Watch};

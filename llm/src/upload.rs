@@ -63,6 +63,20 @@ fn with_digest(model: &Model, (dst, data): (Slice, Bytes)) -> Content {
     Content { digest: model.digests().of(offset, data.len() as u64), dst, data }
 }
 
+/// The byte of which weights are that nobody uploads. Every format reads it as numbers that are finite and not denormal, scales
+/// included, and small enough that no result overflows: kernels take as long as with real ones.
+const BLANK: u8 = 0x38;
+
+/// Fills the weights in place of bringing them to their devices, and returns when they are there. New memory as it is would not
+/// do: until something is written to them, its pages may all be one page of zeros, which a processor's cache has.
+pub(crate) fn fill(scheduler: &Scheduler, uploads: &Uploads) -> Result<()> {
+    let queues = || uploads.iter().enumerate().filter_map(|(d, parts)| Some((scheduler.queue(d)?, parts)));
+    for (queue, parts) in queues() {
+        parts.iter().try_for_each(|(slice, _)| queue.fill(slice, BLANK))?;
+    }
+    queues().try_for_each(|(queue, _)| Ok(queue.finish(DEADLINE)?))
+}
+
 fn give(batch: &[DeviceContents], add: &(dyn Fn(u64) + Sync)) -> Result<()> {
     let content = batch.first().and_then(|first| first.device.content());
     let content = content.ok_or_else(|| Error::Plan("a device does not take contents any more".into()))?;
@@ -79,4 +93,21 @@ fn write(queue: &dyn Queue, parts: Parts, add: &(dyn Fn(u64) + Sync)) -> Result<
         }
     }
     Ok(queue.finish(DEADLINE)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BLANK;
+    use outboard_core::{DType, quant::dequantize_row};
+
+    #[test]
+    fn blank_weights_are_plain_numbers_in_every_format() {
+        for dtype in DType::ALL.into_iter().filter(|d| *d != DType::I32) {
+            let bytes = dtype.row_bytes(256).unwrap();
+            let mut row = [0f32; 256];
+            dequantize_row(dtype, &vec![BLANK; bytes], &mut row).unwrap();
+            assert!(row.iter().all(|v| (v.is_normal() || *v == 0.0) && v.abs() < 1e3), "{dtype}: {row:?}");
+            assert!(row.iter().any(|v| *v != 0.0), "{dtype}");
+        }
+    }
 }

@@ -4,27 +4,18 @@
 //! and differences hold on a machine whose speed changes from one minute to the next.
 
 mod report;
-mod samples;
 
 use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs};
-use crate::devices::{self, Available, DeviceSet, Net};
+use crate::devices::Available;
+use crate::measure::{Sample, Side, Test, progress};
 use crate::model;
 use crate::trace::Tracer;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use outboard_llm::engine::GREEDY;
-use outboard_llm::{Engine, GenerateOptions, generate};
-use outboard_rpc_client::RemoteDevice;
 use report::Row;
-use samples::{Range, Sample};
-use std::io::IsTerminal;
-use std::ops::ControlFlow;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
-/// Tokens that decoding warms up with: enough for every graph to be there and for what adapts to the network to settle.
-const WARM_UP: usize = 32;
 /// The context is a multiple of this many tokens.
 const CTX_STEP: usize = 256;
 
@@ -61,42 +52,6 @@ pub(crate) struct Args {
 enum Output {
     Md,
     Json,
-}
-
-/// One measurement to make.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Test {
-    Prompt(usize),
-    Decode(usize),
-}
-
-impl Test {
-    fn name(self) -> String {
-        match self {
-            Test::Prompt(n) => format!("pp{n}"),
-            Test::Decode(n) => format!("tg{n}"),
-        }
-    }
-
-    fn tokens(self) -> usize {
-        let (Test::Prompt(n) | Test::Decode(n)) = self;
-        n
-    }
-
-    /// Tokens of context that it needs: decoding begins behind one token and chooses one more than it counts.
-    fn ctx(self) -> usize {
-        match self {
-            Test::Prompt(n) => n,
-            Test::Decode(n) => n + 2,
-        }
-    }
-}
-
-/// A set of devices with the model on them.
-struct Side {
-    devices: Vec<String>,
-    remote: bool,
-    engine: Engine,
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
@@ -138,7 +93,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); sides.len()];
         if !args.no_warmup {
             for side in &mut sides {
-                side.run(&loaded, warm_up(test), 0)?;
+                side.run(&loaded, test.warm_up(), 0)?;
             }
         }
         for round in 0..args.repetitions as usize {
@@ -154,9 +109,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             let mut row = Row::new(test.name(), side.devices.clone(), side.remote, mine);
             if let Test::Decode(_) = test {
                 // Once more, and not counted: recording takes a little time itself.
-                let recording = tracer.start(side.engine.devices(), false)?;
-                let sample = side.run(&loaded, test, 0);
-                row.token_times = recording.finish().token_times(sample?.range, test.tokens()).unwrap_or_default();
+                let (sample, trace) = side.traced(&tracer, &loaded, test, 0)?;
+                row.token_times = trace.token_times(sample.range, test.tokens()).unwrap_or_default();
             }
             rows.push(row);
         }
@@ -174,101 +128,4 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         Output::Json => print_json(&rows)?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn warm_up(test: Test) -> Test {
-    match test {
-        Test::Prompt(n) => Test::Prompt(n),
-        Test::Decode(n) => Test::Decode(n.min(WARM_UP)),
-    }
-}
-
-/// A line that the next one overwrites, on a terminal only.
-fn progress(text: &str) {
-    if std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[K{text}");
-    }
-}
-
-impl Side {
-    fn load(loaded: &model::Loaded, set: DeviceSet, args: &ModelArgs) -> Result<Side> {
-        let options = model::load_options(args, &loaded.model, &set)?;
-        let engine = model::load(loaded, set, &options)?;
-        let used =
-            engine.loads().iter().zip(engine.devices()).filter(|(l, _)| l.layers.is_some() || l.weight_bytes > 0);
-        let remote = used.clone().any(|(_, d)| RemoteDevice::of(d.as_ref()).is_some());
-        Ok(Side { devices: used.map(|(l, _)| l.id.clone()).collect(), remote, engine })
-    }
-
-    /// Runs a test once, the cache being empty.
-    fn run(&mut self, loaded: &model::Loaded, test: Test, round: u64) -> Result<Sample> {
-        let engine = &mut self.engine;
-        let n_vocab = engine.model().hparams().n_vocab;
-        engine.truncate(0);
-        let before = devices::net(engine.devices());
-        let mut gaps = Vec::new();
-        let range = match test {
-            Test::Prompt(n) => {
-                let mut random = Random(round + 1);
-                let tokens: Vec<u32> = (0..n).map(|_| random.below(n_vocab)).collect();
-                let start = Instant::now();
-                engine.eval(&tokens, GREEDY)?;
-                (start, Instant::now())
-            }
-            Test::Decode(n) => decode(engine, loaded, n, &mut gaps)?,
-        };
-        let after = devices::net(engine.devices());
-        // What was enqueued beyond the last token must not run into the time of the next one.
-        engine.truncate(0);
-        engine.eval(&[start_token(loaded)], GREEDY)?;
-        let net = Net {
-            sent_bytes: after.sent_bytes - before.sent_bytes,
-            recv_bytes: after.recv_bytes - before.recv_bytes,
-            peer_bytes: after.peer_bytes - before.peer_bytes,
-        };
-        Ok(Sample { tokens: test.tokens(), range, net, gaps })
-    }
-}
-
-/// From when to when `n` tokens behind the first came; the times between pieces of text go to `gaps`.
-fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<Duration>) -> Result<Range> {
-    let options = GenerateOptions {
-        n_predict: Some(n + 1),
-        sample: GREEDY,
-        penalty: None,
-        ignore_eos: true,
-        stop: Vec::new(),
-        log_probs: false,
-    };
-    let mut last: Option<Instant> = None;
-    let mut on_text = |_: &str| {
-        let now = Instant::now();
-        if let Some(last) = last.replace(now) {
-            gaps.push(now - last);
-        }
-        ControlFlow::Continue(())
-    };
-    let start = Instant::now();
-    let generation = generate(engine, &loaded.tokenizer, &[start_token(loaded)], &options, &mut on_text)?;
-    if generation.tokens.len() != n + 1 {
-        bail!("only {} of {} tokens came: {:?}", generation.tokens.len(), n + 1, generation.finish);
-    }
-    let first = start + generation.prompt_time;
-    Ok((first, first + generation.decode_time))
-}
-
-fn start_token(loaded: &model::Loaded) -> u32 {
-    loaded.tokenizer.bos().or(loaded.tokenizer.eos()).unwrap_or(0)
-}
-
-/// SplitMix64 (Steele, Lea and Flood, 2014): prompts without a pattern, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> u32 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) % n.max(1) as u64) as u32
-    }
 }

@@ -1,6 +1,6 @@
 //! The results: rows of a markdown table as llama-bench prints them, and JSON.
 
-use super::samples::{Sample, mean, median, quantile, stddev};
+use crate::measure::{Sample, mean, median, quantile, stddev};
 use crate::model::Loaded;
 use crate::trace::{TokenTime, time_lines};
 use outboard_core::error::Bytes;

@@ -4,40 +4,40 @@ use crate::devices::Net;
 use std::time::{Duration, Instant};
 
 /// From when to when.
-pub(super) type Range = (Instant, Instant);
+pub(crate) type Range = (Instant, Instant);
 
 /// One repetition of a test.
 #[derive(Clone, Debug)]
-pub(super) struct Sample {
+pub(crate) struct Sample {
     /// Tokens that the time is for.
-    pub(super) tokens: usize,
+    pub(crate) tokens: usize,
     /// When they came.
-    pub(super) range: Range,
+    pub(crate) range: Range,
     /// Bytes over the network, of all servers together.
-    pub(super) net: Net,
+    pub(crate) net: Net,
     /// Between pieces of text; empty for prompts.
-    pub(super) gaps: Vec<Duration>,
+    pub(crate) gaps: Vec<Duration>,
 }
 
 impl Sample {
     /// Tokens per second.
-    pub(super) fn tps(&self) -> f64 {
+    pub(crate) fn tps(&self) -> f64 {
         1e3 / self.ms_per_token()
     }
 
     /// Milliseconds for a token.
-    pub(super) fn ms_per_token(&self) -> f64 {
+    pub(crate) fn ms_per_token(&self) -> f64 {
         // A clock that did not move is no reason for a division by zero.
         (self.range.1 - self.range.0).as_secs_f64().max(1e-9) * 1e3 / self.tokens.max(1) as f64
     }
 }
 
-pub(super) fn mean(values: &[f64]) -> f64 {
+pub(crate) fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 /// Standard deviation of a sample; 0 for fewer than two values.
-pub(super) fn stddev(values: &[f64]) -> f64 {
+pub(crate) fn stddev(values: &[f64]) -> f64 {
     if values.len() < 2 {
         return 0.0;
     }
@@ -47,7 +47,7 @@ pub(super) fn stddev(values: &[f64]) -> f64 {
 }
 
 /// The value below which a part `q` (0 to 1) of the values lies, interpolated between neighbours; 0 without values.
-pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
+pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = q.clamp(0.0, 1.0) * sorted.len().saturating_sub(1) as f64;
@@ -58,7 +58,7 @@ pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
     }
 }
 
-pub(super) fn median(values: &[f64]) -> f64 {
+pub(crate) fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 

@@ -1,0 +1,196 @@
+//! Prompts and decoding measured on a set of devices, for `bench` and `plan`.
+
+mod samples;
+
+pub(crate) use samples::{Range, Sample, mean, median, quantile, stddev};
+
+use crate::args::ModelArgs;
+use crate::devices::{self, DeviceSet, Net};
+use crate::model;
+use crate::trace::{TokenTime, Trace, Tracer};
+use anyhow::{Result, bail};
+use outboard_llm::engine::GREEDY;
+use outboard_llm::{Engine, GenerateOptions, generate};
+use outboard_rpc_client::RemoteDevice;
+use std::io::IsTerminal;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// Tokens that decoding warms up with: enough for every graph to be there and for what adapts to the network to settle.
+const WARM_UP: usize = 32;
+
+/// One measurement to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Test {
+    Prompt(usize),
+    Decode(usize),
+}
+
+impl Test {
+    pub(crate) fn name(self) -> String {
+        match self {
+            Test::Prompt(n) => format!("pp{n}"),
+            Test::Decode(n) => format!("tg{n}"),
+        }
+    }
+
+    pub(crate) fn tokens(self) -> usize {
+        let (Test::Prompt(n) | Test::Decode(n)) = self;
+        n
+    }
+
+    /// Tokens of context that it needs: decoding begins behind one token and chooses one more than it counts.
+    pub(crate) fn ctx(self) -> usize {
+        match self {
+            Test::Prompt(n) => n,
+            Test::Decode(n) => n + 2,
+        }
+    }
+
+    /// The same, as short as a run may be that is not counted.
+    pub(crate) fn warm_up(self) -> Test {
+        match self {
+            Test::Prompt(n) => Test::Prompt(n),
+            Test::Decode(n) => Test::Decode(n.min(WARM_UP)),
+        }
+    }
+}
+
+/// A set of devices with the model on them.
+pub(crate) struct Side {
+    /// Those that hold a part of it.
+    pub(crate) devices: Vec<String>,
+    /// Some of them are on servers.
+    pub(crate) remote: bool,
+    pub(crate) engine: Engine,
+}
+
+impl Side {
+    /// Puts a model on devices.
+    pub(crate) fn load(loaded: &model::Loaded, set: DeviceSet, args: &ModelArgs) -> Result<Side> {
+        let options = model::load_options(args, &loaded.model, &set)?;
+        Ok(Side::new(model::load(loaded, set, &options)?))
+    }
+
+    /// A model that is on its devices.
+    pub(crate) fn new(engine: Engine) -> Side {
+        let used =
+            engine.loads().iter().zip(engine.devices()).filter(|(l, _)| l.layers.is_some() || l.weight_bytes > 0);
+        let remote = used.clone().any(|(_, d)| RemoteDevice::of(d.as_ref()).is_some());
+        Side { devices: used.map(|(l, _)| l.id.clone()).collect(), remote, engine }
+    }
+
+    /// Runs a test once, and records what every device did meanwhile.
+    pub(crate) fn traced(
+        &mut self,
+        tracer: &Tracer,
+        loaded: &model::Loaded,
+        test: Test,
+        round: u64,
+    ) -> Result<(Sample, Trace)> {
+        let recording = tracer.start(self.engine.devices(), false)?;
+        let sample = self.run(loaded, test, round);
+        let trace = recording.finish();
+        Ok((sample?, trace))
+    }
+
+    /// How long each device computes for a token that only goes through the layers, in milliseconds, from `n` of them, the cache being
+    /// empty; `None` if that is not known.
+    pub(crate) fn layers_alone(
+        &mut self,
+        tracer: &Tracer,
+        loaded: &model::Loaded,
+        n: usize,
+    ) -> Result<Option<Vec<TokenTime>>> {
+        let (engine, token) = (&mut self.engine, [start_token(loaded)]);
+        engine.truncate(0);
+        let recording = tracer.start(engine.devices(), false)?;
+        let start = Instant::now();
+        // One after the other, as tokens are decoded.
+        let done = (0..n).try_for_each(|_| engine.fill_cache(&token));
+        let range = (start, Instant::now());
+        let trace = recording.finish();
+        done?;
+        engine.truncate(0);
+        Ok(trace.token_times(range, n))
+    }
+
+    /// Runs a test once, the cache being empty.
+    pub(crate) fn run(&mut self, loaded: &model::Loaded, test: Test, round: u64) -> Result<Sample> {
+        let engine = &mut self.engine;
+        let n_vocab = engine.model().hparams().n_vocab;
+        engine.truncate(0);
+        let before = devices::net(engine.devices());
+        let mut gaps = Vec::new();
+        let range = match test {
+            Test::Prompt(n) => {
+                let mut random = Random(round + 1);
+                let tokens: Vec<u32> = (0..n).map(|_| random.below(n_vocab)).collect();
+                let start = Instant::now();
+                engine.eval(&tokens, GREEDY)?;
+                (start, Instant::now())
+            }
+            Test::Decode(n) => decode(engine, loaded, n, &mut gaps)?,
+        };
+        let after = devices::net(engine.devices());
+        // What was enqueued beyond the last token must not run into the time of the next one.
+        engine.truncate(0);
+        engine.eval(&[start_token(loaded)], GREEDY)?;
+        let net = Net {
+            sent_bytes: after.sent_bytes - before.sent_bytes,
+            recv_bytes: after.recv_bytes - before.recv_bytes,
+            peer_bytes: after.peer_bytes - before.peer_bytes,
+        };
+        Ok(Sample { tokens: test.tokens(), range, net, gaps })
+    }
+}
+
+/// From when to when `n` tokens behind the first came; the times between pieces of text go to `gaps`.
+fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<Duration>) -> Result<Range> {
+    let options = GenerateOptions {
+        n_predict: Some(n + 1),
+        sample: GREEDY,
+        penalty: None,
+        ignore_eos: true,
+        stop: Vec::new(),
+        log_probs: false,
+    };
+    let mut last: Option<Instant> = None;
+    let mut on_text = |_: &str| {
+        let now = Instant::now();
+        if let Some(last) = last.replace(now) {
+            gaps.push(now - last);
+        }
+        ControlFlow::Continue(())
+    };
+    let start = Instant::now();
+    let generation = generate(engine, &loaded.tokenizer, &[start_token(loaded)], &options, &mut on_text)?;
+    if generation.tokens.len() != n + 1 {
+        bail!("only {} of {} tokens came: {:?}", generation.tokens.len(), n + 1, generation.finish);
+    }
+    let first = start + generation.prompt_time;
+    Ok((first, first + generation.decode_time))
+}
+
+fn start_token(loaded: &model::Loaded) -> u32 {
+    loaded.tokenizer.bos().or(loaded.tokenizer.eos()).unwrap_or(0)
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014): prompts without a pattern, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> u32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % n.max(1) as u64) as u32
+    }
+}
+
+/// A line that the next one overwrites, on a terminal only.
+pub(crate) fn progress(text: &str) {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{text}");
+    }
+}

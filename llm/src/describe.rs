@@ -1,0 +1,57 @@
+//! What a step of an engine does on its devices, for people and for measurements.
+
+use crate::arch::net::{Feed, GraphShape, Outputs, Sampling};
+use crate::engine::{Engine, GREEDY};
+use crate::error::Result;
+
+/// Bytes that go from one device to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepCopy {
+    /// The tensor.
+    pub what: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Index of the device that has it.
+    pub from: usize,
+    /// Index of the device that needs it.
+    pub to: usize,
+    /// It goes over before the first step, and not again: a weight.
+    pub once: bool,
+}
+
+impl Engine {
+    /// The plan of a step, for people.
+    pub fn describe(&mut self) -> Result<String> {
+        let program = self.step_program()?;
+        Ok(self.programs[program].1.plan().to_string())
+    }
+
+    /// What goes from device to device for each token that is decoded, in that order.
+    pub fn step_copies(&mut self) -> Result<Vec<StepCopy>> {
+        let program = self.step_program()?;
+        let plan = self.programs[program].1.plan();
+        let copy = |c: &outboard_scheduler::split::Copy| StepCopy {
+            what: plan.graph.label(c.tensor),
+            bytes: c.bytes as u64,
+            from: c.from,
+            to: c.to,
+            once: c.constant,
+        };
+        Ok(plan.splits.copies.iter().map(copy).collect())
+    }
+
+    /// Runs tokens through the layers behind those that are in the cache, and returns when it has them. Nothing is sampled: what a
+    /// step takes longer is the time of the head.
+    pub fn fill_cache(&mut self, tokens: &[u32]) -> Result<()> {
+        self.ahead.clear();
+        self.enqueue_prompt(tokens, false, Outputs::None)?;
+        Ok(self.scheduler().finish()?)
+    }
+
+    /// The program of a greedy step, by its number.
+    fn step_program(&mut self) -> Result<usize> {
+        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
+        let n_ctx = self.n_ctx();
+        self.program(GraphShape { n_tokens: 1, n_ctx, feed: Feed::Sampled, history: false, outputs })
+    }
+}

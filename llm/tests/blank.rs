@@ -1,0 +1,83 @@
+//! Weights without values: nothing is uploaded, and what comes out are numbers.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use outboard_core::Device;
+use outboard_core::device::Bytes;
+use outboard_cpu::{CpuOptions, cpu_device};
+use outboard_host::{Host, MemoryBudget};
+use outboard_llm::gguf::Gguf;
+use outboard_llm::{Engine, LoadOptions, Model, Parts};
+use outboard_reference::reference_device;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const TOKENS: [u32; 5] = [1, 7, 100, 3, 3];
+
+fn check(name: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/arch/{name}.gguf"));
+    // Behind one more byte, so that it is not aligned: no device uses it in place.
+    let file = Bytes::from([vec![0], std::fs::read(path).unwrap()].concat()).slice(1..);
+    let model = Arc::new(Model::new(Gguf::parse(file).unwrap()).unwrap());
+    let host = Host::new();
+    let budget = MemoryBudget::new(Some(1 << 30));
+    let cpu = |id: &str| cpu_device(&host, id, CpuOptions::with_threads(1), &budget);
+    let sets: [Vec<Arc<dyn Device>>; 2] =
+        [vec![reference_device(&host, "REF", &budget)], vec![cpu("CPU0"), cpu("CPU1")]];
+    for devices in sets {
+        let options = LoadOptions { n_ctx: 64, n_ubatch: 4, split: vec![1.0; devices.len()], ..LoadOptions::default() };
+        let mut real = Engine::load(model.clone(), devices.clone(), &options, &|_, _| {}).unwrap();
+        let values = real.logits(&TOKENS).unwrap();
+        let loads = real.loads().to_vec();
+        drop(real);
+        let uploaded = AtomicBool::new(false);
+        let options = LoadOptions { blank: true, ..options };
+        let progress = |_, _| uploaded.store(true, Ordering::Relaxed);
+        let mut blank = Engine::load(model.clone(), devices, &options, &progress).unwrap();
+        assert_eq!(blank.loads(), loads, "{name}");
+        let logits = blank.logits(&TOKENS).unwrap();
+        assert!(logits.len() == values.len() && logits.iter().all(|v| v.is_finite()), "{name}: {logits:?}");
+        assert!(!uploaded.load(Ordering::Relaxed) && logits != values, "{name}: it has the values");
+
+        let parts = Parts::new(&model, 64).unwrap();
+        let all: u64 = loads.iter().map(|l| l.weight_bytes + l.cache_bytes).sum();
+        let sizes = parts.sizes();
+        assert_eq!(sizes.layers.iter().sum::<u64>() + sizes.first + sizes.last, all, "{name}");
+        let copies = blank.step_copies().unwrap();
+        match loads.len() {
+            1 => assert_eq!(copies, []),
+            // The residual stream there, the sampled id back.
+            _ => assert!(copies.iter().any(|c| (c.from, c.to) == (0, 1)) && copies.iter().any(|c| c.bytes == 4)),
+        }
+    }
+}
+
+#[test]
+fn llama_dense() {
+    check("llama-dense");
+}
+
+#[test]
+fn llama_moe() {
+    check("llama-moe");
+}
+
+#[test]
+fn qwen2_dense() {
+    check("qwen2-dense");
+}
+
+#[test]
+fn parts_of_a_model() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch/llama-moe.gguf");
+    let model = Model::new(Gguf::parse(std::fs::read(path).unwrap().into()).unwrap()).unwrap();
+    let h = model.hparams();
+    let parts = Parts::new(&model, 64).unwrap();
+    // A token reads a row of the embedding and the whole output matrix.
+    assert_eq!((parts.first.read_bytes, parts.last.read_bytes), (0, parts.last.weight_bytes));
+    assert_eq!(parts.with_context(32).layers[0].cache_bytes * 2, parts.layers[0].cache_bytes);
+    assert_eq!(parts.with_context(32).layers[0].weight_bytes, parts.layers[0].weight_bytes);
+    let per_token = 2 * 2 * h.n_layer * h.n_head_kv * h.head_dim_k;
+    // Besides keys and values in f16, the history of tokens.
+    assert_eq!(parts.bytes_per_token(), per_token as u64 + 4);
+}
