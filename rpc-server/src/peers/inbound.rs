@@ -247,7 +247,8 @@ impl Drop for Inbound<'_> {
     }
 }
 
-/// An error as it was sent, without a name in front of it.
+/// An error as it was sent, without a name in front of it. A queue that was given up, as that of a client that is gone, is a loss like
+/// that of the server: the client may take up both again.
 fn plain(error: v1::Error) -> Error {
     match error.kind {
         Some(v1::error::Kind::Request(text)) => Error::Request(text),
@@ -264,7 +265,7 @@ fn plain(error: v1::Error) -> Error {
         Some(v1::error::Kind::Timeout(e)) => {
             Error::Timeout { what: e.what, after: std::time::Duration::from_millis(e.after_ms) }
         }
-        _ => Error::Request("its queue has failed".into()),
+        _ => Error::Peer { endpoint: String::new(), detail: "it has given up what was to send a tensor".into() },
     }
 }
 
