@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 
 /// From the first packet to the welcome. Clients wait this long to learn whether two servers reach each other.
 const OPEN_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Attempts to open a link again that was lost while sessions use it, and the pause before each.
+/// Attempts to open a link again that was lost while sessions use it, and the pause before each, if nobody asks for it meanwhile.
 const AGAIN: [Duration; 5] = [
     Duration::from_millis(100),
     Duration::from_millis(400),
@@ -88,7 +88,8 @@ async fn run(peers: &Peers, link: &Arc<Link>) -> Error {
         let why = link.blame(why);
         link.disconnected(&why, false);
         let Some(&pause) = pauses.next().filter(|_| was_open && again && link.in_use()) else { return why };
-        tokio::time::sleep(pause).await;
+        // Who waits for it now does not wait for the end of a pause.
+        let _ = tokio::time::timeout(pause, link.until_wanted()).await;
     }
 }
 

@@ -18,7 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 use std::time::Instant;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Bytes that wait for the connection, of all sessions together: each queue has its own limit below that, which makes its
 /// client wait. More means a network that takes nothing.
@@ -45,6 +45,8 @@ pub(crate) struct Link {
     pub(crate) endpoint: Endpoint,
     metrics: Arc<Metrics>,
     phase: watch::Sender<Phase>,
+    /// Somebody waits for it to open.
+    wanted: Notify,
     state: Mutex<State>,
 }
 
@@ -102,6 +104,7 @@ impl Link {
             endpoint,
             metrics: metrics.clone(),
             phase: watch::Sender::new(Phase::Opening),
+            wanted: Notify::new(),
             state: Mutex::default(),
         })
     }
@@ -130,9 +133,15 @@ impl Link {
         matches!(*self.phase.borrow(), Phase::Lost(_))
     }
 
+    /// Returns when somebody begins to wait for it to open.
+    pub(super) async fn until_wanted(&self) {
+        self.wanted.notified().await;
+    }
+
     /// Waits until it is open; the error of the attempt if it cannot be. Attempts have a deadline.
     pub(crate) async fn until_open(&self) -> Result<()> {
         let mut phase = self.phase.subscribe();
+        self.wanted.notify_one();
         let reached = phase.wait_for(|phase| !matches!(phase, Phase::Opening)).await;
         match reached.as_deref() {
             Ok(Phase::Open) => Ok(()),
