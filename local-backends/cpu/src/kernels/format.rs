@@ -236,6 +236,17 @@ fn k4_scales(w: &[u8]) -> Scales {
     s
 }
 
+/// The 6-bit scales and minimums of Q4_K and Q5_K, a byte each, from the three words that hold them: all eight at once.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+#[inline(always)]
+pub(super) fn k4_bytes([a, b, c]: [u32; 3]) -> [u64; 2] {
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    [
+        pair(a & 0x3f3f_3f3f, c & 0x0f0f_0f0f | (a >> 6 & 0x0303_0303) << 4),
+        pair(b & 0x3f3f_3f3f, c >> 4 & 0x0f0f_0f0f | (b >> 6 & 0x0303_0303) << 4),
+    ]
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -282,6 +293,24 @@ pub(crate) mod tests {
         }
         w
     }
+
+    /// Calls `$check::<F>(bytes, groups)` with steps of every format, whole ones and those at the end of a row.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    macro_rules! every_step {
+        ($check:ident) => {
+            for dtype in outboard_core::DType::ALL {
+                for (seed, n) in [(1, 8), (2, 5), (3, 1)] {
+                    let n = if dtype.block_len() == 256 { 8 } else { n };
+                    $crate::kernels::format::with_format!(dtype, F => {
+                        $check::<F>(&$crate::kernels::format::tests::weights(dtype, 32 * n, seed), n);
+                        $check::<F>(&$crate::kernels::format::tests::wild(dtype, 32 * n, seed), n);
+                    });
+                }
+            }
+        };
+    }
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    pub(crate) use every_step;
 
     #[test]
     fn formats_agree_with_the_definition() {

@@ -12,6 +12,8 @@
 
 pub mod act;
 pub mod attn;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod dot;
 pub mod float;
 pub mod format;
 pub mod isa;

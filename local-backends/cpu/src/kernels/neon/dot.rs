@@ -2,6 +2,7 @@
 
 use super::unpack::{Unpack, VScales};
 use crate::kernels::act::ActBlock;
+use crate::kernels::dot::entry;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -257,29 +258,6 @@ unsafe fn rows_cols<D: Dot, F: Unpack>(
     }
 }
 
-macro_rules! entry {
-    ($name:ident, $dot:ty, $features:literal) => {
-        /// See [`rows_cols`].
-        ///
-        /// # Safety
-        /// As there.
-        #[target_feature(enable = $features)]
-        #[allow(clippy::too_many_arguments)]
-        pub(in crate::kernels) unsafe fn $name<F: Unpack>(
-            w: *const u8,
-            row_bytes: usize,
-            n_rows: usize,
-            groups: usize,
-            x: *const ActBlock,
-            n_cols: usize,
-            out: *mut f32,
-            out_stride: usize,
-        ) {
-            // SAFETY: the features are on, the rest is the caller's.
-            unsafe { rows_cols::<$dot, F>(w, row_bytes, n_rows, groups, x, n_cols, out, out_stride) }
-        }
-    };
-}
 entry!(neon, Plain, "neon");
 entry!(dotprod, Sdot, "neon,dotprod");
 

@@ -284,10 +284,7 @@ unpack!(IQ4_XS, w, _n, j,
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn k4_scales(w: *const u8) -> VScales {
     // SAFETY: the caller's 16 bytes.
-    let (a, b, c) = unsafe { (half_word(w.add(4)), half_word(w.add(8)), half_word(w.add(12))) };
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let d = pair(a & 0x3f3f_3f3f, c & 0x0f0f_0f0f | (a >> 6 & 0x0303_0303) << 4);
-    let m = pair(b & 0x3f3f_3f3f, c >> 4 & 0x0f0f_0f0f | (b >> 6 & 0x0303_0303) << 4);
+    let [d, m] = k4_bytes(unsafe { [half_word(w.add(4)), half_word(w.add(8)), half_word(w.add(12))] });
     // SAFETY: as above.
     let (sd, sm) = unsafe { (one_scale(w), one_scale(w.add(2))) };
     let sm = _mm256_sub_ps(_mm256_setzero_ps(), sm);
@@ -298,8 +295,7 @@ unsafe fn k4_scales(w: *const u8) -> VScales {
 mod tests {
     use super::*;
     use crate::kernels::Isa;
-    use crate::kernels::format::tests::{weights, wild};
-    use outboard_core::DType;
+    use crate::kernels::format::tests::every_step;
 
     /// `n` groups of a step.
     fn check<F: Unpack>(w: &[u8], n: usize) {
@@ -329,14 +325,6 @@ mod tests {
             eprintln!("skipped: this processor has no AVX2");
             return;
         }
-        for dtype in DType::ALL {
-            for (seed, n) in [(1, 8), (2, 5), (3, 1)] {
-                let n = if dtype.block_len() == 256 { 8 } else { n };
-                with_format!(dtype, F => {
-                    check::<F>(&weights(dtype, 32 * n, seed), n);
-                    check::<F>(&wild(dtype, 32 * n, seed), n);
-                });
-            }
-        }
+        every_step!(check);
     }
 }
