@@ -10,6 +10,7 @@ use outboard_proto::error;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
+use subtle::ConstantTimeEq;
 
 /// Bytes that came and are not accepted, of all sessions and connections together.
 const MAX_EARLY: Room = Room { bytes: 2 << 30, count: 16 << 10 };
@@ -66,7 +67,7 @@ impl Key {
 }
 
 fn same(a: &Ticket, b: &Ticket) -> bool {
-    a.0.iter().zip(b.0).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+    a.0[..].ct_eq(&b.0[..]).into()
 }
 
 /// The server that a transfer is expected from.

@@ -6,6 +6,7 @@ use crate::lock;
 use bytes::Bytes;
 use outboard_proto::SECRET_BYTES;
 use std::sync::Mutex;
+use subtle::ConstantTimeEq;
 use tokio::sync::watch;
 
 type Secret = [u8; SECRET_BYTES];
@@ -29,12 +30,6 @@ impl Default for Keys {
     }
 }
 
-/// Takes the same time wherever they differ.
-fn same(a: &Secret, b: &[u8]) -> bool {
-    let differ = a.iter().zip(b).fold(0, |acc, (a, b)| acc | (a ^ b));
-    b.len() == SECRET_BYTES && differ == 0
-}
-
 impl Keys {
     /// The secret, for its client.
     pub(crate) fn secret(&self) -> Bytes {
@@ -44,13 +39,14 @@ impl Keys {
     /// The age of the session if this is its secret.
     pub(crate) fn age(&self, secret: &[u8]) -> Option<u64> {
         let secrets = lock(&self.secrets);
-        same(&secrets.now, secret).then(|| *self.age.borrow())
+        bool::from(secrets.now[..].ct_eq(secret)).then(|| *self.age.borrow())
     }
 
     /// Takes the session up again: with its secret, or with the one before. Gives its new age; streams of its old one end.
     pub(crate) fn renew(&self, secret: &[u8]) -> Option<u64> {
         let mut secrets = lock(&self.secrets);
-        let used = [Some(secrets.now), secrets.before].into_iter().flatten().find(|known| same(known, secret))?;
+        let used =
+            [Some(secrets.now), secrets.before].into_iter().flatten().find(|known| known[..].ct_eq(secret).into())?;
         *secrets = Secrets { now: rand::random(), before: Some(used) };
         self.age.send_modify(|age| *age += 1);
         Some(*self.age.borrow())

@@ -230,14 +230,13 @@ impl Session {
     /// Fails for a handle that cannot be given out, or for a graph of so many bytes that there is no more room for.
     pub(crate) fn check_executable(&self, handle: u64, bytes: u64) -> Result<()> {
         self.check_handle("executable", handle, &self.executables, self.limits.executables)?;
-        let (kept, limit) = (self.graph_bytes(), self.limits.graph_bytes);
-        match kept.saturating_add(bytes) <= limit {
+        match self.has_room_for_graph(bytes) {
             true => Ok(()),
             false => Err(Error::Request(format!(
                 "a graph of {} on top of {}: the graphs of a session may have {}; free executables that are not needed any more",
                 Bytes(bytes),
-                Bytes(kept),
-                Bytes(limit)
+                Bytes(self.graph_bytes()),
+                Bytes(self.limits.graph_bytes)
             ))),
         }
     }
@@ -332,6 +331,10 @@ impl Session {
         lock(&self.executables).values().map(|e| e.bytes).sum()
     }
 
+    fn has_room_for_graph(&self, bytes: u64) -> bool {
+        self.graph_bytes().saturating_add(bytes) <= self.limits.graph_bytes
+    }
+
     /// Whether it may have no more buffers.
     pub(crate) fn is_full_of_buffers(&self) -> bool {
         lock(&self.buffers).len() >= self.limits.buffers
@@ -339,8 +342,7 @@ impl Session {
 
     /// Whether it may have no graph of so many bytes.
     pub(crate) fn is_full_of_graphs(&self, bytes: u64) -> bool {
-        lock(&self.executables).len() >= self.limits.executables
-            || self.graph_bytes().saturating_add(bytes) > self.limits.graph_bytes
+        lock(&self.executables).len() >= self.limits.executables || !self.has_room_for_graph(bytes)
     }
 
     /// Most queues that it may have at a time.
