@@ -344,25 +344,21 @@ impl Engine {
     pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
         self.check_room(tokens.len())?;
         let devices = self.loads.iter().filter(|load| load.layers.is_some()).count();
-        let sizes = micro_batches(tokens.len(), self.n_ubatch, devices);
-        // All of it is known before any of it may fail.
-        self.text.truncate(self.n_past);
         let mut rest = tokens;
-        for size in &sizes {
-            let (batch, behind) = rest.split_at((*size).min(rest.len()));
-            self.text.read(self.text.len(), batch);
-            rest = behind;
-        }
-        let mut rest = tokens;
-        for size in sizes {
+        let batch = |size: usize| {
             let (batch, behind) = rest.split_at(size.min(rest.len()));
             rest = behind;
-            if rest.is_empty() {
-                return self.enqueue(batch, Feed::Input, history, last);
-            }
+            batch
+        };
+        let batches: Vec<&[u32]> = micro_batches(tokens.len(), self.n_ubatch, devices).into_iter().map(batch).collect();
+        // All of it is known before any of it may fail.
+        self.text.truncate(self.n_past);
+        batches.iter().for_each(|batch| self.text.read(self.text.len(), batch));
+        let (end, before) = batches.split_last().ok_or_else(|| Error::Request("the prompt is empty".into()))?;
+        for batch in before {
             self.enqueue(batch, Feed::Input, history, Outputs::None)?;
         }
-        Err(Error::Request("the prompt is empty".into()))
+        self.enqueue(end, Feed::Input, history, last)
     }
 
     /// Enqueues one micro-batch; gives the number of its program, and of the run. With [`Feed::Sampled`] only the length of the

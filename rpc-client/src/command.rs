@@ -25,8 +25,6 @@ use tonic::metadata::MetadataValue;
 /// How long drops are gathered before they are sent.
 const GATHER_FREES: Duration = Duration::from_millis(1);
 
-pub(crate) use crate::resume::resume;
-
 type Call = Box<dyn FnOnce(Conn) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
 
 /// What callers ask of the thread.

@@ -262,14 +262,13 @@ impl PeerTransfer for RemoteDevice {
         let queue = self.queue_of(queue)?;
         // Who is lost says so; asking for the way there would only find that there is none.
         queue.check()?;
-        if let Some(to) = RemoteDevice::of(to) {
-            to.link.shared().check()?;
-        }
-        let remote = RemoteDevice::of(to).map(|to| (to, self.peer_link(to)));
-        let (to, target) = match remote {
-            Some((to, PeerPath::SameEndpoint)) => (to, None),
-            Some((to, PeerPath::Direct)) => (to, Some(to.link.shared().as_target())),
-            _ => return Err(Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id))),
+        let not_reached = || Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id));
+        let to = RemoteDevice::of(to).ok_or_else(not_reached)?;
+        to.link.shared().check()?;
+        let target = match self.peer_link(to) {
+            PeerPath::SameEndpoint => None,
+            PeerPath::Direct => Some(to.link.shared().as_target()),
+            PeerPath::Relayed(_) => return Err(not_reached()),
         };
         if target.is_some() {
             self.link.shared().sends_to_peers();

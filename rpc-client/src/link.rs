@@ -1,13 +1,14 @@
 //! What everything of one endpoint shares: its session, its lines, who waits for it, and whether it is lost.
 
 use crate::bulk;
-use crate::command::{self, Connected, Job};
+use crate::command::{Connected, Job};
 use crate::io::Counters;
 use crate::lane::Lane;
 use crate::lock;
 use crate::options::ClientOptions;
 use crate::peers::Peers;
 use crate::queue::QueueInner;
+use crate::resume::resume;
 use outboard_core::device::Completer;
 use outboard_core::{Error, Pending, Result};
 use outboard_net::{Dialer, Endpoint};
@@ -311,7 +312,7 @@ impl Link {
         };
         old.kill(old.lost("its queues were given up"));
         let held = lock(&self.held).clone();
-        let (shared, ended) = command::resume(&old, &held, lease).map_err(|why| match (lost, why) {
+        let (shared, ended) = resume(&old, &held, lease).map_err(|why| match (lost, why) {
             (Some(Error::Peer { endpoint, detail }), Error::Peer { detail: why, .. }) => {
                 Error::Peer { endpoint, detail: format!("{detail}, and its session is lost: {why}") }
             }

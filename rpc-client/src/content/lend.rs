@@ -8,7 +8,6 @@ use super::{FINISH_WAIT, Item, PLACE_BATCH, Upload, carry};
 use crate::queue::RemoteQueue;
 use outboard_core::{Device, PeerTransfer, Queue, Result, Slice, Usage};
 use outboard_proto::blobs::{Blob, Place};
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 
 /// Offsets in a lender's memory are multiples of this.
@@ -20,10 +19,9 @@ pub(super) struct Loan<'i> {
     lender: usize,
 }
 
-impl Loan<'_> {
-    fn len(&self) -> u64 {
-        self.item.len().next_multiple_of(ALIGN)
-    }
+/// Bytes that an item takes in a lender's memory.
+fn room(item: &Item) -> u64 {
+    item.len().next_multiple_of(ALIGN)
 }
 
 /// The endpoints that could lend anything to this one.
@@ -76,28 +74,25 @@ pub(super) fn borrow_all<'i>(
     let mut handed = 0;
     let mut next = loans.recv().ok();
     while let Some(first) = next.take() {
-        let (lender, mut bytes) = (first.lender, first.len());
+        let (lender, mut bytes) = (first.lender, room(first.item));
         let mut batch = vec![first.item];
         // The rest of a batch is whatever there is from the same lender.
         while let Ok(loan) = loans.try_recv() {
-            if loan.lender != lender || bytes + loan.len() > PLACE_BATCH {
+            if loan.lender != lender || bytes + room(loan.item) > PLACE_BATCH {
                 next = Some(loan);
                 break;
             }
-            bytes += loan.len();
+            bytes += room(loan.item);
             batch.push(loan.item);
         }
         let came = match all.iter().find(|u| u.number == lender) {
-            Some(lender) => borrow(upload, lender, &batch, bytes)?,
+            Some(lender) => borrow(upload, lender, &batch)?,
             None => Vec::new(),
         };
         for (i, item) in batch.into_iter().enumerate() {
             if came.get(i).copied().unwrap_or(false) {
-                item.foreign.store(true, Ordering::Relaxed);
-                upload.announce(item);
-                (upload.progress)(item.len());
                 if let Some((first, _)) = item.places.first() {
-                    upload.hand_on(item, &upload.target(*first)?.queue, &mut handed)?;
+                    upload.came(item, &upload.target(*first)?.queue, &mut handed)?;
                 }
             } else {
                 _ = to_send.send(item);
@@ -110,10 +105,10 @@ pub(super) fn borrow_all<'i>(
     Ok(())
 }
 
-/// Which of these have come to their first places; `bytes` is what they need at the lender.
-fn borrow(upload: &Upload<'_>, lender: &Upload<'_>, items: &[&Item], bytes: u64) -> Result<Vec<bool>> {
+/// Which of these have come to their first places.
+fn borrow(upload: &Upload<'_>, lender: &Upload<'_>, items: &[&Item]) -> Result<Vec<bool>> {
     let source = lender.first()?;
-    let Ok(buffer) = source.alloc(bytes, Usage::Any) else { return Ok(Vec::new()) };
+    let Ok(buffer) = source.alloc(items.iter().map(|item| room(item)).sum(), Usage::Any) else { return Ok(Vec::new()) };
     let from = RemoteQueue::open(source)?;
     let mut slices = Vec::with_capacity(items.len());
     let mut places = Vec::with_capacity(items.len());
@@ -122,7 +117,7 @@ fn borrow(upload: &Upload<'_>, lender: &Upload<'_>, items: &[&Item], bytes: u64)
         let slice = Slice::new(buffer.clone(), offset, item.len())?;
         places.push(Place { blob: item.blob(), buffer: from.handle(&slice)?, offset });
         slices.push(slice);
-        offset += item.len().next_multiple_of(ALIGN);
+        offset += room(item);
     }
     let placed = lender.place_at(&places)?;
     let mut queues: Vec<Option<RemoteQueue>> = upload.devices.iter().map(|_| None).collect();

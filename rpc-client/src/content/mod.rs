@@ -177,7 +177,8 @@ impl<'d> Upload<'d> {
 
     fn run(&self, all: &[Upload<'_>]) -> Result<()> {
         let _origin = common::Origin(self);
-        let ask = self.keeps_blobs() || lend::possible(self, all);
+        let may_borrow = lend::possible(self, all);
+        let ask = self.keeps_blobs() || may_borrow;
         let (blobs, small): (Vec<&Item>, Vec<&Item>) =
             self.items.iter().partition(|item| ask && item.len() >= MIN_BLOB);
         let (to_send, sending) = channel();
@@ -193,7 +194,7 @@ impl<'d> Upload<'d> {
             // What is no blob is sent while the server is asked about the others. Sending to a thread fails only if it has
             // ended with an error, which is found below.
             small.into_iter().for_each(|item| _ = to_send.send(item));
-            if !blobs.is_empty() && lend::possible(self, all) {
+            if !blobs.is_empty() && may_borrow {
                 let to_send = to_send.clone();
                 threads.push(scope.spawn(move || lend::borrow_all(self, all, &borrowing, &to_send)));
             }
@@ -364,9 +365,15 @@ impl<'d> Upload<'d> {
         let Some((first, _)) = item.places.first() else { return Ok(()) };
         let target = self.target(*first)?;
         common::take(all, common, item, target)?;
+        self.came(item, target.taking()?, handed)
+    }
+
+    /// An item has come from another server, or comes on `queue`.
+    fn came(&self, item: &Item, queue: &RemoteQueue, handed: &mut u64) -> Result<()> {
         item.foreign.store(true, Ordering::Relaxed);
+        self.announce(item);
         (self.progress)(item.len());
-        self.hand_on(item, target.taking()?, handed)
+        self.hand_on(item, queue, handed)
     }
 
     /// Lets the server check what it has taken from others, and keep it.
