@@ -103,7 +103,7 @@ fn attend(isa: Isa, tokens: usize) -> f64 {
             Query { q, out, keys: 0..n_kv, mask: None, sink: None }
         })
         .collect();
-    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0 };
+    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0, many: tokens > 1 };
     let mut scratch = Scratch::new();
     // SAFETY: all lengths as above.
     let t = best(|| unsafe { attention(isa, &all, &queries, &mut scratch) });

@@ -2,7 +2,10 @@
 //!
 //! Keys are taken in tiles; the softmax is kept as a running maximum and sum (Milakov and Gimelshein, 2018), so that scores of
 //! one tile are all that is stored. Queries that share keys (the heads of a group, neighbouring tokens) go together: each tile
-//! is read from memory once for all of them.
+//! is read from memory once for all of them. Where there are many, its keys are turned into columns and its values are made
+//! floats first, so that both products are sums of vectors times numbers: that takes a tenth of the time, and saves a third.
+//!
+//! Tiles begin at multiples of their size, whatever the queries see, so that what a query gets does not depend on those beside it.
 
 use super::Isa;
 use super::float::mul_mat_float;
@@ -16,10 +19,24 @@ use outboard_core::op::BinaryKind;
 use outboard_core::quant::dequantize_row;
 use std::ops::Range;
 
-/// Keys of a tile: scores and values of a tile stay in the nearest cache.
+/// Calls a function that is generic over the type of floats.
+macro_rules! by_type {
+    ($dtype:expr, $f:ident($($arg:expr),*)) => {
+        match $dtype {
+            DType::F32 => $f::<f32>($($arg),*),
+            DType::F16 => $f::<F16>($($arg),*),
+            _ => $f::<Bf16>($($arg),*),
+        }
+    };
+}
+
+/// Keys of a tile: its values stay in the nearest cache, scores in the next.
 const TILE: usize = 128;
-/// Queries that are worked on together, for the same reason.
-const QUERIES: usize = 32;
+/// Most queries that are worked on together: what is done for a tile is divided by as many.
+pub const QUERIES: usize = 96;
+/// Elements of the longest vector.
+const MOST_LANES: usize = 16;
+const _: () = assert!(TILE.is_multiple_of(MOST_LANES));
 
 /// A mask's row: what is added to the scores of one query, by key.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +73,8 @@ pub struct Heads {
     pub scale: f32,
     /// If not 0: scores become `softcap * tanh(score / softcap)`.
     pub softcap: f32,
+    /// There are queries of several tokens. Sums are rounded in another order then, for all of them in the same.
+    pub many: bool,
 }
 
 /// What is known of a query after some tiles.
@@ -103,11 +122,12 @@ pub unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mu
 /// As there.
 unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
     let (n, d, dv) = (queries.len(), heads.k.k, heads.v.k);
-    let memory = scratch.floats(n * (d + TILE + dv) + TILE * (d + dv) + TILE);
+    let memory = scratch.floats(n * (d + TILE + dv) + TILE * (2 * d + dv) + TILE);
     let (q, memory) = memory.split_at_mut(n * d);
     let (scores, memory) = memory.split_at_mut(n * TILE);
     let (acc, memory) = memory.split_at_mut(n * dv);
     let (k_tile, memory) = memory.split_at_mut(TILE * d);
+    let (turned, memory) = memory.split_at_mut(TILE * d);
     let (v_tile, memory) = memory.split_at_mut(TILE * dv);
     let mask_tile = &mut memory[..TILE];
     acc.fill(0.0);
@@ -120,13 +140,31 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
     let seen = queries.iter().filter(|q| !q.keys.is_empty());
     let first = seen.clone().map(|q| q.keys.start).min().unwrap_or(0);
     let end = seen.map(|q| q.keys.end).max().unwrap_or(0);
-    for start in (first..end).step_by(TILE) {
-        let keys = start..(start + TILE).min(end);
+    let mut next = first;
+    while next < end {
+        let keys = next..(next / TILE * TILE + TILE).min(end);
+        next = keys.end;
         // SAFETY: these keys are seen by some query, hence valid.
-        let (k, v) = unsafe { (as_floats(heads.k, &keys, k_tile), as_floats(heads.v, &keys, v_tile)) };
-        let out = Out { data: scores.as_mut_ptr(), stride: TILE };
-        // SAFETY: k has as many rows, q n columns, scores room for both.
-        unsafe { mul_mat_float(isa, k, 0..keys.len(), q.as_ptr(), d, n, out) };
+        let (k, mut v) = unsafe { (as_floats(heads.k, &keys, k_tile), as_floats(heads.v, &keys, v_tile)) };
+        if heads.many {
+            scores.fill(0.0);
+            let width = keys.len().next_multiple_of(MOST_LANES);
+            let columns = Rows { data: turned.as_ptr().cast(), stride: TILE * 4, dtype: DType::F32, k: width };
+            let factors = Factors { data: q.as_ptr(), stride: d, n };
+            // SAFETY: k and v have as many rows; turned has d rows of TILE, scores n, and v_tile room for the values.
+            unsafe {
+                by_type!(k.dtype, turn(isa, k, keys.len(), turned.as_mut_ptr()));
+                add_rows::<f32>(isa, factors, columns, d, Out { data: scores.as_mut_ptr(), stride: TILE });
+                if v.dtype != DType::F32 {
+                    by_type!(v.dtype, widen(isa, v, keys.len(), v_tile.as_mut_ptr()));
+                    v = Rows { data: v_tile.as_ptr().cast(), stride: dv * 4, dtype: DType::F32, k: dv };
+                }
+            }
+        } else {
+            let out = Out { data: scores.as_mut_ptr(), stride: TILE };
+            // SAFETY: k has as many rows, q n columns, scores room for both.
+            unsafe { mul_mat_float(isa, k, 0..keys.len(), q.as_ptr(), d, n, out) };
+        }
         for (i, query) in queries.iter().enumerate() {
             let s = &mut scores[i * TILE..][..keys.len()];
             let from = query.keys.start.clamp(keys.start, keys.end);
@@ -157,15 +195,9 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
             r.max = max;
             r.sum += sum;
         }
-        let p = scores.as_ptr();
+        let (p, out) = (Factors { data: scores.as_ptr(), stride: TILE, n }, Out { data: acc.as_mut_ptr(), stride: dv });
         // SAFETY: v has as many rows; scores and acc have n.
-        unsafe {
-            match v.dtype {
-                DType::F32 => add_values::<f32>(isa, p, n, v, keys.len(), acc.as_mut_ptr()),
-                DType::F16 => add_values::<F16>(isa, p, n, v, keys.len(), acc.as_mut_ptr()),
-                _ => add_values::<Bf16>(isa, p, n, v, keys.len(), acc.as_mut_ptr()),
-            }
-        }
+        unsafe { by_type!(v.dtype, add_rows(isa, p, v, keys.len(), out)) };
     }
     for ((query, r), acc) in queries.iter().zip(&mut running).zip(acc.chunks_exact_mut(dv.max(1))) {
         let mut factor = 1.0;
@@ -219,60 +251,144 @@ unsafe fn mask_row(mask: MaskRow, from: usize, tile: &mut [f32]) -> &[f32] {
 }
 
 per_lanes! {
-    /// `acc[i] += sum_j p[i, j] * v[j]` for `n` rows of p, [`TILE`] apart, and of acc, behind one another.
+    /// The first `n` keys of a tile as columns, [`TILE`] floats apart, padded with zeros to whole vectors.
     ///
     /// # Safety
-    /// `v` has `keys` rows of W.
-    unsafe fn add_values<W>(p: *const f32, n: usize, v: Rows, keys: usize, acc: *mut f32) = add_values_body
+    /// `k` has as many rows of W; `to` has room for `k.k` rows of [`TILE`].
+    unsafe fn turn<W>(k: Rows, n: usize, to: *mut f32) = turn_body
 }
 
 /// # Safety
-/// As [`add_values`], with L's features.
+/// As [`turn`], with L's features.
 #[inline(always)]
-unsafe fn add_values_body<L: Lanes, W: Element>(p: *const f32, n: usize, v: Rows, keys: usize, acc: *mut f32) {
+unsafe fn turn_body<L: Lanes, W: Element>(k: Rows, n: usize, to: *mut f32) {
+    // SAFETY: rows are below n, columns below k.k; a tile has whole vectors.
+    unsafe {
+        let at = |j: usize, c: usize| k.data.add(j * k.stride).cast::<W>().add(c);
+        for j in (0..n).step_by(L::N) {
+            let here = (n - j).min(L::N);
+            let mut c = 0;
+            while c + L::N <= k.k {
+                let mut block = [L::splat(0.0); MOST_LANES];
+                for (r, row) in block.iter_mut().enumerate().take(here) {
+                    *row = W::lanes::<L>(at(j + r, c));
+                }
+                L::turn(&mut block[..L::N]);
+                for (e, column) in block.iter().enumerate().take(L::N) {
+                    column.store(to.add((c + e) * TILE + j));
+                }
+                c += L::N;
+            }
+            for c in c..k.k {
+                for r in 0..L::N {
+                    *to.add(c * TILE + j + r) = if r < here { (*at(j + r, c)).one() } else { 0.0 };
+                }
+            }
+        }
+    }
+}
+
+per_lanes! {
+    /// The first `n` rows as floats, behind one another.
+    ///
+    /// # Safety
+    /// `v` has as many rows of W, and `to` room for them.
+    unsafe fn widen<W>(v: Rows, n: usize, to: *mut f32) = widen_body
+}
+
+/// # Safety
+/// As [`widen`], with L's features.
+#[inline(always)]
+unsafe fn widen_body<L: Lanes, W: Element>(v: Rows, n: usize, to: *mut f32) {
+    // SAFETY: all indices are below the caller's.
+    unsafe {
+        for j in 0..n {
+            let (row, to) = (v.data.add(j * v.stride).cast::<W>(), to.add(j * v.k));
+            let mut c = 0;
+            while c + L::N <= v.k {
+                W::lanes::<L>(row.add(c)).store(to.add(c));
+                c += L::N;
+            }
+            for c in c..v.k {
+                *to.add(c) = (*row.add(c)).one();
+            }
+        }
+    }
+}
+
+/// `n` rows of numbers that vectors are multiplied by.
+#[derive(Clone, Copy)]
+struct Factors {
+    data: *const f32,
+    /// Floats from one row to the next.
+    stride: usize,
+    n: usize,
+}
+
+impl Factors {
+    /// # Safety
+    /// There are so many.
+    unsafe fn from(self, row: usize) -> *const f32 {
+        // SAFETY: the caller's.
+        unsafe { self.data.add(row * self.stride) }
+    }
+}
+
+per_lanes! {
+    /// `acc[i] += sum_j p[i, j] * v[j]` for all rows of p, j being below `n`.
+    ///
+    /// # Safety
+    /// `v` has `n` rows of W, those of p are as long, and `acc` has as many as p, as long as those of v.
+    unsafe fn add_rows<W>(p: Factors, v: Rows, n: usize, acc: Out) = add_rows_body
+}
+
+/// # Safety
+/// As [`add_rows`], with L's features.
+#[inline(always)]
+unsafe fn add_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, acc: Out) {
     let dv = v.k;
     // SAFETY: all indices are below the caller's.
     unsafe {
         let mut i = 0;
-        while i < n {
-            let rows = (n - i).min(4);
-            let (p, acc) = (p.add(i * TILE), acc.add(i * dv));
+        while i < p.n {
+            let rows = (p.n - i).min(4);
+            let (p, acc) = (Factors { data: p.from(i), ..p }, Out { data: acc.data.add(i * acc.stride), ..acc });
             let mut c = 0;
             // Only where there are 32 registers: one pass reads 64 values of a row.
             while L::N == 16 && c + 4 * L::N <= dv {
                 match rows {
-                    4 => value_tile::<L, W, 4, 4>(p, v, c, keys, acc),
-                    3 => value_tile::<L, W, 3, 4>(p, v, c, keys, acc),
-                    2 => value_tile::<L, W, 2, 4>(p, v, c, keys, acc),
-                    _ => value_tile::<L, W, 1, 4>(p, v, c, keys, acc),
+                    4 => tile::<L, W, 4, 4>(p, v, c, n, acc),
+                    3 => tile::<L, W, 3, 4>(p, v, c, n, acc),
+                    2 => tile::<L, W, 2, 4>(p, v, c, n, acc),
+                    _ => tile::<L, W, 1, 4>(p, v, c, n, acc),
                 }
                 c += 4 * L::N;
             }
             while c + 2 * L::N <= dv {
                 match rows {
-                    4 => value_tile::<L, W, 4, 2>(p, v, c, keys, acc),
-                    3 => value_tile::<L, W, 3, 2>(p, v, c, keys, acc),
-                    2 => value_tile::<L, W, 2, 2>(p, v, c, keys, acc),
-                    _ => value_tile::<L, W, 1, 2>(p, v, c, keys, acc),
+                    4 => tile::<L, W, 4, 2>(p, v, c, n, acc),
+                    3 => tile::<L, W, 3, 2>(p, v, c, n, acc),
+                    2 => tile::<L, W, 2, 2>(p, v, c, n, acc),
+                    _ => tile::<L, W, 1, 2>(p, v, c, n, acc),
                 }
                 c += 2 * L::N;
             }
             while c + L::N <= dv {
                 match rows {
-                    4 => value_tile::<L, W, 4, 1>(p, v, c, keys, acc),
-                    3 => value_tile::<L, W, 3, 1>(p, v, c, keys, acc),
-                    2 => value_tile::<L, W, 2, 1>(p, v, c, keys, acc),
-                    _ => value_tile::<L, W, 1, 1>(p, v, c, keys, acc),
+                    4 => tile::<L, W, 4, 1>(p, v, c, n, acc),
+                    3 => tile::<L, W, 3, 1>(p, v, c, n, acc),
+                    2 => tile::<L, W, 2, 1>(p, v, c, n, acc),
+                    _ => tile::<L, W, 1, 1>(p, v, c, n, acc),
                 }
                 c += L::N;
             }
             for c in c..dv {
                 for r in 0..rows {
-                    let mut sum = *acc.add(r * dv + c);
-                    for j in 0..keys {
-                        sum += *p.add(r * TILE + j) * (*v.data.add(j * v.stride).cast::<W>().add(c)).one();
+                    let mut sum = *acc.data.add(r * acc.stride + c);
+                    for j in 0..n {
+                        sum += *p.from(r).add(j) * (*v.data.add(j * v.stride).cast::<W>().add(c)).one();
                     }
-                    *acc.add(r * dv + c) = sum;
+                    *acc.data.add(r * acc.stride + c) = sum;
                 }
             }
             i += rows;
@@ -280,42 +396,42 @@ unsafe fn add_values_body<L: Lanes, W: Element>(p: *const f32, n: usize, v: Rows
     }
 }
 
-/// `R` rows of p times `C` vectors of the values from element `c` on.
+/// `R` rows of p times `C` vectors of each of the `n` rows of v, from element `c` on.
 ///
 /// # Safety
-/// As [`add_values_body`].
+/// As [`add_rows_body`].
 #[inline(always)]
-unsafe fn value_tile<L: Lanes, W: Element, const R: usize, const C: usize>(
-    p: *const f32,
+unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
+    p: Factors,
     v: Rows,
     c: usize,
-    keys: usize,
-    acc: *mut f32,
+    n: usize,
+    acc: Out,
 ) {
     // SAFETY: the caller's.
     unsafe {
         let mut sum = [[L::splat(0.0); C]; R];
         for (r, sum) in sum.iter_mut().enumerate() {
             for (l, sum) in sum.iter_mut().enumerate() {
-                *sum = L::load(acc.add(r * v.k + c + l * L::N));
+                *sum = L::load(acc.data.add(r * acc.stride + c + l * L::N));
             }
         }
-        for j in 0..keys {
+        for j in 0..n {
             let row = v.data.add(j * v.stride).cast::<W>().add(c);
             let mut values = [L::splat(0.0); C];
             for (l, value) in values.iter_mut().enumerate() {
                 *value = W::lanes::<L>(row.add(l * L::N));
             }
             for (r, sum) in sum.iter_mut().enumerate() {
-                let weight = L::splat(*p.add(r * TILE + j));
+                let factor = L::splat(*p.from(r).add(j));
                 for (sum, value) in sum.iter_mut().zip(values) {
-                    *sum = sum.fma(weight, value);
+                    *sum = sum.fma(factor, value);
                 }
             }
         }
         for (r, sum) in sum.iter().enumerate() {
             for (l, sum) in sum.iter().enumerate() {
-                sum.store(acc.add(r * v.k + c + l * L::N));
+                sum.store(acc.data.add(r * acc.stride + c + l * L::N));
             }
         }
     }
@@ -374,12 +490,13 @@ mod tests {
             let (ka, va) = (aligned(&kb), aligned(&vb));
             let (k, v) = (float(&kb, d * n_kv), float(&vb, dv * n_kv));
             let rows = |a: &[u32], k| Rows { data: a.as_ptr().cast(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
-            let heads = Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap };
+            let heads = Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap, many: false };
             let q = noise(d * n, 3);
             let mask: Vec<f32> = noise(n_kv, 4);
             let mask16: Vec<f16> = mask.iter().map(|&v| f16::from_f32(v)).collect();
             let zeros = vec![0.0; n_kv];
-            for isa in Isa::available() {
+            for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
+                let heads = Heads { many, ..heads };
                 let mut out = vec![f32::NAN; dv * n];
                 let mut queries = Vec::new();
                 for i in 0..n {
@@ -401,6 +518,11 @@ mod tests {
                 }
                 // SAFETY: everything is as large as said above.
                 unsafe { attention(isa, &heads, &queries, &mut Scratch::new()) };
+                let together = out.clone();
+                // SAFETY: as above.
+                queries.chunks(1).for_each(|q| unsafe { attention(isa, &heads, q, &mut Scratch::new()) });
+                let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&out), bits(&together), "{} {dtype} many {many}: alone and together", isa.name());
                 for (i, query) in queries.iter().enumerate() {
                     let m16: Vec<f32> = mask16.iter().map(|v| v.to_f32()).collect();
                     let m = [&zeros, &mask, &m16][i % 3];
@@ -409,7 +531,7 @@ mod tests {
                         let got = f64::from(out[i * dv + c]);
                         assert!(
                             (got - want).abs() < 2e-5,
-                            "{} {dtype} query {i} element {c}: {got}, not {want}",
+                            "{} {dtype} many {many} query {i} element {c}: {got}, not {want}",
                             isa.name()
                         );
                     }

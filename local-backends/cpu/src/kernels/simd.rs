@@ -51,6 +51,11 @@ pub(super) trait Lanes: Copy {
         // SAFETY: the caller's.
         v.map(|v| unsafe { v.sum() })
     }
+    /// Turns `N` rows of `N` elements into the columns they make.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn turn(rows: &mut [Self]);
 }
 
 /// Plain Rust, eight lanes: two NEON registers, or whatever the baseline has.
@@ -113,6 +118,15 @@ impl Lanes for Plain {
         let [a, b, c, d, e, f, g, h] = self.0;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
+    #[inline(always)]
+    unsafe fn turn(rows: &mut [Self]) {
+        for i in 1..rows.len() {
+            let (before, rest) = rows.split_at_mut(i);
+            for (j, above) in before.iter_mut().enumerate() {
+                std::mem::swap(&mut above.0[i], &mut rest[0].0[j]);
+            }
+        }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -122,7 +136,8 @@ mod x86 {
 
     macro_rules! lanes {
         ($v:ty, $n:literal, $features:literal, $set1:ident, $load:ident, $store:ident, $fma:ident,
-         half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, fold $s:ident => $fold:expr) => {
+         half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, turn $turn:ident,
+         fold $s:ident => $fold:expr) => {
             impl Lanes for $v {
                 const N: usize = $n;
 
@@ -184,16 +199,82 @@ mod x86 {
                     unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
                     out
                 }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn turn(rows: &mut [Self]) {
+                    if let Ok(rows) = rows.try_into() {
+                        $turn(rows);
+                    }
+                }
             }
         };
     }
 
+    /// The first step of turning, within 128 bits: of rows 4 i to 4 i + 3, vector 4 i + c has in part p the elements 4 p + c.
+    macro_rules! turn_quarters {
+        ($rows:ident, $lo:ident, $hi:ident, $pair:ident, $single:ident, $lo_pair:ident, $hi_pair:ident) => {
+            for four in $rows.as_chunks_mut::<4>().0 {
+                let [a, b, c, d] = *four;
+                let (ab, cd) = ($pair($lo(a, b)), $pair($lo(c, d)));
+                let (ab_high, cd_high) = ($pair($hi(a, b)), $pair($hi(c, d)));
+                four[0] = $single($lo_pair(ab, cd));
+                four[1] = $single($hi_pair(ab, cd));
+                four[2] = $single($lo_pair(ab_high, cd_high));
+                four[3] = $single($hi_pair(ab_high, cd_high));
+            }
+        };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn turn8(rows: &mut [__m256; 8]) {
+        turn_quarters!(
+            rows,
+            _mm256_unpacklo_ps,
+            _mm256_unpackhi_ps,
+            _mm256_castps_pd,
+            _mm256_castpd_ps,
+            _mm256_unpacklo_pd,
+            _mm256_unpackhi_pd
+        );
+        for c in 0..4 {
+            let (a, b) = (rows[c], rows[4 + c]);
+            rows[c] = _mm256_permute2f128_ps::<0x20>(a, b);
+            rows[4 + c] = _mm256_permute2f128_ps::<0x31>(a, b);
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn turn16(rows: &mut [__m512; 16]) {
+        turn_quarters!(
+            rows,
+            _mm512_unpacklo_ps,
+            _mm512_unpackhi_ps,
+            _mm512_castps_pd,
+            _mm512_castpd_ps,
+            _mm512_unpacklo_pd,
+            _mm512_unpackhi_pd
+        );
+        // 0x88 takes parts 0 and 2 of both, 0xdd parts 1 and 3.
+        for c in 0..4 {
+            let even = _mm512_shuffle_f32x4::<0x88>(rows[c], rows[4 + c]);
+            let odd = _mm512_shuffle_f32x4::<0xdd>(rows[c], rows[4 + c]);
+            let even_high = _mm512_shuffle_f32x4::<0x88>(rows[8 + c], rows[12 + c]);
+            let odd_high = _mm512_shuffle_f32x4::<0xdd>(rows[8 + c], rows[12 + c]);
+            rows[c] = _mm512_shuffle_f32x4::<0x88>(even, even_high);
+            rows[4 + c] = _mm512_shuffle_f32x4::<0x88>(odd, odd_high);
+            rows[8 + c] = _mm512_shuffle_f32x4::<0xdd>(even, even_high);
+            rows[12 + c] = _mm512_shuffle_f32x4::<0xdd>(odd, odd_high);
+        }
+    }
+
     lanes!(__m256, 8, "avx2,fma,f16c", _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
     half _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
-    _mm256_castsi256_ps, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)));
+    _mm256_castsi256_ps, turn turn8, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)));
     lanes!(__m512, 16, "avx512f", _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps,
     half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
-    _mm512_castsi512_ps, fold v => {
+    _mm512_castsi512_ps, turn turn16, fold v => {
         let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
         let v = _mm256_add_ps(_mm512_castps512_ps256(v), high);
         _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v))
@@ -271,6 +352,32 @@ mod neon {
             unsafe { vst1q_f32(out.as_mut_ptr(), sums) };
             out
         }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn turn(rows: &mut [Self]) {
+            let Ok(rows) = <&mut [Self; 8]>::try_from(rows) else { return };
+            let low = turn4([rows[0].0, rows[1].0, rows[2].0, rows[3].0]);
+            let low_behind = turn4([rows[4].0, rows[5].0, rows[6].0, rows[7].0]);
+            let high = turn4([rows[0].1, rows[1].1, rows[2].1, rows[3].1]);
+            let high_behind = turn4([rows[4].1, rows[5].1, rows[6].1, rows[7].1]);
+            for i in 0..4 {
+                rows[i] = Neon(low[i], low_behind[i]);
+                rows[4 + i] = Neon(high[i], high_behind[i]);
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    fn turn4([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
+        let (ab, cd) = (vreinterpretq_f64_f32(vtrn1q_f32(a, b)), vreinterpretq_f64_f32(vtrn1q_f32(c, d)));
+        let (ab_odd, cd_odd) = (vreinterpretq_f64_f32(vtrn2q_f32(a, b)), vreinterpretq_f64_f32(vtrn2q_f32(c, d)));
+        [
+            vreinterpretq_f32_f64(vtrn1q_f64(ab, cd)),
+            vreinterpretq_f32_f64(vtrn1q_f64(ab_odd, cd_odd)),
+            vreinterpretq_f32_f64(vtrn2q_f64(ab, cd)),
+            vreinterpretq_f32_f64(vtrn2q_f64(ab_odd, cd_odd)),
+        ]
     }
 }
 

@@ -2,14 +2,16 @@
 
 use super::mul_mat::SendPtr;
 use super::*;
-use crate::kernels::attn::{Heads, MaskRow, Query, attention};
+use crate::kernels::attn::{Heads, MaskRow, QUERIES, Query, attention};
 use crate::kernels::mul_mat::Rows;
 use crate::tensor::checked;
 use outboard_core::DType;
 use outboard_core::op::FlashAttn;
 
-/// Queries that a kernel works on together.
-const QUERIES: usize = 32;
+/// Pieces for each thread, so that all end at about the same time.
+const PIECES: usize = 4;
+/// Queries of a piece that are worth going through the keys for.
+const FEW: usize = 32;
 
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), String> {
     let (q, k, v, out) = (node.src(0)?, node.src(1)?, node.src(2)?, &node.out);
@@ -32,7 +34,12 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         (0..out.n_rows()).for_each(|r| out.f32s_mut(out.unravel(r)).fill(0.0));
         return Ok(());
     }
-    let tokens = (QUERIES / group).max(1);
+    // Few large pieces are less work, but each of several threads is to get some.
+    let pieces = match cx.pool.threads() {
+        1 => 1,
+        threads => (PIECES * threads).div_ceil(n_head_kv),
+    };
+    let tokens = n_tokens.div_ceil(pieces).max(FEW / group).clamp(1, (QUERIES / group).max(1));
     let blocks = n_tokens.div_ceil(tokens);
     let rows =
         |t: &T, head: usize| Rows { data: t.row([0, head, 0]), stride: t.nb()[1], dtype: t.dtype(), k: t.ne()[0] };
@@ -41,7 +48,8 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         let (q, k, v, out) = shared.get();
         // Later tokens see more keys: they go first, so that the pieces at the end are small.
         let (head, block) = (piece % n_head_kv, blocks - 1 - piece / n_head_kv);
-        let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap };
+        let many = n_tokens > 1;
+        let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap, many };
         let mut queries = Vec::with_capacity(tokens * group);
         for (i, keys) in seen.iter().enumerate().skip(block * tokens).take(tokens) {
             for h in head * group..(head + 1) * group {
