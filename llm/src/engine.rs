@@ -14,7 +14,7 @@ use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
-use outboard_core::{Device, LeafKind, Pending, Slice, TensorId, Usage};
+use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, Usage};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,9 +26,8 @@ const MAX_PROGRAMS: usize = 16;
 /// Longest wait for an upload to arrive, or for one step of the model.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3600);
 
-/// Tokens of a micro-batch when nothing is said. Over s devices, m micro-batches take (m + s - 1) / m times as long as they could,
-/// so m should be large; measured, a CPU takes as long per token with 64 as with 512. The same on one device as on many,
-/// because products of another number of columns may be rounded differently, and a seed is to give the same text everywhere.
+/// Most tokens of a micro-batch when nothing is said: measured, a CPU takes as long per token with 128 as with 512. Several devices in
+/// a row get smaller ones ([`micro_batches`]).
 pub const DEFAULT_UBATCH: usize = 128;
 
 /// How a model is put on devices.
@@ -82,6 +81,8 @@ impl Default for LoadOptions {
 pub struct DeviceLoad {
     /// The device's id.
     pub id: String,
+    /// What kind of device it is.
+    pub kind: DeviceKind,
     /// First and last layer, if any.
     pub layers: Option<(usize, usize)>,
     /// Bytes of weights.
@@ -211,6 +212,7 @@ impl Placed {
             let last = homes.layers.iter().rposition(|&l| l == d);
             loads.push(DeviceLoad {
                 id: device.info().id.clone(),
+                kind: device.info().kind,
                 layers: first.zip(last),
                 weight_bytes: bytes(true),
                 cache_bytes: bytes(false),
@@ -343,14 +345,16 @@ impl Engine {
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
     pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
         self.check_room(tokens.len())?;
-        let devices = self.loads.iter().filter(|load| load.layers.is_some()).count();
+        let with_layers = self.loads.iter().filter(|load| load.layers.is_some());
+        let devices: Vec<DeviceKind> = with_layers.map(|load| load.kind).collect();
         let mut rest = tokens;
         let batch = |size: usize| {
             let (batch, behind) = rest.split_at(size.min(rest.len()));
             rest = behind;
             batch
         };
-        let batches: Vec<&[u32]> = micro_batches(tokens.len(), self.n_ubatch, devices).into_iter().map(batch).collect();
+        let batches: Vec<&[u32]> =
+            micro_batches(tokens.len(), self.n_ubatch, &devices).into_iter().map(batch).collect();
         // All of it is known before any of it may fail.
         self.text.truncate(self.n_past);
         batches.iter().for_each(|batch| self.text.read(self.text.len(), batch));

@@ -16,7 +16,7 @@ use crate::model::{self, Loaded};
 use crate::print;
 use crate::trace::{TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
-use outboard_core::{Device, DeviceKind};
+use outboard_core::Device;
 use outboard_llm::{Engine, LoadOptions, Parts};
 use outboard_rpc_client::{PeerPath, RemoteDevice};
 use picture::{Picture, Timeline};
@@ -126,7 +126,7 @@ fn members(set: &DeviceSet, options: &LoadOptions) -> Result<Vec<Member>> {
             id: info.id.clone(),
             host: host(device.as_ref()),
             capacity: devices::free(device.as_ref())?,
-            host_memory: matches!(info.kind, DeviceKind::Cpu | DeviceKind::IntegratedGpu),
+            kind: info.kind,
             share: options.split.get(d).copied().unwrap_or(0.0),
             speed: None,
         })

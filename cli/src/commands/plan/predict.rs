@@ -11,6 +11,7 @@
 //!
 //! Layers are divided as a load divides them, and nothing is said of the times where the user has placed weights by name.
 
+use outboard_core::DeviceKind;
 use outboard_llm::batches::micro_batches;
 use outboard_llm::parts::Parts;
 use outboard_llm::split::{Share, split_layers};
@@ -24,12 +25,18 @@ pub(super) struct Member {
     pub(super) host: String,
     /// Bytes that it has for weights and cache.
     pub(super) capacity: u64,
-    /// It shares its memory with the other devices of its host that do.
-    pub(super) host_memory: bool,
+    pub(super) kind: DeviceKind,
     /// Its part of the layers relative to the others; 0 leaves it out.
     pub(super) share: f64,
     /// `None` if it had nothing to compute.
     pub(super) speed: Option<Speed>,
+}
+
+impl Member {
+    /// Whether it shares its memory with the other devices of its host that do.
+    fn has_host_memory(&self) -> bool {
+        matches!(self.kind, DeviceKind::Cpu | DeviceKind::IntegratedGpu)
+    }
 }
 
 /// How fast a device is.
@@ -236,7 +243,7 @@ impl Present {
     /// Bytes for weights and cache that a host has.
     pub(super) fn room(&self, host: &str) -> u64 {
         let of = |shared: bool| {
-            let mine = self.members.iter().filter(move |m| m.host == host && m.host_memory == shared);
+            let mine = self.members.iter().filter(move |m| m.host == host && m.has_host_memory() == shared);
             mine.map(|m| m.capacity)
         };
         of(true).max().unwrap_or(0) + of(false).sum::<u64>()
@@ -320,7 +327,8 @@ impl Present {
             token_ms += speed.decode * read_bytes(&self.parts, homes, d) as f64;
             stages.push(speed.prompt * homes.iter().filter(|&&h| h == d).count() as f64);
         }
-        let batches = micro_batches(self.prompt_tokens, self.n_ubatch, used.len());
+        let kinds: Vec<DeviceKind> = used.iter().filter_map(|&d| members.get(d)).map(|member| member.kind).collect();
+        let batches = micro_batches(self.prompt_tokens, self.n_ubatch, &kinds);
         Some((token_ms, pipeline_ms(&stages, &ways, &batches)))
     }
 }
@@ -338,7 +346,7 @@ mod tests {
 
     fn member(id: &str, host: &str, capacity: u64) -> Member {
         let speed = Some(Speed { decode: 0.01, prompt: 0.1 });
-        Member { id: id.into(), host: host.into(), capacity, host_memory: true, share: 1.0, speed }
+        Member { id: id.into(), host: host.into(), capacity, kind: DeviceKind::Cpu, share: 1.0, speed }
     }
 
     /// Eight layers on two hosts, a millisecond between them.
@@ -482,7 +490,7 @@ mod tests {
         let mut present = two_hosts();
         present.members.push(member("b/1", "b", 1500));
         assert_eq!((present.hosts(), present.room("b")), (vec!["a".into(), "b".into()], 2000));
-        present.members[2].host_memory = false;
+        present.members[2].kind = DeviceKind::Gpu;
         assert_eq!(present.room("b"), 3500);
         // 400 bytes and eight layers of 100 and 2 for each token of context.
         assert_eq!(longest_context(&parts(8), &[member("a", "a", 1300)], 1), Some(6));
