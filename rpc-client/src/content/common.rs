@@ -1,13 +1,15 @@
 //! Contents that several servers need: this process sends each to one of them, its origin, and the others get it from there.
 //!
 //! Origins are dealt out in turn, so that every server sends as much as it gets. What a server has already it does not take from
-//! another. What it takes it accepts on a queue of its own, so that a server that waits for another one never holds up what it
-//! has to send itself.
+//! another. It accepts what it takes, and lets the origin offer it, on queues of their own: a server that waits for another one
+//! never holds up what comes to it from this process.
 
 use super::{Item, Target, Upload, carry};
 use crate::lock;
-use outboard_core::{Error, PeerTransfer, Result};
+use crate::queue::RemoteQueue;
+use outboard_core::{Error, Event, PeerTransfer, Queue, Result};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// One content that several endpoints need, as they all see it.
@@ -23,8 +25,8 @@ pub(super) struct Common {
 enum State {
     /// It is not there yet.
     Coming,
-    /// In its first place at the origin, or on its way there on the origin's queue.
-    There,
+    /// In its first place at the origin; what is still on its way there is before an event of that device.
+    There(Option<Event>),
     /// The origin has failed.
     Gone,
 }
@@ -38,26 +40,23 @@ impl Common {
         }
     }
 
-    /// Other servers can have it from the origin.
-    pub(super) fn is_there(&self) {
-        self.set(State::There);
+    /// Other servers can have it from the origin, behind the event if there is one.
+    pub(super) fn is_there(&self, event: Option<Event>) {
+        self.set(State::There(event));
     }
 
-    /// Whether it can be had; `None` if that is not known yet.
-    pub(super) fn now(&self) -> Option<bool> {
-        match *lock(&self.state) {
-            State::Coming => None,
-            state => Some(state == State::There),
-        }
+    /// Whether its fate is known: it can be had, or never will.
+    pub(super) fn is_known(&self) -> bool {
+        *lock(&self.state) != State::Coming
     }
 
-    /// Waits until it can be had. `false` if it never will. The origin's own deadlines end this.
-    pub(super) fn wait(&self) -> bool {
+    /// Waits until its fate is known. The origin's own deadlines end this.
+    fn wait(&self) -> State {
         let mut state = lock(&self.state);
         while *state == State::Coming {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        *state == State::There
+        *state
     }
 }
 
@@ -105,12 +104,31 @@ impl Drop for Origin<'_, '_> {
     }
 }
 
-/// Brings an item from its origin, where it is, to its first place.
-pub(super) fn take(all: &[Upload<'_>], common: &Common, item: &Item, target: &Target<'_>) -> Result<()> {
-    let bug = || Error::Misuse("a content without an origin; this is a bug of Outboard".into());
-    let origin = all.get(common.origin).ok_or_else(bug)?;
-    let (number, src) = origin.items.get(common.item).and_then(|item| item.places.first()).ok_or_else(bug)?;
-    let source = origin.target(*number)?;
-    let (_, dst) = item.places.first().ok_or_else(bug)?;
-    carry((source.device, &source.queue, src), (target.device, target.taking()?, dst))
+/// What brings items from their origins, on a queue of each of these.
+#[derive(Default)]
+pub(super) struct Sources(HashMap<(usize, usize), RemoteQueue>);
+
+impl Sources {
+    /// Brings an item from its origin, once it is there, to its first place. `false` if the origin has failed; it says why itself.
+    pub(super) fn take(
+        &mut self,
+        all: &[Upload<'_>],
+        common: &Common,
+        item: &Item,
+        target: &Target<'_>,
+    ) -> Result<bool> {
+        let bug = || Error::Misuse("a content without an origin; this is a bug of Outboard".into());
+        let origin = all.get(common.origin).ok_or_else(bug)?;
+        let (number, src) = origin.items.get(common.item).and_then(|item| item.places.first()).ok_or_else(bug)?;
+        let source = origin.target(*number)?;
+        let (_, dst) = item.places.first().ok_or_else(bug)?;
+        let State::There(event) = common.wait() else { return Ok(false) };
+        let queue = match self.0.entry((common.origin, *number)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(RemoteQueue::open(source.device)?),
+        };
+        event.map_or(Ok(()), |event| queue.wait(event))?;
+        carry((source.device, queue, src), (target.device, target.taking()?, dst))?;
+        Ok(true)
+    }
 }

@@ -15,7 +15,7 @@ mod lend;
 use crate::device::RemoteDevice;
 use crate::queue::RemoteQueue;
 use bytes::Bytes;
-use common::Common;
+use common::{Common, Sources};
 use lend::Loan;
 use outboard_core::{
     Content, ContentUpload, Device, DeviceContents, Digest, Error, PeerTransfer, Queue, Result, Slice, Ticket,
@@ -185,6 +185,8 @@ impl<'d> Upload<'d> {
         let (to_place, placing) = channel();
         let (to_borrow, borrowing) = channel();
         let placing = Mutex::new(placing);
+        // Until everything has come: what a queue has not done yet ends with it.
+        let mut sources = Sources::default();
         std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for _ in 0..PLACING.min(blobs.len()) {
@@ -200,7 +202,7 @@ impl<'d> Upload<'d> {
             }
             let stages = Stages { to_place, to_borrow, to_send };
             threads.push(scope.spawn(move || self.ask_all(all, &blobs, &stages)));
-            let sent = self.send_all(sending, all);
+            let sent = self.send_all(sending, all, &mut sources);
             threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
         })?;
         self.devices.iter().try_for_each(Target::finish)?;
@@ -269,7 +271,7 @@ impl<'d> Upload<'d> {
             for (item, placed) in batch.into_iter().zip(placed) {
                 match placed {
                     true => {
-                        self.announce(item);
+                        self.announce(item, None)?;
                         (self.progress)(item.len() * item.places.len() as u64);
                     }
                     false => _ = to_send.send(item),
@@ -322,11 +324,12 @@ impl<'d> Upload<'d> {
         self.devices.get(number).ok_or_else(|| Error::Misuse("a place on a device that is not in the batch".into()))
     }
 
-    /// An item is in its first place, or on its way there on the queue of that.
-    fn announce(&self, item: &Item) {
+    /// An item is in its first place, or on its way there on a queue.
+    fn announce(&self, item: &Item, on: Option<&RemoteQueue>) -> Result<()> {
         if let Some(common) = item.common.as_ref().filter(|c| c.origin == self.number) {
-            common.is_there();
+            common.is_there(on.map(RemoteQueue::signal).transpose()?);
         }
+        Ok(())
     }
 
     /// What an item has in common with another endpoint that sends it.
@@ -335,43 +338,45 @@ impl<'d> Upload<'d> {
     }
 
     /// Sends items as they come, and takes from other servers what these have got.
-    fn send_all(&self, sending: Receiver<&Item>, all: &[Upload<'_>]) -> Result<()> {
+    fn send_all(&self, sending: Receiver<&Item>, all: &[Upload<'_>], sources: &mut Sources) -> Result<()> {
         let mut handed = 0;
         let mut coming: VecDeque<(&Item, &Common)> = VecDeque::new();
+        let mut take = |item: &Item, common: &Common, handed: &mut u64| -> Result<bool> {
+            let Some((first, _)) = item.places.first() else { return Ok(true) };
+            let target = self.target(*first)?;
+            let taken = sources.take(all, common, item, target)?;
+            if taken {
+                self.came(item, target.taking()?, handed)?;
+            }
+            Ok(taken)
+        };
         for item in sending {
             match self.elsewhere(item) {
                 Some(common) => coming.push_back((item, common)),
                 None => self.send(item, &mut handed)?,
             }
             while let Some(&(item, common)) = coming.front()
-                && common.now() == Some(true)
+                && common.is_known()
             {
-                self.take(item, common, all, &mut handed)?;
                 coming.pop_front();
+                if !take(item, common, &mut handed)? {
+                    return Ok(());
+                }
             }
         }
         for (item, common) in coming {
-            if !common.wait() {
-                // The other upload has failed and says why; the whole batch fails with it.
+            // Where its origin has failed, the whole batch fails with what that says.
+            if !take(item, common, &mut handed)? {
                 return Ok(());
             }
-            self.take(item, common, all, &mut handed)?;
         }
         Ok(())
-    }
-
-    /// Takes one item from the server that has it.
-    fn take(&self, item: &Item, common: &Common, all: &[Upload<'_>], handed: &mut u64) -> Result<()> {
-        let Some((first, _)) = item.places.first() else { return Ok(()) };
-        let target = self.target(*first)?;
-        common::take(all, common, item, target)?;
-        self.came(item, target.taking()?, handed)
     }
 
     /// An item has come from another server, or comes on `queue`.
     fn came(&self, item: &Item, queue: &RemoteQueue, handed: &mut u64) -> Result<()> {
         item.foreign.store(true, Ordering::Relaxed);
-        self.announce(item);
+        self.announce(item, Some(queue))?;
         (self.progress)(item.len());
         self.hand_on(item, queue, handed)
     }
@@ -410,7 +415,7 @@ impl<'d> Upload<'d> {
         let source = self.target(*first)?;
         let digest = item.digest.get().filter(|_| item.len() >= MIN_BLOB && source.device.keeps_blobs());
         source.queue.send(dst, item.data.clone(), digest.copied(), self.progress)?;
-        self.announce(item);
+        self.announce(item, Some(&source.queue))?;
         self.hand_on(item, &source.queue, handed)
     }
 
