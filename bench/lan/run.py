@@ -454,6 +454,51 @@ def quic_loss(b):
     yield Result("quic-loss", "gap between tokens during an upload, QUIC, 0.5 % loss", loaded["p95"] / alone["p50"], "times", 2, note=note)
 
 
+class Talker:
+    """An outboard whose text is read as it comes."""
+
+    def __init__(self, b, argv):
+        self.read = [(time.monotonic(), 0)]  # when, bytes so far
+        env = {k: v for k, v in os.environ.items() if k != "OUTBOARD_RPC"}
+        self.process = processes.start([str(b.bin / "outboard"), *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+        self.thread = threading.Thread(target=self.listen, daemon=True)
+        self.thread.start()
+
+    def listen(self):
+        while part := os.read(self.process.stdout.fileno(), 1 << 16):
+            self.read.append((time.monotonic(), self.read[-1][1] + len(part)))
+
+    def at(self, when):
+        """Bytes that had come by then."""
+        return max(n for t, n in self.read if t <= when)
+
+    def wait(self):
+        self.thread.join(COMMAND_LIMIT)
+        if self.process.wait(10) != 0:
+            raise Failed(f"a client among others failed: exit {self.process.returncode}")
+
+
+@case("crowd", "24 clients at once on one server: how fair, while all of them write")
+def crowd(b):
+    clients, tokens = 24, 4 * b.args.gen
+    # The same text for all: its bytes count the same.
+    argv = ["run", "-m", b.args.model, "-p", PROMPT, "-n", str(tokens), "--temp", "0", "--ignore-eos", "-c", "512"]
+    with b.server(["-p", "0", "-d", "cpu:1"]) as address:
+        talkers = [Talker(b, [*argv, "--rpc", address]) for _ in range(clients)]
+        for talker in talkers:
+            talker.wait()
+    # The first text is the prompt's own, or the first token: from the second on, all write until the first of them has done.
+    start = max(talker.read[2][0] for talker in talkers)
+    end = min(talker.read[-1][0] for talker in talkers)
+    if len({talker.read[-1][1] for talker in talkers}) != 1:
+        raise Failed("the clients did not write the same text")
+    rates = [(talker.at(end) - talker.at(start)) / talker.read[-1][1] * tokens / (end - start) for talker in talkers]
+    mean = statistics.mean(rates)
+    off = 100 * max(abs(rate / mean - 1) for rate in rates)
+    note = f"{min(rates):.2f} to {max(rates):.2f} t/s each, {sum(rates):.0f} together, in {end - start:.0f} s in which all of them wrote"
+    yield Result("crowd", "24 clients at once: the one farthest from the mean", off, "% of the mean", 20, 0, note=note)
+
+
 # --- the table ---------------------------------------------------------------------------------------------------------------
 
 

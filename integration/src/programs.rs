@@ -3,15 +3,20 @@
 //! `cargo test --workspace` builds them beside the tests. A test that is started alone may find none, or old ones: then they
 //! are built first, so that nobody tests yesterday's program.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-/// The path of `outboard` or `rpc-server`, up to date.
+/// The path of `outboard` or `rpc-server`, as up to date as when this process first asked: a test has the same program all along.
 pub fn program(name: &str) -> PathBuf {
-    static BUILDING: Mutex<()> = Mutex::new(());
-    let _one = BUILDING.lock().unwrap_or_else(|e| e.into_inner());
+    static FOUND: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    let mut found = FOUND.lock().unwrap_or_else(|e| e.into_inner());
+    found.entry(name.to_owned()).or_insert_with(|| up_to_date(name)).clone()
+}
+
+fn up_to_date(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
     // target/PROFILE/deps/test-hash
     let dir = test.parent().and_then(Path::parent).expect("a folder of the profile");

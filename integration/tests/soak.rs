@@ -30,6 +30,8 @@ const SESSION: usize = 60;
 const QUEUES: usize = 4;
 /// How long a hostile session waits for answers before it does something worse.
 const PATIENCE: Duration = Duration::from_millis(20);
+/// How long they wait where they have as many sessions as they may have.
+const FULL: Duration = Duration::from_millis(50);
 /// A request of ours behind those of others.
 const LAST: u64 = 0x1234_5678_9abc;
 /// Tokens of the client that behaves and of those that do not.
@@ -355,8 +357,8 @@ fn a_client_beside_hostile_ones() {
                     assert!(!e.starts_with(NOTHING), "{e}");
                     counts.broken.fetch_add(1, Ordering::Relaxed);
                     // Sessions that did not say goodbye are there for the length of a lease; so many may be open.
-                    if e.contains("sessions are open already") {
-                        std::thread::sleep(Duration::from_millis(200));
+                    if e.contains("sessions here already") {
+                        std::thread::sleep(FULL);
                     }
                 }
             }
