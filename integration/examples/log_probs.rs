@@ -4,11 +4,14 @@
 
 use outboard_cpu::{CpuOptions, Isa, cpu_device};
 use outboard_host::{Host, MemoryBudget, open_mapped};
-use outboard_integration::{Step, cases, model};
+use outboard_integration::{Forced, cases, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
 use outboard_reference::reference_device;
 use std::sync::Arc;
+
+/// Tokens of a prompt that are read together.
+const PROMPT: usize = 128;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -25,40 +28,21 @@ fn main() {
         };
         let options = LoadOptions { n_ctx: 128, ..LoadOptions::default() };
         let mut engine = Engine::load(model.clone(), vec![device], &options, &|_, _| {}).unwrap();
-        let mut diffs = Vec::new();
-        // Lead of the reference's token over its second where this device prefers another one.
-        let mut flipped: Vec<f32> = Vec::new();
+        let mut forced = Forced::default();
         for case in cases(name) {
-            engine.truncate(0);
-            let (n_vocab, first) = (model.hparams().n_vocab, case.tokens.len() - 1);
-            let mut tokens = case.tokens.clone();
-            tokens.extend(case.steps.iter().map(|s| s.0));
-            // One at a time, as a generation does.
-            for (i, &token) in tokens[..tokens.len() - 1].iter().enumerate() {
-                let logits = engine.logits(&[token]).unwrap();
-                assert_eq!(logits.len(), n_vocab);
-                if i >= first {
-                    let Step(id, want, second) = case.steps[i - first];
-                    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                    let sum: f64 = logits.iter().map(|l| f64::from(l - max).exp()).sum();
-                    if logits[id as usize] < max {
-                        flipped.push(want - second);
-                    }
-                    diffs.push(logits[id as usize] - max - sum.ln() as f32 - want);
-                }
-            }
+            forced.add(&mut engine, &case, PROMPT).unwrap();
         }
-        let rms = (diffs.iter().map(|d| d * d).sum::<f32>() / diffs.len() as f32).sqrt();
-        let worst = diffs.iter().fold(0f32, |m, d| m.max(d.abs()));
-        let over = diffs.iter().filter(|d| d.abs() > 0.05).count();
-        let lead = flipped.iter().copied().fold(0f32, f32::max);
+        let over = forced.differences.iter().filter(|d| d.abs() > 0.05).count();
         println!(
-            "{name} on {kind}: {} steps; log-probabilities differ by {rms:.4} (rms), {worst:.4} at most, by more than 0.05 in {over} \
-             steps; another token in {} steps, where the lead was {lead:.4} at most",
-            diffs.len(),
-            flipped.len()
+            "{name} on {kind}: {} steps; log-probabilities differ by {:.4} (rms), {:.4} at most, by more than 0.05 in {over} steps; \
+             another token in {} steps, where the lead was {:.4} at most",
+            forced.differences.len(),
+            forced.rms(),
+            forced.worst(),
+            forced.others.len(),
+            forced.lead()
         );
-        all.push((kind.to_owned(), diffs));
+        all.push((kind.to_owned(), forced.differences));
     }
     if let [(a, x), (b, y)] = &all[..] {
         let d: Vec<f32> = x.iter().zip(y).map(|(x, y)| x - y).collect();

@@ -12,5 +12,5 @@ mod server;
 pub use client::{Client, Finished, RunReport};
 pub use models::{model, skip};
 pub use programs::program;
-pub use reference::{Case, Comparison, Step, cases};
+pub use reference::{Case, Comparison, Forced, Step, cases};
 pub use server::Server;

@@ -1,7 +1,12 @@
 //! Real models, over every kind of cluster, against llama.cpp's texts.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use outboard_integration::{Client, Comparison, RunReport, Server, cases, model};
+use outboard_cpu::{CpuOptions, cpu_device};
+use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_integration::{Client, Comparison, Forced, RunReport, Server, cases, model};
+use outboard_llm::gguf::Gguf;
+use outboard_llm::{Engine, LoadOptions, Model};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A run of a model takes seconds; an unoptimised build on a busy machine may take long.
@@ -65,6 +70,29 @@ fn check(name: &str) {
     }
     let (compared, all, rms) = comparison.finish().unwrap();
     println!("{name}: {compared} of {all} steps compared, log-probabilities differ by {rms:.4} (rms)");
+}
+
+/// All steps of the reference texts, with prompts that are read at once, in pieces and one by one.
+#[test]
+fn every_step_of_the_reference_texts() {
+    let Some(path) = model("smollm2") else { return };
+    let model = Arc::new(Model::new(Gguf::parse(open_mapped(&path).unwrap()).unwrap()).unwrap());
+    let device = cpu_device(&Host::new(), "CPU0", CpuOptions::with_threads(2), &MemoryBudget::new(None));
+    let options = LoadOptions { n_ctx: 128, ..LoadOptions::default() };
+    let mut engine = Engine::load(model, vec![device], &options, &|_, _| {}).unwrap();
+    for at_once in [128, 2, 1] {
+        let mut forced = Forced::default();
+        cases("smollm2").iter().for_each(|case| forced.add(&mut engine, case, at_once).unwrap());
+        println!(
+            "{at_once} at once: rms {:.4}, worst {:.4}, {} others",
+            forced.rms(),
+            forced.worst(),
+            forced.others.len()
+        );
+        if let Err(e) = forced.check() {
+            panic!("{at_once} tokens of a prompt at once: {e}");
+        }
+    }
 }
 
 #[test]
