@@ -7,7 +7,7 @@ use super::isa::Kind;
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 #[cfg(target_arch = "x86_64")]
-use super::panel::step_floats;
+use super::panel::{Ahead, Columns, step_floats};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{dot, panel};
 use outboard_core::DType;
@@ -138,16 +138,16 @@ unsafe fn product<F: Leaf>(
                 return dot(first, w.stride, rows.len(), groups, x.as_ptr(), n_cols, y, out.stride);
             }
             let size = if kind == Kind::Avx512 { panel::MAX_ROWS } else { 8 };
+            let row_bytes = w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes();
             let panel = scratch.floats(groups.div_ceil(8) * step_floats(size, F::SPAN)).as_mut_ptr();
             for i in rows.clone().step_by(size) {
                 let n = (rows.end - i).min(size);
                 // The last panel repeats its last row; what comes of it is not written.
                 let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
-                let y = out.data.add(i);
-                // Several rows are read side by side, which the processor is bad at foreseeing.
-                for r in n..(rows.end - i).min(2 * size) {
-                    panel::fetch(w.data.add((i + r) * w.stride), w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes());
-                }
+                let next = (rows.end - i).min(2 * size) - n;
+                let ahead = Ahead::new(w.data.add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
+                let out = Out { data: out.data.add(i), ..out };
+                let columns = Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead };
                 if kind == Kind::Avx512 {
                     let p: [*const u8; 16] = std::array::from_fn(row);
                     if F::BITS == 8 {
@@ -155,11 +155,11 @@ unsafe fn product<F: Leaf>(
                     } else {
                         panel::fill::<F, 16, false>(&p, groups, panel);
                     }
-                    panel::panel_vnni::<F>(panel, groups, x.as_ptr(), n_cols, y, out.stride, n);
+                    panel::panel_vnni::<F>(columns);
                 } else {
                     let p: [*const u8; 8] = std::array::from_fn(row);
                     panel::fill::<F, 8, false>(&p, groups, panel);
-                    panel::panel_avx2::<F>(panel, groups, x.as_ptr(), n_cols, y, out.stride, n);
+                    panel::panel_avx2::<F>(columns);
                 }
             }
         },

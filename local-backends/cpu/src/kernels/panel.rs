@@ -1,6 +1,11 @@
 //! What panels of weight rows have in common, whatever the instruction set: their memory, and the way over the columns.
 
 use super::act::ActBlock;
+use super::mul_mat::Out;
+#[cfg(target_arch = "aarch64")]
+use super::neon::panel::fetch;
+#[cfg(target_arch = "x86_64")]
+use super::x86::panel::fetch;
 
 /// Floats of a panel's step: 256 elements of `rows` rows in bytes, then scales, then minimums by group.
 pub(super) const fn step_floats(rows: usize, span: usize) -> usize {
@@ -19,31 +24,81 @@ macro_rules! tiles {
 }
 pub(super) use tiles;
 
-/// Goes over the columns in tiles of `width`, then of 4, then of what is left.
-///
-/// # Safety
-/// As the tiles.
-#[inline]
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn columns(
-    wide: Tile,
-    width: usize,
-    tiles: [Tile; 4],
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
-) {
-    let blocks = groups.div_ceil(8);
-    let mut c = 0;
-    while c < n_cols {
-        let left = n_cols - c;
-        let (tile, n) = if left >= width { (wide, width) } else { (tiles[left.min(4) - 1], left.min(4)) };
-        // SAFETY: columns c..c + n are the caller's.
-        unsafe { tile(panel, groups, x.add(c * blocks), blocks, out.add(c * out_stride), out_stride, rows) };
-        c += n;
+/// Rows that come next, asked for while others are worked on: side by side they are more than a processor foresees itself, and little by
+/// little, as it waits when it was asked for too much at a time.
+pub(super) struct Ahead {
+    first: *const u8,
+    stride: usize,
+    /// Lines of a row, and of all.
+    row: usize,
+    all: usize,
+    /// Lines that were asked for.
+    asked: usize,
+    /// Columns that are gone over meanwhile, and those that were.
+    columns: usize,
+    gone: usize,
+}
+
+/// What is asked for before the first column, as if so many had been gone over: unpacking a panel takes as long.
+const BEFORE: usize = 8;
+
+impl Ahead {
+    /// `rows` rows of `bytes` from `first` on, `stride` apart, while `columns` columns are gone over. Asks for the first.
+    pub(super) fn new(first: *const u8, stride: usize, rows: usize, bytes: usize, columns: usize) -> Ahead {
+        let row = bytes.div_ceil(LINE);
+        let mut ahead = Ahead { first, stride, row, all: row * rows, asked: 0, columns: columns + BEFORE, gone: 0 };
+        ahead.more(BEFORE);
+        ahead
+    }
+
+    /// Asks for more, on the way over `n` columns.
+    #[inline]
+    fn more(&mut self, n: usize) {
+        self.gone += n;
+        let end = (self.all * self.gone / self.columns).min(self.all);
+        for line in self.asked..end {
+            fetch(self.first.wrapping_add(line / self.row * self.stride + line % self.row * LINE));
+        }
+        self.asked = end;
+    }
+}
+
+/// Bytes that come from memory together.
+const LINE: usize = 64;
+
+/// A panel and the columns that it meets.
+pub(super) struct Columns {
+    pub(super) panel: *const f32,
+    /// Groups of 32 weights of a row.
+    pub(super) groups: usize,
+    pub(super) x: *const ActBlock,
+    pub(super) n: usize,
+    /// The first row's results.
+    pub(super) out: Out,
+    /// Rows that are written: the last panel of a matrix may have fewer than it is made for.
+    pub(super) rows: usize,
+    pub(super) ahead: Ahead,
+}
+
+impl Columns {
+    /// Goes over the columns in tiles of `width`, then of 4, then of what is left, asking for what is ahead on the way.
+    ///
+    /// # Safety
+    /// As the tiles.
+    #[inline]
+    pub(super) unsafe fn each(mut self, wide: Tile, width: usize, tiles: [Tile; 4]) {
+        let blocks = self.groups.div_ceil(8);
+        let mut c = 0;
+        while c < self.n {
+            let left = self.n - c;
+            let (tile, n) = if left >= width { (wide, width) } else { (tiles[left.min(4) - 1], left.min(4)) };
+            self.ahead.more(n);
+            // SAFETY: columns c..c + n are the caller's.
+            unsafe {
+                let (x, out) = (self.x.add(c * blocks), self.out.data.add(c * self.out.stride));
+                tile(self.panel, self.groups, x, blocks, out, self.out.stride, self.rows);
+            }
+            c += n;
+        }
     }
 }

@@ -10,7 +10,7 @@ pub(super) mod unpack;
 
 use super::act::ActBlock;
 use super::mul_mat::{Out, Rows, Scratch};
-use super::panel::step_floats;
+use super::panel::{Ahead, Columns, step_floats};
 use std::ops::Range;
 use unpack::Unpack;
 
@@ -45,13 +45,12 @@ pub(super) unsafe fn product<F: Unpack>(
             // The last panel repeats its last row; what comes of it is not written.
             let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
             let p: [*const u8; panel::ROWS] = std::array::from_fn(row);
-            // Several rows are read side by side, which a processor is bad at foreseeing.
-            for r in n..(rows.end - i).min(2 * panel::ROWS) {
-                panel::fetch(w.data.add((i + r) * w.stride), row_bytes);
-            }
+            let next = (rows.end - i).min(2 * panel::ROWS) - n;
+            let ahead = Ahead::new(w.data.add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
             panel::fill::<F>(&p, groups, panel);
             let times = if sdot { panel::panel_dotprod::<F> } else { panel::panel_neon::<F> };
-            times(panel, groups, x.as_ptr(), n_cols, out.data.add(i), out.stride, n);
+            let out = Out { data: out.data.add(i), ..out };
+            times(Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead });
         }
     }
 }

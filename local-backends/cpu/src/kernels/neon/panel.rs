@@ -6,7 +6,7 @@
 use super::dot::fits;
 use super::unpack::Unpack;
 use crate::kernels::act::ActBlock;
-use crate::kernels::panel::{Tile, columns, step_floats, tiles};
+use crate::kernels::panel::{Columns, Tile, step_floats, tiles};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -39,13 +39,9 @@ unsafe fn store(v: [int32x4_t; 4], out: *mut f32) {
 
 /// Asks for memory that will be read soon.
 #[inline]
-pub(in crate::kernels) fn fetch(p: *const u8, bytes: usize) {
-    for at in (0..bytes).step_by(64) {
-        // SAFETY: fetching is a hint that no address can make fail.
-        unsafe {
-            asm!("prfm pldl2keep, [{p}]", p = in(reg) p.wrapping_add(at), options(readonly, nostack, preserves_flags))
-        };
-    }
+pub(in crate::kernels) fn fetch(p: *const u8) {
+    // SAFETY: fetching is a hint that no address can make fail.
+    unsafe { asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags)) };
 }
 
 /// Group `j` of four rows, interleaved, to `out`.
@@ -323,37 +319,21 @@ unsafe fn tile_neon<const N: usize, const SPAN: usize, const DEPTH: usize, const
 ///
 /// # Safety
 /// The dot-product extension; see [`tile`].
-pub(in crate::kernels) unsafe fn panel_dotprod<F: Unpack>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
-) {
+pub(in crate::kernels) unsafe fn panel_dotprod<F: Unpack>(columns: Columns) {
     let tiles: [Tile; 4] = match (F::SPAN, F::BITS) {
         (32, 8) => tiles!(tile_dotprod, 32, false),
         (32, _) => tiles!(tile_dotprod, 32, true),
         (_, _) => tiles!(tile_dotprod, 16, true),
     };
     // SAFETY: the caller's panel, columns and output.
-    unsafe { columns(tiles[3], 4, tiles, panel, groups, x, n_cols, out, out_stride, rows) }
+    unsafe { columns.each(tiles[3], 4, tiles) }
 }
 
 /// A panel times `n_cols` columns.
 ///
 /// # Safety
 /// See [`tile`].
-pub(in crate::kernels) unsafe fn panel_neon<F: Unpack>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
-) {
+pub(in crate::kernels) unsafe fn panel_neon<F: Unpack>(columns: Columns) {
     const { assert!(F::BITS == 8 && F::SPAN == 32 || F::BITS < 8 && fits(F::BITS, F::SPAN as i32 / 4)) };
     // As many columns as leave everything in registers.
     let up_to_2 = |one: Tile, two: Tile| ([one, two, two, two], 2);
@@ -364,5 +344,5 @@ pub(in crate::kernels) unsafe fn panel_neon<F: Unpack>(
         (_, _) => up_to_3(tile_neon::<1, 16, 4, true>, tile_neon::<2, 16, 4, true>, tile_neon::<3, 16, 4, true>),
     };
     // SAFETY: the caller's panel, columns and output.
-    unsafe { columns(tiles[width - 1], width, tiles, panel, groups, x, n_cols, out, out_stride, rows) }
+    unsafe { columns.each(tiles[width - 1], width, tiles) }
 }

@@ -6,7 +6,7 @@
 
 use super::unpack::Unpack;
 use crate::kernels::act::ActBlock;
-use crate::kernels::panel::{Tile, columns, step_floats, tiles};
+use crate::kernels::panel::{Columns, Tile, step_floats, tiles};
 use std::arch::x86_64::*;
 
 /// Most rows of a panel.
@@ -33,11 +33,9 @@ fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
 
 /// Asks for memory that will be read soon.
 #[inline]
-pub(in crate::kernels) fn fetch(p: *const u8, bytes: usize) {
-    for at in (0..bytes).step_by(64) {
-        // SAFETY: fetching is a hint that no address can make fail.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.wrapping_add(at).cast()) };
-    }
+pub(in crate::kernels) fn fetch(p: *const u8) {
+    // SAFETY: fetching is a hint that no address can make fail.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
 }
 
 /// Unpacks a panel of `R` rows. With `BIASED`, signed bytes become unsigned (plus 128) and the minimums make up for it.
@@ -231,39 +229,21 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
 ///
 /// # Safety
 /// AVX-512 with VNNI; see [`tile_vnni`].
-#[allow(clippy::too_many_arguments)]
-pub(in crate::kernels) unsafe fn panel_vnni<F: Unpack>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
-) {
+pub(in crate::kernels) unsafe fn panel_vnni<F: Unpack>(columns: Columns) {
     const WIDE: usize = 8;
     let (wide, tiles): (Tile, [Tile; 4]) = match F::SPAN {
         32 => (tile_vnni::<WIDE, 32>, tiles!(tile_vnni, 32)),
         _ => (tile_vnni::<WIDE, 16>, tiles!(tile_vnni, 16)),
     };
     // SAFETY: the caller's panel, columns and output.
-    unsafe { columns(wide, WIDE, tiles, panel, groups, x, n_cols, out, out_stride, rows) }
+    unsafe { columns.each(wide, WIDE, tiles) }
 }
 
 /// A panel times `n_cols` columns.
 ///
 /// # Safety
 /// AVX2 and FMA; see [`tile_avx2`].
-#[allow(clippy::too_many_arguments)]
-pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
-) {
+pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(columns: Columns) {
     // Two products of 63 * 127 fit 16 bits twice, two of 31 * 127 four times.
     let tiles: [Tile; 4] = match (F::SPAN, F::BITS) {
         (32, 8) => tiles!(tile_avx2, 32, 0),
@@ -274,5 +254,5 @@ pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(
         (_, _) => tiles!(tile_avx2, 16, 4),
     };
     // SAFETY: the caller's panel, columns and output.
-    unsafe { columns(tiles[3], 4, tiles, panel, groups, x, n_cols, out, out_stride, rows) }
+    unsafe { columns.each(tiles[3], 4, tiles) }
 }
