@@ -99,6 +99,7 @@ pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> 
         split,
         overrides: overrides(&args.override_tensor, &set.devices)?,
         blank: false,
+        mmap: !args.no_mmap,
     })
 }
 

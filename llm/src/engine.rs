@@ -14,7 +14,7 @@ use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
-use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, Usage};
+use outboard_core::{Buffer, Device, DeviceKind, LeafKind, Pending, Slice, TensorId, Usage};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,6 +44,9 @@ pub struct LoadOptions {
     /// Allocates weights without their values, for measurements: nothing is uploaded, kernels take as long. Devices that use the
     /// mapped file in place have the real ones.
     pub blank: bool,
+    /// Devices that can use weights where the file is mapped do so. Otherwise they copy them into memory of their own, which has larger
+    /// pages than a mapped file: decoding takes a sixth less time, loading more.
+    pub mmap: bool,
 }
 
 type DeviceByName = dyn Fn(&str) -> Option<usize> + Send + Sync;
@@ -72,7 +75,7 @@ impl std::fmt::Debug for Overrides {
 impl Default for LoadOptions {
     fn default() -> Self {
         let (split, overrides) = (Vec::new(), Overrides::default());
-        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, split, overrides, blank: false }
+        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, split, overrides, blank: false, mmap: true }
     }
 }
 
@@ -223,9 +226,14 @@ impl Placed {
             let there = |i: &&Item| i.device == d && kept(kept_weights, &i.leaf, device).is_some();
             items.iter().filter(there).map(|i| i.size).sum::<u64>()
         };
-        check_fits(&scheduler, &loads, model, &kept_bytes)?;
+        let in_place = |device: &Arc<dyn Device>| match options.mmap {
+            true => device.import(model.gguf().file()),
+            false => Ok(None),
+        };
+        let mapped: Vec<Mapped> = scheduler.devices().iter().map(in_place).collect::<outboard_core::Result<_>>()?;
+        check_fits(&scheduler, &loads, &mapped, &kept_bytes)?;
         scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
-        let (bound, uploads) = allocate(model, &scheduler, &items, kept_weights)?;
+        let (bound, uploads) = allocate(model, &scheduler, &items, &mapped, kept_weights)?;
         match options.blank {
             true => fill(&scheduler, &uploads)?,
             false => upload(model, &scheduler, uploads, progress)?,
@@ -478,6 +486,9 @@ fn place(
     }
 }
 
+/// The model's file as memory of a device, if it uses it in place.
+type Mapped = Option<Arc<dyn Buffer>>;
+
 /// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
 /// other devices are not.
 fn results(plans: &[Plan], device: usize) -> u64 {
@@ -489,12 +500,12 @@ fn results(plans: &[Plan], device: usize) -> u64 {
 fn check_fits(
     scheduler: &Scheduler,
     loads: &[DeviceLoad],
-    model: &Model,
+    mapped: &[Mapped],
     kept_bytes: &dyn Fn(usize, &dyn Device) -> u64,
 ) -> Result<()> {
-    for (d, (load, device)) in loads.iter().zip(scheduler.devices()).enumerate() {
-        let mapped = device.import(model.gguf().file())?.is_some();
-        let weights = if mapped { 0 } else { load.weight_bytes.saturating_sub(kept_bytes(d, device.as_ref())) };
+    for (d, ((load, device), mapped)) in loads.iter().zip(scheduler.devices()).zip(mapped).enumerate() {
+        let weights =
+            if mapped.is_some() { 0 } else { load.weight_bytes.saturating_sub(kept_bytes(d, device.as_ref())) };
         let needed = weights + load.cache_bytes + load.compute_bytes;
         let free = device.memory()?.free;
         if needed > free {
@@ -514,12 +525,17 @@ fn check_fits(
 }
 
 /// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
-fn allocate(model: &Model, scheduler: &Scheduler, items: &[Item], kept_weights: &Bound) -> Result<(Bound, Uploads)> {
+fn allocate(
+    model: &Model,
+    scheduler: &Scheduler,
+    items: &[Item],
+    mapped: &[Mapped],
+    kept_weights: &Bound,
+) -> Result<(Bound, Uploads)> {
     let mut bound = HashMap::new();
     let mut uploads: Uploads = Vec::new();
-    for (d, device) in scheduler.devices().iter().enumerate() {
+    for (d, (device, mapped)) in scheduler.devices().iter().zip(mapped).enumerate() {
         let align = device.info().alignment as u64;
-        let mapped = device.import(model.gguf().file())?;
         let mut pending: Vec<(u64, Bytes)> = Vec::new();
         let (mut weights, mut state) = (Vec::new(), Vec::new());
         let (mut weight_bytes, mut state_bytes) = (0u64, 0u64);

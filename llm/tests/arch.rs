@@ -12,6 +12,7 @@ use outboard_llm::{Engine, LoadOptions, Model};
 use outboard_reference::reference_device;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most that the sums of f32 numbers in another order, and a KV cache in f16, may make of it.
 const MAX_NMSE: f64 = 1e-6;
@@ -42,10 +43,13 @@ fn check(name: &str) {
         ("two cpu devices", vec![cpu("CPU1", 1), cpu("CPU2", 1)]),
     ];
     for (devices, set) in sets {
-        // All tokens at once, in micro-batches of seven, one by one.
-        for n_ubatch in [24, 7, 1] {
-            let options = LoadOptions { n_ctx: 64, n_ubatch, ..LoadOptions::default() };
-            let mut engine = Engine::load(model.clone(), set.clone(), &options, &|_, _| {}).unwrap();
+        // All tokens at once, in micro-batches of seven, one by one; weights in the mapped file and in memory.
+        for (n_ubatch, mmap) in [(24, true), (7, false), (1, true)] {
+            let options = LoadOptions { n_ctx: 64, n_ubatch, mmap, ..LoadOptions::default() };
+            let copied = AtomicBool::new(false);
+            let progress = |_, _| copied.store(true, Ordering::Relaxed);
+            let mut engine = Engine::load(model.clone(), set.clone(), &options, &progress).unwrap();
+            assert!(mmap || copied.into_inner(), "{name} on {devices}: weights were not copied");
             let logits = engine.logits(&tokens).unwrap();
             let error = nmse(&logits, &want);
             println!("{name} on {devices}, {n_ubatch} at once: NMSE {error:.2e}");
