@@ -274,6 +274,11 @@ def token_cost(b, name, addresses, before, floor, target, label):
     if not b.args.no_texts:
         note += ", same text" if b.same_text(rpc(addresses), before) else ", ANOTHER TEXT"
     yield Result(name, f"network cost of a token, {label}", cost["median"], "ms", target, floor, note=note)
+    # The local device with pages as large as a server's: what is left is the network.
+    rows = b.bench([*rpc(addresses), "--local", "--no-mmap"], before, gen=b.args.gen)
+    fair = next(r for r in rows if r["remote"])["beside"][0]["cost_ms"]
+    note = f"pairs {fair['min']:.2f}..{fair['max']:.2f}"
+    yield Result(name + "-pages", f"the same against a local device with `--no-mmap`, {label}", fair["median"], "ms", target, floor, note=note)
     per_server = (row["sent_bytes"] + row["recv_bytes"]) / len(addresses)
     note = f"{row['sent_bytes']:.0f} sent, {row['recv_bytes']:.0f} received, {row['peer_bytes']:.0f} between servers"
     yield Result(name + "-bytes", f"client bytes per token and server, {label}", per_server, "bytes", 400, note=note)
@@ -354,9 +359,46 @@ class PeakMemory:
             pass  # it has ended
 
 
+# A file to a program that reads it, and one byte back.
+TAKE = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], 5001))
+print("listening", flush=True)
+peer, left, buffer = listener.accept()[0], int(sys.argv[2]), bytearray(1 << 20)
+while left > 0 and (n := peer.recv_into(buffer)):
+    left -= n
+peer.send(b"x")
+"""
+GIVE = """
+import os, socket, sys, time
+path, address, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with open(path, "rb") as file, socket.create_connection((address, 5001)) as peer:
+    start, sent = time.monotonic(), 0
+    while sent < size:
+        sent += os.sendfile(peer.fileno(), file.fileno(), sent, min(1 << 20, size - sent))
+    peer.recv(1)
+    print(1e3 * (time.monotonic() - start))
+"""
+
+
+def bare_socket(b, size):
+    """Milliseconds that the system takes for so many bytes of a file from host to host, with nothing in between."""
+    path = output([b.bin / "outboard", "fetch", b.args.big]).split()[-1]
+    lan = Lan(b.lanem, 2, 1)
+    try:
+        argv = [*lan.inside(1), sys.executable, "-c", TAKE, "10.77.0.1", str(size)]
+        taker = processes.start(argv, stdout=subprocess.PIPE, text=True)
+        if first_line(taker.stdout, lambda line: line.startswith("listening")) is None:
+            raise Failed("the taker of a bare file does not listen")
+        return float(output([*lan.inside(2), sys.executable, "-c", GIVE, path, "10.77.0.1", str(size)], 60))
+    finally:
+        lan.close()
+
+
 @case("load", "load qwen2.5-coder at 1 Gbit/s: cold, and again; memory of the client")
 def load_case(b):
     cold, wire, again, sent_again, peak, weights = [], [], [], [], PeakMemory(), 0
+    plain, bare = [], []
     has_cache = bool(cache(b, "probe"))
     for round in range(b.args.repetitions):
         with b.lan(1, 1, cache(b, f"load{round}")) as (addresses, before, lan):
@@ -366,11 +408,16 @@ def load_case(b):
             ms, sent, _ = load(b, addresses, before)
             again.append(ms)
             sent_again.append(sent)
+        with b.lan(1, 1) as (addresses, before, _):
+            plain.append(load(b, addresses, before)[0])
+        bare.append(bare_socket(b, weights))
     line_ms = weights * 8 / (MBIT * 1e3)
     median = statistics.median
     size = f"{weights / MIB:.0f} MiB"
     note = f"{median(cold) / 1e3:.2f} s for {size}, {min(cold) / 1e3:.2f}..{max(cold) / 1e3:.2f}; {100 * median(wire):.0f} % with TCP and IP headers"
-    yield Result("load", f"load {size} cold, 1 Gbit/s", 100 * line_ms / median(cold), "% of line rate", 95, 100, False, note)
+    yield Result("load", f"load {size} cold, 1 Gbit/s, onto a server that keeps it", 100 * line_ms / median(cold), "% of line rate", 95, 100, False, note)
+    note = f"{median(plain) / 1e3:.2f} s, {min(plain) / 1e3:.2f}..{max(plain) / 1e3:.2f}; sendfile on a bare socket {median(bare) / 1e3:.2f} s, {100 * line_ms / median(bare):.1f} %"
+    yield Result("load-plain", f"load {size} cold, 1 Gbit/s, onto one that does not", 100 * line_ms / median(plain), "% of line rate", 95, 100, False, note)
     note = "" if has_cache else "this server has no cache"
     yield Result("load-again", "load again: time", median(again) / 1e3, "s", 0.5, 0, note=note)
     yield Result("load-again-bytes", "load again: sent", median(sent_again) / MIB, "MiB", 1, 0, note=note)
