@@ -4,10 +4,10 @@
 //! another. It accepts what it takes, and lets the origin offer it, on queues of their own: a server that waits for another one
 //! never holds up what comes to it from this process.
 
-use super::{Item, Target, Upload, carry};
+use super::{Target, Upload, carry};
 use crate::lock;
 use crate::queue::RemoteQueue;
-use outboard_core::{Error, Event, PeerTransfer, Queue, Result};
+use outboard_core::{Error, Event, PeerTransfer, Queue, Result, Slice};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -109,19 +109,18 @@ impl Drop for Origin<'_, '_> {
 pub(super) struct Sources(HashMap<(usize, usize), RemoteQueue>);
 
 impl Sources {
-    /// Brings an item from its origin, once it is there, to its first place. `false` if the origin has failed; it says why itself.
+    /// Brings an item from its origin, once it is there, to a place. `false` if the origin has failed; it says why itself.
     pub(super) fn take(
         &mut self,
         all: &[Upload<'_>],
         common: &Common,
-        item: &Item,
+        dst: &Slice,
         target: &Target<'_>,
     ) -> Result<bool> {
         let bug = || Error::Misuse("a content without an origin; this is a bug of Outboard".into());
         let origin = all.get(common.origin).ok_or_else(bug)?;
         let (number, src) = origin.items.get(common.item).and_then(|item| item.places.first()).ok_or_else(bug)?;
         let source = origin.target(*number)?;
-        let (_, dst) = item.places.first().ok_or_else(bug)?;
         let State::There(event) = common.wait() else { return Ok(false) };
         let queue = match self.0.entry((common.origin, *number)) {
             Entry::Occupied(known) => known.into_mut(),

@@ -342,9 +342,9 @@ impl<'d> Upload<'d> {
         let mut handed = 0;
         let mut coming: VecDeque<(&Item, &Common)> = VecDeque::new();
         let mut take = |item: &Item, common: &Common, handed: &mut u64| -> Result<bool> {
-            let Some((first, _)) = item.places.first() else { return Ok(true) };
+            let Some((first, dst)) = item.places.first() else { return Ok(true) };
             let target = self.target(*first)?;
-            let taken = sources.take(all, common, item, target)?;
+            let taken = sources.take(all, common, dst, target)?;
             if taken {
                 self.came(item, target.taking()?, handed)?;
             }
