@@ -2,6 +2,8 @@
 
 use super::Isa;
 use super::act::{ActBlock, act_blocks};
+#[cfg(target_arch = "x86_64")]
+use super::dot::Dots;
 use super::format::{Format, Scales, with_format};
 use super::isa::Kind;
 #[cfg(target_arch = "aarch64")]
@@ -131,13 +133,12 @@ unsafe fn product<F: Leaf>(
         // SAFETY: the caller's memory; the ISA is there.
         #[cfg(target_arch = "x86_64")]
         kind => unsafe {
-            let groups = w.k / 32;
             if n_cols < PANEL_COLUMNS {
                 let dot = if kind == Kind::Avx512 { dot::avx512::<F> } else { dot::avx2::<F> };
-                let (first, y) = (w.data.add(rows.start * w.stride), out.data.add(rows.start));
-                return dot(first, w.stride, rows.len(), groups, x.as_ptr(), n_cols, y, out.stride);
+                return dot(Dots::new(w, rows, x, n_cols, out));
             }
             let size = if kind == Kind::Avx512 { panel::MAX_ROWS } else { 8 };
+            let groups = w.k / 32;
             let row_bytes = w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes();
             let panel = scratch.floats(groups.div_ceil(8) * step_floats(size, F::SPAN)).as_mut_ptr();
             for i in rows.clone().step_by(size) {

@@ -2,7 +2,7 @@
 
 use super::unpack::{Unpack, VScales};
 use crate::kernels::act::ActBlock;
-use crate::kernels::dot::entry;
+use crate::kernels::dot::{Dots, entry};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -222,23 +222,14 @@ unsafe fn row<D: Dot, F: Unpack, const C: usize>(
     }
 }
 
-/// `out[c * out_stride + i] = w[i] . x[c]` for `n_rows` rows and `n_cols` columns.
+/// `out[i, c] = w[i] . x[c]` for `n_rows` rows and `n_cols` columns.
 ///
 /// # Safety
 /// D's features; `n_rows` rows of `groups` groups, `row_bytes` apart; `n_cols` columns of `ceil(groups / 8)` blocks behind one
 /// another; the addressed floats of `out` belong to the caller alone.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn rows_cols<D: Dot, F: Unpack>(
-    w: *const u8,
-    row_bytes: usize,
-    n_rows: usize,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-) {
+unsafe fn rows_cols<D: Dot, F: Unpack>(dots: Dots) {
+    let Dots { w, row_bytes, n_rows, groups, x, n_cols, out } = dots;
     let blocks = groups.div_ceil(8);
     for i in 0..n_rows {
         let mut c = 0;
@@ -247,12 +238,12 @@ unsafe fn rows_cols<D: Dot, F: Unpack>(
             let w = w.add(i * row_bytes);
             while c + 2 <= n_cols {
                 let y: [f32; 2] = row::<D, F, 2>(w, groups, x.add(c * blocks), blocks);
-                *out.add(c * out_stride + i) = y[0];
-                *out.add((c + 1) * out_stride + i) = y[1];
+                *out.data.add(c * out.stride + i) = y[0];
+                *out.data.add((c + 1) * out.stride + i) = y[1];
                 c += 2;
             }
             if c < n_cols {
-                [*out.add(c * out_stride + i)] = row::<D, F, 1>(w, groups, x.add(c * blocks), blocks);
+                [*out.data.add(c * out.stride + i)] = row::<D, F, 1>(w, groups, x.add(c * blocks), blocks);
             }
         }
     }

@@ -9,6 +9,7 @@ pub(super) mod panel;
 pub(super) mod unpack;
 
 use super::act::ActBlock;
+use super::dot::Dots;
 use super::mul_mat::{Out, Rows, Scratch};
 use super::panel::{Ahead, Columns, step_floats};
 use std::ops::Range;
@@ -35,8 +36,7 @@ pub(super) unsafe fn product<F: Unpack>(
     unsafe {
         if n_cols < PANEL_COLUMNS {
             let dot = if sdot { dot::dotprod::<F> } else { dot::neon::<F> };
-            let (first, y) = (w.data.add(rows.start * w.stride), out.data.add(rows.start));
-            return dot(first, w.stride, rows.len(), groups, x.as_ptr(), n_cols, y, out.stride);
+            return dot(Dots::new(w, rows, x, n_cols, out));
         }
         let panel = scratch.floats(groups.div_ceil(8) * step_floats(panel::ROWS, F::SPAN)).as_mut_ptr();
         let row_bytes = w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes();

@@ -2,7 +2,7 @@
 
 use super::unpack::Unpack;
 use crate::kernels::act::ActBlock;
-use crate::kernels::dot::entry;
+use crate::kernels::dot::{Dots, entry};
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
@@ -130,29 +130,20 @@ unsafe fn row<D: Dot, F: Unpack>(w: *const u8, groups: usize, x: *const ActBlock
     }
 }
 
-/// `out[c * out_stride + i] = w[i] . x[c]` for `n_rows` rows and `n_cols` columns. One row at a time: memory is fastest as one
+/// `out[i, c] = w[i] . x[c]` for `n_rows` rows and `n_cols` columns. One row at a time: memory is fastest as one
 /// stream, and two or four rows side by side (tried) took up to twice as long.
 ///
 /// # Safety
 /// AVX2, FMA, F16C and D's features; `n_rows` rows of `groups` groups, `row_bytes` apart; `n_cols` columns of
 /// `ceil(groups / 8)` blocks behind one another; the addressed floats of `out` belong to the caller alone.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn rows_cols<D: Dot, F: Unpack>(
-    w: *const u8,
-    row_bytes: usize,
-    n_rows: usize,
-    groups: usize,
-    x: *const ActBlock,
-    n_cols: usize,
-    out: *mut f32,
-    out_stride: usize,
-) {
+unsafe fn rows_cols<D: Dot, F: Unpack>(dots: Dots) {
+    let Dots { w, row_bytes, n_rows, groups, x, n_cols, out } = dots;
     let blocks = groups.div_ceil(8);
     for i in 0..n_rows {
         for c in 0..n_cols {
             // SAFETY: indices stay below the caller's counts.
-            unsafe { *out.add(c * out_stride + i) = row::<D, F>(w.add(i * row_bytes), groups, x.add(c * blocks)) };
+            unsafe { *out.data.add(c * out.stride + i) = row::<D, F>(w.add(i * row_bytes), groups, x.add(c * blocks)) };
         }
     }
 }
