@@ -75,22 +75,27 @@ fn check(name: &str) {
 /// All steps of the reference texts, with prompts that are read at once, in pieces and one by one.
 #[test]
 fn every_step_of_the_reference_texts() {
-    let Some(path) = model("smollm2") else { return };
+    every_step("smollm2", &[128, 2, 1]);
+    every_step("qwen2.5-coder", &[128]);
+}
+
+fn every_step(name: &str, prompts: &[usize]) {
+    let Some(path) = model(name) else { return };
     let model = Arc::new(Model::new(Gguf::parse(open_mapped(&path).unwrap()).unwrap()).unwrap());
     let device = cpu_device(&Host::new(), "CPU0", CpuOptions::with_threads(2), &MemoryBudget::new(None));
     let options = LoadOptions { n_ctx: 128, ..LoadOptions::default() };
     let mut engine = Engine::load(model, vec![device], &options, &|_, _| {}).unwrap();
-    for at_once in [128, 2, 1] {
+    for &at_once in prompts {
         let mut forced = Forced::default();
-        cases("smollm2").iter().for_each(|case| forced.add(&mut engine, case, at_once).unwrap());
+        cases(name).iter().for_each(|case| forced.add(&mut engine, case, at_once).unwrap());
         println!(
-            "{at_once} at once: rms {:.4}, worst {:.4}, {} others",
+            "{name}, {at_once} at once: rms {:.4}, worst {:.4}, {} others",
             forced.rms(),
             forced.worst(),
             forced.others.len()
         );
         if let Err(e) = forced.check() {
-            panic!("{at_once} tokens of a prompt at once: {e}");
+            panic!("{name}, {at_once} tokens of a prompt at once: {e}");
         }
     }
 }
