@@ -181,11 +181,14 @@ class Bench:
         env = {"OUTBOARD_CA": f"{pki}/ca.pem", "OUTBOARD_CERT": f"{pki}/client.pem", "OUTBOARD_KEY": f"{pki}/client-key.pem"}
         return flags, env
 
+    def client_env(self):
+        """What outboard is started with: this script names the servers, nobody else."""
+        return {k: v for k, v in os.environ.items() if k != "OUTBOARD_RPC"} | self.env
+
     def outboard(self, argv, before=(), limit=COMMAND_LIMIT, watch=None):
         """Runs outboard and gives its JSON. `watch` is called with its process id while it runs."""
-        env = {k: v for k, v in os.environ.items() if k != "OUTBOARD_RPC"} | self.env
         err = open(self.tmp / "client.log", "w+")
-        process = processes.start([*before, str(self.bin / "outboard"), *argv], stdout=subprocess.PIPE, stderr=err, text=True, env=env)
+        process = processes.start([*before, str(self.bin / "outboard"), *argv], stdout=subprocess.PIPE, stderr=err, text=True, env=self.client_env())
         timer = threading.Timer(limit, process.kill)
         timer.start()
         try:
@@ -506,8 +509,8 @@ class Talker:
 
     def __init__(self, b, argv):
         self.read = [(time.monotonic(), 0)]  # when, bytes so far
-        env = {k: v for k, v in os.environ.items() if k != "OUTBOARD_RPC"}
-        self.process = processes.start([str(b.bin / "outboard"), *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env)
+        argv = [str(b.bin / "outboard"), *argv]
+        self.process = processes.start(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=b.client_env())
         self.thread = threading.Thread(target=self.listen, daemon=True)
         self.thread.start()
 
