@@ -11,8 +11,8 @@ use super::Isa;
 use super::float::mul_mat_float;
 use super::isa::per_isa;
 use super::mul_mat::{Out, Rows, Scratch};
-use super::rows::{self, exp_sum};
-use super::simd::{Bf16, Element, F16, Lanes, per_lanes};
+use super::rows;
+use super::simd::{Bf16, Element, F16, Lanes, exp_negative, per_lanes};
 use half::f16;
 use outboard_core::DType;
 use outboard_core::op::BinaryKind;
@@ -96,9 +96,50 @@ fn softcap_body(s: &mut [f32], cap: f32) {
 per_isa! {
     fn softcap(s: &mut [f32], cap: f32) = softcap_body
 }
-per_isa! {
-    /// See [`exp_sum`].
-    fn exps(s: &mut [f32], at_least: f32) -> (f32, f32) = exp_sum
+per_lanes! {
+    /// `s = exp(s - m)` with m the largest of s and `at_least`; gives m and the sum. Where m is minus infinity, zeros.
+    ///
+    /// # Safety
+    /// None, but for the features.
+    unsafe fn exps(s: &mut [f32], at_least: f32) -> (f32, f32) = exps_body
+}
+
+/// # Safety
+/// L's features.
+#[inline(always)]
+unsafe fn exps_body<L: Lanes>(s: &mut [f32], at_least: f32) -> (f32, f32) {
+    // What is missing in the last vector counts nothing.
+    let mut last = [f32::NEG_INFINITY; MOST_LANES];
+    let whole = s.len() / L::N * L::N;
+    let (s, rest) = s.split_at_mut(whole);
+    last[..rest.len()].copy_from_slice(rest);
+    // SAFETY: vectors of s, and `last`, which has the most that there can be.
+    unsafe {
+        let (mut even, mut odd) = (L::splat(at_least).or_larger(L::load(last.as_ptr())), L::splat(f32::NEG_INFINITY));
+        for two in s.chunks(2 * L::N) {
+            even = even.or_larger(L::load(two.as_ptr()));
+            if two.len() > L::N {
+                odd = odd.or_larger(L::load(two.as_ptr().add(L::N)));
+            }
+        }
+        let m = even.or_larger(odd).largest();
+        if m == f32::NEG_INFINITY {
+            // Everything is excluded, or not a number.
+            let excluded = |v: f32| if v == f32::NEG_INFINITY { 0.0 } else { v };
+            s.iter_mut().chain(rest.iter_mut()).for_each(|v| *v = excluded(*v));
+            return (m, s.iter().chain(rest.iter()).sum());
+        }
+        let minus = L::splat(-m);
+        let mut sum = exp_negative(L::load(last.as_ptr()).add(minus));
+        sum.store(last.as_mut_ptr());
+        rest.copy_from_slice(&last[..rest.len()]);
+        for v in s.chunks_exact_mut(L::N) {
+            let e = exp_negative(L::load(v.as_ptr()).add(minus));
+            e.store(v.as_mut_ptr());
+            sum = sum.add(e);
+        }
+        (m, sum.sum())
+    }
 }
 
 /// Attends `queries` to the head.
@@ -186,7 +227,8 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
                 rows::binary(isa, BinaryKind::Add, s, mask);
             }
             let r = &mut running[i];
-            let (max, sum) = exps(isa, s, r.max);
+            // SAFETY: the ISA has its features.
+            let (max, sum) = unsafe { exps(isa, s, r.max) };
             if max != r.max && r.sum != 0.0 {
                 let factor = (r.max - max).exp();
                 r.sum *= factor;
@@ -463,6 +505,54 @@ mod tests {
         (0..dv)
             .map(|c| keys.clone().zip(&e).map(|(j, e)| e * f64::from(v[j * dv + c])).sum::<f64>() / total.max(1e-300))
             .collect()
+    }
+
+    #[test]
+    fn exps_of_any_length_and_of_what_is_no_number() {
+        for isa in Isa::available() {
+            for n in 0..70 {
+                for at_least in [f32::NEG_INFINITY, -3.0, 9.0] {
+                    let mut s: Vec<f32> = noise(n, 1).iter().map(|v| v * 40.0).collect();
+                    s.iter_mut().skip(5).step_by(7).for_each(|v| *v = f32::NEG_INFINITY);
+                    let m = s.iter().copied().fold(at_least, f32::max);
+                    let want: Vec<f64> = s.iter().map(|&v| (f64::from(v) - f64::from(m)).exp()).collect();
+                    // SAFETY: the ISA is there.
+                    let (max, sum) = unsafe { exps(isa, &mut s, at_least) };
+                    assert_eq!(max, m, "{} n {n}", isa.name());
+                    if m == f32::NEG_INFINITY {
+                        assert!(sum == 0.0 && s.iter().all(|&v| v == 0.0), "{} n {n}: {s:?}", isa.name());
+                        continue;
+                    }
+                    for (got, want) in s.iter().zip(&want) {
+                        let fine =
+                            if *want < 1.7e-38 { *got == 0.0 } else { (f64::from(*got) / want - 1.0).abs() < 8e-6 };
+                        assert!(fine, "{} n {n}: {got}, not {want}", isa.name());
+                    }
+                    let total: f64 = want.iter().sum();
+                    assert!((f64::from(sum) - total).abs() <= 8e-6 * total, "{} n {n}: {sum}, not {total}", isa.name());
+                }
+            }
+            // Neither a number that is none nor its neighbours are lost, whatever its payload.
+            for bad in [f32::NAN, f32::from_bits(0x7fc0_01ff), f32::from_bits(0xffc0_0001)] {
+                let mut s = [1.0; 40];
+                s[35] = bad;
+                // SAFETY: the ISA is there.
+                let (max, sum) = unsafe { exps(isa, &mut s, f32::NEG_INFINITY) };
+                assert!(
+                    max == 1.0 && sum.is_nan() && s[35].is_nan() && s[34] == 1.0,
+                    "{}: {max} {sum} {s:?}",
+                    isa.name()
+                );
+                let mut s = [bad, f32::NEG_INFINITY];
+                // SAFETY: the ISA is there.
+                let (max, sum) = unsafe { exps(isa, &mut s, f32::NEG_INFINITY) };
+                assert!(
+                    max == f32::NEG_INFINITY && sum.is_nan() && s[0].is_nan() && s[1] == 0.0,
+                    "{}: {s:?}",
+                    isa.name()
+                );
+            }
+        }
     }
 
     #[test]

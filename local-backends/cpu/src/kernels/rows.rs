@@ -10,20 +10,28 @@ use outboard_core::op::{BinaryKind, GluKind, NormKind, UnaryKind};
 /// Partial sums of a reduction: two vectors of the widest kind, to overlap additions.
 const LANES: usize = 32;
 
+/// Adding 1.5 * 2^23 leaves the rounded number in the low bits.
+pub(super) const EXP_MAGIC: f32 = 12_582_912.0;
+/// ln 2 as a number of few bits and what it lacks, so that products with whole numbers are exact.
+pub(super) const EXP_LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
+/// The polynomial of [`exp`], from the highest power on; 1 and 1 come behind.
+pub(super) const EXP_FIRST: f32 = 1.987_569_1e-4;
+/// See [`EXP_FIRST`].
+pub(super) const EXP_NEXT: [f32; 5] = [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
+
 /// e^x to about 2 units in the last place: `2^n * p(r)`, with a polynomial on |r| <= ln 2 / 2 (Cephes). No branches.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     // Beyond, the result is infinity or zero. Not f32::clamp, whose NaN check would be in the way of vectors.
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if x < -104.0 { -104.0 } else { x };
-    // Adding 1.5 * 2^23 leaves the rounded number in the low bits.
-    const MAGIC: f32 = 12_582_912.0;
-    let t = x * std::f32::consts::LOG2_E + MAGIC;
-    let n = (t.to_bits() as i32).wrapping_sub(MAGIC.to_bits() as i32);
-    let nf = t - MAGIC;
-    let r = (x - nf * 0.693_359_4) - nf * -2.121_944_4e-4;
-    let mut p = 1.987_569_1e-4;
-    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+    let t = x * std::f32::consts::LOG2_E + EXP_MAGIC;
+    let n = (t.to_bits() as i32).wrapping_sub(EXP_MAGIC.to_bits() as i32);
+    let nf = t - EXP_MAGIC;
+    let [high, low] = EXP_LN_2;
+    let r = (x - nf * high) - nf * low;
+    let mut p = EXP_FIRST;
+    for c in EXP_NEXT {
         p = p * r + c;
     }
     let p = p * r * r + r + 1.0;
@@ -200,16 +208,15 @@ fn softmax_body(x: &mut [f32], scale: f32, mask: Option<&[f32]>) {
         Some(mask) => each2(x, mask, |v, m| v * scale + m),
         None => each(x, |v| v * scale),
     }
-    let (_, total) = exp_sum(x, f32::NEG_INFINITY);
+    let (_, total) = exp_sum(x);
     let factor = if total > 0.0 || total.is_nan() { 1.0 / total } else { 0.0 };
     each(x, |v| v * factor);
 }
 
-/// `x = exp(x - m)` with m the largest of x and `at_least`; gives m and the sum. Where m is minus infinity, zeros.
+/// `x = exp(x - m)` with m the largest of x; gives m and the sum. Where m is minus infinity, zeros.
 #[inline(always)]
-pub(super) fn exp_sum(x: &mut [f32], at_least: f32) -> (f32, f32) {
+fn exp_sum(x: &mut [f32]) -> (f32, f32) {
     let m = max(x);
-    let m = if m > at_least { m } else { at_least };
     if m == f32::NEG_INFINITY {
         // Everything is excluded, or not a number.
         each(x, |v| if v == f32::NEG_INFINITY { 0.0 } else { v });

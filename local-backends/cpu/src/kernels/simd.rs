@@ -1,6 +1,8 @@
 //! Vectors of F32 for what is written once in terms of them: float products and attention.
 
+use super::rows::{EXP_FIRST, EXP_LN_2, EXP_MAGIC, EXP_NEXT};
 use half::{bf16, f16};
+use std::f32::consts::LOG2_E;
 
 /// A vector of floats. The methods are for `#[inline(always)]` code that runs under the implementor's features.
 pub(super) trait Lanes: Copy {
@@ -56,6 +58,55 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// Features.
     unsafe fn turn(rows: &mut [Self]);
+    /// The sums.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn add(self, b: Self) -> Self;
+    /// The larger elements; those of `self` where either is not a number.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn or_larger(self, b: Self) -> Self;
+    /// The largest element, if all are numbers.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn largest(self) -> f32;
+    /// Zero where `x` is less than `least`.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn unless_less(self, x: Self, least: Self) -> Self;
+    /// `2^n`, where `n` is in the lowest bits: any from -126 to 127.
+    ///
+    /// # Safety
+    /// Features.
+    unsafe fn power(self) -> Self;
+}
+
+/// e^x for x <= 0, as [`rows::exp`](super::rows::exp) but with fused sums, and zero where that is not a normal number.
+///
+/// # Safety
+/// L's features.
+#[inline(always)]
+pub(super) unsafe fn exp_negative<L: Lanes>(x: L) -> L {
+    // SAFETY: the caller's.
+    unsafe {
+        // e^-87 is the last power of e^-1 that is normal.
+        let least = L::splat(-87.0);
+        let y = x.or_larger(least);
+        let t = L::splat(EXP_MAGIC).fma(y, L::splat(LOG2_E));
+        let n = t.add(L::splat(-EXP_MAGIC));
+        let [high, low] = EXP_LN_2;
+        let r = y.fma(n, L::splat(-high)).fma(n, L::splat(-low));
+        let mut p = L::splat(EXP_FIRST);
+        for c in EXP_NEXT {
+            p = L::splat(c).fma(p, r);
+        }
+        let power = t.power();
+        power.fma(power, r.fma(p, L::splat(0.0).fma(r, r))).unless_less(x, least)
+    }
 }
 
 /// Plain Rust, eight lanes: two NEON registers, or whatever the baseline has.
@@ -127,6 +178,26 @@ impl Lanes for Plain {
             }
         }
     }
+    #[inline(always)]
+    unsafe fn add(self, b: Self) -> Self {
+        self.map2(b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn or_larger(self, b: Self) -> Self {
+        self.map2(b, |a, b| if b > a { b } else { a })
+    }
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, |m, v| if v > m { v } else { m })
+    }
+    #[inline(always)]
+    unsafe fn unless_less(self, x: Self, least: Self) -> Self {
+        self.map2(x.map2(least, |x, least| if x < least { 0.0 } else { 1.0 }), |a, keep| a * keep)
+    }
+    #[inline(always)]
+    unsafe fn power(self) -> Self {
+        Plain(self.0.map(|n| f32::from_bits((n.to_bits() << 23).wrapping_add(1f32.to_bits()))))
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -137,7 +208,8 @@ mod x86 {
     macro_rules! lanes {
         ($v:ty, $n:literal, $features:literal, $set1:ident, $load:ident, $store:ident, $fma:ident,
          half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, turn $turn:ident,
-         fold $s:ident => $fold:expr) => {
+         fold $s:ident => $fold:expr, add $add:ident, max $max:ident, four $m:ident => $four:expr,
+         bits $bits:ident $floats:ident $shl:ident $add_bits:ident, less ($v1:ident, $x:ident, $least:ident) => $kept:expr) => {
             impl Lanes for $v {
                 const N: usize = $n;
 
@@ -206,6 +278,36 @@ mod x86 {
                         $turn(rows);
                     }
                 }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn add(self, b: Self) -> Self {
+                    $add(self, b)
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn or_larger(self, b: Self) -> Self {
+                    // The second one, if they cannot be compared.
+                    $max(b, self)
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn largest(self) -> f32 {
+                    let $m = self;
+                    let four = $four;
+                    let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+                    _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn unless_less(self, x: Self, least: Self) -> Self {
+                    let ($v1, $x, $least) = (self, x, least);
+                    $kept
+                }
+                #[inline]
+                #[target_feature(enable = $features)]
+                unsafe fn power(self) -> Self {
+                    $floats($add_bits($shl::<23>($bits(self)), $bits($set1(1.0))))
+                }
             }
         };
     }
@@ -271,14 +373,21 @@ mod x86 {
 
     lanes!(__m256, 8, "avx2,fma,f16c", _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
     half _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
-    _mm256_castsi256_ps, turn turn8, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)));
+    _mm256_castsi256_ps, turn turn8, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)),
+    add _mm256_add_ps, max _mm256_max_ps, four m => _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m)), bits _mm256_castps_si256 _mm256_castsi256_ps _mm256_slli_epi32 _mm256_add_epi32,
+    less (v, x, least) => _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, least)));
     lanes!(__m512, 16, "avx512f", _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps,
     half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
     _mm512_castsi512_ps, turn turn16, fold v => {
         let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
         let v = _mm256_add_ps(_mm512_castps512_ps256(v), high);
         _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v))
-    });
+    }, add _mm512_add_ps, max _mm512_max_ps, four m => {
+        let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(m)));
+        let m = _mm256_max_ps(_mm512_castps512_ps256(m), high);
+        _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m))
+    }, bits _mm512_castps_si512 _mm512_castsi512_ps _mm512_slli_epi32 _mm512_add_epi32,
+    less (v, x, least) => _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, least), v));
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -365,6 +474,35 @@ mod neon {
                 rows[4 + i] = Neon(high[i], high_behind[i]);
             }
         }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn add(self, b: Self) -> Self {
+            Neon(vaddq_f32(self.0, b.0), vaddq_f32(self.1, b.1))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn or_larger(self, b: Self) -> Self {
+            let larger = |a, b| vbslq_f32(vcgtq_f32(b, a), b, a);
+            Neon(larger(self.0, b.0), larger(self.1, b.1))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn largest(self) -> f32 {
+            vmaxvq_f32(vmaxq_f32(self.0, self.1))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn unless_less(self, x: Self, least: Self) -> Self {
+            let kept = |v, x, least| vbslq_f32(vcltq_f32(x, least), vdupq_n_f32(0.0), v);
+            Neon(kept(self.0, x.0, least.0), kept(self.1, x.1, least.1))
+        }
+        #[inline]
+        #[target_feature(enable = "neon")]
+        unsafe fn power(self) -> Self {
+            let one = vreinterpretq_u32_f32(vdupq_n_f32(1.0));
+            let power = |n| vreinterpretq_f32_u32(vaddq_u32(vshlq_n_u32::<23>(vreinterpretq_u32_f32(n)), one));
+            Neon(power(self.0), power(self.1))
+        }
     }
 
     #[inline]
@@ -438,39 +576,40 @@ impl Element for Bf16 {
     }
 }
 
-/// Defines an unsafe function that runs one generic body with the lanes of the chosen ISA: `$body::<Lanes, ..>(args)`.
+/// Defines an unsafe function that runs one generic body with the lanes of the chosen ISA: `$body::<Lanes>(args)`, or
+/// `$body::<Lanes, W>(args)` if it is generic over W.
 macro_rules! per_lanes {
-    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident<$W:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+    ($(#[$meta:meta])* $vis:vis unsafe fn $name:ident$(<$W:ident>)?($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis unsafe fn $name<$W: $crate::kernels::simd::Element>(isa: $crate::kernels::Isa, $($arg: $ty),*) {
+        $vis unsafe fn $name$(<$W: $crate::kernels::simd::Element>)?(isa: $crate::kernels::Isa, $($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             #[allow(clippy::too_many_arguments)]
-            unsafe fn avx2<$W: $crate::kernels::simd::Element>($($arg: $ty),*) {
+            unsafe fn avx2$(<$W: $crate::kernels::simd::Element>)?($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: the features are on, the rest is the caller's.
-                unsafe { $body::<std::arch::x86_64::__m256, $W>($($arg),*) }
+                unsafe { $body::<std::arch::x86_64::__m256 $(, $W)?>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
             #[allow(clippy::too_many_arguments)]
-            unsafe fn avx512<$W: $crate::kernels::simd::Element>($($arg: $ty),*) {
+            unsafe fn avx512$(<$W: $crate::kernels::simd::Element>)?($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: as above.
-                unsafe { $body::<std::arch::x86_64::__m512, $W>($($arg),*) }
+                unsafe { $body::<std::arch::x86_64::__m512 $(, $W)?>($($arg),*) }
             }
             match isa.kind() {
                 // SAFETY: the caller's.
-                $crate::kernels::isa::Kind::Portable => unsafe { $body::<$crate::kernels::simd::Plain, $W>($($arg),*) },
+                $crate::kernels::isa::Kind::Portable => unsafe { $body::<$crate::kernels::simd::Plain $(, $W)?>($($arg),*) },
                 // SAFETY: an Isa of this kind exists only where these features are; the rest is the caller's.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Kind::Avx2 => unsafe { avx2::<$W>($($arg),*) },
+                $crate::kernels::isa::Kind::Avx2 => unsafe { avx2$(::<$W>)?($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Kind::Avx512 => unsafe { avx512::<$W>($($arg),*) },
+                $crate::kernels::isa::Kind::Avx512 => unsafe { avx512$(::<$W>)?($($arg),*) },
                 // SAFETY: NEON is aarch64's baseline; the rest is the caller's.
                 #[cfg(target_arch = "aarch64")]
                 $crate::kernels::isa::Kind::Neon | $crate::kernels::isa::Kind::NeonDot => unsafe {
-                    $body::<$crate::kernels::simd::Neon, $W>($($arg),*)
+                    $body::<$crate::kernels::simd::Neon $(, $W)?>($($arg),*)
                 },
             }
         }
