@@ -3,42 +3,95 @@
 //! On one device large ones are best: kernels are most efficient with many rows, and what a run of the graph takes beside its rows
 //! is paid seldom. When the layers are on several devices, a device works on one micro-batch while the next device works on the
 //! one before, and each stands idle until the first has come to it, or after the last has left it. Where all devices take as long
-//! for the same rows, d of them need the time of p + (d - 1) m tokens for p, m being the largest micro-batch, in whatever order they
-//! come (the makespan of a proportionate flow shop: Pinedo, Scheduling, section 6.1). So all are as large as the middle between
-//! that and what small ones cost. What is computed is the same for every way of cutting, bit by bit, as long as there is no
-//! micro-batch of one token, whose products are other kernels' work: there is none if there are more tokens than one.
+//! for the same micro-batch, d of them need the time of all micro-batches and d - 1 times the longest, in whatever order they come
+//! (the makespan of a proportionate flow shop: Pinedo, Scheduling, section 6.1). So all take as long, and as the middle between that
+//! and what small ones cost: later ones have fewer tokens, because attention to what is before them takes longer. What is computed
+//! is the same for every way of cutting, bit by bit, as long as there is no micro-batch of one token, whose products are other
+//! kernels' work: there is none if there are more tokens than one.
 
-use outboard_core::DeviceKind;
+use outboard_core::{DeviceKind, Graph, op};
 
 /// Rows below which kernels lose more than a pipeline wins.
 const SMALLEST: usize = 16;
-/// The last micro-batch takes so many times as long as the average one: attention grows with what is before it.
-const GROWTH: f64 = 2.0;
+/// Products of weights that take as long as one of attention: measured on a CPU with quantized weights.
+const PRODUCTS: f64 = 3.5;
 
 /// Rows of a micro-batch that take as long as what a run takes beside its rows.
 fn overhead(kind: DeviceKind) -> f64 {
     match kind {
-        // Measured: 32 rows at a time take 10 % longer for each than 128 do, 64 take 3 %.
+        // Measured: 64 rows at a time take 3 % longer for each than 128 do; with half of this, two devices are slower.
         DeviceKind::Cpu => 4.0,
         // Their kernels wait for the weights up to about as many rows.
         _ => 128.0,
     }
 }
 
-/// The sizes of the micro-batches of `n` tokens over devices of these kinds in a row, `full` tokens each at most. Empty if `n` is 0.
-pub fn micro_batches(n: usize, full: usize, devices: &[DeviceKind]) -> Vec<usize> {
+/// How the time of a token grows with the tokens before it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Growth {
+    /// What each of them adds, by what a token takes without any.
+    by: f64,
+}
+
+impl Growth {
+    /// None.
+    pub const NONE: Growth = Growth { by: 0.0 };
+
+    /// That of a model, from its graph with a context of `n_ctx` tokens.
+    pub fn of_graph(graph: &Graph, n_ctx: usize) -> Growth {
+        let (mut weights, mut attention) = (0, 0);
+        for node in graph.nodes() {
+            match graph.tensor(node).op() {
+                Some(op::Op::FlashAttn(a)) if a.window == 0 => attention += graph.flops(node),
+                Some(op::Op::MulMat(_) | op::Op::MulMatId(_)) => weights += graph.flops(node),
+                _ => {}
+            }
+        }
+        Growth::new(weights as f64, attention as f64 / n_ctx.max(1) as f64)
+    }
+
+    fn new(weights: f64, attention: f64) -> Growth {
+        if weights > 0.0 { Growth { by: attention * PRODUCTS / weights } } else { Growth::NONE }
+    }
+
+    /// What `n` tokens behind `past` others take; a token without any before it takes 1.
+    pub fn cost(self, past: usize, n: usize) -> f64 {
+        let (past, n) = (past as f64, n as f64);
+        n + self.by * n * (past + n / 2.0)
+    }
+
+    /// The most tokens behind `past` others that take `cost` at most.
+    fn within(self, past: usize, cost: f64) -> usize {
+        let first = 1.0 + self.by * past as f64;
+        // The root of by / 2 n^2 + first n = cost, in the form that does without by.
+        (2.0 * cost / (first + (first * first + 2.0 * self.by * cost).sqrt())) as usize
+    }
+}
+
+/// The sizes of the micro-batches of `n` tokens behind `past` others over devices of these kinds in a row, `full` tokens each at most.
+/// Empty if `n` is 0.
+pub fn micro_batches(past: usize, n: usize, full: usize, devices: &[DeviceKind], growth: Growth) -> Vec<usize> {
     let full = full.max(1);
-    let size = match devices.len() {
-        0 | 1 => full,
-        // The least of n / s · overhead + (d - 1) · s · growth, the rows that are lost.
+    let mut sizes = Vec::new();
+    match devices.len() {
+        0 | 1 => sizes.resize(n / full, full),
+        // The least of n / s · overhead + (d - 1) · s, the rows that are lost, for micro-batches of s rows.
         several => {
             let overhead = devices.iter().map(|&kind| overhead(kind)).fold(0.0, f64::max);
-            let best = (n as f64 * overhead / ((several - 1) as f64 * GROWTH)).sqrt();
-            // Few sizes, so that graphs are compiled seldom; the minimum is flat.
-            (1usize << best.max(1.0).log2().round() as u32).max(SMALLEST).min(full)
+            let rows = (n as f64 * overhead / (several - 1) as f64).sqrt().max(1.0);
+            let each = growth.cost(past, n) * rows / n.max(1) as f64;
+            let mut done = 0;
+            loop {
+                let size = few(growth.within(past + done, each)).max(SMALLEST).min(full);
+                if done + size > n {
+                    break;
+                }
+                sizes.push(size);
+                done += size;
+            }
         }
-    };
-    let (mut sizes, mut rest) = (vec![size; n / size], n % size);
+    }
+    let mut rest = n - sizes.iter().sum::<usize>();
     if let Some(last) = sizes.last_mut().filter(|last| rest == 1 && **last > 2) {
         *last -= 1;
         rest += 1;
@@ -47,20 +100,32 @@ pub fn micro_batches(n: usize, full: usize, devices: &[DeviceKind]) -> Vec<usize
     sizes
 }
 
+/// A size that is not larger, of few, as each is a graph that has to be compiled.
+fn few(size: usize) -> usize {
+    let step = if size < 64 { 8 } else { 32 };
+    size / step * step
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use DeviceKind::{Cpu, Gpu};
 
+    /// A token behind 800 others takes twice as long as the first.
+    const GROWTH: Growth = Growth { by: 1.0 / 800.0 };
+
     #[test]
     fn all_tokens_in_pieces_that_fit() {
         for full in [1, 2, 16, 31, 32, 64, 128, 512] {
             for devices in [&[][..], &[Cpu], &[Cpu, Gpu], &[Cpu; 5]] {
-                for n in 0..1500 {
-                    let sizes = micro_batches(n, full, devices);
-                    assert_eq!(sizes.iter().sum::<usize>(), n);
-                    let least = if n == 1 || full < 3 { 1 } else { 2 };
-                    assert!(sizes.iter().all(|&s| (least..=full).contains(&s)), "{n} {full} {devices:?}: {sizes:?}");
+                for (past, growth) in [(0, Growth::NONE), (0, GROWTH), (30_000, GROWTH)] {
+                    for n in 0..1500 {
+                        let sizes = micro_batches(past, n, full, devices, growth);
+                        assert_eq!(sizes.iter().sum::<usize>(), n);
+                        let least = if n == 1 || full < 3 { 1 } else { 2 };
+                        let fit = sizes.iter().all(|&s| (least..=full).contains(&s));
+                        assert!(fit, "{n} behind {past} {full} {devices:?}: {sizes:?}");
+                    }
                 }
             }
         }
@@ -68,17 +133,49 @@ mod tests {
 
     #[test]
     fn one_device_gets_full_ones_and_several_small_ones() {
-        assert_eq!(micro_batches(300, 128, &[Cpu]), [128, 128, 44]);
-        assert_eq!(micro_batches(2048, 128, &[Cpu; 2]), [64; 32]);
-        assert_eq!(micro_batches(2048, 128, &[Cpu; 5]), [32; 64]);
-        assert_eq!(micro_batches(100, 128, &[Cpu; 2]), [16, 16, 16, 16, 16, 16, 4]);
+        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, devices, Growth::NONE);
+        assert_eq!(sizes(300, 128, &[Cpu]), [128, 128, 44]);
+        assert_eq!(sizes(1024, 128, &[Cpu; 2]), [64; 16]);
+        assert_eq!(sizes(1024, 128, &[Cpu; 5]), [32; 32]);
+        assert_eq!(sizes(100, 128, &[Cpu; 2]), [16, 16, 16, 16, 16, 16, 4]);
         // What waits for its weights gets full ones.
-        assert_eq!(micro_batches(2048, 128, &[Cpu, Gpu]), [128; 16]);
+        assert_eq!(sizes(2048, 128, &[Cpu, Gpu]), [128; 16]);
         // No one comes alone.
-        assert_eq!(micro_batches(33, 128, &[Cpu; 2]), [16, 15, 2]);
-        assert_eq!(micro_batches(129, 128, &[Cpu]), [127, 2]);
-        assert_eq!(micro_batches(1, 128, &[Cpu; 2]), [1]);
+        assert_eq!(sizes(33, 128, &[Cpu; 2]), [16, 15, 2]);
+        assert_eq!(sizes(129, 128, &[Cpu]), [127, 2]);
+        assert_eq!(sizes(1, 128, &[Cpu; 2]), [1]);
         // Nothing to win.
-        assert_eq!(micro_batches(40, 8, &[Cpu; 4]), [8; 5]);
+        assert_eq!(sizes(40, 8, &[Cpu; 4]), [8; 5]);
+    }
+
+    #[test]
+    fn later_ones_are_smaller_and_none_takes_much_longer_than_the_others() {
+        let sizes = micro_batches(0, 2048, 128, &[Cpu; 2], GROWTH);
+        assert!(sizes.is_sorted_by(|a, b| a >= b) && sizes[0] > sizes[sizes.len() - 2], "{sizes:?}");
+        let mut past = 0;
+        let each = GROWTH.cost(0, 2048) * (2048.0f64 * overhead(Cpu)).sqrt() / 2048.0;
+        for &size in &sizes {
+            assert!(GROWTH.cost(past, size) <= each, "{size} behind {past}: {sizes:?}");
+            past += size;
+        }
+        let different: std::collections::BTreeSet<_> = sizes.iter().collect();
+        assert!(different.len() <= 8, "{different:?}");
+        // Behind a long text all take about as long.
+        let late = micro_batches(50_000, 1024, 128, &[Cpu; 2], GROWTH);
+        assert!(late[..16].iter().all(|size| [56, 64].contains(size)), "{late:?}");
+    }
+
+    #[test]
+    fn growth_is_attention_by_weights() {
+        // A layer with weights of 100 x 100 for each of 8 tokens; a context of 50 tokens in 2 heads of 10.
+        let growth = Growth::new(8.0 * 2.0 * 1e4, 8.0 * 4.0 * 20.0);
+        assert!((growth.by - 640.0 * PRODUCTS / 160_000.0).abs() < 1e-12);
+        assert_eq!((growth.cost(0, 0), Growth::NONE.cost(7, 3)), (0.0, 3.0));
+        assert_eq!(Growth::NONE.within(7, 3.0), 3);
+        for (past, n) in [(0, 10), (100, 64), (9000, 33)] {
+            let cost = growth.cost(past, n);
+            assert_eq!((growth.within(past, cost + 1e-6), growth.within(past, cost - 1e-6)), (n, n - 1));
+        }
+        assert_eq!(Growth::new(0.0, 5.0), Growth::NONE);
     }
 }

@@ -1,7 +1,7 @@
 //! A model on its devices: placement, upload, the cache, running tokens through it.
 
 use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
-use crate::batches::micro_batches;
+use crate::batches::{Growth, micro_batches};
 use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::failover::{Failover, Seat};
@@ -104,6 +104,7 @@ pub struct Engine {
     pub(crate) homes: Homes,
     pub(crate) loads: Vec<DeviceLoad>,
     pub(crate) programs: Vec<(GraphShape, Program)>,
+    growth: Growth,
     n_ctx: usize,
     n_ubatch: usize,
     pub(crate) n_past: usize,
@@ -130,6 +131,7 @@ pub(crate) struct Placed {
     pub(crate) homes: Homes,
     pub(crate) loads: Vec<DeviceLoad>,
     pub(crate) ahead: Ahead,
+    pub(crate) growth: Growth,
 }
 
 /// Which device each leaf belongs to.
@@ -239,7 +241,7 @@ impl Placed {
             false => upload(model, &scheduler, uploads, progress)?,
         }
         let ahead = Ahead::measure(&scheduler)?;
-        Ok(Placed { scheduler, bound, homes, loads, ahead })
+        Ok(Placed { scheduler, bound, homes, loads, ahead, growth: Growth::of_graph(&prompt, n_ctx) })
     }
 }
 
@@ -258,7 +260,7 @@ impl Engine {
         let options = LoadOptions { n_ctx, n_ubatch, ..options.clone() };
         let seats = Seat::all(&devices);
         let placed = Placed::new(&model, devices, &options, &Bound::new(), progress)?;
-        let Placed { scheduler, bound, homes, loads, ahead } = placed;
+        let Placed { scheduler, bound, homes, loads, ahead, growth } = placed;
         Ok(Engine {
             model,
             scheduler,
@@ -266,6 +268,7 @@ impl Engine {
             homes,
             loads,
             programs: Vec::new(),
+            growth,
             n_ctx,
             n_ubatch,
             n_past: 0,
@@ -294,6 +297,11 @@ impl Engine {
     /// Tokens of context.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
+    }
+
+    /// How the time of a token grows with those before it.
+    pub fn growth(&self) -> Growth {
+        self.growth
     }
 
     /// Tokens in the cache.
@@ -361,8 +369,8 @@ impl Engine {
             rest = behind;
             batch
         };
-        let batches: Vec<&[u32]> =
-            micro_batches(tokens.len(), self.n_ubatch, &devices).into_iter().map(batch).collect();
+        let sizes = micro_batches(self.n_past, tokens.len(), self.n_ubatch, &devices, self.growth);
+        let batches: Vec<&[u32]> = sizes.into_iter().map(batch).collect();
         // All of it is known before any of it may fail.
         self.text.truncate(self.n_past);
         batches.iter().for_each(|batch| self.text.read(self.text.len(), batch));

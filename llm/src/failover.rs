@@ -172,7 +172,7 @@ impl Engine {
             settle(&devices)?;
             placed = Placed::new(&self.model, devices, &options, &self.bound, &|_, _| {});
         }
-        let Placed { scheduler, bound, homes, loads, ahead } = placed?;
+        let Placed { scheduler, bound, homes, loads, ahead, .. } = placed?;
         self.scheduler = scheduler.in_place_of(&self.scheduler);
         (self.bound, self.homes, self.loads, self.ahead) = (bound, homes, loads, ahead);
         self.whole = true;

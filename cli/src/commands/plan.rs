@@ -290,6 +290,7 @@ fn gather(
         single,
         scattered,
         n_ubatch: options.n_ubatch.min(options.n_ctx),
+        growth: engine.growth(),
         prompt_tokens: prompt.test.tokens(),
         token_ms: decode.sample.ms_per_token(),
         prompt_ms: prompt.ms(),

@@ -12,7 +12,7 @@
 //! Layers are divided as a load divides them, and nothing is said of the times where the user has placed weights by name.
 
 use outboard_core::DeviceKind;
-use outboard_llm::batches::micro_batches;
+use outboard_llm::batches::{Growth, micro_batches};
 use outboard_llm::parts::Parts;
 use outboard_llm::split::{Share, split_layers};
 use std::collections::BTreeMap;
@@ -143,14 +143,14 @@ impl Ways {
     }
 }
 
-/// Milliseconds until a prompt has passed all stages. A stage takes `stages` milliseconds for a token and works on one micro-batch at
-/// a time; what leaves a stage is at the next one after its `ways`.
-fn pipeline_ms(stages: &[f64], ways: &[f64], batches: &[usize]) -> f64 {
+/// Milliseconds until a prompt has passed all stages. A stage takes `stages` milliseconds for an average token and works on one
+/// micro-batch at a time, each worth so many of them; what leaves a stage is at the next one after its `ways`.
+fn pipeline_ms(stages: &[f64], ways: &[f64], batches: &[f64]) -> f64 {
     let mut done = vec![0.0f64; stages.len()];
     for &tokens in batches {
         let mut there = 0.0f64;
         for (stage, (ms, done)) in stages.iter().zip(&mut done).enumerate() {
-            *done = there.max(*done) + ms * tokens as f64;
+            *done = there.max(*done) + ms * tokens;
             there = *done + ways.get(stage).copied().unwrap_or(0.0);
         }
     }
@@ -208,6 +208,8 @@ pub(super) struct Present {
     pub(super) scattered: bool,
     /// Most tokens of a micro-batch.
     pub(super) n_ubatch: usize,
+    /// How the time of a token grows in the prompt.
+    pub(super) growth: Growth,
     pub(super) prompt_tokens: usize,
     /// Milliseconds of a token and of the prompt.
     pub(super) token_ms: f64,
@@ -328,7 +330,14 @@ impl Present {
             stages.push(speed.prompt * homes.iter().filter(|&&h| h == d).count() as f64);
         }
         let kinds: Vec<DeviceKind> = used.iter().filter_map(|&d| members.get(d)).map(|member| member.kind).collect();
-        let batches = micro_batches(self.prompt_tokens, self.n_ubatch, &kinds);
+        let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, &kinds, self.growth);
+        let average = self.growth.cost(0, self.prompt_tokens) / self.prompt_tokens.max(1) as f64;
+        let mut past = 0;
+        let worth = |size: usize| {
+            past += size;
+            self.growth.cost(past - size, size) / average
+        };
+        let batches: Vec<f64> = sizes.into_iter().map(worth).collect();
         Some((token_ms, pipeline_ms(&stages, &ways, &batches)))
     }
 }
@@ -356,7 +365,7 @@ mod tests {
         let homes = vec![0, 0, 0, 0, 1, 1, 1, 1];
         // 4 layers, 4 layers and the head, two ways; four micro-batches of 16, of which the last waits for the first stage.
         let (token_ms, prompt_ms) = (4.0 + 6.0 + 2.0, 4.0 * 6.4 + 1.0 + 6.4);
-        let (n_ubatch, prompt_tokens) = (16, 64);
+        let (n_ubatch, growth, prompt_tokens) = (16, Growth::NONE, 64);
         let (single, scattered) = (false, false);
         Present {
             parts: parts(8),
@@ -366,6 +375,7 @@ mod tests {
             single,
             scattered,
             n_ubatch,
+            growth,
             prompt_tokens,
             token_ms,
             prompt_ms,
@@ -419,12 +429,12 @@ mod tests {
 
     #[test]
     fn the_slowest_stage_bounds_a_prompt() {
-        assert_eq!(pipeline_ms(&[1.0], &[], &[4, 4]), 8.0);
+        assert_eq!(pipeline_ms(&[1.0], &[], &[4.0, 4.0]), 8.0);
         // The second stage is the slow one: it begins when the first micro-batch has come, and then never waits.
-        assert_eq!(pipeline_ms(&[1.0, 2.0], &[0.5], &[4, 4, 4]), 4.0 + 0.5 + 24.0);
+        assert_eq!(pipeline_ms(&[1.0, 2.0], &[0.5], &[4.0, 4.0, 4.0]), 4.0 + 0.5 + 24.0);
         // The first one is: the second waits for each, and ends its last one behind it.
-        assert_eq!(pipeline_ms(&[2.0, 1.0], &[0.5], &[4, 4, 4]), 24.0 + 0.5 + 4.0);
-        assert_eq!((pipeline_ms(&[], &[], &[4]), pipeline_ms(&[1.0], &[], &[])), (0.0, 0.0));
+        assert_eq!(pipeline_ms(&[2.0, 1.0], &[0.5], &[4.0, 4.0, 4.0]), 24.0 + 0.5 + 4.0);
+        assert_eq!((pipeline_ms(&[], &[], &[4.0]), pipeline_ms(&[1.0], &[], &[])), (0.0, 0.0));
     }
 
     #[test]
