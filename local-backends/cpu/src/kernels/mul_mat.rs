@@ -151,15 +151,11 @@ unsafe fn product<F: Leaf>(
                 let columns = Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead };
                 if kind == Kind::Avx512 {
                     let p: [*const u8; 16] = std::array::from_fn(row);
-                    if F::BITS == 8 {
-                        panel::fill::<F, 16, true>(&p, groups, panel);
-                    } else {
-                        panel::fill::<F, 16, false>(&p, groups, panel);
-                    }
+                    panel::fill_vnni::<F>(&p, groups, panel);
                     panel::panel_vnni::<F>(columns);
                 } else {
                     let p: [*const u8; 8] = std::array::from_fn(row);
-                    panel::fill::<F, 8, false>(&p, groups, panel);
+                    panel::fill_avx2::<F>(&p, groups, panel);
                     panel::panel_avx2::<F>(columns);
                 }
             }
