@@ -388,52 +388,50 @@ per_lanes! {
 /// As [`add_rows`], with L's features.
 #[inline(always)]
 unsafe fn add_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, acc: Out) {
-    let dv = v.k;
     // SAFETY: all indices are below the caller's.
     unsafe {
-        let mut i = 0;
-        while i < p.n {
-            let rows = (p.n - i).min(4);
-            let (p, acc) = (Factors { data: p.from(i), ..p }, Out { data: acc.data.add(i * acc.stride), ..acc });
-            let mut c = 0;
-            // Only where there are 32 registers: one pass reads 64 values of a row.
-            while L::N == 16 && c + 4 * L::N <= dv {
-                match rows {
-                    4 => tile::<L, W, 4, 4>(p, v, c, n, acc),
-                    3 => tile::<L, W, 3, 4>(p, v, c, n, acc),
-                    2 => tile::<L, W, 2, 4>(p, v, c, n, acc),
-                    _ => tile::<L, W, 1, 4>(p, v, c, n, acc),
+        let mut c = 0;
+        // Only where there are 32 registers.
+        while L::N == 16 && c + 4 * L::N <= v.k {
+            strip::<L, W, 4>(p, v, c, n, acc);
+            c += 4 * L::N;
+        }
+        while c + 2 * L::N <= v.k {
+            strip::<L, W, 2>(p, v, c, n, acc);
+            c += 2 * L::N;
+        }
+        while c + L::N <= v.k {
+            strip::<L, W, 1>(p, v, c, n, acc);
+            c += L::N;
+        }
+        for c in c..v.k {
+            for r in 0..p.n {
+                let mut sum = *acc.data.add(r * acc.stride + c);
+                for j in 0..n {
+                    sum += *p.from(r).add(j) * (*v.data.add(j * v.stride).cast::<W>().add(c)).one();
                 }
-                c += 4 * L::N;
+                *acc.data.add(r * acc.stride + c) = sum;
             }
-            while c + 2 * L::N <= dv {
-                match rows {
-                    4 => tile::<L, W, 4, 2>(p, v, c, n, acc),
-                    3 => tile::<L, W, 3, 2>(p, v, c, n, acc),
-                    2 => tile::<L, W, 2, 2>(p, v, c, n, acc),
-                    _ => tile::<L, W, 1, 2>(p, v, c, n, acc),
-                }
-                c += 2 * L::N;
+        }
+    }
+}
+
+/// All rows of p times `C` vectors of each of the `n` rows of v, from element `c` on: few enough to stay in the nearest cache meanwhile.
+///
+/// # Safety
+/// As [`add_rows_body`].
+#[inline(always)]
+unsafe fn strip<L: Lanes, W: Element, const C: usize>(p: Factors, v: Rows, c: usize, n: usize, acc: Out) {
+    for i in (0..p.n).step_by(4) {
+        // SAFETY: the caller's rows.
+        unsafe {
+            let (here, acc) = (Factors { data: p.from(i), ..p }, Out { data: acc.data.add(i * acc.stride), ..acc });
+            match p.n - i {
+                1 => tile::<L, W, 1, C>(here, v, c, n, acc),
+                2 => tile::<L, W, 2, C>(here, v, c, n, acc),
+                3 => tile::<L, W, 3, C>(here, v, c, n, acc),
+                _ => tile::<L, W, 4, C>(here, v, c, n, acc),
             }
-            while c + L::N <= dv {
-                match rows {
-                    4 => tile::<L, W, 4, 1>(p, v, c, n, acc),
-                    3 => tile::<L, W, 3, 1>(p, v, c, n, acc),
-                    2 => tile::<L, W, 2, 1>(p, v, c, n, acc),
-                    _ => tile::<L, W, 1, 1>(p, v, c, n, acc),
-                }
-                c += L::N;
-            }
-            for c in c..dv {
-                for r in 0..rows {
-                    let mut sum = *acc.data.add(r * acc.stride + c);
-                    for j in 0..n {
-                        sum += *p.from(r).add(j) * (*v.data.add(j * v.stride).cast::<W>().add(c)).one();
-                    }
-                    *acc.data.add(r * acc.stride + c) = sum;
-                }
-            }
-            i += rows;
         }
     }
 }
