@@ -374,7 +374,8 @@ mod x86 {
     lanes!(__m256, 8, "avx2,fma,f16c", _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
     half _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
     _mm256_castsi256_ps, turn turn8, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)),
-    add _mm256_add_ps, max _mm256_max_ps, four m => _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m)), bits _mm256_castps_si256 _mm256_castsi256_ps _mm256_slli_epi32 _mm256_add_epi32,
+    add _mm256_add_ps, max _mm256_max_ps, four m => _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m)),
+    bits _mm256_castps_si256 _mm256_castsi256_ps _mm256_slli_epi32 _mm256_add_epi32,
     less (v, x, least) => _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, least)));
     lanes!(__m512, 16, "avx512f", _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps,
     half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
