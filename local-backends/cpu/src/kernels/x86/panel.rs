@@ -47,7 +47,7 @@ pub(in crate::kernels) unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; 8], groups
     for b in 0..groups.div_ceil(8) {
         // SAFETY: steps of the caller's rows and panel.
         unsafe {
-            let step = Step::<8, false>::of::<F>(panel, b);
+            let step = Step::<8>::of::<F>(panel, b);
             let n = (groups - 8 * b).min(8);
             step.scales::<F>(w, b, 0, n);
             for j in 0..n {
@@ -67,23 +67,25 @@ pub(in crate::kernels) unsafe fn fill_vnni<F: Unpack>(w: &[*const u8; 16], group
         // SAFETY: steps of the caller's rows and panel.
         unsafe {
             let n = (groups - 8 * b).min(8);
-            match F::BITS {
-                8 => Step::<16, true>::of::<F>(panel, b).fill16::<F>(w, b, n),
-                _ => Step::<16, false>::of::<F>(panel, b).fill16::<F>(w, b, n),
-            }
+            Step::<16>::of::<F>(panel, b).fill16::<F>(w, b, n);
         }
     }
 }
 
-/// A step of a panel of `R` rows: its bytes, scales and minimums. With `BIASED` bytes are signed ones plus 128.
+/// A step of a panel of `R` rows: its bytes, scales and minimums.
 #[derive(Clone, Copy)]
-struct Step<const R: usize, const BIASED: bool> {
+struct Step<const R: usize> {
     q: *mut f32,
     d: *mut f32,
     m: *mut f32,
 }
 
-impl<const R: usize, const BIASED: bool> Step<R, BIASED> {
+impl<const R: usize> Step<R> {
+    /// Whether bytes are signed ones plus 128: VNNI takes unsigned ones.
+    const fn is_biased<F: Unpack>() -> bool {
+        R == 16 && F::BITS == 8
+    }
+
     /// # Safety
     /// The panel has step `b`.
     #[inline(always)]
@@ -109,7 +111,7 @@ impl<const R: usize, const BIASED: bool> Step<R, BIASED> {
         unsafe {
             for r in 0..8 {
                 let mut s = F::vscales(w[first + r].add(b * F::STEP), n);
-                if BIASED {
+                if Self::is_biased::<F>() {
                     s.m = s.d.map(|d| _mm256_mul_ps(d, _mm256_set1_ps(-128.0)));
                 }
                 for h in 0..2 {
@@ -139,7 +141,7 @@ impl<const R: usize, const BIASED: bool> Step<R, BIASED> {
         unsafe {
             for (r, q) in q.iter_mut().enumerate() {
                 *q = F::vunpack(w[first + r].add(b * F::STEP), j);
-                if BIASED {
+                if Self::is_biased::<F>() {
                     *q = _mm256_xor_si256(*q, _mm256_set1_epi8(-128));
                 }
             }
@@ -150,7 +152,7 @@ impl<const R: usize, const BIASED: bool> Step<R, BIASED> {
     }
 }
 
-impl<const BIASED: bool> Step<16, BIASED> {
+impl Step<16> {
     /// Step `b` of the rows, of `n` groups.
     ///
     /// # Safety
@@ -167,7 +169,7 @@ impl<const BIASED: bool> Step<16, BIASED> {
             for j in 0..n {
                 let at = b * F::STEP + j * F::BYTES;
                 if let Some(head) = F::HEAD {
-                    let (d, m) = heads(w, at, if BIASED { Head::Scale(-128.0) } else { head });
+                    let (d, m) = heads(w, at, if Self::is_biased::<F>() { Head::Scale(-128.0) } else { head });
                     _mm512_store_ps(self.d.add(j * 16), d);
                     _mm512_store_ps(self.m.add(j * 16), m);
                 }
@@ -205,7 +207,8 @@ impl<const BIASED: bool> Step<16, BIASED> {
                 }
                 let to = self.q.add(j * 8 * 16);
                 for kk in 0..8 {
-                    let v = if BIASED { _mm512_xor_si512(q[kk], _mm512_set1_epi8(-128)) } else { q[kk] };
+                    let v =
+                        if Self::is_biased::<F>() { _mm512_xor_si512(q[kk], _mm512_set1_epi8(-128)) } else { q[kk] };
                     _mm512_store_si512(to.add(kk * 16).cast(), v);
                 }
             }
