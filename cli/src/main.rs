@@ -17,6 +17,9 @@ mod trust;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: outboard_host::ProgramAllocator = outboard_host::ProgramAllocator;
+
 /// Every GPU and CPU on your network, as if it were plugged into this machine.
 #[derive(Parser)]
 #[command(name = "outboard", version, max_term_width = 100)]

@@ -12,6 +12,9 @@ use outboard_rpc_server::{Limits, Server, ServerConfig, ServerTls, Trust};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[global_allocator]
+static ALLOCATOR: outboard_host::ProgramAllocator = outboard_host::ProgramAllocator;
+
 const WAIT: Duration = Duration::from_secs(60);
 const BULK: usize = 256 << 20;
 

@@ -2,6 +2,7 @@
 //! the devices of one host. A backend adds [`Kernels`]: which ops it supports and how it runs a graph.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod allocator;
 mod budget;
 mod buffer;
 mod device;
@@ -11,9 +12,9 @@ mod host;
 mod mapped;
 mod queue;
 mod timeline;
-mod trim;
 mod turns;
 
+pub use allocator::{ProgramAllocator, trim_memory};
 pub use budget::MemoryBudget;
 pub use buffer::{BUFFER_ALIGN, HostBuffer};
 pub use device::{HostDevice, Kernels, NodeError, Program, TensorPtr};
@@ -21,7 +22,6 @@ pub use disk::{DiskSpace, disk_space};
 pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
 pub use queue::{group_queue, trace_queue};
-pub use trim::trim_memory;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
