@@ -357,7 +357,7 @@ fn bytes_that_come_later() {
     let device = Rig::new().device("D0");
     let queue = device.queue().unwrap();
     let whole = slice(&device, 8);
-    let read = |queue: &Arc<dyn Queue>| queue.read(&whole).unwrap().wait(LONG);
+    let read = |queue: &Arc<dyn Queue>| queue.read(&whole)?.wait(LONG);
     let (to, data) = Pending::new("elsewhere");
     queue.write_later(&whole, data).unwrap();
     let after = queue.read(&whole).unwrap();
