@@ -8,6 +8,8 @@
 //! Order is meaning where memory is written: a node that reads a tensor sees what the nodes before it in the list wrote
 //! there. Whatever cuts or moves nodes must keep the order of those that share a root that is written.
 
+mod prune;
+
 use crate::dtype::DType;
 use crate::op::{MAX_SRCS, Op, Srcs};
 use crate::shape::{DIMS, Layout, ShapeError, dims};

@@ -171,7 +171,10 @@ pub fn build(
     }
     starts.push(net.g.len());
     net.head(x)?;
-    Ok(ModelGraph { graph: Arc::new(net.g.finish()?), starts })
+    // Without the head nobody reads what the last layer makes beside its part of the cache.
+    let (graph, kept) = net.g.finish()?.prune();
+    starts.iter_mut().for_each(|start| *start = kept.partition_point(|id| id.index() < *start));
+    Ok(ModelGraph { graph: Arc::new(graph), starts })
 }
 
 impl Net<'_> {
