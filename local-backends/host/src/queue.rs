@@ -4,6 +4,7 @@
 //! take turns. Dropping a queue drops what it has not begun and tells everyone who waits.
 
 use crate::device::{HostExecutable, NodeError, host_buffer};
+use crate::exchange::Party;
 use crate::host::{Host, TraceEvent, TraceHook};
 use crate::lock;
 use crate::timeline::Timeline;
@@ -62,7 +63,7 @@ pub fn trace_queue(queue: &dyn Queue, hook: impl Fn(TraceEvent<'_>) + Send + Syn
 }
 
 /// Puts a queue into a group, before its first graph: all queues of a group together get as many turns on the device as one queue that
-/// is in none. The number of a group is a [`fresh_uid`]. Gives `false` if the queue is not of a device in host memory.
+/// is in none, and as much room for transfers that wait. The number of a group is a [`fresh_uid`]. Gives `false` if the queue is not of a device in host memory.
 pub fn group_queue(queue: &dyn Queue, group: u64) -> bool {
     HostQueue::of(queue).map(|queue| queue.group.store(group, Ordering::Relaxed)).is_ok()
 }
@@ -313,10 +314,10 @@ impl Worker {
                 ("finish", Ok(()))
             }
             Command::Offer { ticket, src } => {
-                ("offer", self.host.exchange.offer(self.queue, ticket, poison.as_ref().map_or(Ok(&src), Err)))
+                ("offer", self.host.exchange.offer(self.party(), ticket, poison.as_ref().map_or(Ok(&src), Err)))
             }
             Command::Accept { ticket, dst } => {
-                ("accept", result(&|| self.host.exchange.accept(ticket, &dst, WAIT_LIMIT, &self.cancel)))
+                ("accept", result(&|| self.host.exchange.accept(self.party(), ticket, &dst, WAIT_LIMIT, &self.cancel)))
             }
         };
         if let Err(error) = done
@@ -351,12 +352,17 @@ impl Worker {
         Ok(())
     }
 
+    fn party(&self) -> Party {
+        Party { group: self.group.load(Ordering::Relaxed), queue: self.queue }
+    }
+
     fn execute(&self, executable: &dyn Executable) -> Result<()> {
         let Some(executable) = executable.as_any().downcast_ref::<HostExecutable>().filter(|e| e.device == self.device)
         else {
             return Err(Error::Misuse("a graph that was compiled for another device".into()));
         };
-        let Some(_turn) = self.turns.take(self.group.load(Ordering::Relaxed), self.queue, &self.cancel) else {
+        let Party { group, queue } = self.party();
+        let Some(_turn) = self.turns.take(group, queue, &self.cancel) else {
             return Err(Error::Cancelled);
         };
         let began = Instant::now();
