@@ -41,10 +41,10 @@ impl Engine {
     }
 
     /// Runs tokens through the layers behind those that are in the cache, and returns when it has them. Nothing is sampled: what a
-    /// step takes longer is the time of the head.
+    /// step takes longer than one token is the time of the head.
     pub fn fill_cache(&mut self, tokens: &[u32]) -> Result<()> {
         self.ahead.clear();
-        self.enqueue_prompt(tokens, false, Outputs::None)?;
+        self.enqueue_prompt(tokens, false, Outputs::Layers)?;
         Ok(self.scheduler().finish()?)
     }
 

@@ -47,8 +47,10 @@ pub fn layer_of(leaf: &str) -> Option<usize> {
 /// What a graph gives back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outputs {
-    /// Nothing: a part of a prompt that is not its end.
+    /// Nothing: a part of a prompt that is not its end. What only the head would read is left out.
     None,
+    /// What the head would read, for nobody: how long the layers take.
+    Layers,
     /// Logits of that many rows.
     Logits(usize),
     /// One sampled token.
@@ -79,7 +81,7 @@ impl Outputs {
     /// Rows that go through the head.
     pub fn rows(self) -> usize {
         match self {
-            Outputs::None => 0,
+            Outputs::None | Outputs::Layers => 0,
             Outputs::Logits(n) => n,
             Outputs::Sample(_) => 1,
         }
@@ -350,7 +352,10 @@ impl Net<'_> {
     fn head(&mut self, x: TensorId) -> Result<()> {
         let rows = self.shape.outputs.rows();
         if rows == 0 {
-            // Nothing but the caches is wanted, and those are state.
+            // Nothing but the caches is wanted, and those are state; or the last layer as a whole.
+            if self.shape.outputs == Outputs::Layers {
+                self.g.output(x);
+            }
             return Ok(());
         }
         let mut x = x;
@@ -369,7 +374,7 @@ impl Net<'_> {
         };
         self.g.name(logits, LOGITS);
         match self.shape.outputs {
-            Outputs::None => {}
+            Outputs::None | Outputs::Layers => {}
             Outputs::Logits(_) => {
                 self.g.output(logits);
             }

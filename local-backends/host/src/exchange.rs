@@ -3,8 +3,9 @@
 //! Whoever comes second copies: an offer that finds its acceptance waiting writes straight into the destination, one that comes
 //! first leaves a copy and goes on. So an offer never waits, and no order of commands on different queues can block.
 //!
-//! What is open is bounded, and no group of queues (those of one client) may have more of it than it leaves to others, so that one
-//! that offers what nobody takes does not keep others from their transfers (dynamic thresholds: Choudhury and Hahne, 1998).
+//! What is open is bounded, and no group of queues (those of a client's session) may have more of it than it leaves to others, so that
+//! one that offers what nobody takes does not keep others from their transfers (dynamic thresholds: Choudhury and Hahne, 1998). What
+//! ended without its bytes is kept only to tell its acceptance, and gives way first.
 
 use crate::lock;
 use crate::queue::{address, read_slice};
@@ -33,7 +34,7 @@ type Open = HashMap<Ticket, Transfer>;
 /// Open transfers, and the bytes that wait for their acceptance.
 #[derive(Clone, Copy, Debug, Default)]
 struct Amount {
-    transfers: usize,
+    transfers: u64,
     bytes: u64,
 }
 
@@ -108,7 +109,11 @@ impl Exchange {
             self.changed.notify_all();
             return Ok(());
         }
-        self.admit(&mut open, by, src.map_or(0, Slice::len))?;
+        let room = self.admit(&mut open, by, src.map_or(0, Slice::len));
+        if src.is_ok() {
+            // An error always has room: whoever waits for it would wait in vain.
+            room?;
+        }
         drop(open);
         let content = src.map_err(Error::clone).and_then(read_slice);
         let state = State::Offered { content, since: Instant::now() };
@@ -175,23 +180,34 @@ impl Exchange {
         }
     }
 
-    /// Whether there is room for one transfer more, with so many bytes.
+    /// Makes room for one transfer more with so many bytes, or says that there is none.
     fn admit(&self, open: &mut Open, by: Party, bytes: u64) -> Result<()> {
-        let full = open.len() >= self.most.transfers;
-        open.retain(|_, transfer| !(transfer.has_expired() || full && transfer.has_failed()));
-        let (mut mine, mut others) = (Amount { transfers: 1, bytes }, Amount::default());
-        for transfer in open.values().filter(|transfer| !transfer.has_failed()) {
+        open.retain(|_, transfer| !transfer.has_expired());
+        self.shares(open, by, bytes).or_else(|_| {
+            open.retain(|_, transfer| transfer.by.group != by.group || !transfer.has_failed());
+            self.shares(open, by, bytes)
+        })
+    }
+
+    /// Whether the group would not have more than it leaves to others.
+    fn shares(&self, open: &Open, by: Party, bytes: u64) -> Result<()> {
+        let (mut mine, mut others) = (Amount::default(), Amount::default());
+        for transfer in open.values() {
             let sum = if transfer.by.group == by.group { &mut mine } else { &mut others };
             sum.transfers += 1;
             sum.bytes = sum.bytes.saturating_add(transfer.bytes());
         }
-        let left = self.most.bytes.saturating_sub(others.bytes);
-        if mine.transfers > self.most.transfers.saturating_sub(others.transfers) / 2 || mine.bytes > left / 2 {
+        let left = |most: u64, others: u64| most.saturating_sub(others) / 2;
+        let transfers = left(self.most.transfers, others.transfers);
+        // What brings no bytes, such as an acceptance that frees some, is not refused for those of before.
+        let too_large = bytes > 0 && mine.bytes.saturating_add(bytes) > left(self.most.bytes, others.bytes);
+        if mine.transfers >= transfers || too_large {
             return Err(Error::Request(format!(
-                "{} tensors with {} wait for other devices to take them, and {} transfers of other clients; no more can wait",
-                mine.transfers - 1,
-                Size(mine.bytes - bytes),
-                others.transfers
+                "{} transfers with {} are open already, and {} with {} of others: no more can wait",
+                mine.transfers,
+                Size(mine.bytes),
+                others.transfers,
+                Size(others.bytes)
             )));
         }
         Ok(())
@@ -289,30 +305,46 @@ mod tests {
         let ticket = |n: u8| Ticket([n; 32]);
         let refused =
             |result: Result<()>| matches!(result, Err(Error::Request(why)) if why.contains("no more can wait"));
+        let accept = |exchange: &Exchange, n: u8| {
+            exchange.accept(ME, ticket(n), &slice(b"0123456789"), Duration::ZERO, &AtomicBool::new(false))
+        };
         let offered = |exchange: &Exchange, by: Party, n: u8| exchange.offer(by, ticket(n), Ok(&slice(b"0123456789")));
         // By bytes, and by their number.
-        for most in [Amount { transfers: 100, bytes: 80 }, Amount { transfers: 8, bytes: 1000 }] {
+        let (by_bytes, by_number) = (Amount { transfers: 100, bytes: 80 }, Amount { transfers: 8, bytes: 1000 });
+        for most in [by_bytes, by_number] {
             let exchange = Exchange { most, ..Exchange::default() };
             (0..4).for_each(|n| offered(&exchange, ME, n).unwrap());
             assert!(refused(offered(&exchange, ME, 4)));
             (10..12).for_each(|n| offered(&exchange, OTHER, n).unwrap());
             assert!(refused(offered(&exchange, OTHER, 12)));
-            // What is taken, and what nobody can take any more, makes room.
-            exchange.accept(OTHER, ticket(0), &slice(b"0123456789"), Duration::ZERO, &AtomicBool::new(false)).unwrap();
+            // What is taken makes room; what ended without its bytes does, too, for whoever it was of.
+            accept(&exchange, 0).unwrap();
             assert!(refused(offered(&exchange, ME, 4)));
-            exchange.end(OTHER.queue, &Error::Cancelled);
+            accept(&exchange, 10).unwrap();
+            accept(&exchange, 11).unwrap();
             offered(&exchange, ME, 4).unwrap();
             assert!(refused(offered(&exchange, ME, 5)));
+            exchange.end(ME.queue, &Error::Cancelled);
+            assert_eq!(accept(&exchange, 1), Err(Error::Cancelled));
+            (20..24).for_each(|n| offered(&exchange, ME, n).unwrap());
+            // An error needs no room.
+            exchange.offer(ME, ticket(24), Err(&Error::Cancelled)).unwrap();
         }
-        // Errors give way where there is no room at all.
+        // Errors that nobody wants do not pile up, and are nobody else's trouble.
         let exchange = Exchange { most: Amount { transfers: 4, bytes: 1000 }, ..Exchange::default() };
+        exchange.offer(OTHER, ticket(99), Err(&Error::Cancelled)).unwrap();
         for n in 0..20 {
             offered(&exchange, ME, n).unwrap();
             exchange.end(ME.queue, &Error::Cancelled);
             assert!(exchange.open() <= 4);
         }
-        // What waits for an offer counts, too.
+        assert_eq!(accept(&exchange, 99), Err(Error::Cancelled));
+        // Whoever is over its share since others came may still take what is there, or wait for it.
+        let exchange = Exchange { most: by_bytes, ..Exchange::default() };
+        (0..4).for_each(|n| offered(&exchange, ME, n).unwrap());
+        (10..12).for_each(|n| offered(&exchange, OTHER, n).unwrap());
+        assert!(matches!(accept(&exchange, 30), Err(Error::Timeout { .. })));
         let exchange = Exchange { most: Amount { transfers: 1, bytes: 1000 }, ..Exchange::default() };
-        assert!(refused(exchange.accept(ME, ticket(1), &slice(b"."), Duration::ZERO, &AtomicBool::new(false))));
+        assert!(refused(accept(&exchange, 1)));
     }
 }

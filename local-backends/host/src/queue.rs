@@ -62,8 +62,9 @@ pub fn trace_queue(queue: &dyn Queue, hook: impl Fn(TraceEvent<'_>) + Send + Syn
     HostQueue::of(queue).is_ok_and(|queue| queue.trace.set(Box::new(hook)).is_ok())
 }
 
-/// Puts a queue into a group, before its first graph: all queues of a group together get as many turns on the device as one queue that
-/// is in none, and as much room for transfers that wait. The number of a group is a [`fresh_uid`]. Gives `false` if the queue is not of a device in host memory.
+/// Puts a queue into a group, before its first graph or transfer: all queues of a group together get as many turns on the device, and
+/// as much room for transfers, as one queue that is in none. The number of a group is a [`fresh_uid`]. Gives `false` if the queue is
+/// not of a device in host memory.
 pub fn group_queue(queue: &dyn Queue, group: u64) -> bool {
     HostQueue::of(queue).map(|queue| queue.group.store(group, Ordering::Relaxed)).is_ok()
 }

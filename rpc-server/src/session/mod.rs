@@ -57,7 +57,7 @@ pub(crate) struct Session {
     pub(crate) account: Arc<Account>,
     _seat: Share,
     limits: SessionLimits,
-    /// Its queues take turns on a device as one: [`outboard_host::group_queue`].
+    /// Its queues take turns on a device, and share the room for transfers, as one: [`outboard_host::group_queue`].
     pub(crate) turns: u64,
     buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
     executables: Mutex<HashMap<u64, Compiled>>,

@@ -5,7 +5,8 @@
 //!   reads there, where the head (output matrix and sampling) counts as many bytes as layers have that take as long; each kind
 //!   of way takes as long as it took on average.
 //! * A prompt passes the devices as micro-batches, side by side, cut as the engine would cut them. What a device computes grows
-//!   with its layers and the tokens; in the end the slowest device decides.
+//!   with its layers and the tokens; in the end the slowest device decides. That the last layer makes little more than its part of the
+//!   cache until the prompt ends is not told apart: the device that has it counts as that much faster.
 //! * What these sums give for the devices as they are differs a little from what was measured (another mix of block formats, smaller
 //!   micro-batches, bandwidth): predictions are corrected by the same factor.
 //!
