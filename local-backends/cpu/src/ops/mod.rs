@@ -43,7 +43,7 @@ pub(crate) struct Work {
     pub(crate) floats: Vec<f32>,
     pub(crate) results: Vec<f32>,
     /// Cosines and sines (ROPE).
-    pub(crate) angles: Vec<f32>,
+    pub(crate) angles: rope::Angles,
     /// Candidates (SAMPLE).
     pub(crate) candidates: Vec<(f32, u32)>,
 }

@@ -5,35 +5,24 @@ use crate::kernels::rows;
 use outboard_core::op::{Rope, RopeMode};
 use std::f64::consts::PI;
 
+/// Cosines and sines, and what they were computed of: the queries and keys of all layers use the same.
+#[derive(Default)]
+pub(crate) struct Angles {
+    of: Option<(Rope, Vec<i32>, Vec<f32>)>,
+    /// For each position half of `n_dims` cosines, then as many sines.
+    values: Vec<f32>,
+}
+
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &Rope) -> Result<(), String> {
     let (x, pos, factors, out, isa) = (node.src(0)?, node.src(1)?, node.opt(2), &node.out, cx.isa);
     let (half, n_tokens) = (op.n_dims / 2, x.ne()[2]);
+    let positions: Vec<i32> = (0..n_tokens).map(|t| pos.int([t, 0, 0, 0])).collect();
+    let factors = factors.map_or(Vec::new(), |f| f.f32s([0, 0, 0])[..half].to_vec());
     let mut angles = std::mem::take(&mut cx.work.angles);
-    angles.clear();
-    angles.resize(n_tokens * op.n_dims, 0.0);
-    let frequencies: Vec<(f64, f64)> = (0..half)
-        .map(|pair| {
-            let factor = factors.map_or(1.0, |f| f64::from(f.f32s([0, 0, 0])[pair]));
-            (f64::from(op.freq_base).powf(-2.0 * pair as f64 / op.n_dims as f64) / factor, ramp(op, pair))
-        })
-        .collect();
-    let scale = f64::from(op.freq_scale);
-    let mut amplitude = f64::from(op.attn_factor);
-    if op.ext_factor != 0.0 {
-        amplitude *= 1.0 + 0.1 * (1.0 / scale).ln();
-    }
-    for (t, angles) in angles.chunks_exact_mut(op.n_dims).enumerate() {
-        let position = f64::from(pos.int([t, 0, 0, 0]));
-        let (cos, sin) = angles.split_at_mut(half);
-        for (pair, &(frequency, mix)) in frequencies.iter().enumerate() {
-            let angle = position * frequency;
-            let (s, c) = (angle * scale * (1.0 - mix) + angle * mix).sin_cos();
-            cos[pair] = (c * amplitude) as f32;
-            sin[pair] = (s * amplitude) as f32;
-        }
-    }
+    angles.compute(op, positions, factors);
+    let values = &angles.values;
     for_rows(cx, out, &|at| {
-        let (cos, sin) = angles[at[1] * op.n_dims..][..op.n_dims].split_at(half);
+        let (cos, sin) = values[at[1] * op.n_dims..][..op.n_dims].split_at(half);
         let row = &mut row_of(x, out, at)[..op.n_dims];
         match op.mode {
             RopeMode::Normal => rows::rope_pairs(isa, row, cos, sin),
@@ -42,6 +31,41 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &Rope) -> Result<(), String>
     });
     cx.work.angles = angles;
     Ok(())
+}
+
+impl Angles {
+    /// Those of these positions. `factors` divide the frequencies, pair by pair; empty for none.
+    fn compute(&mut self, op: &Rope, positions: Vec<i32>, factors: Vec<f32>) {
+        let of = Some((*op, positions, factors));
+        if self.of == of {
+            return;
+        }
+        self.of = of;
+        let Some((_, positions, factors)) = &self.of else { return };
+        let half = op.n_dims / 2;
+        let frequencies: Vec<(f64, f64)> = (0..half)
+            .map(|pair| {
+                let factor = factors.get(pair).map_or(1.0, |f| f64::from(*f));
+                (f64::from(op.freq_base).powf(-2.0 * pair as f64 / op.n_dims as f64) / factor, ramp(op, pair))
+            })
+            .collect();
+        let scale = f64::from(op.freq_scale);
+        let mut amplitude = f64::from(op.attn_factor);
+        if op.ext_factor != 0.0 {
+            amplitude *= 1.0 + 0.1 * (1.0 / scale).ln();
+        }
+        self.values.clear();
+        self.values.resize(positions.len() * op.n_dims, 0.0);
+        for (&position, values) in positions.iter().zip(self.values.chunks_exact_mut(op.n_dims.max(1))) {
+            let (cos, sin) = values.split_at_mut(half);
+            for (pair, &(frequency, mix)) in frequencies.iter().enumerate() {
+                let angle = f64::from(position) * frequency;
+                let (s, c) = (angle * scale * (1.0 - mix) + angle * mix).sin_cos();
+                cos[pair] = (c * amplitude) as f32;
+                sin[pair] = (s * amplitude) as f32;
+            }
+        }
+    }
 }
 
 /// How much of a pair's frequency stays as it is (YaRN, Peng et al., 2023): 0 where it is interpolated.
