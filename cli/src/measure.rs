@@ -74,8 +74,7 @@ impl Side {
 
     /// A model that is on its devices.
     pub(crate) fn new(engine: Engine) -> Side {
-        let used =
-            engine.loads().iter().zip(engine.devices()).filter(|(l, _)| l.layers.is_some() || l.weight_bytes > 0);
+        let used = engine.loads().iter().zip(engine.devices()).filter(|(l, _)| l.is_used());
         let remote = used.clone().any(|(_, d)| RemoteDevice::of(d.as_ref()).is_some());
         Side { devices: used.map(|(l, _)| l.id.clone()).collect(), remote, engine }
     }

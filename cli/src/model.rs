@@ -159,7 +159,11 @@ pub(crate) fn plan_table(engine: &Engine) -> String {
             size(load.compute_bytes),
         ]);
     }
-    print::indented(&table)
+    let mut out = print::indented(&table);
+    for (layer, devices) in engine.divided_layers() {
+        out += &format!("  layer {layer} is divided: its attention is on {}\n", devices.join(", the rest on "));
+    }
+    out
 }
 
 /// A line about a model.

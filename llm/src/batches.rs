@@ -9,12 +9,11 @@
 //! is the same for every way of cutting, bit by bit, as long as there is no micro-batch of one token, whose products are other
 //! kernels' work: there is none if there are more tokens than one.
 
-use outboard_core::{DeviceKind, Graph, op};
+use crate::work::Work;
+use outboard_core::DeviceKind;
 
 /// Rows below which kernels lose more than a pipeline wins.
 const SMALLEST: usize = 16;
-/// Products of weights that take as long as one of attention: measured on a CPU with quantized weights.
-const PRODUCTS: f64 = 3.5;
 
 /// Rows of a micro-batch that take as long as what a run takes beside its rows.
 fn overhead(kind: DeviceKind) -> f64 {
@@ -26,51 +25,9 @@ fn overhead(kind: DeviceKind) -> f64 {
     }
 }
 
-/// How the time of a token grows with the tokens before it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Growth {
-    /// What each of them adds, by what a token takes without any.
-    by: f64,
-}
-
-impl Growth {
-    /// None.
-    pub const NONE: Growth = Growth { by: 0.0 };
-
-    /// That of a model, from its graph with a context of `n_ctx` tokens.
-    pub fn of_graph(graph: &Graph, n_ctx: usize) -> Growth {
-        let (mut weights, mut attention) = (0, 0);
-        for node in graph.nodes() {
-            match graph.tensor(node).op() {
-                Some(op::Op::FlashAttn(a)) if a.window == 0 => attention += graph.flops(node),
-                Some(op::Op::MulMat(_) | op::Op::MulMatId(_)) => weights += graph.flops(node),
-                _ => {}
-            }
-        }
-        Growth::new(weights as f64, attention as f64 / n_ctx.max(1) as f64)
-    }
-
-    fn new(weights: f64, attention: f64) -> Growth {
-        if weights > 0.0 { Growth { by: attention * PRODUCTS / weights } } else { Growth::NONE }
-    }
-
-    /// What `n` tokens behind `past` others take; a token without any before it takes 1.
-    pub fn cost(self, past: usize, n: usize) -> f64 {
-        let (past, n) = (past as f64, n as f64);
-        n + self.by * n * (past + n / 2.0)
-    }
-
-    /// The most tokens behind `past` others that take `cost` at most.
-    fn within(self, past: usize, cost: f64) -> usize {
-        let first = 1.0 + self.by * past as f64;
-        // The root of by / 2 n^2 + first n = cost, in the form that does without by.
-        (2.0 * cost / (first + (first * first + 2.0 * self.by * cost).sqrt())) as usize
-    }
-}
-
-/// The sizes of the micro-batches of `n` tokens behind `past` others over devices of these kinds in a row, `full` tokens each at most.
-/// Empty if `n` is 0.
-pub fn micro_batches(past: usize, n: usize, full: usize, devices: &[DeviceKind], growth: Growth) -> Vec<usize> {
+/// The sizes of the micro-batches of `n` tokens behind `past` others over devices of these kinds in a row, `full` tokens each at most,
+/// in a model with this work. Empty if `n` is 0.
+pub fn micro_batches(past: usize, n: usize, full: usize, devices: &[DeviceKind], work: Work) -> Vec<usize> {
     let full = full.max(1);
     let mut sizes = Vec::new();
     match devices.len() {
@@ -79,10 +36,10 @@ pub fn micro_batches(past: usize, n: usize, full: usize, devices: &[DeviceKind],
         several => {
             let overhead = devices.iter().map(|&kind| overhead(kind)).fold(0.0, f64::max);
             let rows = (n as f64 * overhead / (several - 1) as f64).sqrt().max(1.0);
-            let each = growth.cost(past, n) * rows / n.max(1) as f64;
+            let each = work.cost(past, n) * rows / n.max(1) as f64;
             let mut done = 0;
             loop {
-                let size = few(growth.within(past + done, each)).max(SMALLEST).min(full);
+                let size = few(work.within(past + done, each)).max(SMALLEST).min(full);
                 if done + size > n {
                     break;
                 }
@@ -111,16 +68,17 @@ mod tests {
     use super::*;
     use DeviceKind::{Cpu, Gpu};
 
+    const FLAT: Work = Work { token: 5.0, context: 0.0 };
     /// A token behind 800 others takes twice as long as the first.
-    const GROWTH: Growth = Growth { by: 1.0 / 800.0 };
+    const GROWING: Work = Work { token: 5.0, context: 5.0 / 800.0 };
 
     #[test]
     fn all_tokens_in_pieces_that_fit() {
         for full in [1, 2, 16, 31, 32, 64, 128, 512] {
             for devices in [&[][..], &[Cpu], &[Cpu, Gpu], &[Cpu; 5]] {
-                for (past, growth) in [(0, Growth::NONE), (0, GROWTH), (30_000, GROWTH)] {
+                for (past, work) in [(0, FLAT), (0, GROWING), (30_000, GROWING)] {
                     for n in 0..1500 {
-                        let sizes = micro_batches(past, n, full, devices, growth);
+                        let sizes = micro_batches(past, n, full, devices, work);
                         assert_eq!(sizes.iter().sum::<usize>(), n);
                         let least = if n == 1 || full < 3 { 1 } else { 2 };
                         let fit = sizes.iter().all(|&s| (least..=full).contains(&s));
@@ -133,7 +91,7 @@ mod tests {
 
     #[test]
     fn one_device_gets_full_ones_and_several_small_ones() {
-        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, devices, Growth::NONE);
+        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, devices, FLAT);
         assert_eq!(sizes(300, 128, &[Cpu]), [128, 128, 44]);
         assert_eq!(sizes(1024, 128, &[Cpu; 2]), [64; 16]);
         assert_eq!(sizes(1024, 128, &[Cpu; 5]), [32; 32]);
@@ -150,32 +108,18 @@ mod tests {
 
     #[test]
     fn later_ones_are_smaller_and_none_takes_much_longer_than_the_others() {
-        let sizes = micro_batches(0, 2048, 128, &[Cpu; 2], GROWTH);
+        let sizes = micro_batches(0, 2048, 128, &[Cpu; 2], GROWING);
         assert!(sizes.is_sorted_by(|a, b| a >= b) && sizes[0] > sizes[sizes.len() - 2], "{sizes:?}");
         let mut past = 0;
-        let each = GROWTH.cost(0, 2048) * (2048.0f64 * overhead(Cpu)).sqrt() / 2048.0;
+        let each = GROWING.cost(0, 2048) * (2048.0f64 * overhead(Cpu)).sqrt() / 2048.0;
         for &size in &sizes {
-            assert!(GROWTH.cost(past, size) <= each, "{size} behind {past}: {sizes:?}");
+            assert!(GROWING.cost(past, size) <= each, "{size} behind {past}: {sizes:?}");
             past += size;
         }
         let different: std::collections::BTreeSet<_> = sizes.iter().collect();
         assert!(different.len() <= 8, "{different:?}");
         // Behind a long text all take about as long.
-        let late = micro_batches(50_000, 1024, 128, &[Cpu; 2], GROWTH);
+        let late = micro_batches(50_000, 1024, 128, &[Cpu; 2], GROWING);
         assert!(late[..16].iter().all(|size| [56, 64].contains(size)), "{late:?}");
-    }
-
-    #[test]
-    fn growth_is_attention_by_weights() {
-        // A layer with weights of 100 x 100 for each of 8 tokens; a context of 50 tokens in 2 heads of 10.
-        let growth = Growth::new(8.0 * 2.0 * 1e4, 8.0 * 4.0 * 20.0);
-        assert!((growth.by - 640.0 * PRODUCTS / 160_000.0).abs() < 1e-12);
-        assert_eq!((growth.cost(0, 0), Growth::NONE.cost(7, 3)), (0.0, 3.0));
-        assert_eq!(Growth::NONE.within(7, 3.0), 3);
-        for (past, n) in [(0, 10), (100, 64), (9000, 33)] {
-            let cost = growth.cost(past, n);
-            assert_eq!((growth.within(past, cost + 1e-6), growth.within(past, cost - 1e-6)), (n, n - 1));
-        }
-        assert_eq!(Growth::new(0.0, 5.0), Growth::NONE);
     }
 }

@@ -1,13 +1,13 @@
 //! A model on its devices: placement, upload, the cache, running tokens through it.
 
-use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
-use crate::batches::{Growth, micro_batches};
+use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Place, Sampling};
+use crate::batches::micro_batches;
 use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::failover::{Failover, Seat};
 use crate::model::Model;
 use crate::parts::Parts;
-use crate::split::{Share, split_layers};
+use crate::split::{Share, split};
 use crate::text::Text;
 use crate::upload::{Uploads, fill, upload};
 use crate::watch::Watch;
@@ -37,7 +37,7 @@ pub struct LoadOptions {
     pub n_ctx: usize,
     /// Most tokens in one run of the graph.
     pub n_ubatch: usize,
-    /// Each device's part of the layers; empty for parts by free memory.
+    /// Each device's part of the model; empty for parts by free memory.
     pub split: Vec<f64>,
     /// Devices for weights by name, before the split: the first function that gives a device decides.
     pub overrides: Overrides,
@@ -86,7 +86,7 @@ pub struct DeviceLoad {
     pub id: String,
     /// What kind of device it is.
     pub kind: DeviceKind,
-    /// First and last layer, if any.
+    /// First and last layer, if any: of a layer that is on two devices, the one with its part of the cache counts.
     pub layers: Option<(usize, usize)>,
     /// Bytes of weights.
     pub weight_bytes: u64,
@@ -94,6 +94,13 @@ pub struct DeviceLoad {
     pub cache_bytes: u64,
     /// Bytes of intermediate results.
     pub compute_bytes: u64,
+}
+
+impl DeviceLoad {
+    /// Whether it has a part of the model.
+    pub fn is_used(&self) -> bool {
+        self.layers.is_some() || self.weight_bytes > 0
+    }
 }
 
 /// A model on devices, with one sequence in its cache.
@@ -104,7 +111,7 @@ pub struct Engine {
     pub(crate) homes: Homes,
     pub(crate) loads: Vec<DeviceLoad>,
     pub(crate) programs: Vec<(GraphShape, Program)>,
-    growth: Growth,
+    parts: Parts,
     n_ctx: usize,
     n_ubatch: usize,
     pub(crate) n_past: usize,
@@ -131,37 +138,41 @@ pub(crate) struct Placed {
     pub(crate) homes: Homes,
     pub(crate) loads: Vec<DeviceLoad>,
     pub(crate) ahead: Ahead,
-    pub(crate) growth: Growth,
+    pub(crate) parts: Parts,
 }
 
 /// Which device each leaf belongs to.
 #[derive(Clone, Debug)]
 pub(crate) struct Homes {
-    layers: Vec<usize>,
+    /// The device of each section.
+    sections: Vec<usize>,
     overrides: Overrides,
 }
 
 impl Homes {
-    fn device(&self, leaf: &str, kind: LeafKind) -> usize {
-        let (first, last) = (self.layers.first().copied().unwrap_or(0), self.layers.last().copied().unwrap_or(0));
-        let by_layer = match net::layer_of(leaf) {
-            Some(il) => self.layers.get(il).copied().unwrap_or(last),
-            None if leaf == "token_embd.weight" || leaf == net::NEXT_TOKEN => first,
-            None => last,
+    fn of_place(&self, place: Place) -> usize {
+        let home = match place {
+            Place::Embedding => self.sections.first(),
+            Place::Section(i) => self.sections.get(i),
+            Place::Head => self.sections.last(),
         };
+        home.copied().unwrap_or(0)
+    }
+
+    fn of_leaf(&self, model: &ModelGraph, id: TensorId, kind: LeafKind) -> usize {
+        let by_place = self.of_place(model.place(id));
         match kind {
-            LeafKind::Weight => self.overrides.device(leaf).unwrap_or(by_layer),
-            _ => by_layer,
+            LeafKind::Weight => self.overrides.device(model.graph.tensor(id).name()).unwrap_or(by_place),
+            _ => by_place,
         }
     }
 
     fn hints(&self, model: &ModelGraph) -> Hints {
         let graph = &model.graph;
-        let leaf = |(id, kind): (TensorId, LeafKind)| {
-            (kind != LeafKind::Input).then(|| (id, self.device(graph.tensor(id).name(), kind)))
-        };
-        let prefer = graph.nodes().filter_map(|id| Some((id, *self.layers.get(model.layer(id))?))).collect();
-        Hints { leaves: graph.leaves().filter_map(leaf).collect(), pins: HashMap::new(), prefer }
+        let leaves = graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
+        let leaves = leaves.map(|(id, kind)| (id, self.of_leaf(model, id, kind))).collect();
+        let prefer = graph.nodes().map(|id| (id, self.of_place(model.place(id)))).collect();
+        Hints { leaves, pins: HashMap::new(), prefer }
     }
 }
 
@@ -196,14 +207,13 @@ impl Placed {
         let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
         let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
         let prompt = model.graph(prompt)?;
-        let (homes, plans) = place(model, &scheduler, options, kept_weights, &[&prompt, &step])?;
-        let prompt = prompt.graph;
-        let items: Vec<Item> = prompt
-            .leaves()
-            .filter(|(_, kind)| *kind != LeafKind::Input)
+        let parts = Parts::new(model, n_ctx)?;
+        let (homes, plans) = place(&parts, &scheduler, options, kept_weights, &[&prompt, &step])?;
+        let leaves = prompt.graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
+        let items: Vec<Item> = leaves
             .map(|(id, kind)| {
-                let t = prompt.tensor(id);
-                let device = homes.device(t.name(), kind);
+                let t = prompt.graph.tensor(id);
+                let device = homes.of_leaf(&prompt, id, kind);
                 Item { leaf: t.name().to_owned(), device, kind, size: t.layout().span() as u64 }
             })
             .collect();
@@ -213,12 +223,10 @@ impl Placed {
                 let mine = items.iter().filter(|i| i.device == d && (i.kind == LeafKind::Weight) == weight);
                 mine.map(|i| i.size).sum::<u64>()
             };
-            let first = homes.layers.iter().position(|&l| l == d);
-            let last = homes.layers.iter().rposition(|&l| l == d);
             loads.push(DeviceLoad {
                 id: device.info().id.clone(),
                 kind: device.info().kind,
-                layers: first.zip(last),
+                layers: parts.layers_on(&homes.sections, d),
                 weight_bytes: bytes(true),
                 cache_bytes: bytes(false),
                 compute_bytes: results(&plans, d),
@@ -241,7 +249,7 @@ impl Placed {
             false => upload(model, &scheduler, uploads, progress)?,
         }
         let ahead = Ahead::measure(&scheduler)?;
-        Ok(Placed { scheduler, bound, homes, loads, ahead, growth: Growth::of_graph(&prompt, n_ctx) })
+        Ok(Placed { scheduler, bound, homes, loads, ahead, parts })
     }
 }
 
@@ -260,7 +268,7 @@ impl Engine {
         let options = LoadOptions { n_ctx, n_ubatch, ..options.clone() };
         let seats = Seat::all(&devices);
         let placed = Placed::new(&model, devices, &options, &Bound::new(), progress)?;
-        let Placed { scheduler, bound, homes, loads, ahead, growth } = placed;
+        let Placed { scheduler, bound, homes, loads, ahead, parts } = placed;
         Ok(Engine {
             model,
             scheduler,
@@ -268,7 +276,7 @@ impl Engine {
             homes,
             loads,
             programs: Vec::new(),
-            growth,
+            parts,
             n_ctx,
             n_ubatch,
             n_past: 0,
@@ -299,9 +307,29 @@ impl Engine {
         self.n_ctx
     }
 
-    /// How the time of a token grows with those before it.
-    pub fn growth(&self) -> Growth {
-        self.growth
+    /// What its parts weigh.
+    pub fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    /// Layers that are on several devices, and the ids of those, in order.
+    pub fn divided_layers(&self) -> Vec<(usize, Vec<&str>)> {
+        let mut divided: Vec<(usize, Vec<&str>)> = Vec::new();
+        for (&layer, &home) in self.parts.layers.iter().zip(self.homes()) {
+            let Some(load) = self.loads.get(home) else { continue };
+            match divided.last_mut() {
+                Some((same, devices)) if *same == layer => devices.push(&load.id),
+                _ => divided.push((layer, vec![&load.id])),
+            }
+        }
+        divided.iter_mut().for_each(|(_, devices)| devices.dedup());
+        divided.retain(|(_, devices)| devices.len() > 1);
+        divided
+    }
+
+    /// The device of each of the model's sections.
+    pub fn homes(&self) -> &[usize] {
+        &self.homes.sections
     }
 
     /// Tokens in the cache.
@@ -361,15 +389,16 @@ impl Engine {
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
     pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
         self.check_room(tokens.len())?;
-        let with_layers = self.loads.iter().filter(|load| load.layers.is_some());
-        let devices: Vec<DeviceKind> = with_layers.map(|load| load.kind).collect();
+        let mut stages = self.homes().to_vec();
+        stages.dedup();
+        let devices: Vec<DeviceKind> = stages.iter().filter_map(|&d| Some(self.loads.get(d)?.kind)).collect();
         let mut rest = tokens;
         let batch = |size: usize| {
             let (batch, behind) = rest.split_at(size.min(rest.len()));
             rest = behind;
             batch
         };
-        let sizes = micro_batches(self.n_past, tokens.len(), self.n_ubatch, &devices, self.growth);
+        let sizes = micro_batches(self.n_past, tokens.len(), self.n_ubatch, &devices, self.parts.work());
         let batches: Vec<&[u32]> = sizes.into_iter().map(batch).collect();
         // All of it is known before any of it may fail.
         self.text.truncate(self.n_past);
@@ -453,9 +482,9 @@ const NO_PENALTY: Penalty = Penalty { last_n: 0, repeat: 1.0, frequency: 0.0, pr
 /// Takes the most probable token.
 pub const GREEDY: Sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
 
-/// Divides the layers and plans the graphs. Memory for results is known only with a plan, so that a second try may be needed.
+/// Divides the model and plans the graphs. Memory for results is known only with a plan, so that a second try may be needed.
 fn place(
-    model: &Model,
+    parts: &Parts,
     scheduler: &Scheduler,
     options: &LoadOptions,
     kept_weights: &Bound,
@@ -469,7 +498,7 @@ fn place(
         |d: &dyn Device| kept_weights.values().filter(|s| s.buffer().device() == d.uid()).map(Slice::len).sum::<u64>();
     let free =
         devices.iter().map(|d| Ok(d.memory()?.free.saturating_add(here(d.as_ref())))).collect::<Result<Vec<u64>>>()?;
-    let sizes = Parts::of_graph(model, &graphs[0].graph, options.n_ctx).sizes();
+    let sizes = parts.sizes();
     let mut reserve = vec![0u64; devices.len()];
     let mut tries = 0;
     loop {
@@ -482,7 +511,7 @@ fn place(
                 weight: options.split.get(d).copied().unwrap_or(free[d] as f64),
             })
             .collect();
-        let homes = Homes { layers: split_layers(&sizes, &shares)?, overrides: options.overrides.clone() };
+        let homes = Homes { sections: split(&sizes, &shares)?, overrides: options.overrides.clone() };
         let plan = |g: &&ModelGraph| Ok(scheduler.plan(g.graph.clone(), &homes.hints(g))?);
         let plans = graphs.iter().map(plan).collect::<Result<Vec<Plan>>>()?;
         let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();

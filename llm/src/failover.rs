@@ -115,7 +115,7 @@ impl Engine {
             }
             false => {
                 self.place_anew()?;
-                Some(self.loads().iter().filter(|l| l.layers.is_some()).map(|l| l.id.clone()).collect())
+                Some(self.loads().iter().filter(|l| l.is_used()).map(|l| l.id.clone()).collect())
             }
         };
         let tokens = self.text.len() - self.n_past;

@@ -21,6 +21,7 @@ mod text;
 pub mod tokenizer;
 mod upload;
 mod watch;
+pub mod work;
 
 pub use outboard_gguf as gguf;
 
@@ -33,3 +34,4 @@ pub use generate::{Finish, GenerateOptions, Generation, generate};
 pub use model::Model;
 pub use parts::{Part, Parts};
 pub use watch::{Stall, Watch};
+pub use work::Work;

@@ -1,15 +1,16 @@
 //! What each part of a model weighs, and how much of it a token reads: what a split divides, and what predictions are made of.
 
-use crate::arch::net::{self, Feed, GraphShape, Outputs};
+use crate::arch::net::{Feed, GraphShape, ModelGraph, Outputs, Place, Sampling};
 use crate::engine::GREEDY;
 use crate::error::Result;
+use crate::hparams::Hparams;
 use crate::model::Model;
 use crate::split::Sizes;
-use net::Sampling;
-use outboard_core::{Graph, LeafKind};
+use crate::work::Work;
+use outboard_core::LeafKind;
 
-/// A part of a model: a layer, or what lies before or behind all layers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// A part of a model: a section, or what lies before or behind all sections.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Part {
     /// Bytes of weights.
     pub weight_bytes: u64,
@@ -18,16 +19,20 @@ pub struct Part {
     /// Bytes of weights that one token reads: of an embedding a row, which counts as nothing; of a mixture of experts those that
     /// are used.
     pub read_bytes: u64,
+    /// What a token of a prompt takes that is not its last.
+    pub work: Work,
 }
 
 /// A model, part by part.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
-    /// The layers.
-    pub layers: Vec<Part>,
-    /// What goes with the first layer: the embedding.
+    /// The sections ([`ModelGraph`]).
+    pub sections: Vec<Part>,
+    /// The layer of each section.
+    pub layers: Vec<usize>,
+    /// What goes with the first section: the embedding.
     pub first: Part,
-    /// What goes with the last layer: output norm and matrix.
+    /// What goes with the last section: output norm and matrix.
     pub last: Part,
     /// Tokens of context that the cache has room for.
     pub n_ctx: usize,
@@ -38,41 +43,73 @@ impl Parts {
     pub fn new(model: &Model, n_ctx: usize) -> Result<Parts> {
         let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
         let shape = GraphShape { n_tokens: 1, n_ctx, feed: Feed::Input, history: true, outputs };
-        Ok(Parts::of_graph(model, &model.graph(shape)?.graph, n_ctx))
+        let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
+        let layers: Vec<usize> = step.layers().collect();
+        let none = Part::default();
+        let mut parts = Parts { sections: vec![none; layers.len()], layers, first: none, last: none, n_ctx };
+        parts.weigh_leaves(model.hparams(), &step);
+        for node in prompt.graph.nodes() {
+            let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx);
+            let part = parts.at(prompt.place(node));
+            part.work = [part.work, work].into_iter().sum();
+        }
+        Ok(parts)
     }
 
-    /// The parts of which a graph is made.
-    pub(crate) fn of_graph(model: &Model, graph: &Graph, n_ctx: usize) -> Parts {
-        let hparams = model.hparams();
-        let mut parts = Parts {
-            layers: vec![Part::default(); hparams.n_layer],
-            first: Part::default(),
-            last: Part::default(),
-            n_ctx,
-        };
+    fn weigh_leaves(&mut self, hparams: &Hparams, model: &ModelGraph) {
+        let graph = &model.graph;
         for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
             let (name, bytes) = (graph.tensor(id).name(), graph.tensor(id).layout().span() as u64);
-            let is_embedding = name == "token_embd.weight";
-            let part = match net::layer_of(name).and_then(|il| parts.layers.get_mut(il)) {
-                Some(layer) => layer,
-                None if is_embedding => &mut parts.first,
-                None => &mut parts.last,
-            };
+            let place = model.place(id);
+            let part = self.at(place);
             if kind == LeafKind::Weight {
                 part.weight_bytes += bytes;
-                part.read_bytes +=
-                    if is_embedding { 0 } else { read_bytes(hparams.n_expert, hparams.n_expert_used, name, bytes) };
+                part.read_bytes += match place {
+                    Place::Embedding => 0,
+                    _ => read_bytes(hparams.n_expert, hparams.n_expert_used, name, bytes),
+                };
             } else {
                 part.cache_bytes += bytes;
             }
         }
-        parts
+    }
+
+    fn at(&mut self, place: Place) -> &mut Part {
+        match place {
+            Place::Embedding => &mut self.first,
+            Place::Section(i) if i < self.sections.len() => &mut self.sections[i],
+            Place::Section(_) | Place::Head => &mut self.last,
+        }
+    }
+
+    /// All parts.
+    pub fn all(&self) -> impl Iterator<Item = &Part> {
+        self.sections.iter().chain([&self.first, &self.last])
+    }
+
+    /// What a token of a prompt takes in all of them.
+    pub fn work(&self) -> Work {
+        self.all().map(|part| part.work).sum()
+    }
+
+    /// First and last layer of a device, where `homes` has a device for each section. A layer whose sections are on several counts to
+    /// the device of the first one, which has its part of the cache; `None` if none does.
+    pub fn layers_on(&self, homes: &[usize], device: usize) -> Option<(usize, usize)> {
+        let begins = |i: usize| i == 0 || self.layers[i - 1] != self.layers[i];
+        let mut mine = self.layers.iter().zip(homes).enumerate().filter(|&(i, (_, &home))| home == device && begins(i));
+        let first = mine.next()?.1.0;
+        Some((*first, *mine.next_back().map_or(first, |(_, (last, _))| last)))
     }
 
     /// What a split has to weigh.
     pub fn sizes(&self) -> Sizes {
         let bytes = |part: &Part| part.weight_bytes + part.cache_bytes;
-        Sizes { layers: self.layers.iter().map(bytes).collect(), first: bytes(&self.first), last: bytes(&self.last) }
+        Sizes {
+            sections: self.sections.iter().map(bytes).collect(),
+            work: self.sections.iter().map(|part| part.work.cost(0, self.n_ctx)).collect(),
+            first: bytes(&self.first),
+            last: bytes(&self.last),
+        }
     }
 
     /// The same with another context, whose cache grows in proportion.
@@ -82,14 +119,13 @@ impl Parts {
             u64::try_from(scaled).unwrap_or(u64::MAX)
         };
         let part = |part: &Part| Part { cache_bytes: scaled(part.cache_bytes), ..*part };
-        let layers = self.layers.iter().map(part).collect();
-        Parts { layers, first: part(&self.first), last: part(&self.last), n_ctx }
+        let sections = self.sections.iter().map(part).collect();
+        Parts { sections, layers: self.layers.clone(), first: part(&self.first), last: part(&self.last), n_ctx }
     }
 
     /// Bytes of cache that one more token of context takes, of all layers together.
     pub fn bytes_per_token(&self) -> u64 {
-        let all = self.layers.iter().chain([&self.first, &self.last]).map(|p| p.cache_bytes).sum::<u64>();
-        all / self.n_ctx.max(1) as u64
+        self.all().map(|p| p.cache_bytes).sum::<u64>() / self.n_ctx.max(1) as u64
     }
 }
 

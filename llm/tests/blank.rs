@@ -41,8 +41,7 @@ fn check(name: &str) {
 
         let parts = Parts::new(&model, 64).unwrap();
         let all: u64 = loads.iter().map(|l| l.weight_bytes + l.cache_bytes).sum();
-        let sizes = parts.sizes();
-        assert_eq!(sizes.layers.iter().sum::<u64>() + sizes.first + sizes.last, all, "{name}");
+        assert_eq!(parts.sizes().bytes(), all, "{name}");
         let copies = blank.step_copies().unwrap();
         match loads.len() {
             1 => assert_eq!(copies, []),
@@ -75,8 +74,8 @@ fn parts_of_a_model() {
     let parts = Parts::new(&model, 64).unwrap();
     // A token reads a row of the embedding and the whole output matrix.
     assert_eq!((parts.first.read_bytes, parts.last.read_bytes), (0, parts.last.weight_bytes));
-    assert_eq!(parts.with_context(32).layers[0].cache_bytes * 2, parts.layers[0].cache_bytes);
-    assert_eq!(parts.with_context(32).layers[0].weight_bytes, parts.layers[0].weight_bytes);
+    assert_eq!(parts.with_context(32).sections[0].cache_bytes * 2, parts.sections[0].cache_bytes);
+    assert_eq!(parts.with_context(32).sections[0].weight_bytes, parts.sections[0].weight_bytes);
     let per_token = 2 * 2 * h.n_layer * h.n_head_kv * h.head_dim_k;
     // Besides keys and values in f16, the history of tokens.
     assert_eq!(parts.bytes_per_token(), per_token as u64 + 4);

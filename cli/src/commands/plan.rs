@@ -204,7 +204,7 @@ impl Measured {
 fn head_ms(side: &mut Side, tracer: &Tracer, loaded: &Loaded, decode: &Measured) -> Result<Option<f64>> {
     progress("head");
     let n = ALONE.min(side.engine.n_ctx());
-    let load = homes(&side.engine).last().and_then(|&d| side.engine.loads().get(d));
+    let load = side.engine.homes().last().and_then(|&d| side.engine.loads().get(d));
     let Some(last) = load.map(|l| l.id.clone()) else { return Ok(None) };
     let of = |times: &[TokenTime]| times.iter().find(|t| t.device == last).map(|t| t.compute_ms);
     // Warm-up: the graph is not there yet.
@@ -217,16 +217,6 @@ fn head_ms(side: &mut Side, tracer: &Tracer, loaded: &Loaded, decode: &Measured)
     Ok(whole.filter(|_| !alone.is_empty()).map(|whole| (whole - median(&alone)).max(0.0)))
 }
 
-/// The device of each layer.
-fn homes(engine: &Engine) -> Vec<usize> {
-    let mut homes = vec![0; engine.model().hparams().n_layer];
-    for (d, load) in engine.loads().iter().enumerate() {
-        let Some((first, last)) = load.layers else { continue };
-        homes.iter_mut().take(last + 1).skip(first).for_each(|home| *home = d);
-    }
-    homes
-}
-
 /// Everything that there is to say.
 fn gather(
     loaded: &Loaded,
@@ -236,7 +226,7 @@ fn gather(
     head_ms: Option<f64>,
 ) -> Result<Report> {
     let Setup { options, mut parts, mut members, servers, single, scattered } = setup;
-    let homes = homes(engine);
+    let homes = engine.homes().to_vec();
     let (token_times, prompt_times) = (decode.times(engine, decode.test.tokens()), prompt.times(engine, 1));
     let times = token_times.as_ref().zip(prompt_times.as_ref());
     let last = homes.last().and_then(|&d| token_times.as_ref()?.get(d));
@@ -290,7 +280,6 @@ fn gather(
         single,
         scattered,
         n_ubatch: options.n_ubatch.min(options.n_ctx),
-        growth: engine.growth(),
         prompt_tokens: prompt.test.tokens(),
         token_ms: decode.sample.ms_per_token(),
         prompt_ms: prompt.ms(),
@@ -381,7 +370,7 @@ fn changes(present: &Present) -> Vec<Change> {
 /// One token, as the picture shows it.
 fn timeline(engine: &Engine, decode: &Measured) -> Option<Timeline> {
     let id = |d: usize| engine.loads().get(d).map(|l| l.id.as_str());
-    let first = id(*homes(engine).first()?)?;
+    let first = id(*engine.homes().first()?)?;
     let (range, n) = (decode.sample.range, decode.test.tokens());
     let token = decode.trace.one_token(first, range, n)?;
     let row = |device: &str| engine.loads().iter().position(|l| l.id == device);

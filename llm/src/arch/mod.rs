@@ -20,7 +20,8 @@ pub trait Architecture: Sync {
     fn ffn_scales(&self) -> bool {
         true
     }
-    /// Layer `il` applied to the residual stream `x`, F32 `[n_embd, n_tokens]`; gives the same shape.
+    /// Layer `il` applied to the residual stream `x`, F32 `[n_embd, n_tokens]`; gives the same shape. Where it may be divided between
+    /// devices, it says so with [`Net::section`].
     fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId>;
 }
 
@@ -40,6 +41,7 @@ fn pre_norm_layer(net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId>
     let normed = net.rms_norm(x, &format!("blk.{il}.attn_norm"))?;
     let attended = net.attention(il, normed)?;
     let x = net.add(x, attended)?;
+    net.section(il);
     let normed = net.rms_norm(x, &format!("blk.{il}.ffn_norm"))?;
     let fed = match net.hparams().n_expert {
         0 => net.swiglu(&format!("blk.{il}"), normed)?,

@@ -35,15 +35,6 @@ pub fn file_name(leaf: &str) -> &str {
     leaf.split_once(" (").map_or(leaf, |(name, _)| name)
 }
 
-/// The layer that a leaf belongs to, if it is one layer's: `blk.3.attn_q.weight`, `cache_k.3`, `rope_freqs.weight (blk.3)`.
-pub fn layer_of(leaf: &str) -> Option<usize> {
-    let number = |text: &str| text.split(['.', ')']).next()?.parse().ok();
-    if let Some((_, user)) = leaf.split_once(" (") {
-        return user.strip_prefix("blk.").and_then(number);
-    }
-    ["blk.", "cache_k.", "cache_v."].iter().find_map(|p| leaf.strip_prefix(p)).and_then(number)
-}
-
 /// What a graph gives back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outputs {
@@ -77,17 +68,6 @@ pub enum Feed {
     Sampled,
 }
 
-impl Outputs {
-    /// Rows that go through the head.
-    pub fn rows(self) -> usize {
-        match self {
-            Outputs::None | Outputs::Layers => 0,
-            Outputs::Logits(n) => n,
-            Outputs::Sample(_) => 1,
-        }
-    }
-}
-
 /// The shape of a graph: two runs of the same shape use the same graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GraphShape {
@@ -113,6 +93,7 @@ pub struct Net<'a> {
     positions: TensorId,
     /// The history, after this graph's tokens were noted.
     history: Option<TensorId>,
+    sections: Vec<Section>,
 }
 
 /// Names of layer `il`'s cache of keys and of values.
@@ -123,20 +104,55 @@ pub fn cache_names(il: usize) -> [String; 2] {
 /// Element type of the cache.
 pub const CACHE_DTYPE: DType = DType::F16;
 
-/// The graph of a model, and which part of it is which layer.
+/// The graph of a model, and which part of it is which section.
+///
+/// A section is what lies between two places where nothing but the residual stream goes on to later nodes: the attention of a
+/// layer, or its feed-forward block. A model is split over devices at such places.
 #[derive(Clone, Debug)]
 pub struct ModelGraph {
     /// The graph.
     pub graph: Arc<Graph>,
-    /// Where each layer begins among its tensors, and at the end where the head does.
-    starts: Vec<usize>,
+    sections: Vec<Section>,
+    /// Where the head begins among the tensors.
+    head: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Section {
+    layer: usize,
+    /// Where it begins among the tensors.
+    start: usize,
+}
+
+/// The part of a model that a tensor belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// What is before the first section.
+    Embedding,
+    /// The section of that index.
+    Section(usize),
+    /// What is behind the last section.
+    Head,
 }
 
 impl ModelGraph {
-    /// The layer that a tensor is part of; the embedding counts to the first, the head to the last.
-    pub fn layer(&self, id: TensorId) -> usize {
-        let begun = self.starts.partition_point(|&start| start <= id.index());
-        begun.saturating_sub(1).min(self.starts.len().saturating_sub(2))
+    /// Where a tensor belongs: leaves to what first uses them, states of the sampler to where they are written or read.
+    pub fn place(&self, id: TensorId) -> Place {
+        let at = id.index();
+        match self.graph.tensor(id).name() {
+            NEXT_TOKEN => Place::Embedding,
+            HISTORY => Place::Head,
+            _ if at >= self.head => Place::Head,
+            _ => match self.sections.partition_point(|section| section.start <= at) {
+                0 => Place::Embedding,
+                begun => Place::Section(begun - 1),
+            },
+        }
+    }
+
+    /// The layer of each section.
+    pub fn layers(&self) -> impl Iterator<Item = usize> {
+        self.sections.iter().map(|section| section.layer)
     }
 }
 
@@ -161,28 +177,35 @@ pub fn build(
             Some(g.push(op::SetRows, &[history, rows, positions])?)
         }
     };
-    let mut net = Net { g, hparams, weights, arch, shape, positions, history };
+    let mut net = Net { g, hparams, weights, arch, shape, positions, history, sections: Vec::new() };
     let table = net.weight("token_embd.weight")?;
     let mut x = net.g.push(op::GetRows, &[table, tokens])?;
     net.g.name(x, "embedding");
-    let mut starts = Vec::with_capacity(hparams.n_layer + 1);
     for il in 0..hparams.n_layer {
-        starts.push(net.g.len());
+        net.section(il);
         x = arch.layer(&mut net, il, x)?;
         net.g.name(x, &format!("blk.{il}.out"));
     }
-    starts.push(net.g.len());
+    let head = net.g.len();
     net.head(x)?;
+    let Net { g, mut sections, .. } = net;
     // Without the head nobody reads what the last layer makes beside its part of the cache.
-    let (graph, kept) = net.g.finish()?.prune();
-    starts.iter_mut().for_each(|start| *start = kept.partition_point(|id| id.index() < *start));
-    Ok(ModelGraph { graph: Arc::new(graph), starts })
+    let (graph, kept) = g.finish()?.prune();
+    let pruned = |start: usize| kept.partition_point(|id| id.index() < start);
+    sections.iter_mut().for_each(|section| section.start = pruned(section.start));
+    Ok(ModelGraph { graph: Arc::new(graph), sections, head: pruned(head) })
 }
 
 impl Net<'_> {
     /// The model's hyperparameters.
     pub fn hparams(&self) -> &Hparams {
         self.hparams
+    }
+
+    /// Begins a section of layer `il`: of what there is up to here, only the residual stream goes on to later nodes. A layer begins with
+    /// one of its own.
+    pub fn section(&mut self, il: usize) {
+        self.sections.push(Section { layer: il, start: self.g.len() });
     }
 
     /// A weight that must be there.
@@ -350,15 +373,23 @@ impl Net<'_> {
 
     /// The final norm, the output matrix and what the shape asks for after it.
     fn head(&mut self, x: TensorId) -> Result<()> {
-        let rows = self.shape.outputs.rows();
-        if rows == 0 {
-            // Nothing but the caches is wanted, and those are state; or the last layer as a whole.
-            if self.shape.outputs == Outputs::Layers {
+        match self.shape.outputs {
+            // Nothing but the caches is wanted, and those are state.
+            Outputs::None => {}
+            Outputs::Layers => {
                 self.g.output(x);
             }
-            return Ok(());
+            Outputs::Logits(rows) => {
+                let logits = self.logits(x, rows)?;
+                self.g.output(logits);
+            }
+            Outputs::Sample(sampling) => self.sample(x, sampling)?,
         }
-        let mut x = x;
+        Ok(())
+    }
+
+    /// The final norm and the output matrix, of the last `rows` of x or those that the input says.
+    fn logits(&mut self, mut x: TensorId, rows: usize) -> Result<TensorId> {
         if rows != self.shape.n_tokens {
             let ids = self.g.input(OUTPUT_ROWS, DType::I32, &[rows])?;
             x = self.g.push(op::GetRows, &[x, ids])?;
@@ -372,38 +403,35 @@ impl Net<'_> {
                 self.g.push(op::MulMat, &[w, x])?
             }
         };
-        self.g.name(logits, LOGITS);
-        match self.shape.outputs {
-            Outputs::None | Outputs::Layers => {}
-            Outputs::Logits(_) => {
-                self.g.output(logits);
+        Ok(self.g.name(logits, LOGITS))
+    }
+
+    /// One token from the logits of one row of x, and what the next step needs of it.
+    fn sample(&mut self, x: TensorId, Sampling { sample, penalty, log_prob }: Sampling) -> Result<()> {
+        let logits = self.logits(x, 1)?;
+        let steps = self.g.input(SAMPLE_STEPS, DType::I32, &[1])?;
+        let weighed = match (penalty, self.history) {
+            (Some(penalty), Some(history)) => {
+                let history = self.reshape(history, [self.shape.n_ctx, 1, 1, 1])?;
+                self.g.push(penalty, &[logits, history, steps])?
             }
-            Outputs::Sample(Sampling { sample, penalty, log_prob }) => {
-                let steps = self.g.input(SAMPLE_STEPS, DType::I32, &[rows])?;
-                let weighed = match (penalty, self.history) {
-                    (Some(penalty), Some(history)) => {
-                        let history = self.reshape(history, [self.shape.n_ctx, 1, 1, 1])?;
-                        self.g.push(penalty, &[logits, history, steps])?
-                    }
-                    (Some(_), None) => return Err(Error::Plan("a penalty needs the history of tokens".into())),
-                    (None, _) => logits,
-                };
-                let ids = self.g.push(sample, &[weighed, steps])?;
-                self.g.name(ids, SAMPLED);
-                self.g.output(ids);
-                if log_prob {
-                    let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
-                    self.g.name(log_probs, LOG_PROBS);
-                    self.g.output(log_probs);
-                }
-                let next = match self.g.find(NEXT_TOKEN) {
-                    Some(state) => state,
-                    None => self.g.state(NEXT_TOKEN, DType::I32, &[1])?,
-                };
-                let fed = self.g.push(op::Cpy, &[ids, next])?;
-                self.g.name(fed, "next_token.written");
-            }
+            (Some(_), None) => return Err(Error::Plan("a penalty needs the history of tokens".into())),
+            (None, _) => logits,
+        };
+        let ids = self.g.push(sample, &[weighed, steps])?;
+        self.g.name(ids, SAMPLED);
+        self.g.output(ids);
+        if log_prob {
+            let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
+            self.g.name(log_probs, LOG_PROBS);
+            self.g.output(log_probs);
         }
+        let next = match self.g.find(NEXT_TOKEN) {
+            Some(state) => state,
+            None => self.g.state(NEXT_TOKEN, DType::I32, &[1])?,
+        };
+        let fed = self.g.push(op::Cpy, &[ids, next])?;
+        self.g.name(fed, "next_token.written");
         Ok(())
     }
 }

@@ -5,17 +5,17 @@
 //!   reads there, where the head (output matrix and sampling) counts as many bytes as layers have that take as long; each kind
 //!   of way takes as long as it took on average.
 //! * A prompt passes the devices as micro-batches, side by side, cut as the engine would cut them. What a device computes grows
-//!   with its layers and the tokens; in the end the slowest device decides. That the last layer makes little more than its part of the
-//!   cache until the prompt ends is not told apart: the device that has it counts as that much faster.
+//!   with the work of its sections; in the end the slowest device decides.
 //! * What these sums give for the devices as they are differs a little from what was measured (another mix of block formats, smaller
 //!   micro-batches, bandwidth): predictions are corrected by the same factor.
 //!
-//! Layers are divided as a load divides them, and nothing is said of the times where the user has placed weights by name.
+//! Models are divided as a load divides them, and nothing is said of the times where the user has placed weights by name.
 
 use outboard_core::DeviceKind;
-use outboard_llm::batches::{Growth, micro_batches};
-use outboard_llm::parts::Parts;
-use outboard_llm::split::{Share, split_layers};
+use outboard_llm::batches::micro_batches;
+use outboard_llm::parts::{Part, Parts};
+use outboard_llm::split::{Share, split};
+use outboard_llm::work::Work;
 use std::collections::BTreeMap;
 
 /// A device, as far as predictions know it.
@@ -27,7 +27,7 @@ pub(super) struct Member {
     /// Bytes that it has for weights and cache.
     pub(super) capacity: u64,
     pub(super) kind: DeviceKind,
-    /// Its part of the layers relative to the others; 0 leaves it out.
+    /// Its part of the model relative to the others; 0 leaves it out.
     pub(super) share: f64,
     /// `None` if it had nothing to compute.
     pub(super) speed: Option<Speed>,
@@ -45,7 +45,7 @@ impl Member {
 pub(super) struct Speed {
     /// Decoding: milliseconds for each byte of weights that a token reads.
     decode: f64,
-    /// Prompts: milliseconds for a token in a layer.
+    /// Prompts: milliseconds for each unit of work.
     prompt: f64,
 }
 
@@ -58,34 +58,42 @@ pub(super) struct Computed {
 }
 
 impl Speed {
-    /// The speed of a device that has its layers of `homes` (a device for each layer); `None` if it has none.
+    /// The speed of a device that has its sections of `homes` (a device for each section); `None` if it has nothing to do.
     pub(super) fn measured(parts: &Parts, homes: &[usize], device: usize, times: Computed) -> Option<Speed> {
-        let layers = homes.iter().filter(|&&d| d == device).count();
-        let (bytes, rows) = (read_bytes(parts, homes, device), layers * times.prompt_tokens);
-        (bytes > 0 && rows > 0)
-            .then(|| Speed { decode: times.token_ms / bytes as f64, prompt: times.prompt_ms / rows as f64 })
+        let (bytes, work) = (read_bytes(parts, homes, device), work(parts, homes, device).cost(0, times.prompt_tokens));
+        (bytes > 0 && work > 0.0)
+            .then(|| Speed { decode: times.token_ms / bytes as f64, prompt: times.prompt_ms / work })
     }
 
     /// Milliseconds of a layer for a token that is decoded; layers count as alike.
     pub(super) fn layer_ms(self, parts: &Parts) -> f64 {
-        let bytes: u64 = parts.layers.iter().map(|l| l.read_bytes).sum();
-        self.decode * bytes as f64 / parts.layers.len().max(1) as f64
+        let bytes: u64 = parts.sections.iter().map(|section| section.read_bytes).sum();
+        self.decode * bytes as f64 / parts.layers.last().map_or(1, |last| last + 1) as f64
     }
+}
+
+/// The sections of a device.
+fn sections<'p>(parts: &'p Parts, homes: &'p [usize], device: usize) -> impl Iterator<Item = &'p Part> {
+    homes.iter().zip(&parts.sections).filter(move |(home, _)| **home == device).map(|(_, section)| section)
 }
 
 /// Bytes of weights that a token reads on a device.
 fn read_bytes(parts: &Parts, homes: &[usize], device: usize) -> u64 {
-    let layers = homes.iter().zip(&parts.layers).filter(|(d, _)| **d == device);
     let first = if homes.first() == Some(&device) { parts.first.read_bytes } else { 0 };
     let last = if homes.last() == Some(&device) { parts.last.read_bytes } else { 0 };
-    first + layers.map(|(_, layer)| layer.read_bytes).sum::<u64>() + last
+    first + sections(parts, homes, device).map(|section| section.read_bytes).sum::<u64>() + last
+}
+
+/// What a token of a prompt takes on a device.
+fn work(parts: &Parts, homes: &[usize], device: usize) -> Work {
+    sections(parts, homes, device).map(|section| section.work).sum()
 }
 
 /// The parts with a head that weighs what it takes: as many bytes as a token could read of layers in that time. `token_ms` is what the
-/// device with the last layer computes for a token, `layers_ms` that without the head.
+/// device with the last section computes for a token, `layers_ms` that without the head.
 pub(super) fn with_head(parts: &Parts, homes: &[usize], token_ms: f64, layers_ms: f64) -> Parts {
-    let layers = homes.iter().zip(&parts.layers).filter(|(home, _)| Some(*home) == homes.last());
-    let bytes: u64 = layers.map(|(_, layer)| layer.read_bytes).sum();
+    let last = homes.last().copied().unwrap_or(0);
+    let bytes: u64 = sections(parts, homes, last).map(|section| section.read_bytes).sum();
     let mut parts = parts.clone();
     if layers_ms > 0.0 {
         parts.last.read_bytes = ((token_ms - layers_ms).max(0.0) / layers_ms * bytes as f64) as u64;
@@ -144,16 +152,18 @@ impl Ways {
     }
 }
 
-/// Milliseconds until a prompt has passed all stages. A stage takes `stages` milliseconds for an average token and works on one
-/// micro-batch at a time, each worth so many of them; what leaves a stage is at the next one after its `ways`.
-fn pipeline_ms(stages: &[f64], ways: &[f64], batches: &[f64]) -> f64 {
+/// Milliseconds until a prompt has passed all stages. A stage takes so many milliseconds for each unit of its work, and works on one
+/// micro-batch of so many tokens at a time; what leaves a stage is at the next one after its `ways`.
+fn pipeline_ms(stages: &[(f64, Work)], ways: &[f64], batches: &[usize]) -> f64 {
     let mut done = vec![0.0f64; stages.len()];
+    let mut past = 0;
     for &tokens in batches {
         let mut there = 0.0f64;
-        for (stage, (ms, done)) in stages.iter().zip(&mut done).enumerate() {
-            *done = there.max(*done) + ms * tokens;
+        for (stage, ((ms, work), done)) in stages.iter().zip(&mut done).enumerate() {
+            *done = there.max(*done) + ms * work.cost(past, tokens);
             there = *done + ways.get(stage).copied().unwrap_or(0.0);
         }
+        past += tokens;
     }
     done.last().copied().unwrap_or(0.0)
 }
@@ -164,13 +174,13 @@ pub(super) fn missing(parts: &Parts, members: &[Member]) -> Option<u64> {
     let with = |more: Option<u64>| {
         let share = |m: &Member| Share { id: m.id.clone(), capacity: m.capacity, weight: m.share };
         let more = more.map(|capacity| Share { id: String::new(), capacity, weight: f64::MIN_POSITIVE });
-        split_layers(&sizes, &members.iter().map(share).chain(more).collect::<Vec<_>>()).is_ok()
+        split(&sizes, &members.iter().map(share).chain(more).collect::<Vec<_>>()).is_ok()
     };
     if with(None) {
         return None;
     }
     // With all of the model's bytes it fits, and with more it fits as well.
-    let (mut too_few, mut enough) = (0, sizes.layers.iter().sum::<u64>() + sizes.first + sizes.last);
+    let (mut too_few, mut enough) = (0, sizes.bytes());
     while enough - too_few > 1 {
         let middle = too_few + (enough - too_few) / 2;
         match with(Some(middle)) {
@@ -200,7 +210,7 @@ pub(super) fn longest_context(parts: &Parts, members: &[Member], step: usize) ->
 pub(super) struct Present {
     pub(super) parts: Parts,
     pub(super) members: Vec<Member>,
-    /// The device of each layer.
+    /// The device of each section.
     pub(super) homes: Vec<usize>,
     pub(super) ways: Ways,
     /// Everything is meant to be on one device.
@@ -209,8 +219,6 @@ pub(super) struct Present {
     pub(super) scattered: bool,
     /// Most tokens of a micro-batch.
     pub(super) n_ubatch: usize,
-    /// How the time of a token grows in the prompt.
-    pub(super) growth: Growth,
     pub(super) prompt_tokens: usize,
     /// Milliseconds of a token and of the prompt.
     pub(super) token_ms: f64,
@@ -278,11 +286,11 @@ impl Present {
     fn outlook(&self, members: &[Member]) -> Outlook {
         let shares: Vec<Share> =
             members.iter().map(|m| Share { id: m.id.clone(), capacity: m.capacity, weight: m.share }).collect();
-        let Ok(homes) = split_layers(&self.parts.sizes(), &shares) else {
+        let Ok(homes) = split(&self.parts.sizes(), &shares) else {
             return Outlook { missing: missing(&self.parts, members), ..Outlook::default() };
         };
-        let range = |d: usize| homes.iter().position(|&h| h == d).zip(homes.iter().rposition(|&h| h == d));
-        let devices = members.iter().enumerate().map(|(d, m)| (m.id.clone(), range(d))).collect();
+        let layers = |d: usize| self.parts.layers_on(&homes, d);
+        let devices = members.iter().enumerate().map(|(d, m)| (m.id.clone(), layers(d))).collect();
         let mut outlook = Outlook { devices, ..Outlook::default() };
         if self.scattered {
             outlook.notes.push("no speeds, because -ot has placed weights apart from their layers".into());
@@ -324,34 +332,34 @@ impl Present {
         for &d in &used {
             let member = members.get(d)?;
             let Some(speed) = member.speed else {
-                note(format!("the speed of {} is not known: it has no layers now", member.id));
+                note(format!("the speed of {} is not known: it has nothing to compute now", member.id));
                 return None;
             };
             token_ms += speed.decode * read_bytes(&self.parts, homes, d) as f64;
-            stages.push(speed.prompt * homes.iter().filter(|&&h| h == d).count() as f64);
+            stages.push((speed.prompt, work(&self.parts, homes, d)));
         }
         let kinds: Vec<DeviceKind> = used.iter().filter_map(|&d| members.get(d)).map(|member| member.kind).collect();
-        let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, &kinds, self.growth);
-        let average = self.growth.cost(0, self.prompt_tokens) / self.prompt_tokens.max(1) as f64;
-        let mut past = 0;
-        let worth = |size: usize| {
-            past += size;
-            self.growth.cost(past - size, size) / average
-        };
-        let batches: Vec<f64> = sizes.into_iter().map(worth).collect();
-        Some((token_ms, pipeline_ms(&stages, &ways, &batches)))
+        let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, &kinds, self.parts.work());
+        Some((token_ms, pipeline_ms(&stages, &ways, &sizes)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use outboard_llm::parts::Part;
 
-    /// Layers of 100 bytes of weights and 20 of cache; the head reads as much as two layers.
+    const UNIT: Work = Work { token: 1.0, context: 0.0 };
+
+    /// Layers of one section of 100 bytes of weights and 20 of cache; the head reads as much as two layers.
     fn parts(layers: usize) -> Parts {
-        let part = |weight_bytes, cache_bytes, read_bytes| Part { weight_bytes, cache_bytes, read_bytes };
-        Parts { layers: vec![part(100, 20, 100); layers], first: part(200, 0, 0), last: part(200, 0, 200), n_ctx: 10 }
+        let part = |weight_bytes, cache_bytes, read_bytes, work| Part { weight_bytes, cache_bytes, read_bytes, work };
+        Parts {
+            sections: vec![part(100, 20, 100, UNIT); layers],
+            layers: (0..layers).collect(),
+            first: part(200, 0, 0, Work::default()),
+            last: part(200, 0, 200, Work::default()),
+            n_ctx: 10,
+        }
     }
 
     fn member(id: &str, host: &str, capacity: u64) -> Member {
@@ -366,7 +374,7 @@ mod tests {
         let homes = vec![0, 0, 0, 0, 1, 1, 1, 1];
         // 4 layers, 4 layers and the head, two ways; four micro-batches of 16, of which the last waits for the first stage.
         let (token_ms, prompt_ms) = (4.0 + 6.0 + 2.0, 4.0 * 6.4 + 1.0 + 6.4);
-        let (n_ubatch, growth, prompt_tokens) = (16, Growth::NONE, 64);
+        let (n_ubatch, prompt_tokens) = (16, 64);
         let (single, scattered) = (false, false);
         Present {
             parts: parts(8),
@@ -376,7 +384,6 @@ mod tests {
             single,
             scattered,
             n_ubatch,
-            growth,
             prompt_tokens,
             token_ms,
             prompt_ms,
@@ -391,7 +398,7 @@ mod tests {
     fn speed_of_what_was_measured() {
         let homes = [0, 0, 0, 0, 0, 0, 1, 1];
         let times = Computed { token_ms: 8.0, prompt_ms: 64.0, prompt_tokens: 32 };
-        // Two layers and the head are 400 bytes; 32 tokens in two layers are 64 rows.
+        // Two layers and the head are 400 bytes; 32 tokens in two layers are 64 units of work.
         let speed = Speed::measured(&parts(8), &homes, 1, times).unwrap();
         assert_eq!(speed, Speed { decode: 0.02, prompt: 1.0 });
         assert_eq!(speed.layer_ms(&parts(8)), 2.0);
@@ -430,12 +437,16 @@ mod tests {
 
     #[test]
     fn the_slowest_stage_bounds_a_prompt() {
-        assert_eq!(pipeline_ms(&[1.0], &[], &[4.0, 4.0]), 8.0);
+        let (fast, slow) = ((1.0, UNIT), (2.0, UNIT));
+        assert_eq!(pipeline_ms(&[fast], &[], &[4, 4]), 8.0);
         // The second stage is the slow one: it begins when the first micro-batch has come, and then never waits.
-        assert_eq!(pipeline_ms(&[1.0, 2.0], &[0.5], &[4.0, 4.0, 4.0]), 4.0 + 0.5 + 24.0);
+        assert_eq!(pipeline_ms(&[fast, slow], &[0.5], &[4, 4, 4]), 4.0 + 0.5 + 24.0);
         // The first one is: the second waits for each, and ends its last one behind it.
-        assert_eq!(pipeline_ms(&[2.0, 1.0], &[0.5], &[4.0, 4.0, 4.0]), 24.0 + 0.5 + 4.0);
-        assert_eq!((pipeline_ms(&[], &[], &[4.0]), pipeline_ms(&[1.0], &[], &[])), (0.0, 0.0));
+        assert_eq!(pipeline_ms(&[slow, fast], &[0.5], &[4, 4, 4]), 24.0 + 0.5 + 4.0);
+        assert_eq!((pipeline_ms(&[], &[], &[4]), pipeline_ms(&[fast], &[], &[])), (0.0, 0.0));
+        // Tokens behind others take longer.
+        let growing = Work { token: 1.0, context: 0.5 };
+        assert_eq!(pipeline_ms(&[(1.0, growing)], &[], &[2, 2]), growing.cost(0, 4));
     }
 
     #[test]

@@ -64,7 +64,6 @@ pub(super) fn tell(
 
 impl Shortage {
     fn new(loaded: &Loaded, parts: &Parts, members: &[Member], error: &anyhow::Error) -> Shortage {
-        let all = || parts.layers.iter().chain([&parts.first, &parts.last]);
         let missing_bytes = missing(parts, members);
         let room = |m: &Member| Room { id: m.id.clone(), host: m.host.clone(), free_bytes: m.capacity };
         Shortage {
@@ -72,8 +71,8 @@ impl Shortage {
             n_ctx: parts.n_ctx,
             fits: false,
             error: print::one_line(&format!("{error:#}")),
-            weight_bytes: all().map(|p| p.weight_bytes).sum(),
-            cache_bytes: all().map(|p| p.cache_bytes).sum(),
+            weight_bytes: parts.all().map(|p| p.weight_bytes).sum(),
+            cache_bytes: parts.all().map(|p| p.cache_bytes).sum(),
             missing_bytes,
             n_ctx_that_fits: missing_bytes.and_then(|_| longest_context(parts, members, CTX_STEP)),
             devices: members.iter().map(room).collect(),
