@@ -60,7 +60,7 @@ pub(crate) struct DeviceArgs {
 pub(crate) enum SplitMode {
     /// Everything on the first device
     None,
-    /// Whole layers on each device
+    /// Layers, or halves of them, on each device
     Layer,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct ModelArgs {
     /// How the model is divided over devices
     #[arg(long = "sm", alias = "split-mode", value_name = "MODE", default_value = "layer")]
     pub(crate) split_mode: SplitMode,
-    /// Parts of the layers for each device, such as 3,1 [default: by free memory]
+    /// Parts of the model for each device, such as 3,1 [default: by free memory]
     #[arg(long = "ts", alias = "tensor-split", value_name = "A,B,..")]
     pub(crate) tensor_split: Option<Parts>,
     /// Puts weights whose names match a pattern on a device; may be given several times

@@ -86,7 +86,8 @@ pub struct DeviceLoad {
     pub id: String,
     /// What kind of device it is.
     pub kind: DeviceKind,
-    /// First and last layer, if any: of a layer that is on two devices, the one with its part of the cache counts.
+    /// First and last layer, if any. A layer that is on two devices counts to the one with its part of the cache: one that has nothing but
+    /// the rest of a layer has `None`.
     pub layers: Option<(usize, usize)>,
     /// Bytes of weights.
     pub weight_bytes: u64,
@@ -153,7 +154,7 @@ impl Homes {
     fn of_place(&self, place: Place) -> usize {
         let home = match place {
             Place::Embedding => self.sections.first(),
-            Place::Section(i) => self.sections.get(i),
+            Place::Section(i) => self.sections.get(i).or(self.sections.last()),
             Place::Head => self.sections.last(),
         };
         home.copied().unwrap_or(0)
@@ -307,19 +308,14 @@ impl Engine {
         self.n_ctx
     }
 
-    /// What its parts weigh.
-    pub fn parts(&self) -> &Parts {
-        &self.parts
-    }
-
     /// Layers that are on several devices, and the ids of those, in order.
     pub fn divided_layers(&self) -> Vec<(usize, Vec<&str>)> {
         let mut divided: Vec<(usize, Vec<&str>)> = Vec::new();
-        for (&layer, &home) in self.parts.layers.iter().zip(self.homes()) {
+        for (section, &home) in self.parts.sections.iter().zip(self.homes()) {
             let Some(load) = self.loads.get(home) else { continue };
             match divided.last_mut() {
-                Some((same, devices)) if *same == layer => devices.push(&load.id),
-                _ => divided.push((layer, vec![&load.id])),
+                Some((same, devices)) if *same == section.layer => devices.push(&load.id),
+                _ => divided.push((section.layer, vec![&load.id])),
             }
         }
         divided.iter_mut().for_each(|(_, devices)| devices.dedup());
@@ -389,8 +385,7 @@ impl Engine {
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
     pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
         self.check_room(tokens.len())?;
-        let mut stages = self.homes().to_vec();
-        stages.dedup();
+        let stages = self.parts.stages(self.homes());
         let devices: Vec<DeviceKind> = stages.iter().filter_map(|&d| Some(self.loads.get(d)?.kind)).collect();
         let mut rest = tokens;
         let batch = |size: usize| {

@@ -21,6 +21,8 @@ pub struct Part {
     pub read_bytes: u64,
     /// What a token of a prompt takes that is not its last.
     pub work: Work,
+    /// The layer that it is a part of.
+    pub layer: usize,
 }
 
 /// A model, part by part.
@@ -28,8 +30,6 @@ pub struct Part {
 pub struct Parts {
     /// The sections ([`ModelGraph`]).
     pub sections: Vec<Part>,
-    /// The layer of each section.
-    pub layers: Vec<usize>,
     /// What goes with the first section: the embedding.
     pub first: Part,
     /// What goes with the last section: output norm and matrix.
@@ -44,9 +44,9 @@ impl Parts {
         let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
         let shape = GraphShape { n_tokens: 1, n_ctx, feed: Feed::Input, history: true, outputs };
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
-        let layers: Vec<usize> = step.layers().collect();
-        let none = Part::default();
-        let mut parts = Parts { sections: vec![none; layers.len()], layers, first: none, last: none, n_ctx };
+        let sections: Vec<Part> = step.layers().map(|layer| Part { layer, ..Part::default() }).collect();
+        let last = Part { layer: sections.last().map_or(0, |section| section.layer), ..Part::default() };
+        let mut parts = Parts { sections, first: Part::default(), last, n_ctx };
         parts.weigh_leaves(model.hparams(), &step);
         for node in prompt.graph.nodes() {
             let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx);
@@ -77,8 +77,8 @@ impl Parts {
     fn at(&mut self, place: Place) -> &mut Part {
         match place {
             Place::Embedding => &mut self.first,
-            Place::Section(i) if i < self.sections.len() => &mut self.sections[i],
-            Place::Section(_) | Place::Head => &mut self.last,
+            Place::Section(i) => self.sections.get_mut(i).unwrap_or(&mut self.last),
+            Place::Head => &mut self.last,
         }
     }
 
@@ -95,10 +95,22 @@ impl Parts {
     /// First and last layer of a device, where `homes` has a device for each section. A layer whose sections are on several counts to
     /// the device of the first one, which has its part of the cache; `None` if none does.
     pub fn layers_on(&self, homes: &[usize], device: usize) -> Option<(usize, usize)> {
-        let begins = |i: usize| i == 0 || self.layers[i - 1] != self.layers[i];
-        let mut mine = self.layers.iter().zip(homes).enumerate().filter(|&(i, (_, &home))| home == device && begins(i));
-        let first = mine.next()?.1.0;
-        Some((*first, *mine.next_back().map_or(first, |(_, (last, _))| last)))
+        let mut before = None;
+        let begins = |(section, home): (&Part, &usize)| {
+            let begins = before.replace(section.layer) != Some(section.layer);
+            (begins && *home == device).then_some(section.layer)
+        };
+        let mut mine = self.sections.iter().zip(homes).filter_map(begins);
+        let first = mine.next()?;
+        Some((first, mine.last().unwrap_or(first)))
+    }
+
+    /// The devices that a prompt passes before its end, in order, where `homes` has a device for each section.
+    pub fn stages(&self, homes: &[usize]) -> Vec<usize> {
+        let working = self.sections.iter().zip(homes).filter(|(section, _)| section.work != Work::default());
+        let mut stages: Vec<usize> = working.map(|(_, &home)| home).collect();
+        stages.dedup();
+        stages
     }
 
     /// What a split has to weigh.
@@ -120,7 +132,7 @@ impl Parts {
         };
         let part = |part: &Part| Part { cache_bytes: scaled(part.cache_bytes), ..*part };
         let sections = self.sections.iter().map(part).collect();
-        Parts { sections, layers: self.layers.clone(), first: part(&self.first), last: part(&self.last), n_ctx }
+        Parts { sections, first: part(&self.first), last: part(&self.last), n_ctx }
     }
 
     /// Bytes of cache that one more token of context takes, of all layers together.

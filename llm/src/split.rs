@@ -65,7 +65,11 @@ pub fn split(sizes: &Sizes, shares: &[Share]) -> Result<Vec<usize>> {
     })
 }
 
-/// Boundaries where the sums of a measure come closest to the parts.
+/// By how much a section is smaller than the average if it is next to nothing.
+const NEXT_TO_NOTHING: f64 = 10.0;
+
+/// Boundaries where the sums of a measure come closest to the parts. What is next to nothing stays with what is before it: no device is
+/// given the end of a model for its sake.
 fn proportional(measure: &[f64], shares: &[Share], total_weight: f64) -> Vec<usize> {
     let total: f64 = measure.iter().sum();
     let mut ends = Vec::with_capacity(shares.len());
@@ -75,16 +79,16 @@ fn proportional(measure: &[f64], shares: &[Share], total_weight: f64) -> Vec<usi
         ends.push(sum * total);
     }
     let last_used = shares.iter().rposition(|s| s.weight > 0.0).unwrap_or(0);
+    let small = total / measure.len().max(1) as f64 / NEXT_TO_NOTHING;
     let mut before = 0.0;
-    measure
-        .iter()
-        .map(|&section| {
-            let middle = before + section / 2.0;
-            before += section;
-            let device = ends.iter().position(|&end| middle < end).unwrap_or(last_used);
-            device.min(last_used)
-        })
-        .collect()
+    let mut homes: Vec<usize> = Vec::with_capacity(measure.len());
+    for &section in measure {
+        let middle = before + section / 2.0;
+        before += section;
+        let device = ends.iter().position(|&end| middle < end).unwrap_or(last_used).min(last_used);
+        homes.push(homes.last().copied().filter(|_| section < small).unwrap_or(device));
+    }
+    homes
 }
 
 /// Whether every device can hold what it would have to.
@@ -147,6 +151,9 @@ mod tests {
         assert_eq!(split(70), [0, 0, 1, 1, 1, 1]);
         assert_eq!(split(69), [0, 0, 0, 1, 1, 1]);
         assert_eq!(split(59), [0, 0, 0, 0, 0, 0]);
+        // A small part is not worth the end of the model, with nothing to do in a prompt.
+        let last = |part: f64| super::split(&sizes, &[share(1000, 1.0), share(1000, part)]).unwrap()[5];
+        assert_eq!((last(0.1), last(0.2)), (0, 1));
     }
 
     #[test]

@@ -20,9 +20,13 @@ impl Work {
     pub fn of_node(graph: &Graph, node: TensorId, n_tokens: usize, n_ctx: usize) -> Work {
         let flops = graph.flops(node) as f64 / n_tokens.max(1) as f64;
         match graph.tensor(node).op() {
-            // What is before its window adds nothing, and all of that is read for most tokens.
-            Some(op::Op::FlashAttn(a)) if a.window == 0 => {
-                Work { token: 0.0, context: flops * PRODUCTS / n_ctx.max(1) as f64 }
+            Some(op::Op::FlashAttn(a)) => {
+                let each = flops * PRODUCTS / n_ctx.max(1) as f64;
+                match a.window {
+                    0 => Work { token: 0.0, context: each },
+                    // What is before the window adds nothing; most tokens see all of it.
+                    window => Work { token: each * window.min(n_ctx) as f64, context: 0.0 },
+                }
             }
             Some(op::Op::MulMat(_) | op::Op::MulMatId(_)) => Work { token: flops, context: 0.0 },
             _ => Work::default(),
@@ -36,7 +40,7 @@ impl Work {
     }
 
     /// The most tokens behind `past` others that take `cost` at most.
-    pub fn within(self, past: usize, cost: f64) -> usize {
+    pub(crate) fn within(self, past: usize, cost: f64) -> usize {
         let first = self.token + self.context * past as f64;
         // The root of context / 2 n^2 + first n = cost, in the form that does without context.
         (2.0 * cost / (first + (first * first + 2.0 * self.context * cost).sqrt())) as usize
@@ -54,8 +58,8 @@ mod tests {
     use super::*;
     use outboard_core::{DType, GraphBuilder};
 
-    #[test]
-    fn products_and_attention_count() {
+    /// That of a product and of attention to a window.
+    fn work(window: usize) -> Work {
         let (n, n_ctx, head_dim, heads) = (8, 50, 10, 2);
         let mut g = GraphBuilder::new();
         let w = g.weight("w", DType::F32, &[100, head_dim * heads]).unwrap();
@@ -64,12 +68,19 @@ mod tests {
         let [k, v] = ["k", "v"].map(|name| g.state(name, DType::F16, &[head_dim, n_ctx, heads]).unwrap());
         let product = g.push(op::MulMat, &[w, x]).unwrap();
         let q = g.push(op::Reshape { ne: [head_dim, n, heads, 1] }, &[product]).unwrap();
-        let attn = op::FlashAttn { scale: 1.0, window: 0, softcap: 0.0 };
+        let attn = op::FlashAttn { scale: 1.0, window, softcap: 0.0 };
         let y = g.push_opt(attn, &[Some(q), Some(k), Some(v), None, Some(positions)]).unwrap();
         g.output(y);
         let graph = g.finish().unwrap();
-        let work: Work = graph.nodes().map(|node| Work::of_node(&graph, node, n, n_ctx)).sum();
-        assert_eq!(work, Work { token: 2.0 * 100.0 * 20.0, context: 4.0 * 20.0 * PRODUCTS });
+        graph.nodes().map(|node| Work::of_node(&graph, node, n, n_ctx)).sum()
+    }
+
+    #[test]
+    fn products_and_attention_count() {
+        let (product, each) = (2.0 * 100.0 * 20.0, 4.0 * 20.0 * PRODUCTS);
+        assert_eq!(work(0), Work { token: product, context: each });
+        assert_eq!(work(30), Work { token: product + 30.0 * each, context: 0.0 });
+        assert_eq!(work(51), Work { token: product + 50.0 * each, context: 0.0 });
     }
 
     #[test]

@@ -1,20 +1,20 @@
 //! Devices that fail at every moment of a run: the text is always the same.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod small;
+
 use outboard_core::device::Bytes;
 use outboard_core::op::{Penalty, Sample};
 use outboard_core::{
     Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, Pending, Placement, Queue,
     Result, Slice, Usage,
 };
-use outboard_host::{Host, MemoryBudget, open_mapped};
-use outboard_llm::gguf::{Gguf, GgufWriter};
+use outboard_host::{Host, MemoryBudget};
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{Engine, Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, Recovery, generate};
 use outboard_reference::reference_device;
 use std::any::Any;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -152,16 +152,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch/llama-dense.gguf");
-        let model = Arc::new(Model::new(Gguf::parse(open_mapped(&file).unwrap()).unwrap()).unwrap());
-        // Words of two letters, one for each token of the model.
-        let letter = |n: u8| char::from(b'a' + n).to_string();
-        let tokens: Vec<String> = (0..128u8).map(|n| letter(n / 16) + &letter(n % 16)).collect();
-        let mut file = GgufWriter::new();
-        file.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "smollm");
-        file.texts("tokenizer.ggml.tokens", &tokens).texts("tokenizer.ggml.merges", &["a a"]);
-        let tokenizer = Tokenizer::from_gguf(&Gguf::parse(file.finish().into()).unwrap()).unwrap();
-        World { model, tokenizer, host: Host::new() }
+        World { model: small::model("llama-dense"), tokenizer: small::tokenizer(), host: Host::new() }
     }
 
     fn device(&self, name: &str, memory: Option<u64>) -> (Arc<dyn Device>, Arc<Fate>) {

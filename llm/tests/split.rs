@@ -1,73 +1,105 @@
 //! A model divided between devices, within layers as well, gives what one device gives, bit by bit.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod small;
+
 use outboard_core::Device;
+use outboard_core::op::{Penalty, Sample};
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_host::{Host, MemoryBudget};
 use outboard_llm::engine::GREEDY;
-use outboard_llm::gguf::Gguf;
-use outboard_llm::{Engine, LoadOptions, Model, Parts};
-use std::path::Path;
+use outboard_llm::tokenizer::Tokenizer;
+use outboard_llm::{Engine, GenerateOptions, LoadOptions, Model, Parts, generate};
+use small::model;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const CTX: usize = 64;
 
-fn model(name: &str) -> Arc<Model> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/arch/{name}.gguf"));
-    Arc::new(Model::new(Gguf::parse(open_mapped(&path).unwrap()).unwrap()).unwrap())
-}
-
-fn load(model: &Arc<Model>, split: &[f64]) -> Engine {
-    let (host, budget) = (Host::new(), MemoryBudget::new(None));
-    let cpu = |d: usize| cpu_device(&host, &format!("CPU{d}"), CpuOptions::with_threads(1), &budget);
+/// The model on as many devices as the split has parts; the first one has so many bytes of memory, if that is given.
+fn load(model: &Arc<Model>, split: &[f64], memory: Option<u64>) -> outboard_llm::Result<Engine> {
+    let host = Host::new();
+    let budget = |d: usize| MemoryBudget::new(if d == 0 { memory } else { None });
+    let cpu = |d: usize| cpu_device(&host, &format!("CPU{d}"), CpuOptions::with_threads(1), &budget(d));
     let devices: Vec<Arc<dyn Device>> = (0..split.len()).map(cpu).collect();
     let options = LoadOptions { n_ctx: CTX, n_ubatch: 7, split: split.to_vec(), ..LoadOptions::default() };
-    Engine::load(model.clone(), devices, &options, &|_, _| {}).unwrap()
+    Engine::load(model.clone(), devices, &options, &|_, _| {})
 }
 
-/// The prompt's logits, and tokens behind another.
-fn run(engine: &mut Engine) -> (Vec<f32>, Vec<(u32, f32)>) {
+/// The prompt's logits; tokens behind a prompt of several micro-batches, of which all but the last are pruned; tokens that are fed to the
+/// next step where they are, with a history of them.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    logits: Vec<f32>,
+    tokens: Vec<(u32, f32)>,
+    generated: (Vec<u32>, Vec<f32>),
+}
+
+fn run(engine: &mut Engine, tokenizer: &Tokenizer) -> Outcome {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
     let logits = engine.logits(&prompt).unwrap();
     engine.truncate(5);
-    let mut token = 9;
-    let mut next = || {
-        let sampled = engine.eval(&[token, 3], GREEDY).unwrap();
-        token = sampled.0;
-        sampled
-    };
-    (logits, (0..4).map(|_| next()).collect())
+    let mut tokens = vec![engine.eval(&prompt, GREEDY).unwrap()];
+    for i in 0..3 {
+        let last = tokens[i].0;
+        tokens.push(engine.eval(&[last, 3], GREEDY).unwrap());
+    }
+    engine.truncate(0);
+    let sample = Sample { temperature: 0.9, top_k: 20, seed: 7, ..GREEDY };
+    let penalty = Some(Penalty { last_n: 16, repeat: 1.3, frequency: 0.1, presence: 0.1 });
+    let (n_predict, stop) = (Some(12), Vec::new());
+    let options = GenerateOptions { n_predict, sample, penalty, ignore_eos: true, stop, log_probs: true };
+    let generation = generate(engine, tokenizer, &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    Outcome { logits, tokens, generated: (generation.tokens, generation.log_probs) }
+}
+
+/// What holds for every split.
+fn check_homes(engine: &Engine) {
+    let (homes, n_layer) = (engine.homes(), engine.model().hparams().n_layer);
+    assert!(homes.is_sorted() && homes.len() == 2 * n_layer, "{homes:?}");
+    // Every layer counts to one device, and to the one with its part of the cache.
+    let layers: Vec<usize> = engine.loads().iter().filter_map(|l| l.layers).flat_map(|(a, b)| a..=b).collect();
+    assert_eq!(layers, (0..n_layer).collect::<Vec<_>>(), "{homes:?}");
+    for (d, load) in engine.loads().iter().enumerate() {
+        assert_eq!(load.is_used(), homes.contains(&d), "{load:?} {homes:?}");
+        assert_eq!(load.layers.is_some(), homes.iter().step_by(2).any(|home| *home == d), "{load:?} {homes:?}");
+    }
+    let divided: Vec<usize> = (0..n_layer).filter(|il| homes[2 * il] != homes[2 * il + 1]).collect();
+    assert_eq!(engine.divided_layers().iter().map(|(layer, _)| *layer).collect::<Vec<_>>(), divided, "{homes:?}");
 }
 
 fn check(name: &str) {
     let model = model(name);
-    let n_layer = model.hparams().n_layer;
-    let mut one = load(&model, &[1.0]);
-    assert_eq!((one.loads()[0].layers, one.divided_layers()), (Some((0, n_layer - 1)), vec![]));
-    let want = run(&mut one);
-    let mut divided = 0;
-    for tenths in 1..10 {
-        let mut engine = load(&model, &[f64::from(tenths), f64::from(10 - tenths)]);
-        assert_eq!(run(&mut engine), want, "{name}, {tenths} tenths on the first");
+    let mut one = load(&model, &[1.0], None).unwrap();
+    assert_eq!(one.loads()[0].layers, Some((0, model.hparams().n_layer - 1)));
+    check_homes(&one);
+    let tokenizer = small::tokenizer();
+    let want = run(&mut one, &tokenizer);
+    let mut seen = BTreeSet::new();
+    let mut check = |mut engine: Engine, what: &str| {
+        check_homes(&engine);
         let homes = engine.homes().to_vec();
-        assert!(homes.is_sorted() && homes.len() == 2 * n_layer, "{homes:?}");
-        // Every layer counts to one device, and to the one with its part of the cache.
-        let layers: Vec<usize> = engine.loads().iter().filter_map(|l| l.layers).flat_map(|(a, b)| a..=b).collect();
-        assert_eq!(layers, (0..n_layer).collect::<Vec<_>>(), "{homes:?}");
-        for (d, load) in engine.loads().iter().enumerate() {
-            assert_eq!(load.is_used(), homes.contains(&d), "{load:?} {homes:?}");
-            assert_eq!(load.layers.is_some(), homes.iter().step_by(2).any(|home| *home == d), "{load:?} {homes:?}");
-        }
-        for (layer, devices) in engine.divided_layers() {
-            assert_eq!((homes[2 * layer], homes[2 * layer + 1]), (0, 1), "{homes:?}");
-            assert_eq!(devices, ["CPU0", "CPU1"]);
-            divided += 1;
+        assert_eq!(run(&mut engine, &tokenizer), want, "{name}, {what}: {homes:?}");
+        seen.insert(homes);
+    };
+    for tenths in 1..10 {
+        let split = [f64::from(tenths), f64::from(10 - tenths)];
+        check(load(&model, &split, None).unwrap(), "divided by time");
+    }
+    for split in [&[1.0; 3][..], &[1.0; 6], &[0.0, 1.0, 0.0, 1.0, 0.0]] {
+        check(load(&model, split, None).unwrap(), "several devices");
+    }
+    // Where there is not enough memory for that, any division may come out, the end of the model alone on a device among them.
+    let sizes = Parts::new(&model, CTX).unwrap().sizes();
+    for percent in 1..=120 {
+        if let Ok(engine) = load(&model, &[100.0, 1.0], Some(sizes.bytes() * percent / 100)) {
+            check(engine, "divided by memory");
         }
     }
-    assert!(divided > 0, "{name}: no layer was divided");
-    // More devices than layers.
-    let mut engine = load(&model, &[1.0; 3]);
-    assert_eq!(run(&mut engine), want, "{name} on three");
+    let last_alone = [0, 0, 0, 1];
+    assert!(seen.iter().any(|homes| *homes == last_alone), "{name}: {seen:?}");
+    assert!(seen.iter().any(|homes| *homes == [0, 1, 1, 1]), "{name}: {seen:?}");
 }
 
 #[test]
@@ -90,7 +122,10 @@ fn work_of_a_prompt() {
     let model = model("llama-dense");
     let h = model.hparams();
     let parts = Parts::new(&model, CTX).unwrap();
-    assert_eq!(parts.layers, (0..h.n_layer).flat_map(|il| [il, il]).collect::<Vec<_>>());
+    assert_eq!(
+        parts.sections.iter().map(|part| part.layer).collect::<Vec<_>>(),
+        (0..h.n_layer).flat_map(|il| [il, il]).collect::<Vec<_>>()
+    );
     // The first layer is like all but the last, which makes keys and values, and nothing more before the prompt ends.
     let [attention, feed_forward] = [0, 1].map(|i| parts.sections[i].work);
     let [last_attention, last_feed_forward] = [2, 1].map(|i| parts.sections[parts.sections.len() - i].work);

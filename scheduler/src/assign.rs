@@ -31,7 +31,7 @@ pub struct Hints {
     pub leaves: HashMap<TensorId, usize>,
     /// Where nodes have to run. Pins of leaves and views mean nothing: they are where they are used.
     pub pins: HashMap<TensorId, usize>,
-    /// Where nodes should run that no pin, weight or written memory ties to a device: the device of their layer.
+    /// Where nodes should run that no pin, weight or written memory ties to a device.
     pub prefer: HashMap<TensorId, usize>,
 }
 

@@ -199,7 +199,7 @@ impl Measured {
     }
 }
 
-/// What the head takes of a token, on the device with the last layer, in milliseconds: the difference to tokens that go through
+/// What the head takes of a token, on the device with the end of the model, in milliseconds: the difference to tokens that go through
 /// the layers alone. `None` if that is not known.
 fn head_ms(side: &mut Side, tracer: &Tracer, loaded: &Loaded, decode: &Measured) -> Result<Option<f64>> {
     progress("head");

@@ -106,8 +106,8 @@ pub const CACHE_DTYPE: DType = DType::F16;
 
 /// The graph of a model, and which part of it is which section.
 ///
-/// A section is what lies between two places where nothing but the residual stream goes on to later nodes: the attention of a
-/// layer, or its feed-forward block. A model is split over devices at such places.
+/// A section is what lies between two places where, of what is computed, nothing but the residual stream goes on to later nodes: the
+/// attention of a layer, or its feed-forward block. A model is split over devices at such places.
 #[derive(Clone, Debug)]
 pub struct ModelGraph {
     /// The graph.
@@ -202,8 +202,8 @@ impl Net<'_> {
         self.hparams
     }
 
-    /// Begins a section of layer `il`: of what there is up to here, only the residual stream goes on to later nodes. A layer begins with
-    /// one of its own.
+    /// Begins a section of layer `il`: of what the layer has computed up to here, nothing but the residual stream goes on to later nodes. A
+    /// layer begins with one of its own.
     pub fn section(&mut self, il: usize) {
         self.sections.push(Section { layer: il, start: self.g.len() });
     }
@@ -388,7 +388,7 @@ impl Net<'_> {
         Ok(())
     }
 
-    /// The final norm and the output matrix, of the last `rows` of x or those that the input says.
+    /// The final norm and the output matrix: of all rows of x if it has as many, else of those that the input says.
     fn logits(&mut self, mut x: TensorId, rows: usize) -> Result<TensorId> {
         if rows != self.shape.n_tokens {
             let ids = self.g.input(OUTPUT_ROWS, DType::I32, &[rows])?;

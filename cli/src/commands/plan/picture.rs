@@ -132,10 +132,12 @@ impl Page {
         let most = devices.iter().map(held).max().unwrap_or(0).max(1) as f64;
         self.head("memory", &[("weights", "weights"), ("cache", "KV cache"), ("results", "results")]);
         for device in devices {
-            let layers = device.layers.map_or("no layers".to_owned(), |l| match l.0 == l.1 {
-                true => format!("layer {}", l.0),
-                false => format!("layers {}", model::layers(Some(l))),
-            });
+            let layers = match device.layers {
+                None if device.weight_bytes > 0 => "the rest of a layer".to_owned(),
+                None => "no layers".to_owned(),
+                Some((first, last)) if first == last => format!("layer {first}"),
+                layers => format!("layers {}", model::layers(layers)),
+            };
             self.label(device, &layers);
             let mut x = LEFT;
             let kinds =

@@ -5,7 +5,8 @@
 //!   reads there, where the head (output matrix and sampling) counts as many bytes as layers have that take as long; each kind
 //!   of way takes as long as it took on average.
 //! * A prompt passes the devices as micro-batches, side by side, cut as the engine would cut them. What a device computes grows
-//!   with the work of its sections; in the end the slowest device decides.
+//!   with the work of its sections; in the end the slowest device decides. What the end of a prompt takes beside that (the last layer's
+//!   feed-forward block, the head) counts as if it were work of the device that has it.
 //! * What these sums give for the devices as they are differs a little from what was measured (another mix of block formats, smaller
 //!   micro-batches, bandwidth): predictions are corrected by the same factor.
 //!
@@ -45,8 +46,8 @@ impl Member {
 pub(super) struct Speed {
     /// Decoding: milliseconds for each byte of weights that a token reads.
     decode: f64,
-    /// Prompts: milliseconds for each unit of work.
-    prompt: f64,
+    /// Prompts: milliseconds for each unit of work; `None` if it had none.
+    prompt: Option<f64>,
 }
 
 /// Times of a device: of a token that is decoded, and of a prompt.
@@ -58,17 +59,17 @@ pub(super) struct Computed {
 }
 
 impl Speed {
-    /// The speed of a device that has its sections of `homes` (a device for each section); `None` if it has nothing to do.
+    /// The speed of a device that has its sections of `homes` (a device for each section); `None` if it has none.
     pub(super) fn measured(parts: &Parts, homes: &[usize], device: usize, times: Computed) -> Option<Speed> {
         let (bytes, work) = (read_bytes(parts, homes, device), work(parts, homes, device).cost(0, times.prompt_tokens));
-        (bytes > 0 && work > 0.0)
-            .then(|| Speed { decode: times.token_ms / bytes as f64, prompt: times.prompt_ms / work })
+        let prompt = (work > 0.0).then(|| times.prompt_ms / work);
+        (bytes > 0).then(|| Speed { decode: times.token_ms / bytes as f64, prompt })
     }
 
     /// Milliseconds of a layer for a token that is decoded; layers count as alike.
     pub(super) fn layer_ms(self, parts: &Parts) -> f64 {
         let bytes: u64 = parts.sections.iter().map(|section| section.read_bytes).sum();
-        self.decode * bytes as f64 / parts.layers.last().map_or(1, |last| last + 1) as f64
+        self.decode * bytes as f64 / (parts.last.layer + 1) as f64
     }
 }
 
@@ -225,6 +226,12 @@ pub(super) struct Present {
     pub(super) prompt_ms: f64,
 }
 
+/// Milliseconds of a token and of the prompt, as far as the speeds of their devices are known.
+struct Sums {
+    token_ms: Option<f64>,
+    prompt_ms: Option<f64>,
+}
+
 /// What would be.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Outlook {
@@ -297,17 +304,21 @@ impl Present {
             return outlook;
         }
         let new = self.times(members, &homes, &mut outlook.notes);
-        let now = self.times(&self.members, &self.homes, &mut Vec::new());
-        if let (Some(new), Some(now)) = (new, now) {
-            let corrected = |new: f64, now: f64, measured: f64| (now > 0.0).then(|| new * measured / now);
-            outlook.token_ms = corrected(new.0, now.0, self.token_ms);
-            outlook.prompt_ms = corrected(new.1, now.1, self.prompt_ms);
+        let mut notes = Vec::new();
+        let now = self.times(&self.members, &self.homes, &mut notes);
+        if now.token_ms.is_none() || now.prompt_ms.is_none() {
+            outlook.notes.extend(notes);
         }
+        let corrected = |new: Option<f64>, now: Option<f64>, measured: f64| {
+            new.zip(now).filter(|(_, now)| *now > 0.0).map(|(new, now)| new * measured / now)
+        };
+        outlook.token_ms = corrected(new.token_ms, now.token_ms, self.token_ms);
+        outlook.prompt_ms = corrected(new.prompt_ms, now.prompt_ms, self.prompt_ms);
         outlook
     }
 
-    /// What the sums give for a token and for the prompt, in milliseconds; `None` with a note if a device's speed is not known.
-    fn times(&self, members: &[Member], homes: &[usize], notes: &mut Vec<String>) -> Option<(f64, f64)> {
+    /// What the sums give.
+    fn times(&self, members: &[Member], homes: &[usize], notes: &mut Vec<String>) -> Sums {
         let mut note = |text: String| {
             if !notes.contains(&text) {
                 notes.push(text);
@@ -316,7 +327,7 @@ impl Present {
         let ring = crossings(homes);
         let mut ways = Vec::with_capacity(ring.len());
         for &(a, b) in &ring {
-            let (a, b) = (members.get(a)?, members.get(b)?);
+            let (a, b) = (&members[a], &members[b]);
             let ms = self.ways.ms(a, b);
             if ms.is_none() {
                 note("without the time on the network, which is not known from here".into());
@@ -325,22 +336,31 @@ impl Present {
             }
             ways.push(ms.unwrap_or(0.0));
         }
+        let mut unknown = |what: &str, d: usize| {
+            note(format!("{what} of {} is not known: it has nothing of the kind to compute now", members[d].id));
+        };
         let mut used: Vec<usize> = homes.to_vec();
         used.dedup();
-        let mut token_ms = ways.iter().sum::<f64>();
-        let mut stages = Vec::with_capacity(used.len());
+        let mut token_ms = Some(ways.iter().sum::<f64>());
         for &d in &used {
-            let member = members.get(d)?;
-            let Some(speed) = member.speed else {
-                note(format!("the speed of {} is not known: it has nothing to compute now", member.id));
-                return None;
-            };
-            token_ms += speed.decode * read_bytes(&self.parts, homes, d) as f64;
-            stages.push((speed.prompt, work(&self.parts, homes, d)));
+            let ms = members[d].speed.map(|speed| speed.decode * read_bytes(&self.parts, homes, d) as f64);
+            if ms.is_none() {
+                unknown("the speed", d);
+            }
+            token_ms = token_ms.zip(ms).map(|(sum, ms)| sum + ms);
         }
-        let kinds: Vec<DeviceKind> = used.iter().filter_map(|&d| members.get(d)).map(|member| member.kind).collect();
+        let used = self.parts.stages(homes);
+        let mut stages = Vec::with_capacity(used.len());
+        for (d, speed) in used.iter().filter_map(|&d| Some((d, members[d].speed?))) {
+            match speed.prompt {
+                Some(ms) => stages.push((ms, work(&self.parts, homes, d))),
+                None => unknown("the speed with prompts", d),
+            }
+        }
+        let kinds: Vec<DeviceKind> = used.iter().map(|&d| members[d].kind).collect();
         let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, &kinds, self.parts.work());
-        Some((token_ms, pipeline_ms(&stages, &ways, &sizes)))
+        let prompt_ms = (stages.len() == used.len()).then(|| pipeline_ms(&stages, &ways, &sizes));
+        Sums { token_ms, prompt_ms }
     }
 }
 
@@ -352,18 +372,14 @@ mod tests {
 
     /// Layers of one section of 100 bytes of weights and 20 of cache; the head reads as much as two layers.
     fn parts(layers: usize) -> Parts {
-        let part = |weight_bytes, cache_bytes, read_bytes, work| Part { weight_bytes, cache_bytes, read_bytes, work };
-        Parts {
-            sections: vec![part(100, 20, 100, UNIT); layers],
-            layers: (0..layers).collect(),
-            first: part(200, 0, 0, Work::default()),
-            last: part(200, 0, 200, Work::default()),
-            n_ctx: 10,
-        }
+        let part = |layer| Part { weight_bytes: 100, cache_bytes: 20, read_bytes: 100, work: UNIT, layer };
+        let none = Part { weight_bytes: 200, ..Part::default() };
+        let last = Part { read_bytes: 200, layer: layers - 1, ..none };
+        Parts { sections: (0..layers).map(part).collect(), first: none, last, n_ctx: 10 }
     }
 
     fn member(id: &str, host: &str, capacity: u64) -> Member {
-        let speed = Some(Speed { decode: 0.01, prompt: 0.1 });
+        let speed = Some(Speed { decode: 0.01, prompt: Some(0.1) });
         Member { id: id.into(), host: host.into(), capacity, kind: DeviceKind::Cpu, share: 1.0, speed }
     }
 
@@ -400,7 +416,7 @@ mod tests {
         let times = Computed { token_ms: 8.0, prompt_ms: 64.0, prompt_tokens: 32 };
         // Two layers and the head are 400 bytes; 32 tokens in two layers are 64 units of work.
         let speed = Speed::measured(&parts(8), &homes, 1, times).unwrap();
-        assert_eq!(speed, Speed { decode: 0.02, prompt: 1.0 });
+        assert_eq!(speed, Speed { decode: 0.02, prompt: Some(1.0) });
         assert_eq!(speed.layer_ms(&parts(8)), 2.0);
         assert_eq!(Speed::measured(&parts(8), &homes, 2, times), None, "it has no layers");
     }
@@ -483,6 +499,24 @@ mod tests {
         let other = single.without("a");
         assert_eq!((other.devices[0].1, other.token_ms, other.prompt_ms), (Some((0, 7)), None, None));
         assert!(other.notes[0].contains("the speed of b/0 is not known"), "{other:?}");
+    }
+
+    #[test]
+    fn a_device_that_prompts_pass_by() {
+        // The last device has nothing but the end of the model, which a prompt does not reach before its own end.
+        let mut present = two_hosts();
+        present.parts.sections[7].work = Work::default();
+        present.homes = vec![0, 0, 0, 0, 0, 0, 0, 1];
+        let times = Computed { token_ms: 6.0, prompt_ms: 1.0, prompt_tokens: 64 };
+        let speed = Speed::measured(&present.parts, &present.homes, 1, times);
+        assert_eq!(speed, Some(Speed { decode: 0.02, prompt: None }));
+        present.members[1].speed = speed;
+        let alone = present.without("b");
+        assert!(alone.token_ms.is_some() && alone.prompt_ms.is_some() && alone.notes.is_empty(), "{alone:?}");
+        // As a device with half of the layers it would not be known.
+        let other = present.without("a");
+        assert!(other.token_ms.is_some() && other.prompt_ms.is_none(), "{other:?}");
+        assert!(other.notes[0].contains("the speed with prompts of b/0 is not known"), "{other:?}");
     }
 
     #[test]

@@ -80,3 +80,41 @@ fn ramp(op: &Rope, pair: usize) -> f64 {
     let t = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
     (1.0 - t) * f64::from(op.ext_factor)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn angles_are_those_of_what_is_asked_for() {
+        let plain = Rope::plain(RopeMode::Normal, 8, 10_000.0);
+        let yarn = Rope { ext_factor: 1.0, freq_scale: 0.25, n_ctx_orig: 64, beta_fast: 32.0, beta_slow: 1.0, ..plain };
+        let asked = [
+            (plain, vec![0, 5, 9], vec![]),
+            (plain, vec![0, 5, 8], vec![]),
+            (plain, vec![5], vec![]),
+            (plain, vec![5], vec![1.0, 2.0, 1.0, 4.0]),
+            (plain, vec![5], vec![1.0, 2.0, 1.0, 8.0]),
+            (Rope { n_dims: 4, ..plain }, vec![5], vec![]),
+            (Rope { freq_base: 500.0, ..plain }, vec![5], vec![]),
+            (yarn, vec![5], vec![]),
+            (Rope { attn_factor: 2.0, ..yarn }, vec![5], vec![]),
+        ];
+        let fresh = |(op, positions, factors): &(Rope, Vec<i32>, Vec<f32>)| {
+            let mut angles = Angles::default();
+            angles.compute(op, positions.clone(), factors.clone());
+            angles.values
+        };
+        let mut kept = Angles::default();
+        for (i, one) in asked.iter().enumerate() {
+            // What comes twice, and what comes behind any other.
+            for other in &asked {
+                for (op, positions, factors) in [one, one, other] {
+                    kept.compute(op, positions.clone(), factors.clone());
+                }
+                assert_eq!(kept.values, fresh(other), "{other:?} behind {one:?}");
+            }
+            assert!(asked[..i].iter().all(|before| fresh(before) != fresh(one)), "{one:?} is not another question");
+        }
+    }
+}

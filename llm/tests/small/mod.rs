@@ -1,0 +1,25 @@
+//! What tests of small models have in common.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use outboard_host::open_mapped;
+use outboard_llm::Model;
+use outboard_llm::gguf::{Gguf, GgufWriter};
+use outboard_llm::tokenizer::Tokenizer;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model of `tests/data/arch`.
+pub(crate) fn model(name: &str) -> Arc<Model> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/arch/{name}.gguf"));
+    Arc::new(Model::new(Gguf::parse(open_mapped(&file).unwrap()).unwrap()).unwrap())
+}
+
+/// Words of two letters, one for each of the 128 tokens of those models.
+pub(crate) fn tokenizer() -> Tokenizer {
+    let letter = |n: u8| char::from(b'a' + n).to_string();
+    let tokens: Vec<String> = (0..128u8).map(|n| letter(n / 16) + &letter(n % 16)).collect();
+    let mut file = GgufWriter::new();
+    file.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "smollm");
+    file.texts("tokenizer.ggml.tokens", &tokens).texts("tokenizer.ggml.merges", &["a a"]);
+    Tokenizer::from_gguf(&Gguf::parse(file.finish().into()).unwrap()).unwrap()
+}
