@@ -4,11 +4,12 @@
 //! (ggml 0.25.3, one thread, no flash attention).
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod small;
+
 use outboard_core::Device;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget, open_mapped};
-use outboard_llm::gguf::Gguf;
-use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_host::{Host, MemoryBudget};
+use outboard_llm::{Engine, LoadOptions};
 use outboard_reference::reference_device;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,8 +34,7 @@ fn check(name: &str) {
     let rows = reference["logits"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
     let want: Vec<f32> = rows.map(|v| v.as_f64().unwrap() as f32).collect();
 
-    let model =
-        Arc::new(Model::new(Gguf::parse(open_mapped(&dir.join(format!("{name}.gguf"))).unwrap()).unwrap()).unwrap());
+    let model = small::model(name);
     let (host, budget) = (Host::new(), MemoryBudget::new(None));
     let cpu = |id: &str, threads| cpu_device(&host, id, CpuOptions::with_threads(threads), &budget);
     let sets: [(&str, Vec<Arc<dyn Device>>); 3] = [

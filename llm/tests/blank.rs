@@ -1,6 +1,8 @@
 //! Weights without values: nothing is uploaded, and what comes out are numbers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod small;
+
 use outboard_core::Device;
 use outboard_core::device::Bytes;
 use outboard_cpu::{CpuOptions, cpu_device};
@@ -68,8 +70,7 @@ fn qwen2_dense() {
 
 #[test]
 fn parts_of_a_model() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch/llama-moe.gguf");
-    let model = Model::new(Gguf::parse(std::fs::read(path).unwrap().into()).unwrap()).unwrap();
+    let model = small::model("llama-moe");
     let h = model.hparams();
     let parts = Parts::new(&model, 64).unwrap();
     // A token reads a row of the embedding and the whole output matrix.

@@ -1,5 +1,5 @@
 //! What tests of small models have in common.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, dead_code)]
 
 use outboard_host::open_mapped;
 use outboard_llm::Model;

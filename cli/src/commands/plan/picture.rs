@@ -133,7 +133,7 @@ impl Page {
         self.head("memory", &[("weights", "weights"), ("cache", "KV cache"), ("results", "results")]);
         for device in devices {
             let layers = match device.layers {
-                None if device.weight_bytes > 0 => "the rest of a layer".to_owned(),
+                None if device.weight_bytes > 0 => "parts of layers".to_owned(),
                 None => "no layers".to_owned(),
                 Some((first, last)) if first == last => format!("layer {first}"),
                 layers => format!("layers {}", model::layers(layers)),
