@@ -50,8 +50,7 @@ impl Parts {
         parts.weigh_leaves(model.hparams(), &step);
         for node in prompt.graph.nodes() {
             let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx);
-            let part = parts.at(prompt.place(node));
-            part.work = [part.work, work].into_iter().sum();
+            parts.at(prompt.place(node)).work += work;
         }
         Ok(parts)
     }

@@ -1,6 +1,8 @@
 //! How long tokens of a prompt take in a part of a model, next to other parts and other tokens.
 
 use outboard_core::{Graph, TensorId, op};
+use std::iter::Sum;
+use std::ops::AddAssign;
 
 /// Products of weights that take as long as one of attention: measured on a CPU with quantized weights.
 const PRODUCTS: f64 = 3.5;
@@ -47,9 +49,18 @@ impl Work {
     }
 }
 
-impl std::iter::Sum for Work {
+impl AddAssign for Work {
+    fn add_assign(&mut self, other: Work) {
+        self.token += other.token;
+        self.context += other.context;
+    }
+}
+
+impl Sum for Work {
     fn sum<I: Iterator<Item = Work>>(works: I) -> Work {
-        works.fold(Work::default(), |a, b| Work { token: a.token + b.token, context: a.context + b.context })
+        let mut sum = Work::default();
+        works.for_each(|work| sum += work);
+        sum
     }
 }
 

@@ -58,17 +58,4 @@ fn check(name: &str) {
     }
 }
 
-#[test]
-fn llama_dense() {
-    check("llama-dense");
-}
-
-#[test]
-fn llama_moe() {
-    check("llama-moe");
-}
-
-#[test]
-fn qwen2_dense() {
-    check("qwen2-dense");
-}
+small::each!(check);

@@ -53,20 +53,7 @@ fn check(name: &str) {
     }
 }
 
-#[test]
-fn llama_dense() {
-    check("llama-dense");
-}
-
-#[test]
-fn llama_moe() {
-    check("llama-moe");
-}
-
-#[test]
-fn qwen2_dense() {
-    check("qwen2-dense");
-}
+small::each!(check);
 
 #[test]
 fn parts_of_a_model() {

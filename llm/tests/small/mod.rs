@@ -1,5 +1,5 @@
 //! What tests of small models have in common.
-#![allow(clippy::unwrap_used, clippy::expect_used, dead_code)]
+#![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unused_imports, unused_macros)]
 
 use outboard_host::open_mapped;
 use outboard_llm::Model;
@@ -8,7 +8,28 @@ use outboard_llm::tokenizer::Tokenizer;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A model of `tests/data/arch`.
+/// A test for each model of `tests/data/arch`: a function that is given its name.
+macro_rules! each {
+    ($check:ident) => {
+        #[test]
+        fn llama_dense() {
+            $check("llama-dense");
+        }
+
+        #[test]
+        fn llama_moe() {
+            $check("llama-moe");
+        }
+
+        #[test]
+        fn qwen2_dense() {
+            $check("qwen2-dense");
+        }
+    };
+}
+pub(crate) use each;
+
+/// One of them.
 pub(crate) fn model(name: &str) -> Arc<Model> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/arch/{name}.gguf"));
     Arc::new(Model::new(Gguf::parse(open_mapped(&file).unwrap()).unwrap()).unwrap())

@@ -58,7 +58,7 @@ pub(crate) struct Session {
     _seat: Share,
     limits: SessionLimits,
     /// Its queues take turns on a device, and share the room for transfers, as one: [`outboard_host::group_queue`].
-    pub(crate) turns: u64,
+    pub(crate) group: u64,
     buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
     executables: Mutex<HashMap<u64, Compiled>>,
     pub(crate) queues: Mutex<HashMap<u64, Arc<QueueState>>>,
@@ -94,7 +94,7 @@ impl Session {
             account: seat.account,
             _seat: seat.share,
             limits: seat.limits,
-            turns: fresh_uid(),
+            group: fresh_uid(),
             buffers: Mutex::default(),
             executables: Mutex::default(),
             queues: Mutex::default(),

@@ -166,7 +166,7 @@ impl QueueRunner {
             let share = share?;
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
-            group_queue(queue.as_ref(), owner.turns);
+            group_queue(queue.as_ref(), owner.group);
             owner.trace.watch(queue.as_ref(), handle, &of.info().name, meter);
             owner.live_queues.fetch_add(1, Ordering::AcqRel);
             Ok((anchor, Retired { queue: Some(queue), session: owner, share: Some(share) }))
