@@ -3,7 +3,7 @@
 use crate::args::DeviceArgs;
 use anyhow::{Context, Result, bail};
 use outboard_backends::{DeviceSpec, local_devices};
-use outboard_core::{Device, DeviceKind};
+use outboard_core::{Device, DeviceKind, MemoryInfo, at_once};
 use outboard_host::Host;
 use outboard_rpc_client::{RemoteDevice, connect};
 use std::collections::HashSet;
@@ -135,8 +135,8 @@ pub(crate) struct Net {
 /// What the servers of these devices have sent and received, each server counted once.
 pub(crate) fn net(devices: &[Arc<dyn Device>]) -> Net {
     let mut net = Net::default();
-    for device in one_of_each_server(devices).iter().filter_map(|d| RemoteDevice::of(d.as_ref())) {
-        let stats = device.net_stats();
+    let stats = at_once(&one_of_each_server(devices), |d| RemoteDevice::of(d.as_ref()).map(RemoteDevice::net_stats));
+    for stats in stats.into_iter().flatten() {
         net.sent_bytes += stats.sent_bytes;
         net.recv_bytes += stats.recv_bytes;
         net.peer_bytes += stats.peer_bytes;
@@ -153,7 +153,13 @@ pub(crate) fn one_of_each_server(devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Dev
     devices.iter().filter(|d| first(d)).cloned().collect()
 }
 
-/// Free memory of a device now, with the device's name if it cannot be told.
-pub(crate) fn free(device: &dyn Device) -> Result<u64> {
-    Ok(device.memory().with_context(|| format!("memory of {}", device.info().id))?.free)
+/// Memory of each device now; an error names the device.
+pub(crate) fn memory(devices: &[Arc<dyn Device>]) -> Result<Vec<MemoryInfo>> {
+    let ask = |device: &Arc<dyn Device>| device.memory().with_context(|| format!("memory of {}", device.info().id));
+    at_once(devices, ask).into_iter().collect()
+}
+
+/// Bytes that are free on each device now.
+pub(crate) fn free(devices: &[Arc<dyn Device>]) -> Result<Vec<u64>> {
+    Ok(memory(devices)?.into_iter().map(|memory| memory.free).collect())
 }

@@ -2,7 +2,7 @@
 
 use crate::args::DeviceArgs;
 use crate::print;
-use outboard_core::Device;
+use outboard_core::{Device, at_once};
 use outboard_llm::{Failover, Recovery};
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use serde::Serialize;
@@ -50,15 +50,10 @@ impl Servers {
 impl Failover for Servers {
     fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>> {
         let of = |id: &String, endpoint: &Endpoint| id.rsplit_once('/').is_some_and(|(e, _)| e == endpoint.to_string());
-        let gone = self.endpoints.iter().filter(|endpoint| lost.iter().any(|id| of(id, endpoint)));
-        let options = &self.options;
+        let gone: Vec<_> = self.endpoints.iter().filter(|endpoint| lost.iter().any(|id| of(id, endpoint))).collect();
         // Each for itself: those that are still away do not matter to the others.
-        let found: Vec<Arc<dyn Device>> = std::thread::scope(|scope| {
-            let one = |endpoint| scope.spawn(move || connect(std::slice::from_ref(endpoint), options));
-            let threads: Vec<_> = gone.map(one).collect();
-            threads.into_iter().filter_map(|t| t.join().ok()?.ok()).flatten().collect()
-        });
-        found.into_iter().filter(|d| lost.contains(&d.info().id)).collect()
+        let found = at_once(&gone, |&endpoint| connect(std::slice::from_ref(endpoint), &self.options));
+        found.into_iter().flatten().flatten().filter(|d| lost.contains(&d.info().id)).collect()
     }
 
     fn recovered(&mut self, recovery: &Recovery) {

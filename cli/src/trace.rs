@@ -10,7 +10,7 @@ pub(crate) use times::{TokenTime, time_lines};
 
 use crate::devices;
 use anyhow::{Context, Result};
-use outboard_core::Device;
+use outboard_core::{Device, at_once};
 use outboard_host::Host;
 use outboard_rpc_client::{RemoteDevice, RemoteSpan, RemoteTrace};
 use std::collections::VecDeque;
@@ -178,26 +178,32 @@ impl Collector {
     }
 
     fn fetch(&mut self, record: bool) {
-        for server in self.servers.iter_mut().filter(|s| !s.failed) {
-            let Some(remote) = RemoteDevice::of(server.device.as_ref()) else { continue };
-            match remote.trace(record) {
-                Ok(answer) => server.take(answer, &mut self.trace),
-                Err(e) => {
+        let ask = |server: &Server| {
+            let remote = RemoteDevice::of(server.device.as_ref()).filter(|_| !server.failed)?;
+            Some(remote.trace(record))
+        };
+        let answers = at_once(&self.servers, ask);
+        for (server, answer) in self.servers.iter_mut().zip(answers) {
+            match answer {
+                Some(Ok(answer)) => server.take(answer, &mut self.trace),
+                Some(Err(e)) => {
                     server.failed = true;
                     self.trace.errors.push(e.to_string());
                 }
+                None => {}
             }
         }
     }
 
     fn sample(&mut self) {
         let at = Instant::now();
-        for (link, server) in self.servers.iter().enumerate() {
-            let Some(remote) = RemoteDevice::of(server.device.as_ref()) else { continue };
-            if self.trace.samples.len() < MAX_SAMPLES {
-                let stats = remote.net_stats();
-                self.trace.samples.push(Sample { link, at, sent: stats.sent_bytes, received: stats.recv_bytes });
-            }
+        if self.trace.samples.len() >= MAX_SAMPLES {
+            return;
+        }
+        let stats = at_once(&self.servers, |s| RemoteDevice::of(s.device.as_ref()).map(RemoteDevice::net_stats));
+        for (link, stats) in stats.into_iter().enumerate() {
+            let Some(stats) = stats else { continue };
+            self.trace.samples.push(Sample { link, at, sent: stats.sent_bytes, received: stats.recv_bytes });
         }
     }
 }

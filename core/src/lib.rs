@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod at_once;
 pub mod attr;
 pub mod content;
 pub mod device;
@@ -12,6 +13,7 @@ pub mod op;
 pub mod quant;
 pub mod shape;
 
+pub use at_once::at_once;
 pub use content::{Content, ContentUpload, DeviceContents, Digest};
 pub use device::{
     Buffer, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryInfo, NodeSet, PeerTransfer, Pending, Placement,

@@ -8,9 +8,10 @@ use crate::arch::net::{self, Feed, Outputs, Sampling};
 use crate::engine::{DEADLINE, Engine};
 use crate::error::{Error, Result};
 use bytes::Bytes;
-use outboard_core::Pending;
+use outboard_core::{Pending, Queue, at_once};
 use outboard_scheduler::Scheduler;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Most steps under way: at 8 ms a step they hide half a second.
@@ -43,17 +44,18 @@ struct Step {
 impl Ahead {
     /// Measures the devices' round trips. They must have nothing to do.
     pub(crate) fn measure(scheduler: &Scheduler) -> Result<Ahead> {
-        let mut rtt = Duration::ZERO;
-        for d in 0..scheduler.devices().len() {
-            let Some(queue) = scheduler.queue(d) else { continue };
+        let queues: Vec<_> = (0..scheduler.devices().len()).filter_map(|d| scheduler.queue(d)).collect();
+        let shortest = |queue: &&Arc<dyn Queue>| -> Result<Duration> {
             let mut shortest = Duration::MAX;
             for _ in 0..PINGS {
                 let start = Instant::now();
                 queue.finish(DEADLINE)?;
                 shortest = shortest.min(start.elapsed());
             }
-            rtt = rtt.max(shortest);
-        }
+            Ok(shortest)
+        };
+        let trips = at_once(&queues, shortest).into_iter().collect::<Result<Vec<_>>>()?;
+        let rtt = trips.into_iter().max().unwrap_or_default();
         Ok(Ahead { steps: VecDeque::new(), rtt, interval: 0.0, last: None })
     }
 

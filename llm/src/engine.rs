@@ -1,5 +1,6 @@
 //! A model on its devices: placement, upload, the cache, running tokens through it.
 
+use crate::allocate::{Bound, Item, Mapped, allocate, kept};
 use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Place, Sampling};
 use crate::batches::micro_batches;
 use crate::decode::Ahead;
@@ -9,12 +10,12 @@ use crate::model::Model;
 use crate::parts::Parts;
 use crate::split::{Share, split};
 use crate::text::Text;
-use crate::upload::{Uploads, fill, upload};
+use crate::upload::{fill, upload};
 use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
-use outboard_core::{Buffer, Device, DeviceKind, LeafKind, Pending, Slice, TensorId, Usage};
+use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, at_once};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -175,22 +176,6 @@ impl Homes {
         let prefer = graph.nodes().map(|id| (id, self.of_place(model.place(id)))).collect();
         Hints { leaves, pins: HashMap::new(), prefer }
     }
-}
-
-/// Memory of every weight and state, by leaf.
-pub(crate) type Bound = HashMap<String, Slice>;
-
-/// Memory that has a weight already, if it is of this device.
-fn kept<'k>(kept: &'k Bound, leaf: &str, device: &dyn Device) -> Option<&'k Slice> {
-    kept.get(leaf).filter(|slice| slice.buffer().device() == device.uid())
-}
-
-/// Where a leaf will lie.
-struct Item {
-    leaf: String,
-    device: usize,
-    kind: LeafKind,
-    size: u64,
 }
 
 impl Placed {
@@ -491,8 +476,8 @@ fn place(
     }
     let here =
         |d: &dyn Device| kept_weights.values().filter(|s| s.buffer().device() == d.uid()).map(Slice::len).sum::<u64>();
-    let free =
-        devices.iter().map(|d| Ok(d.memory()?.free.saturating_add(here(d.as_ref())))).collect::<Result<Vec<u64>>>()?;
+    let free = free(devices)?.into_iter().zip(devices).map(|(free, d)| free.saturating_add(here(d.as_ref())));
+    let free: Vec<u64> = free.collect();
     let sizes = parts.sizes();
     let mut reserve = vec![0u64; devices.len()];
     let mut tries = 0;
@@ -518,8 +503,10 @@ fn place(
     }
 }
 
-/// The model's file as memory of a device, if it uses it in place.
-type Mapped = Option<Arc<dyn Buffer>>;
+/// Free memory of each device now, in bytes.
+fn free(devices: &[Arc<dyn Device>]) -> Result<Vec<u64>> {
+    at_once(devices, |d| Ok(d.memory()?.free)).into_iter().collect()
+}
 
 /// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
 /// other devices are not.
@@ -535,11 +522,11 @@ fn check_fits(
     mapped: &[Mapped],
     kept_bytes: &dyn Fn(usize, &dyn Device) -> u64,
 ) -> Result<()> {
-    for (d, ((load, device), mapped)) in loads.iter().zip(scheduler.devices()).zip(mapped).enumerate() {
+    let devices = scheduler.devices();
+    for (d, ((load, free), mapped)) in loads.iter().zip(free(devices)?).zip(mapped).enumerate() {
         let weights =
-            if mapped.is_some() { 0 } else { load.weight_bytes.saturating_sub(kept_bytes(d, device.as_ref())) };
+            if mapped.is_some() { 0 } else { load.weight_bytes.saturating_sub(kept_bytes(d, devices[d].as_ref())) };
         let needed = weights + load.cache_bytes + load.compute_bytes;
-        let free = device.memory()?.free;
         if needed > free {
             return Err(Error::Request(format!(
                 "{}: not enough memory: {} needed (weights {}, KV cache {}, results {}), {} free; use fewer layers there \
@@ -554,66 +541,4 @@ fn check_fits(
         }
     }
     Ok(())
-}
-
-/// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
-fn allocate(
-    model: &Model,
-    scheduler: &Scheduler,
-    items: &[Item],
-    mapped: &[Mapped],
-    kept_weights: &Bound,
-) -> Result<(Bound, Uploads)> {
-    let mut bound = HashMap::new();
-    let mut uploads: Uploads = Vec::new();
-    for (d, (device, mapped)) in scheduler.devices().iter().zip(mapped).enumerate() {
-        let align = device.info().alignment as u64;
-        let mut pending: Vec<(u64, Bytes)> = Vec::new();
-        let (mut weights, mut state) = (Vec::new(), Vec::new());
-        let (mut weight_bytes, mut state_bytes) = (0u64, 0u64);
-        // Leaves of one tensor on one device (embedding and output of a tied model) share its memory.
-        let mut placed: HashMap<&str, u64> = HashMap::new();
-        for item in items.iter().filter(|i| i.device == d) {
-            if item.kind != LeafKind::Weight {
-                state.push((item, state_bytes));
-                state_bytes += item.size.next_multiple_of(align);
-                continue;
-            }
-            if let Some(slice) = kept(kept_weights, &item.leaf, device.as_ref()) {
-                bound.insert(item.leaf.clone(), slice.clone());
-                continue;
-            }
-            let name = net::file_name(&item.leaf);
-            let info = model.gguf().tensor(name).ok_or_else(|| Error::Model(format!("tensor {name} is missing")))?;
-            if let Some(buffer) = mapped.as_ref().filter(|_| info.offset as u64 % align == 0) {
-                bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), info.offset as u64, item.size)?);
-                continue;
-            }
-            let offset = *placed.entry(name).or_insert_with(|| {
-                pending.push((weight_bytes, model.gguf().data(info)));
-                let offset = weight_bytes;
-                weight_bytes += item.size.next_multiple_of(align);
-                offset
-            });
-            weights.push((item, offset));
-        }
-        for (leaves, bytes, usage) in [(weights, weight_bytes, Usage::Weights), (state, state_bytes, Usage::Compute)] {
-            if bytes == 0 {
-                continue;
-            }
-            let buffer = device.alloc(bytes, usage)?;
-            for (item, offset) in leaves {
-                bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), offset, item.size)?);
-            }
-            if usage == Usage::Weights {
-                let part =
-                    |(offset, data): (u64, Bytes)| Ok((Slice::new(buffer.clone(), offset, data.len() as u64)?, data));
-                uploads.push(pending.drain(..).map(part).collect::<Result<Vec<_>>>()?);
-            }
-        }
-        if uploads.len() <= d {
-            uploads.push(Vec::new());
-        }
-    }
-    Ok((bound, uploads))
 }

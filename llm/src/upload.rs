@@ -17,9 +17,10 @@ const UPLOAD_PART: usize = 4 << 20;
 /// Longest wait for an upload to arrive.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-type Parts = Vec<(Slice, Bytes)>;
+/// What goes to one device.
+pub(crate) type Upload = Vec<(Slice, Bytes)>;
 /// What goes where, for each device of the scheduler.
-pub(crate) type Uploads = Vec<Parts>;
+pub(crate) type Uploads = Vec<Upload>;
 
 /// Brings weights to all devices at once and returns when they are there.
 pub(crate) fn upload(
@@ -32,7 +33,7 @@ pub(crate) fn upload(
     let done = AtomicU64::new(0);
     let add = |len: u64| progress(done.fetch_add(len, Ordering::Relaxed) + len, total);
     let mut batches: Vec<Vec<DeviceContents>> = Vec::new();
-    let mut writes: Vec<(&Arc<dyn Queue>, Parts)> = Vec::new();
+    let mut writes: Vec<(&Arc<dyn Queue>, Upload)> = Vec::new();
     for (d, parts) in uploads.into_iter().enumerate().filter(|(_, parts)| !parts.is_empty()) {
         let (Some(device), Some(queue)) = (scheduler.devices().get(d), scheduler.queue(d)) else { continue };
         let Some(content) = device.content() else {
@@ -83,7 +84,7 @@ fn give(batch: &[DeviceContents], add: &(dyn Fn(u64) + Sync)) -> Result<()> {
     Ok(content.upload(batch, add)?)
 }
 
-fn write(queue: &dyn Queue, parts: Parts, add: &(dyn Fn(u64) + Sync)) -> Result<()> {
+fn write(queue: &dyn Queue, parts: Upload, add: &(dyn Fn(u64) + Sync)) -> Result<()> {
     for (slice, data) in parts {
         for at in (0..data.len()).step_by(UPLOAD_PART) {
             let part = data.slice(at..data.len().min(at + UPLOAD_PART));

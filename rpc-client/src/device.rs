@@ -1,7 +1,7 @@
 //! A remote device, and how to get them.
 
 use crate::buffer::{RemoteBuffer, RemoteExecutable};
-use crate::command::{self, Connected, Job, client};
+use crate::command::{self, Job, client};
 use crate::io::NetStats;
 use crate::link::Link;
 use crate::lock;
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use outboard_core::device::fresh_uid;
 use outboard_core::{
     Buffer, ContentUpload, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, PeerTransfer,
-    Pending, Placement, Queue, Result, Slice, Ticket, Usage,
+    Pending, Placement, Queue, Result, Slice, Ticket, Usage, at_once,
 };
 use outboard_net::{Carrier, Endpoint};
 use outboard_proto::device::{MAX_DEVICES, from_wire, usage_name};
@@ -43,13 +43,7 @@ pub struct RemoteDevice {
 /// Opens a session with every endpoint, all at once, and gives their devices in the order of the list. If one fails, so does
 /// the whole; the error names it.
 pub fn connect(endpoints: &[Endpoint], options: &ClientOptions) -> Result<Vec<Arc<dyn Device>>> {
-    let opened: Vec<Result<Connected>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = endpoints.iter().map(|e| scope.spawn(move || command::connect(e, options))).collect();
-        let join = |t: std::thread::ScopedJoinHandle<'_, Result<Connected>>| {
-            t.join().unwrap_or_else(|_| Err(Error::Misuse("connecting panicked; this is a bug of Outboard".into())))
-        };
-        threads.into_iter().map(join).collect()
-    });
+    let opened = at_once(endpoints, |e| command::connect(e, options));
     // All links exist before the first error is returned, so that each session is ended properly.
     let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> = opened.into_iter().map(|r| r.map(Link::new)).collect();
     let open: Vec<_> = links.iter().flatten().map(|(link, _)| link.clone()).collect();

@@ -9,11 +9,11 @@
 
 use crate::assign::{DeviceView, Hints};
 use crate::plan::{Plan, PlanError};
-use crate::split::Place;
+use crate::split::{Place, Split};
 use bytes::Bytes;
 use outboard_core::{
     Buffer, Device, Error, Executable, Graph, NodeSet, Pending, Placement, Queue, Result, Slice, TensorId, Ticket,
-    Usage,
+    Usage, at_once,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -104,11 +104,7 @@ impl Ahead {
 
 /// Takes devices up again, all at once, when all their queues were dropped; gives for each that was lost its error.
 pub fn resume_all(devices: &[Arc<dyn Device>]) -> Vec<Option<Error>> {
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = devices.iter().map(|d| scope.spawn(|| d.resume().err())).collect();
-        let panicked = |_| Some(Error::Misuse("taking a device up again panicked; this is a bug of Outboard".into()));
-        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
-    })
+    at_once(devices, |d| d.resume().err())
 }
 
 /// A graph that is compiled on its devices.
@@ -274,20 +270,24 @@ impl Scheduler {
             let info = d.info();
             Ok(DeviceView { id: info.id.clone(), kind: info.kind, supports, alignment: info.alignment })
         };
-        let views = self.devices.iter().map(view).collect::<Result<Vec<_>>>()?;
+        let views = at_once(&self.devices, view).into_iter().collect::<Result<Vec<_>>>()?;
         Plan::new(graph, &views, hints, max_nodes).map_err(|e: PlanError| Error::Request(e.to_string()))
     }
 
     /// Makes sure that each device has memory for the results of any of these plans.
     pub fn reserve(&mut self, plans: &[&Plan]) -> Result<()> {
-        for d in 0..self.devices.len() {
+        let mut larger = Vec::new();
+        for (d, compute) in self.compute.iter_mut().enumerate() {
             let needed = plans.iter().filter_map(|p| p.compute_bytes().get(d)).copied().max().unwrap_or(0);
-            let have = self.compute[d].as_ref().map_or(0, |b| b.size());
-            if needed > have {
+            if needed > compute.as_ref().map_or(0, |b| b.size()) {
                 // The old buffer goes first, unless a program still uses it.
-                self.compute[d] = None;
-                self.compute[d] = Some(self.devices[d].alloc(needed, Usage::Compute)?);
+                *compute = None;
+                larger.push((d, needed));
             }
+        }
+        let buffers = at_once(&larger, |&(d, needed)| self.devices[d].alloc(needed, Usage::Compute));
+        for ((d, _), buffer) in larger.into_iter().zip(buffers) {
+            self.compute[d] = Some(buffer?);
         }
         Ok(())
     }
@@ -308,15 +308,15 @@ impl Scheduler {
             memory.constants.insert(number, Slice::new(buffer, 0, copy.bytes as u64)?);
             constants.push(memory.transfer(number)?);
         }
-        let mut steps = Vec::with_capacity(plan.splits.splits.len());
-        for split in &plan.splits.splits {
+        let step = |split: &Split| {
             let device = &self.devices[split.device];
             let slices = split.places.iter().map(|place| place.map(|place| memory.slice(place)).transpose());
             let placement = Placement::new(&split.graph, device.as_ref(), slices.collect::<Result<_>>()?)?;
             let executable = device.compile(split.graph.clone(), placement)?;
             let copies = split.copies.iter().map(|&number| memory.transfer(number)).collect::<Result<_>>()?;
-            steps.push(Step { device: split.device, copies, executable, last_node: split.nodes.last().copied() });
-        }
+            Ok(Step { device: split.device, copies, executable, last_node: split.nodes.last().copied() })
+        };
+        let steps = at_once(&plan.splits.splits, step).into_iter().collect::<Result<_>>()?;
         let mut inputs = Vec::with_capacity(plan.splits.inputs.len());
         for (id, devices) in &plan.splits.inputs {
             let slices = devices.iter().map(|&d| Ok((d, memory.slice(Place::Input(*id, d))?)));

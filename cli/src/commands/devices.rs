@@ -33,9 +33,8 @@ struct Row<'a> {
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let devices = devices::all(&args.devices)?;
     let mut rows = Vec::new();
-    for device in &devices {
+    for (device, memory) in devices.iter().zip(devices::memory(&devices)?) {
         let info = device.info();
-        let memory = device.memory()?;
         rows.push(Row {
             id: &info.id,
             name: &info.name,

@@ -120,18 +120,19 @@ struct Setup {
 
 /// The devices as predictions see them; what they had to compute is not known yet.
 fn members(set: &DeviceSet, options: &LoadOptions) -> Result<Vec<Member>> {
-    let member = |(d, device): (usize, &Arc<dyn Device>)| {
+    let free = devices::free(&set.devices)?;
+    let member = |(d, (device, capacity)): (usize, (&Arc<dyn Device>, u64))| {
         let info = device.info();
-        Ok(Member {
+        Member {
             id: info.id.clone(),
             host: host(device.as_ref()),
-            capacity: devices::free(device.as_ref())?,
+            capacity,
             kind: info.kind,
             share: options.split.get(d).copied().unwrap_or(0.0),
             speed: None,
-        })
+        }
     };
-    set.devices.iter().enumerate().map(member).collect()
+    Ok(set.devices.iter().zip(free).enumerate().map(member).collect())
 }
 
 /// The server of a device, or a local device itself.
