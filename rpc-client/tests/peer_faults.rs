@@ -293,8 +293,10 @@ fn a_server_that_is_never_heard_of() {
     let t = ticket();
     let peer = x.device.peer().unwrap();
     proxy.refuse(true);
+    let before = b.connections();
     proxy.cut(proxy.count() - 1);
-    eventually(Duration::from_secs(1), || a.peer_links() == 0);
+    // Both have noticed: what is expected on a link when it breaks fails with it.
+    eventually(Duration::from_secs(1), || a.peer_links() == 0 && b.connections() < before);
     let blocked = x.other();
     blocked.accept(ticket(), &x.memory);
     peer.offer(blocked.queue.as_ref(), t, &x.memory, y.device.as_ref()).unwrap();
