@@ -240,13 +240,15 @@ class Bench:
 
 
 class Result:
-    """A line of the table: what was measured beside the issue's target. `at_most` says on which side of it is good."""
+    """A line of the table: what was measured beside its target, if there is one. `at_most` says on which side of it is good."""
 
-    def __init__(self, name, what, value, unit, target, floor="", at_most=True, note=""):
+    def __init__(self, name, what, value, unit, target=None, floor="", at_most=True, note=""):
         self.name, self.what, self.value, self.unit = name, what, value, unit
         self.target, self.floor, self.at_most, self.note = target, floor, at_most, note
 
     def reached(self):
+        if self.target is None:
+            return None
         return self.value <= self.target if self.at_most else self.value >= self.target
 
 
@@ -305,6 +307,29 @@ def cost_loopback(b):
     with ExitStack() as stack:
         addresses = [stack.enter_context(b.server(["-p", "0", "-d", "cpu:1"])) for _ in range(2)]
         yield from token_cost(b, "cost-2s-loopback", addresses, [], 0, 0.4, "2 servers on loopback")
+
+
+def register_first(servers, rtt):
+    name, label = f"first-{servers}s-{rtt}ms", f"{servers} server{'s' * (servers > 1)}, RTT {rtt} ms"
+
+    @case(name, f"the first token of a run, and the whole of it: {label}")
+    def run(b):
+        firsts, loads, walls = [], [], []
+        argv = ["run", "-m", b.args.model, "-p", PROMPT, "-n", "1", "--temp", "0", "-t", "1", "-c", "512", "--json"]
+        with b.lan(servers, rtt) as (addresses, before, _):
+            for _ in range(b.args.repetitions):
+                start = time.monotonic()
+                timings = b.outboard([*argv, *rpc(addresses)], before)["timings"]
+                walls.append((time.monotonic() - start) * 1e3)
+                firsts.append(timings["prompt_ms"])
+                loads.append(timings["load_ms"])
+        load, wall = statistics.median(loads), statistics.median(walls)
+        note = f"{min(firsts):.0f}..{max(firsts):.0f}; load {load:.0f}, all of the program {wall:.0f} ms"
+        yield Result(name, f"a short prompt's token after the load, {label}", statistics.median(firsts), "ms", note=note)
+
+
+for servers, rtt in [(1, 1), (4, 1), (1, 20), (4, 20), (1, 100), (4, 100)]:
+    register_first(servers, rtt)
 
 
 def scaling(b, name, label, argv, beside):
@@ -564,8 +589,9 @@ def table(results, before):
     for r in results:
         old = [number(before.get(r.name, {}).get("value"))] if before else []
         sign = "at most" if r.at_most else "at least"
-        verdict = "reached" if r.reached() else "not yet"
-        cells = [r.what, number(r.floor), f"{sign} {number(r.target)} {r.unit}", *old, f"**{number(r.value)}**", verdict, r.note]
+        verdict = {None: "", True: "reached", False: "not yet"}[r.reached()]
+        wanted = r.unit if r.target is None else f"{sign} {number(r.target)} {r.unit}"
+        cells = [r.what, number(r.floor), wanted, *old, f"**{number(r.value)}**", verdict, r.note]
         print(f"| {' | '.join(cells)} |")
 
 
