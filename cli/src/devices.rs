@@ -3,7 +3,7 @@
 use crate::args::DeviceArgs;
 use anyhow::{Context, Result, bail};
 use outboard_backends::{DeviceSpec, local_devices};
-use outboard_core::{Device, DeviceKind, MemoryInfo, at_once};
+use outboard_core::{Device, DeviceKind, MemoryInfo, at_once, try_at_once};
 use outboard_host::Host;
 use outboard_rpc_client::{RemoteDevice, connect};
 use std::collections::HashSet;
@@ -156,7 +156,7 @@ pub(crate) fn one_of_each_server(devices: &[Arc<dyn Device>]) -> Vec<Arc<dyn Dev
 /// Memory of each device now; an error names the device.
 pub(crate) fn memory(devices: &[Arc<dyn Device>]) -> Result<Vec<MemoryInfo>> {
     let ask = |device: &Arc<dyn Device>| device.memory().with_context(|| format!("memory of {}", device.info().id));
-    at_once(devices, ask).into_iter().collect()
+    try_at_once(devices, ask)
 }
 
 /// Bytes that are free on each device now.

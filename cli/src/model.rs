@@ -88,8 +88,8 @@ pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> 
         (Some(parts), _) => parts.0.clone(),
         (None, SplitMode::None) => (0..usable).map(|d| if d == 0 { 1.0 } else { 0.0 }).collect(),
         (None, SplitMode::Layer) => {
-            let free = devices::free(&set.devices)?;
-            free.into_iter().take(usable).map(|free| free as f64).collect()
+            let free = devices::free(set.devices.get(..usable).unwrap_or_default())?;
+            free.into_iter().map(|free| free as f64).collect()
         }
     };
     split.resize(set.devices.len(), 0.0);

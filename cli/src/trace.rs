@@ -197,13 +197,12 @@ impl Collector {
 
     fn sample(&mut self) {
         let at = Instant::now();
-        if self.trace.samples.len() >= MAX_SAMPLES {
-            return;
-        }
-        let stats = at_once(&self.servers, |s| RemoteDevice::of(s.device.as_ref()).map(RemoteDevice::net_stats));
-        for (link, stats) in stats.into_iter().enumerate() {
-            let Some(stats) = stats else { continue };
-            self.trace.samples.push(Sample { link, at, sent: stats.sent_bytes, received: stats.recv_bytes });
+        for (link, server) in self.servers.iter().enumerate() {
+            let Some(remote) = RemoteDevice::of(server.device.as_ref()) else { continue };
+            if self.trace.samples.len() < MAX_SAMPLES {
+                let stats = remote.own_net_stats();
+                self.trace.samples.push(Sample { link, at, sent: stats.sent_bytes, received: stats.recv_bytes });
+            }
         }
     }
 }

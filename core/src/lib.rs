@@ -13,7 +13,7 @@ pub mod op;
 pub mod quant;
 pub mod shape;
 
-pub use at_once::at_once;
+pub use at_once::{at_once, try_at_once};
 pub use content::{Content, ContentUpload, DeviceContents, Digest};
 pub use device::{
     Buffer, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryInfo, NodeSet, PeerTransfer, Pending, Placement,

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::upload::{Upload, Uploads};
 use bytes::Bytes;
-use outboard_core::{Buffer, Device, LeafKind, Slice, Usage, at_once};
+use outboard_core::{Buffer, Device, LeafKind, Slice, Usage, try_at_once};
 use outboard_scheduler::Scheduler;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,13 +38,12 @@ pub(crate) fn allocate(
     kept_weights: &Bound,
 ) -> Result<(Bound, Uploads)> {
     let devices: Vec<_> = scheduler.devices().iter().zip(mapped).enumerate().collect();
-    let on_each = at_once(&devices, |&(d, (device, mapped))| {
+    let on_each = try_at_once(&devices, |&(d, (device, mapped))| {
         let items = items.iter().filter(|i| i.device == d);
         allocate_on(model, device, items, mapped.as_ref(), kept_weights)
-    });
+    })?;
     let (mut bound, mut uploads) = (HashMap::new(), Vec::new());
-    for on_device in on_each {
-        let (leaves, parts) = on_device?;
+    for (leaves, parts) in on_each {
         bound.extend(leaves);
         uploads.push(parts);
     }
@@ -91,13 +90,13 @@ fn allocate_on<'i>(
         weights.push((item, offset));
     }
     let kinds = [(weights, weight_bytes, Usage::Weights), (state, state_bytes, Usage::Compute)];
-    let buffers = at_once(&kinds, |&(_, bytes, usage)| match bytes {
+    let buffers = try_at_once(&kinds, |&(_, bytes, usage)| match bytes {
         0 => Ok(None),
         _ => device.alloc(bytes, usage).map(Some),
-    });
+    })?;
     let mut parts = Upload::new();
     for ((leaves, _, usage), buffer) in kinds.into_iter().zip(buffers) {
-        let Some(buffer) = buffer? else { continue };
+        let Some(buffer) = buffer else { continue };
         for (item, offset) in leaves {
             bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), offset, item.size)?);
         }

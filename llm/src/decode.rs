@@ -8,7 +8,7 @@ use crate::arch::net::{self, Feed, Outputs, Sampling};
 use crate::engine::{DEADLINE, Engine};
 use crate::error::{Error, Result};
 use bytes::Bytes;
-use outboard_core::{Pending, Queue, at_once};
+use outboard_core::{Pending, Queue, try_at_once};
 use outboard_scheduler::Scheduler;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Ahead {
             }
             Ok(shortest)
         };
-        let trips = at_once(&queues, shortest).into_iter().collect::<Result<Vec<_>>>()?;
+        let trips = try_at_once(&queues, shortest)?;
         let rtt = trips.into_iter().max().unwrap_or_default();
         Ok(Ahead { steps: VecDeque::new(), rtt, interval: 0.0, last: None })
     }

@@ -15,7 +15,7 @@ use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
-use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, at_once};
+use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -194,7 +194,8 @@ impl Placed {
         let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
         let prompt = model.graph(prompt)?;
         let parts = Parts::new(model, n_ctx)?;
-        let (homes, plans) = place(&parts, &scheduler, options, kept_weights, &[&prompt, &step])?;
+        let free = try_at_once(scheduler.devices(), |d| d.memory().map(|memory| memory.free))?;
+        let (homes, plans) = place(&parts, &scheduler, &free, options, kept_weights, &[&prompt, &step])?;
         let leaves = prompt.graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
         let items: Vec<Item> = leaves
             .map(|(id, kind)| {
@@ -227,7 +228,7 @@ impl Placed {
             false => Ok(None),
         };
         let mapped: Vec<Mapped> = scheduler.devices().iter().map(in_place).collect::<outboard_core::Result<_>>()?;
-        check_fits(&scheduler, &loads, &mapped, &kept_bytes)?;
+        check_fits(&scheduler, &free, &loads, &mapped, &kept_bytes)?;
         scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
         let (bound, uploads) = allocate(model, &scheduler, &items, &mapped, kept_weights)?;
         match options.blank {
@@ -462,10 +463,12 @@ const NO_PENALTY: Penalty = Penalty { last_n: 0, repeat: 1.0, frequency: 0.0, pr
 /// Takes the most probable token.
 pub const GREEDY: Sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
 
-/// Divides the model and plans the graphs. Memory for results is known only with a plan, so that a second try may be needed.
+/// Divides the model and plans the graphs; `free` has the bytes that are free on each device. Memory for results is known only with a plan,
+/// so that a second try may be needed.
 fn place(
     parts: &Parts,
     scheduler: &Scheduler,
+    free: &[u64],
     options: &LoadOptions,
     kept_weights: &Bound,
     graphs: &[&ModelGraph],
@@ -476,8 +479,7 @@ fn place(
     }
     let here =
         |d: &dyn Device| kept_weights.values().filter(|s| s.buffer().device() == d.uid()).map(Slice::len).sum::<u64>();
-    let free = free(devices)?.into_iter().zip(devices).map(|(free, d)| free.saturating_add(here(d.as_ref())));
-    let free: Vec<u64> = free.collect();
+    let free: Vec<u64> = free.iter().zip(devices).map(|(free, d)| free.saturating_add(here(d.as_ref()))).collect();
     let sizes = parts.sizes();
     let mut reserve = vec![0u64; devices.len()];
     let mut tries = 0;
@@ -492,8 +494,8 @@ fn place(
             })
             .collect();
         let homes = Homes { sections: split(&sizes, &shares)?, overrides: options.overrides.clone() };
-        let plan = |g: &&ModelGraph| Ok(scheduler.plan(g.graph.clone(), &homes.hints(g))?);
-        let plans = graphs.iter().map(plan).collect::<Result<Vec<Plan>>>()?;
+        let plan = |g: &&ModelGraph| scheduler.plan(g.graph.clone(), &homes.hints(g));
+        let plans = try_at_once(graphs, plan)?;
         let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();
         tries += 1;
         if tries > 1 || needed.iter().all(|&n| n == 0) {
@@ -501,11 +503,6 @@ fn place(
         }
         reserve = needed;
     }
-}
-
-/// Free memory of each device now, in bytes.
-fn free(devices: &[Arc<dyn Device>]) -> Result<Vec<u64>> {
-    at_once(devices, |d| Ok(d.memory()?.free)).into_iter().collect()
 }
 
 /// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
@@ -518,12 +515,13 @@ fn results(plans: &[Plan], device: usize) -> u64 {
 /// Says before anything is allocated what does not fit.
 fn check_fits(
     scheduler: &Scheduler,
+    free: &[u64],
     loads: &[DeviceLoad],
     mapped: &[Mapped],
     kept_bytes: &dyn Fn(usize, &dyn Device) -> u64,
 ) -> Result<()> {
     let devices = scheduler.devices();
-    for (d, ((load, free), mapped)) in loads.iter().zip(free(devices)?).zip(mapped).enumerate() {
+    for (d, ((load, &free), mapped)) in loads.iter().zip(free).zip(mapped).enumerate() {
         let weights =
             if mapped.is_some() { 0 } else { load.weight_bytes.saturating_sub(kept_bytes(d, devices[d].as_ref())) };
         let needed = weights + load.cache_bytes + load.compute_bytes;

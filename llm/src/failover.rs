@@ -9,7 +9,7 @@ use crate::arch::net::{self, Feed, Outputs, Sampling};
 use crate::engine::{Engine, LoadOptions, Overrides, Placed};
 use crate::error::{Error, Result};
 use crate::watch::watched;
-use outboard_core::{Device, Usage, at_once};
+use outboard_core::{Device, Usage, try_at_once};
 use outboard_scheduler::resume_all;
 use std::fmt;
 use std::sync::Arc;
@@ -223,5 +223,6 @@ fn is_lost(error: &Error) -> bool {
 
 /// Returns when what was dropped before is free again: an allocation comes behind it.
 fn settle(devices: &[Arc<dyn Device>]) -> Result<()> {
-    at_once(devices, |d| Ok(d.alloc(1, Usage::Any).map(drop)?)).into_iter().collect()
+    try_at_once(devices, |d| d.alloc(1, Usage::Any).map(drop))?;
+    Ok(())
 }

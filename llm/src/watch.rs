@@ -8,6 +8,7 @@ use outboard_scheduler::{Program, Scheduler};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 /// A wait that takes longer is told of: some steps of a large model on a slow device do not.
@@ -136,11 +137,23 @@ pub(crate) fn watched<T>(watch: Option<&Watch>, who: String, doing: &str, work: 
                 }
             }
         });
-        let result = work();
-        done.store(true, Ordering::Release);
-        teller.thread().unpark();
-        result
+        // Even if it panics: the scope waits for the teller.
+        let _end = End { done, teller: teller.thread() };
+        work()
     })
+}
+
+/// Ends the telling when it is dropped.
+struct End<'a> {
+    done: &'a AtomicBool,
+    teller: &'a Thread,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.done.store(true, Ordering::Release);
+        self.teller.unpark();
+    }
 }
 
 /// Whether a run was stopped by its caller.

@@ -101,6 +101,11 @@ impl RemoteDevice {
         NetStats { peer_bytes: shared.peer_bytes(), ..shared.counters.stats() }
     }
 
+    /// Bytes that went to and from its endpoint, without those between servers: nobody is asked.
+    pub fn own_net_stats(&self) -> NetStats {
+        self.link.shared().counters.stats()
+    }
+
     /// How tensors get from this device to another one. Asked once per pair of servers and remembered; the first time, the
     /// answer may take some seconds.
     pub fn peer_link(&self, to: &RemoteDevice) -> PeerPath {

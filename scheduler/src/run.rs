@@ -9,11 +9,11 @@
 
 use crate::assign::{DeviceView, Hints};
 use crate::plan::{Plan, PlanError};
-use crate::split::{Place, Split};
+use crate::split::{Copy, Place, Split};
 use bytes::Bytes;
 use outboard_core::{
     Buffer, Device, Error, Executable, Graph, NodeSet, Pending, Placement, Queue, Result, Slice, TensorId, Ticket,
-    Usage, at_once,
+    Usage, at_once, try_at_once,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -270,7 +270,7 @@ impl Scheduler {
             let info = d.info();
             Ok(DeviceView { id: info.id.clone(), kind: info.kind, supports, alignment: info.alignment })
         };
-        let views = at_once(&self.devices, view).into_iter().collect::<Result<Vec<_>>>()?;
+        let views = try_at_once(&self.devices, view)?;
         Plan::new(graph, &views, hints, max_nodes).map_err(|e: PlanError| Error::Request(e.to_string()))
     }
 
@@ -286,10 +286,15 @@ impl Scheduler {
             }
         }
         let buffers = at_once(&larger, |&(d, needed)| self.devices[d].alloc(needed, Usage::Compute));
+        let mut result = Ok(());
         for ((d, _), buffer) in larger.into_iter().zip(buffers) {
-            self.compute[d] = Some(buffer?);
+            // What others have got is kept, whatever one says.
+            match buffer {
+                Ok(buffer) => self.compute[d] = Some(buffer),
+                Err(e) => result = result.and(Err(e)),
+            }
         }
-        Ok(())
+        result
     }
 
     /// Compiles a plan. `bound` has the slice of every weight and state of its graph, on the device that the hints named; their
@@ -303,12 +308,14 @@ impl Scheduler {
         self.reserve(&[&plan])?;
         let mut memory = Memory { scheduler: self, plan: &plan, bound, constants: HashMap::new() };
         let mut constants = Vec::new();
-        for (number, copy) in plan.splits.copies.iter().enumerate().filter(|(_, c)| c.constant) {
-            let buffer = self.devices[copy.to].alloc((copy.bytes as u64).max(1), Usage::Weights)?;
-            memory.constants.insert(number, Slice::new(buffer, 0, copy.bytes as u64)?);
-            constants.push(memory.transfer(number)?);
+        let copies: Vec<_> = plan.splits.copies.iter().enumerate().filter(|(_, c)| c.constant).collect();
+        let alloc =
+            |(_, copy): &(usize, &Copy)| self.devices[copy.to].alloc((copy.bytes as u64).max(1), Usage::Weights);
+        for ((number, copy), buffer) in copies.iter().zip(try_at_once(&copies, alloc)?) {
+            memory.constants.insert(*number, Slice::new(buffer, 0, copy.bytes as u64)?);
+            constants.push(memory.transfer(*number)?);
         }
-        let step = |split: &Split| {
+        let step = |split: &Split| -> Result<Step> {
             let device = &self.devices[split.device];
             let slices = split.places.iter().map(|place| place.map(|place| memory.slice(place)).transpose());
             let placement = Placement::new(&split.graph, device.as_ref(), slices.collect::<Result<_>>()?)?;
@@ -316,7 +323,7 @@ impl Scheduler {
             let copies = split.copies.iter().map(|&number| memory.transfer(number)).collect::<Result<_>>()?;
             Ok(Step { device: split.device, copies, executable, last_node: split.nodes.last().copied() })
         };
-        let steps = at_once(&plan.splits.splits, step).into_iter().collect::<Result<_>>()?;
+        let steps = try_at_once(&plan.splits.splits, step)?;
         let mut inputs = Vec::with_capacity(plan.splits.inputs.len());
         for (id, devices) in &plan.splits.inputs {
             let slices = devices.iter().map(|&d| Ok((d, memory.slice(Place::Input(*id, d))?)));
