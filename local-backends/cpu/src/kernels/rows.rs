@@ -1,7 +1,7 @@
 //! Kernels of one row: norms, softmax, activations, element-wise arithmetic, rotary embedding, conversion.
 //!
 //! They work in place, so that an op may take over its source's memory. Bodies are plain loops that the compiler vectorizes
-//! for each instruction set; sums go through [`LANES`] partial sums, in an order that does not depend on the ISA.
+//! for each instruction set; sums go through `LANES` partial sums, in an order that does not depend on the ISA.
 
 use super::isa::per_isa;
 use half::{bf16, f16};
