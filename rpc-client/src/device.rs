@@ -97,8 +97,7 @@ impl RemoteDevice {
     /// Bytes that went to and from its endpoint, for all of its devices together. Asks the server for those between servers, if
     /// there were any.
     pub fn net_stats(&self) -> NetStats {
-        let shared = self.link.shared();
-        NetStats { peer_bytes: shared.peer_bytes(), ..shared.counters.stats() }
+        NetStats { peer_bytes: self.link.shared().peer_bytes(), ..self.own_net_stats() }
     }
 
     /// Bytes that went to and from its endpoint, without those between servers: nobody is asked.

@@ -9,7 +9,7 @@
 
 use crate::assign::{DeviceView, Hints};
 use crate::plan::{Plan, PlanError};
-use crate::split::{Copy, Place, Split};
+use crate::split::{Place, Split};
 use bytes::Bytes;
 use outboard_core::{
     Buffer, Device, Error, Executable, Graph, NodeSet, Pending, Placement, Queue, Result, Slice, TensorId, Ticket,
@@ -309,11 +309,11 @@ impl Scheduler {
         let mut memory = Memory { scheduler: self, plan: &plan, bound, constants: HashMap::new() };
         let mut constants = Vec::new();
         let copies: Vec<_> = plan.splits.copies.iter().enumerate().filter(|(_, c)| c.constant).collect();
-        let alloc =
-            |(_, copy): &(usize, &Copy)| self.devices[copy.to].alloc((copy.bytes as u64).max(1), Usage::Weights);
-        for ((number, copy), buffer) in copies.iter().zip(try_at_once(&copies, alloc)?) {
-            memory.constants.insert(*number, Slice::new(buffer, 0, copy.bytes as u64)?);
-            constants.push(memory.transfer(*number)?);
+        let buffers =
+            try_at_once(&copies, |(_, copy)| self.devices[copy.to].alloc((copy.bytes as u64).max(1), Usage::Weights))?;
+        for ((number, copy), buffer) in copies.into_iter().zip(buffers) {
+            memory.constants.insert(number, Slice::new(buffer, 0, copy.bytes as u64)?);
+            constants.push(memory.transfer(number)?);
         }
         let step = |split: &Split| -> Result<Step> {
             let device = &self.devices[split.device];

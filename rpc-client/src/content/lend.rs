@@ -6,7 +6,7 @@
 
 use super::{FINISH_WAIT, Item, PLACE_BATCH, Upload, carry};
 use crate::queue::RemoteQueue;
-use outboard_core::{Device, PeerTransfer, Queue, Result, Slice, Usage};
+use outboard_core::{Device, PeerTransfer, Queue, Result, Slice, Usage, at_once};
 use outboard_proto::blobs::{Blob, Place};
 use std::sync::mpsc::{Receiver, Sender};
 
@@ -48,11 +48,8 @@ pub(super) fn find<'i>(upload: &Upload<'_>, all: &[Upload<'_>], missing: &[&'i I
         let useful = have.contains(&true) && reaches(lender, upload);
         (lender.number, if useful { have } else { Vec::new() })
     };
-    let answers: Vec<(usize, Vec<bool>)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = lenders(upload, all).map(|lender| scope.spawn(move || ask(lender))).collect();
-        threads.into_iter().filter_map(|t| t.join().ok()).collect()
-    });
-    for (lender, have) in answers {
+    let lenders: Vec<_> = lenders(upload, all).collect();
+    for (lender, have) in at_once(&lenders, |lender| ask(lender)) {
         for ((loan, item), _) in loans.iter_mut().zip(missing).zip(have).filter(|(_, have)| *have) {
             loan.get_or_insert(Loan { item, lender });
         }
