@@ -4,3 +4,4 @@ pub(super) mod act;
 pub(super) mod dot;
 pub(super) mod panel;
 pub(super) mod unpack;
+mod words;

@@ -4,13 +4,14 @@
 //! column that are broadcast. So sums stay in their lane, a group's scales are a vector, and what a format costs to unpack is
 //! paid once per panel, not once per column.
 
-use super::unpack::{Head, Plain, Unpack};
+use super::unpack::Unpack;
+use super::words::{Buffer, ROWS, Turned};
 use crate::kernels::act::ActBlock;
 use crate::kernels::panel::{Columns, Tile, step_floats, tiles};
 use std::arch::x86_64::*;
 
 /// Most rows of a panel.
-pub(in crate::kernels) const MAX_ROWS: usize = 16;
+pub(in crate::kernels) const MAX_ROWS: usize = ROWS;
 
 /// Transposes 8 x 8 lanes of 32 bits.
 #[inline]
@@ -45,13 +46,44 @@ pub(in crate::kernels) fn fetch(p: *const u8) {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in crate::kernels) unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; 8], groups: usize, panel: *mut f32) {
     for b in 0..groups.div_ceil(8) {
+        let n = (groups - 8 * b).min(8);
         // SAFETY: steps of the caller's rows and panel.
         unsafe {
-            let step = Step::<8>::of::<F>(panel, b);
-            let n = (groups - 8 * b).min(8);
-            step.scales::<F>(w, b, 0, n);
+            let w = w.map(|w| w.add(b * F::STEP));
+            let q = panel.add(b * step_floats(8, F::SPAN));
+            scales8::<F>(&w, n, q.add(64 * 8));
             for j in 0..n {
-                step.group::<F>(w, b, 0, j);
+                let rows = w.map(|w| F::vunpack(w, j));
+                for (kk, v) in transpose(rows).into_iter().enumerate() {
+                    _mm256_store_si256(q.add((j * 8 + kk) * 8).cast(), v);
+                }
+            }
+        }
+    }
+}
+
+/// Scales and minimums of the `n` groups of a step of 8 rows, to `to` and behind.
+///
+/// # Safety
+/// See [`fill_avx2`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn scales8<F: Unpack>(w: &[*const u8; 8], n: usize, to: *mut f32) {
+    let mut d = [[_mm256_setzero_si256(); 8]; 2];
+    let mut m = d;
+    for (r, &w) in w.iter().enumerate() {
+        // SAFETY: the caller's rows.
+        let s = unsafe { F::vscales(w, n) };
+        for h in 0..2 {
+            d[h][r] = _mm256_castps_si256(s.d[h]);
+            m[h][r] = _mm256_castps_si256(s.m[h]);
+        }
+    }
+    for h in 0..32 / F::SPAN {
+        for (at, v) in [(0, transpose(d[h])), (256 / F::SPAN * 8, transpose(m[h]))] {
+            for (j, v) in v.into_iter().enumerate() {
+                // SAFETY: the caller's panel.
+                unsafe { _mm256_store_si256(to.add(at + (h * 8 + j) * 8).cast(), v) };
             }
         }
     }
@@ -60,204 +92,28 @@ pub(in crate::kernels) unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; 8], groups
 /// Unpacks a panel of 16 rows. Signed bytes become unsigned (plus 128), and the minimums make up for it.
 ///
 /// # Safety
-/// AVX-512 F and BW; the rest as [`fill_avx2`].
+/// AVX-512 F, BW, DQ, VL; the rest as [`fill_avx2`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(in crate::kernels) unsafe fn fill_vnni<F: Unpack>(w: &[*const u8; 16], groups: usize, panel: *mut f32) {
+pub(in crate::kernels) unsafe fn fill_vnni<F: Turned>(w: &[*const u8; ROWS], groups: usize, panel: *mut f32) {
+    let mut buffer = Buffer::new();
     for b in 0..groups.div_ceil(8) {
+        let n = (groups - 8 * b).min(8);
         // SAFETY: steps of the caller's rows and panel.
         unsafe {
-            let n = (groups - 8 * b).min(8);
-            Step::<16>::of::<F>(panel, b).fill16::<F>(w, b, n);
-        }
-    }
-}
-
-/// A step of a panel of `R` rows: its bytes, scales and minimums.
-#[derive(Clone, Copy)]
-struct Step<const R: usize> {
-    q: *mut f32,
-    d: *mut f32,
-    m: *mut f32,
-}
-
-impl<const R: usize> Step<R> {
-    /// Whether bytes are signed ones plus 128: VNNI takes unsigned ones.
-    const fn is_biased<F: Unpack>() -> bool {
-        R == 16 && F::BITS == 8
-    }
-
-    /// # Safety
-    /// The panel has step `b`.
-    #[inline(always)]
-    unsafe fn of<F: Unpack>(panel: *mut f32, b: usize) -> Self {
-        // SAFETY: the caller's.
-        unsafe {
-            let q = panel.add(b * step_floats(R, F::SPAN));
-            let d = q.add(64 * R);
-            Step { q, d, m: d.add(256 / F::SPAN * R) }
-        }
-    }
-
-    /// Scales and minimums of 8 rows from `first` on, of which step `b` has `n` groups.
-    ///
-    /// # Safety
-    /// See [`fill_avx2`].
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn scales<F: Unpack>(self, w: &[*const u8; R], b: usize, first: usize, n: usize) {
-        let mut d = [[_mm256_setzero_si256(); 8]; 2];
-        let mut m = d;
-        // SAFETY: the caller's rows and panel.
-        unsafe {
-            for r in 0..8 {
-                let mut s = F::vscales(w[first + r].add(b * F::STEP), n);
-                if Self::is_biased::<F>() {
-                    s.m = s.d.map(|d| _mm256_mul_ps(d, _mm256_set1_ps(-128.0)));
-                }
-                for h in 0..2 {
-                    d[h][r] = _mm256_castps_si256(s.d[h]);
-                    m[h][r] = _mm256_castps_si256(s.m[h]);
-                }
-            }
-            for h in 0..32 / F::SPAN {
-                for (out, v) in [(self.d, transpose(d[h])), (self.m, transpose(m[h]))] {
-                    for (j, v) in v.into_iter().enumerate() {
-                        _mm256_store_si256(out.add((h * 8 + j) * R + first).cast(), v);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Bytes of group `j` of 8 rows from `first` on.
-    ///
-    /// # Safety
-    /// See [`fill_avx2`].
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn group<F: Unpack>(self, w: &[*const u8; R], b: usize, first: usize, j: usize) {
-        let mut q = [_mm256_setzero_si256(); 8];
-        // SAFETY: the caller's rows and panel.
-        unsafe {
-            for (r, q) in q.iter_mut().enumerate() {
-                *q = F::vunpack(w[first + r].add(b * F::STEP), j);
-                if Self::is_biased::<F>() {
-                    *q = _mm256_xor_si256(*q, _mm256_set1_epi8(-128));
-                }
-            }
-            for (kk, v) in transpose(q).into_iter().enumerate() {
-                _mm256_store_si256(self.q.add((j * 8 + kk) * R + first).cast(), v);
-            }
-        }
-    }
-}
-
-impl Step<16> {
-    /// Step `b` of the rows, of `n` groups.
-    ///
-    /// # Safety
-    /// See [`fill_vnni`].
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-    unsafe fn fill16<F: Unpack>(self, w: &[*const u8; 16], b: usize, n: usize) {
-        // SAFETY: the caller's rows and panel.
-        unsafe {
-            if F::HEAD.is_none() {
-                self.scales::<F>(w, b, 0, n);
-                self.scales::<F>(w, b, 8, n);
-            }
+            let step = buffer.turn(w, b * F::STEP, if F::STEP == F::BYTES { F::STEP } else { n * F::BYTES });
+            let q = panel.add(b * step_floats(ROWS, F::SPAN));
+            let d = q.add(64 * ROWS);
+            let m = d.add(256 / F::SPAN * ROWS);
+            F::each_scale(step, n * (32 / F::SPAN), |j, scale, min| {
+                _mm512_store_ps(d.add(j * ROWS), scale);
+                _mm512_store_ps(m.add(j * ROWS), min);
+            });
             for j in 0..n {
-                let at = b * F::STEP + j * F::BYTES;
-                if let Some(head) = F::HEAD {
-                    let (d, m) = heads(w, at, if Self::is_biased::<F>() { Head::Scale(-128.0) } else { head });
-                    _mm512_store_ps(self.d.add(j * 16), d);
-                    _mm512_store_ps(self.m.add(j * 16), m);
-                }
-                let fifteen = _mm512_set1_epi8(15);
-                let high = |v| _mm512_and_si512(_mm512_srli_epi16::<4>(v), fifteen);
-                let mut q = [_mm512_setzero_si512(); 8];
-                match F::PLAIN {
-                    Some(Plain::Nibbles(skip)) => {
-                        let both = columns(w, at + skip);
-                        for kk in 0..4 {
-                            q[kk] = _mm512_and_si512(both[kk], fifteen);
-                            q[4 + kk] = high(both[kk]);
-                        }
-                    }
-                    Some(Plain::Bytes(skip)) => {
-                        let (first, second) = (columns(w, at + skip), columns(w, at + skip + 16));
-                        for kk in 0..4 {
-                            (q[kk], q[4 + kk]) = (first[kk], second[kk]);
-                        }
-                    }
-                    Some(Plain::Halves(skip)) => {
-                        let at = b * F::STEP + skip + j / 2 * 32;
-                        let (first, second) = (columns(w, at), columns(w, at + 16));
-                        let shift = _mm_cvtsi32_si128(4 * (j % 2) as i32);
-                        let half = |v| _mm512_and_si512(_mm512_srl_epi16(v, shift), fifteen);
-                        for kk in 0..4 {
-                            (q[kk], q[4 + kk]) = (half(first[kk]), half(second[kk]));
-                        }
-                    }
-                    None => {
-                        self.group::<F>(w, b, 0, j);
-                        self.group::<F>(w, b, 8, j);
-                        continue;
-                    }
-                }
-                let to = self.q.add(j * 8 * 16);
-                for kk in 0..8 {
-                    let v =
-                        if Self::is_biased::<F>() { _mm512_xor_si512(q[kk], _mm512_set1_epi8(-128)) } else { q[kk] };
-                    _mm512_store_si512(to.add(kk * 16).cast(), v);
+                for (kk, v) in F::group(step, j).into_iter().enumerate() {
+                    _mm512_store_si512(q.add((j * 8 + kk) * ROWS).cast(), v);
                 }
             }
         }
-    }
-}
-
-/// 16 bytes of each row from byte `at` on as columns: four of them in each lane, which is a row's.
-///
-/// # Safety
-/// AVX-512 F; the rows have them.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn columns(w: &[*const u8; 16], at: usize) -> [__m512i; 4] {
-    // SAFETY: the caller's.
-    let row = |r: usize| unsafe { _mm_loadu_si128(w[r].add(at).cast()) };
-    // Every fourth row, so that turning four by four within 128 bits brings all into order.
-    let four = |r: usize| {
-        let v = _mm512_castsi128_si512(row(r));
-        let v = _mm512_inserti32x4::<1>(v, row(r + 4));
-        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(v, row(r + 8)), row(r + 12))
-    };
-    let (a, b, c, d) = (four(0), four(1), four(2), four(3));
-    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
-    let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
-    [
-        _mm512_unpacklo_epi64(ab, cd),
-        _mm512_unpackhi_epi64(ab, cd),
-        _mm512_unpacklo_epi64(ab_high, cd_high),
-        _mm512_unpackhi_epi64(ab_high, cd_high),
-    ]
-}
-
-/// Scales and minimums at byte `at` of each row.
-///
-/// # Safety
-/// AVX-512 F; the rows have four bytes there.
-#[inline]
-#[target_feature(enable = "avx512f,f16c")]
-unsafe fn heads(w: &[*const u8; 16], at: usize, head: Head) -> (__m512, __m512) {
-    // SAFETY: the caller's.
-    let v = w.map(|w| unsafe { w.add(at).cast::<i32>().read_unaligned() });
-    // SAFETY: 16 numbers.
-    let v = unsafe { _mm512_loadu_si512(v.as_ptr().cast()) };
-    let low = |v| _mm512_cvtph_ps(_mm512_cvtepi32_epi16(v));
-    let d = low(v);
-    match head {
-        Head::Scale(by) => (d, _mm512_mul_ps(d, _mm512_set1_ps(by))),
-        Head::Both => (d, low(_mm512_srli_epi32::<16>(v))),
     }
 }
 
@@ -276,7 +132,7 @@ unsafe fn tile_vnni<const N: usize, const SPAN: usize>(
     out_stride: usize,
     rows: usize,
 ) {
-    const R: usize = 16;
+    const R: usize = ROWS;
     let mut sum = [_mm512_setzero_ps(); N];
     for b in 0..groups.div_ceil(8) {
         // SAFETY: steps and blocks within the caller's counts.

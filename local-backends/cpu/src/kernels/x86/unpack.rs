@@ -1,5 +1,6 @@
 //! How each format's groups become vectors: the AVX2 versions of [`Format::unpack`] and [`Format::scales`].
 
+use super::words::Turned;
 use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
 use std::arch::x86_64::*;
@@ -11,33 +12,8 @@ pub(in crate::kernels) struct VScales {
     pub(in crate::kernels) m: [__m256; 2],
 }
 
-/// What blocks of 32 weights begin with.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) enum Head {
-    /// An f16, the scale; the minimum is so many times as large.
-    Scale(f32),
-    /// Two f16: scale and minimum.
-    Both,
-}
-
-/// Where the bytes of a group lie one for one, so that rows can be turned into columns before they are unpacked.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) enum Plain {
-    /// From this byte of the block of 32 on: 16 low halves, then the high halves of the same bytes.
-    Nibbles(usize),
-    /// From this byte of the block of 32 on.
-    Bytes(usize),
-    /// From this byte of the step on, 32 for two groups: the first has the low halves.
-    Halves(usize),
-}
-
 /// The vector side of a [`Format`].
-pub(in crate::kernels) trait Unpack: Format {
-    /// Where scales can be had group by group.
-    const HEAD: Option<Head> = None;
-    /// Where bytes can be had without [`Unpack::vunpack`].
-    const PLAIN: Option<Plain> = None;
-
+pub(in crate::kernels) trait Unpack: Turned {
     /// As [`Format::scales`], but groups from `n` up get any finite number; minimums of a signed format are not used.
     ///
     /// # Safety
@@ -189,12 +165,8 @@ fn offset(d: [__m256; 2], by: f32) -> VScales {
 }
 
 macro_rules! unpack {
-    ($name:ident, $w:ident, $n:ident, $j:ident, scales $scales:expr, group $group:expr
-     $(, head $head:expr)? $(, plain $plain:expr)?) => {
+    ($name:ident, $w:ident, $n:ident, $j:ident, scales $scales:expr, group $group:expr) => {
         impl Unpack for $name {
-            $(const HEAD: Option<Head> = Some($head);)?
-            $(const PLAIN: Option<Plain> = Some($plain);)?
-
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
             unsafe fn vscales($w: *const u8, $n: usize) -> VScales {
@@ -214,37 +186,28 @@ macro_rules! unpack {
 
 unpack!(Q4_0, w, n, j,
     scales offset([block_scales(w, 18, n), _mm256_setzero_ps()], -8.0),
-    group nibbles(w.add(j * 18 + 2)),
-    head Head::Scale(-8.0),
-    plain Plain::Nibbles(2));
+    group nibbles(w.add(j * 18 + 2)));
 unpack!(Q4_1, w, n, j,
     scales {
         let (d, m) = block_scales_mins(w, 20, n);
         only(d, m)
     },
-    group nibbles(w.add(j * 20 + 4)),
-    head Head::Both,
-    plain Plain::Nibbles(4));
+    group nibbles(w.add(j * 20 + 4)));
 unpack!(Q5_0, w, n, j,
     scales offset([block_scales(w, 22, n), _mm256_setzero_ps()], -16.0),
-    group _mm256_or_si256(nibbles(w.add(j * 22 + 6)), fifth_bits(w.add(j * 22 + 2))),
-    head Head::Scale(-16.0));
+    group _mm256_or_si256(nibbles(w.add(j * 22 + 6)), fifth_bits(w.add(j * 22 + 2))));
 unpack!(Q5_1, w, n, j,
     scales {
         let (d, m) = block_scales_mins(w, 24, n);
         only(d, m)
     },
-    group _mm256_or_si256(nibbles(w.add(j * 24 + 8)), fifth_bits(w.add(j * 24 + 4))),
-    head Head::Both);
+    group _mm256_or_si256(nibbles(w.add(j * 24 + 8)), fifth_bits(w.add(j * 24 + 4))));
 unpack!(Q8_0, w, n, j,
     scales only(block_scales(w, 34, n), _mm256_setzero_ps()),
-    group load(w.add(j * 34 + 2)),
-    head Head::Scale(0.0),
-    plain Plain::Bytes(2));
+    group load(w.add(j * 34 + 2)));
 unpack!(IQ4_NL, w, n, j,
     scales only(block_scales(w, 18, n), _mm256_setzero_ps()),
-    group lookup(&IQ4_VALUES, nibbles(w.add(j * 18 + 2))),
-    head Head::Scale(0.0));
+    group lookup(&IQ4_VALUES, nibbles(w.add(j * 18 + 2))));
 unpack!(MXFP4, w, n, j,
 scales {
     let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * 17)));
@@ -285,8 +248,7 @@ group {
 });
 unpack!(Q4_K, w, _n, j,
     scales k4_scales(w),
-    group bits(load(w.add(16 + j / 2 * 32)), 4 * (j % 2), 15),
-    plain Plain::Halves(16));
+    group bits(load(w.add(16 + j / 2 * 32)), 4 * (j % 2), 15));
 unpack!(Q5_K, w, _n, j,
 scales k4_scales(w),
 group {

@@ -1,0 +1,456 @@
+//! Sixteen rows at once, AVX-512: a step of each is turned into columns of 32 bits, and then unpacked in that form.
+//!
+//! A lane is a row from the start, as it will be in the panel, so that every instruction works for sixteen rows: on their weights, and on
+//! their scales, which row by row would be taken apart as single numbers.
+
+use crate::kernels::format::*;
+use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES};
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+/// Rows, the lanes of a vector.
+pub(super) const ROWS: usize = 16;
+
+/// Words of the longest step, of Q8_0, made whole 16 bytes.
+const MAX_WORDS: usize = 68;
+
+/// Where the columns of a step lie meanwhile.
+pub(in crate::kernels) struct Buffer([MaybeUninit<__m512i>; MAX_WORDS]);
+
+/// A step of sixteen rows as columns: vector i has the bytes 4 i to 4 i + 3 of each.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Words<'a>(&'a [MaybeUninit<__m512i>; MAX_WORDS]);
+
+impl Buffer {
+    pub(super) const fn new() -> Buffer {
+        Buffer([MaybeUninit::uninit(); MAX_WORDS])
+    }
+
+    /// Turns `bytes` bytes (at most those of the longest step) of each row from byte `at` on; up to whole 16 bytes, zeros follow.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW, VL; the rows have these bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) unsafe fn turn(&mut self, w: &[*const u8; ROWS], at: usize, bytes: usize) -> Words<'_> {
+        let (whole, rest) = (bytes / 16, bytes % 16);
+        let places = self.0.as_chunks_mut::<4>().0;
+        for (i, to) in places.iter_mut().enumerate().take(whole) {
+            // SAFETY: whole 16 bytes of the caller's.
+            let four = |r: usize| unsafe { _mm_loadu_si128(w[r].add(at + 16 * i).cast()) };
+            *to = columns(four).map(MaybeUninit::new);
+        }
+        if rest > 0 {
+            let mask = (1 << rest) - 1;
+            // SAFETY: what the mask leaves out is not read.
+            let four = |r: usize| unsafe { _mm_maskz_loadu_epi8(mask, w[r].add(at + 16 * whole).cast()) };
+            places[whole] = columns(four).map(MaybeUninit::new);
+        }
+        Words(&self.0)
+    }
+}
+
+/// 16 bytes of each row as columns.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn columns(row: impl Fn(usize) -> __m128i) -> [__m512i; 4] {
+    // Every fourth row, so that turning four by four within 128 bits brings all into order.
+    let four = |r: usize| {
+        let v = _mm512_castsi128_si512(row(r));
+        let v = _mm512_inserti32x4::<1>(v, row(r + 4));
+        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(v, row(r + 8)), row(r + 12))
+    };
+    let (a, b, c, d) = (four(0), four(1), four(2), four(3));
+    let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+    [
+        _mm512_unpacklo_epi64(ab, cd),
+        _mm512_unpackhi_epi64(ab, cd),
+        _mm512_unpacklo_epi64(ab_high, cd_high),
+        _mm512_unpackhi_epi64(ab_high, cd_high),
+    ]
+}
+
+impl Words<'_> {
+    /// The word at byte `4 i`.
+    ///
+    /// # Safety
+    /// AVX-512 F; the step has it.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn word(self, i: usize) -> __m512i {
+        // SAFETY: the caller's.
+        unsafe { self.0.get_unchecked(i).assume_init() }
+    }
+
+    /// `N` words from any byte on.
+    ///
+    /// # Safety
+    /// As [`Words::word`], for all of them.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn run<const N: usize>(self, byte: usize) -> [__m512i; N] {
+        let (first, skip) = (byte / 4, byte % 4);
+        // SAFETY: the caller's; what begins within a word ends in the next.
+        unsafe {
+            if skip == 0 {
+                return std::array::from_fn(|i| self.word(first + i));
+            }
+            // Turned round, each word has its end where it is wanted, and its beginning where the word before needs it.
+            let round = _mm512_set1_epi32(8 * skip as i32);
+            let turned = |i: usize| _mm512_rorv_epi32(self.word(first + i), round);
+            let next = [0, 0x8888_8888_8888_8888, 0xcccc_cccc_cccc_cccc, 0xeeee_eeee_eeee_eeee][skip];
+            std::array::from_fn(|i| _mm512_mask_mov_epi8(turned(i), next, turned(i + 1)))
+        }
+    }
+
+    /// The two f16 of a word, the first and the second.
+    ///
+    /// # Safety
+    /// As [`Words::word`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn halves(self, i: usize) -> [__m512; 2] {
+        // SAFETY: the caller's.
+        let v = unsafe { self.word(i) };
+        let low = _mm512_cvtph_ps(_mm512_castsi512_si256(v));
+        let high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(v));
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        [even, _mm512_add_epi32(even, _mm512_set1_epi32(1))].map(|which| _mm512_permutex2var_ps(low, which, high))
+    }
+
+    /// The f16 at an even byte.
+    ///
+    /// # Safety
+    /// As [`Words::word`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn half(self, byte: usize) -> __m512 {
+        // SAFETY: the caller's.
+        let [first, second] = unsafe { self.halves(byte / 4) };
+        if byte % 4 == 0 { first } else { second }
+    }
+
+    /// The unsigned byte at any place.
+    ///
+    /// # Safety
+    /// As [`Words::word`].
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn byte(self, byte: usize) -> __m512i {
+        // SAFETY: the caller's.
+        let v = unsafe { self.word(byte / 4) };
+        _mm512_and_si512(right32(v, 8 * (byte % 4)), _mm512_set1_epi32(0xff))
+    }
+
+    /// Low halves of the 16 bytes at `byte`, then their high halves.
+    ///
+    /// # Safety
+    /// As [`Words::word`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn nibbles(self, byte: usize) -> [__m512i; 8] {
+        // SAFETY: the caller's.
+        let v = unsafe { self.run::<4>(byte) };
+        std::array::from_fn(|i| if i < 4 { bits(v[i], 0, 15) } else { bits(v[i - 4], 4, 15) })
+    }
+
+    /// [`Words::nibbles`] behind a mask of fifth bits.
+    ///
+    /// # Safety
+    /// As [`Words::word`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn five(self, byte: usize) -> [__m512i; 8] {
+        // SAFETY: the caller's.
+        let ([mask], q) = unsafe { (self.run(byte), self.nibbles(byte + 4)) };
+        // What four bits become as bytes.
+        let spread = |i: i32| (i & 1 | (i & 2) << 7 | (i & 4) << 14 | (i & 8) << 21) << 4;
+        let table: [i32; 16] = std::array::from_fn(|i| spread(i as i32));
+        // SAFETY: both are 64 bytes.
+        let table: __m512i = unsafe { std::mem::transmute(table) };
+        // An index is the lowest four bits of its lane.
+        std::array::from_fn(|i| _mm512_or_si512(q[i], _mm512_permutexvar_epi32(right32(mask, 4 * i), table)))
+    }
+
+    /// The scales of Q4_K and Q5_K as bytes of words: of groups 0..4 and 4..8, and so the minimums.
+    ///
+    /// # Safety
+    /// As [`Words::word`].
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn six_bits(self) -> [[__m512i; 2]; 2] {
+        // SAFETY: the caller's.
+        let [scales, mins, low] = [1, 2, 3].map(|i| unsafe { self.word(i) });
+        let high = |v| _mm512_slli_epi16::<4>(bits(v, 6, 3));
+        [
+            [bits(scales, 0, 63), _mm512_or_si512(bits(low, 0, 15), high(scales))],
+            [bits(mins, 0, 63), _mm512_or_si512(bits(low, 4, 15), high(mins))],
+        ]
+    }
+}
+
+/// Each lane shifted right by `n`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn right32(v: __m512i, n: usize) -> __m512i {
+    if n == 0 { v } else { _mm512_srlv_epi32(v, _mm512_set1_epi32(n as i32)) }
+}
+
+/// Each byte shifted right by `n` and masked.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn bits(v: __m512i, n: usize, mask: i8) -> __m512i {
+    let v = if n == 0 { v } else { _mm512_srlv_epi16(v, _mm512_set1_epi16(n as i16)) };
+    _mm512_and_si512(v, _mm512_set1_epi8(mask))
+}
+
+/// The table's value for each byte below 16, plus `offset`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn lookup(table: &[i8; 16], offset: i8, index: [__m512i; 8]) -> [__m512i; 8] {
+    let table = table.map(|v| v.wrapping_add(offset));
+    // SAFETY: both are 16 bytes.
+    let table = _mm512_broadcast_i32x4(unsafe { std::mem::transmute::<[i8; 16], __m128i>(table) });
+    index.map(|i| _mm512_shuffle_epi8(table, i))
+}
+
+/// The byte `j` of words, as a number.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn number(words: &[__m512i], j: usize) -> __m512 {
+    _mm512_cvtepi32_ps(_mm512_and_si512(right32(words[j / 4], 8 * (j % 4)), _mm512_set1_epi32(0xff)))
+}
+
+/// What is added to signed bytes, because VPDPBUSD takes unsigned ones; minimums make up for it.
+const BIAS: i8 = -128;
+
+/// The AVX-512 side of a [`Format`]. Bytes are unsigned, those of a signed format plus 128.
+pub(in crate::kernels) trait Turned: Format {
+    /// Bytes of group `j`: vector i has the elements 4 i to 4 i + 3 of each row.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW; the step has the group.
+    unsafe fn group(w: Words<'_>, j: usize) -> [__m512i; 8];
+
+    /// Gives `put` scales and minimums of the first `n` groups of `SPAN` elements, with their number.
+    ///
+    /// # Safety
+    /// AVX-512 F, BW, DQ, F16C; the step has the groups.
+    unsafe fn each_scale(w: Words<'_>, n: usize, put: impl FnMut(usize, __m512, __m512));
+}
+
+macro_rules! turned {
+    ($name:ident, $w:ident, $j:ident, $group:expr, each $one:expr) => {
+        turned!($name, $w, $j, $group, |n, put| for $j in 0..n {
+            let (d, m): (__m512, __m512) = $one;
+            put($j, d, m);
+        });
+    };
+    ($name:ident, $w:ident, $j:ident, $group:expr, |$n:ident, $put:ident| $scales:expr) => {
+        impl Turned for $name {
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw")]
+            unsafe fn group($w: Words<'_>, $j: usize) -> [__m512i; 8] {
+                // SAFETY: the caller's step has what its format says, and only that is read.
+                unsafe { $group }
+            }
+
+            #[inline]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
+            unsafe fn each_scale($w: Words<'_>, $n: usize, mut $put: impl FnMut(usize, __m512, __m512)) {
+                // SAFETY: as above.
+                unsafe { $scales }
+            }
+        }
+    };
+}
+
+/// A scale with a minimum that is so many times as large.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn times(d: __m512, by: f32) -> (__m512, __m512) {
+    (d, _mm512_mul_ps(d, _mm512_set1_ps(by)))
+}
+
+turned!(Q4_0, w, j, w.nibbles(18 * j + 2), each times(w.half(18 * j), -8.0));
+turned!(Q4_1, w, j, w.nibbles(20 * j + 4), each w.halves(5 * j).into());
+turned!(Q5_0, w, j, w.five(22 * j + 2), each times(w.half(22 * j), -16.0));
+turned!(Q5_1, w, j, w.five(24 * j + 4), each w.halves(6 * j).into());
+turned!(
+    Q8_0, w, j,
+    w.run(34 * j + 2).map(|v| _mm512_xor_si512(v, _mm512_set1_epi8(BIAS))),
+    each times(w.half(34 * j), f32::from(BIAS))
+);
+turned!(
+    IQ4_NL, w, j,
+    lookup(&IQ4_VALUES, BIAS, w.nibbles(18 * j + 2)),
+    each times(w.half(18 * j), f32::from(BIAS))
+);
+turned!(
+    MXFP4, w, j,
+    lookup(&MXFP4_VALUES, MXFP4_OFFSET, w.nibbles(17 * j + 1)),
+    each {
+        // 2^(e - 128); the two smallest are subnormal.
+        let e = w.byte(17 * j);
+        let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
+        let least = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
+        let d = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), least);
+        times(_mm512_castsi512_ps(d), -f32::from(MXFP4_OFFSET))
+    }
+);
+
+turned!(Q2_K, w, j, w.run::<8>(16 + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |n, put| {
+    let (d, m) = (w.half(80), _mm512_sub_ps(_mm512_setzero_ps(), w.half(82)));
+    let packed: [_; 4] = std::array::from_fn(|i| w.word(i));
+    let (scales, mins) = (packed.map(|v| bits(v, 0, 15)), packed.map(|v| bits(v, 4, 15)));
+    for j in 0..n {
+        put(j, _mm512_mul_ps(d, number(&scales, j)), _mm512_mul_ps(m, number(&mins, j)));
+    }
+});
+turned!(
+    Q3_K,
+    w,
+    j,
+    {
+        let (low, high) = (w.run::<8>(32 + j / 4 * 32), w.run::<8>(0));
+        std::array::from_fn(|i| {
+            let high = _mm512_slli_epi16::<2>(bits(high[i], j, 1));
+            _mm512_or_si512(bits(low[i], 2 * (j % 4), 3), high)
+        })
+    },
+    |n, put| {
+        // 16 low halves in two words; their high bits, four to a byte, in a third.
+        let (d, low, high) = (w.half(108), [w.word(24), w.word(25)], w.word(26));
+        let scale: [_; 4] = std::array::from_fn(|i| {
+            let high = _mm512_slli_epi16::<4>(bits(high, 2 * i, 3));
+            _mm512_or_si512(bits(low[i % 2], i / 2 * 4, 15), high)
+        });
+        for j in 0..n {
+            let (d, m) = times(_mm512_mul_ps(d, _mm512_sub_ps(number(&scale, j), _mm512_set1_ps(32.0))), -4.0);
+            put(j, d, m);
+        }
+    }
+);
+turned!(Q4_K, w, j, w.run::<8>(16 + j / 2 * 32).map(|v| bits(v, 4 * (j % 2), 15)), |n, put| k4_scales(w, n, &mut put));
+turned!(
+    Q5_K,
+    w,
+    j,
+    {
+        let (low, high) = (w.run::<8>(48 + j / 2 * 32), w.run::<8>(16));
+        std::array::from_fn(|i| {
+            let high = _mm512_slli_epi16::<4>(bits(high[i], j, 1));
+            _mm512_or_si512(bits(low[i], 4 * (j % 2), 15), high)
+        })
+    },
+    |n, put| k4_scales(w, n, &mut put)
+);
+turned!(
+    Q6_K,
+    w,
+    j,
+    {
+        let (half, r) = (j / 4, j % 4);
+        let (low, high) = (w.run::<8>(half * 64 + r % 2 * 32), w.run::<8>(128 + half * 32));
+        std::array::from_fn(|i| {
+            let high = _mm512_slli_epi16::<4>(bits(high[i], 2 * r, 3));
+            _mm512_or_si512(bits(low[i], 4 * (r / 2), 15), high)
+        })
+    },
+    |n, put| {
+        let d = w.half(208);
+        for j in 0..n {
+            // To the top of the lane and back, which keeps the sign.
+            let top = _mm512_sllv_epi32(w.word(48 + j / 4), _mm512_set1_epi32(24 - 8 * (j % 4) as i32));
+            let (d, m) = times(_mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))), -32.0);
+            put(j, d, m);
+        }
+    }
+);
+turned!(IQ4_XS, w, j, lookup(&IQ4_VALUES, BIAS, w.nibbles(8 + 16 * j)), |n, put| {
+    let (d, high, low) = (w.half(0), _mm512_srli_epi32::<16>(w.word(0)), w.word(1));
+    for j in 0..n {
+        let low = _mm512_and_si512(right32(low, 4 * j), _mm512_set1_epi32(15));
+        let high = _mm512_slli_epi32::<4>(_mm512_and_si512(right32(high, 2 * j), _mm512_set1_epi32(3)));
+        let scale = _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32));
+        let (d, m) = times(_mm512_mul_ps(d, _mm512_cvtepi32_ps(scale)), f32::from(BIAS));
+        put(j, d, m);
+    }
+});
+
+/// Scales and minimums of Q4_K and Q5_K, 6 bits each in 12 bytes.
+///
+/// # Safety
+/// See [`Turned::each_scale`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
+unsafe fn k4_scales(w: Words<'_>, n: usize, put: &mut impl FnMut(usize, __m512, __m512)) {
+    // SAFETY: the caller's step begins with both.
+    let (d, m, [scales, mins]) = unsafe { (w.half(0), w.half(2), w.six_bits()) };
+    let m = _mm512_sub_ps(_mm512_setzero_ps(), m);
+    for j in 0..n {
+        put(j, _mm512_mul_ps(d, number(&scales, j)), _mm512_mul_ps(m, number(&mins, j)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Isa;
+    use crate::kernels::format::tests::{weights, wild};
+    use crate::kernels::format::with_format;
+    use crate::kernels::isa::Kind;
+
+    /// Sixteen rows of `n` groups each, end to end, as columns.
+    fn check<F: Turned>(rows: &[Vec<u8>; ROWS], n: usize) {
+        let dtype = F::DTYPE;
+        let lanes = |v: __m512| -> [f32; ROWS] {
+            // SAFETY: both are 64 bytes of floats.
+            unsafe { std::mem::transmute(v) }
+        };
+        let mut buffer = Buffer::new();
+        let mut scales = Vec::new();
+        let mut groups = Vec::new();
+        // SAFETY: the caller saw that AVX-512 is there, and the rows have n groups.
+        unsafe {
+            let pointers = rows.each_ref().map(|row| row.as_ptr());
+            let step = buffer.turn(&pointers, 0, rows[0].len());
+            F::each_scale(step, n * (32 / F::SPAN), |j, d, m| scales.push((j, lanes(d), lanes(m))));
+            groups.extend((0..n).map(|j| std::mem::transmute::<[__m512i; 8], [[[u8; 4]; ROWS]; 8]>(F::group(step, j))));
+        }
+        assert_eq!(scales.len(), n * (32 / F::SPAN));
+        let bias = if F::BITS == 8 { 128u8 } else { 0 };
+        for (r, row) in rows.iter().enumerate() {
+            let want = F::scales(row);
+            for (i, (j, d, m)) in scales.iter().enumerate() {
+                assert_eq!(i, *j);
+                let min = want.m[i] - f32::from(bias) * want.d[i];
+                for (got, want) in [(d[r], want.d[i]), (m[r], min)] {
+                    assert!((got - want).abs() <= 1e-6 * want.abs(), "{dtype} row {r} scale {i}: {got}, not {want}");
+                }
+            }
+            for (j, group) in groups.iter().enumerate() {
+                let got: Vec<u8> = group.iter().flat_map(|words| words[r]).collect();
+                assert_eq!(got, F::unpack(row, j).map(|q| q.wrapping_add(bias)), "{dtype} row {r} group {j}");
+            }
+        }
+    }
+
+    #[test]
+    fn sixteen_rows_are_what_the_plain_version_is() {
+        if !Isa::available().iter().any(|isa| isa.kind() == Kind::Avx512) {
+            eprintln!("skipped: this processor has no AVX-512 with VNNI");
+            return;
+        }
+        for dtype in outboard_core::DType::ALL {
+            // Whole steps and those at the end of a row.
+            let sizes: &[usize] = if dtype.block_len() == 256 { &[8] } else { &[8, 5, 2, 1] };
+            for (&n, make) in
+                sizes.iter().flat_map(|n| [(n, weights as fn(_, _, _) -> _), (n, wild as fn(_, _, _) -> _)])
+            {
+                with_format!(dtype, F => check::<F>(&std::array::from_fn(|r| make(dtype, 32 * n, r as u32)), n));
+            }
+        }
+    }
+}
