@@ -32,8 +32,11 @@ macro_rules! by_type {
 
 /// Keys of a tile: its values stay in the nearest cache, scores in the next.
 const TILE: usize = 128;
-/// Most queries that are worked on together: what is done for a tile is divided by as many.
-pub const QUERIES: usize = 96;
+/// Most queries that a tile is prepared for once.
+pub const QUERIES: usize = 512;
+/// Queries that are worked on together. With more, a tile's columns come to the nearest cache less often; but those of early tokens are
+/// multiplied with keys that later ones beside them see, for nothing.
+const BESIDE: usize = 48;
 /// Elements of the longest vector.
 const MOST_LANES: usize = 16;
 const _: () = assert!(TILE.is_multiple_of(MOST_LANES));
@@ -163,10 +166,10 @@ pub unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mu
 /// As there.
 unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
     let (n, d, dv) = (queries.len(), heads.k.k, heads.v.k);
-    let memory = scratch.floats(n * (d + TILE + dv) + TILE * (2 * d + dv) + TILE);
+    let memory = scratch.floats(n * (d + dv) + BESIDE * TILE + TILE * (2 * d + dv) + TILE);
     let (q, memory) = memory.split_at_mut(n * d);
-    let (scores, memory) = memory.split_at_mut(n * TILE);
     let (acc, memory) = memory.split_at_mut(n * dv);
+    let (scores, memory) = memory.split_at_mut(BESIDE * TILE);
     let (k_tile, memory) = memory.split_at_mut(TILE * d);
     let (turned, memory) = memory.split_at_mut(TILE * d);
     let (v_tile, memory) = memory.split_at_mut(TILE * dv);
@@ -178,68 +181,54 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
         rows::scale(isa, to, heads.scale, 0.0);
     }
     let mut running = [Running { max: f32::NEG_INFINITY, sum: 0.0 }; QUERIES];
-    let seen = queries.iter().filter(|q| !q.keys.is_empty());
-    let first = seen.clone().map(|q| q.keys.start).min().unwrap_or(0);
-    let end = seen.map(|q| q.keys.end).max().unwrap_or(0);
-    let mut next = first;
-    while next < end {
-        let keys = next..(next / TILE * TILE + TILE).min(end);
+    let groups: Vec<Range<usize>> = queries.chunks(BESIDE).map(seen).collect();
+    let all = seen(queries);
+    let mut next = all.start;
+    while next < all.end {
+        let keys = next..(next / TILE * TILE + TILE).min(all.end);
         next = keys.end;
         // SAFETY: these keys are seen by some query, hence valid.
         let (k, mut v) = unsafe { (as_floats(heads.k, &keys, k_tile), as_floats(heads.v, &keys, v_tile)) };
         if heads.many {
-            scores.fill(0.0);
-            let width = keys.len().next_multiple_of(MOST_LANES);
-            let columns = Rows { data: turned.as_ptr().cast(), stride: TILE * 4, dtype: DType::F32, k: width };
-            let factors = Factors { data: q.as_ptr(), stride: d, n };
-            // SAFETY: k and v have as many rows; turned has d rows of TILE, scores n, and v_tile room for the values.
+            // SAFETY: k and v have as many rows; turned has d rows of TILE, and v_tile room for the values.
             unsafe {
                 by_type!(k.dtype, turn(isa, k, keys.len(), turned.as_mut_ptr()));
-                add_rows::<f32>(isa, factors, columns, d, Out { data: scores.as_mut_ptr(), stride: TILE });
                 if v.dtype != DType::F32 {
                     by_type!(v.dtype, widen(isa, v, keys.len(), v_tile.as_mut_ptr()));
                     v = Rows { data: v_tile.as_ptr().cast(), stride: dv * 4, dtype: DType::F32, k: dv };
                 }
             }
-        } else {
-            let out = Out { data: scores.as_mut_ptr(), stride: TILE };
-            // SAFETY: k has as many rows, q n columns, scores room for both.
-            unsafe { mul_mat_float(isa, k, 0..keys.len(), q.as_ptr(), d, n, out) };
         }
-        for (i, query) in queries.iter().enumerate() {
-            let s = &mut scores[i * TILE..][..keys.len()];
-            let from = query.keys.start.clamp(keys.start, keys.end);
-            let to = query.keys.end.clamp(from, keys.end);
-            let (before, rest) = s.split_at_mut(from - keys.start);
-            let (s, behind) = rest.split_at_mut(to - from);
-            before.fill(0.0);
-            behind.fill(0.0);
-            if s.is_empty() {
+        for (g, seen) in groups.iter().enumerate() {
+            // Where the last of them see no further, nor does the tile go.
+            let keys = keys.start..keys.end.min(seen.end);
+            if keys.end <= keys.start.max(seen.start) {
                 continue;
             }
-            if heads.softcap != 0.0 {
-                softcap(isa, s, heads.softcap);
+            let from = g * BESIDE;
+            let beside = &queries[from..(from + BESIDE).min(n)];
+            let (q, out) = (q[from * d..].as_ptr(), Out { data: scores.as_mut_ptr(), stride: TILE });
+            if heads.many {
+                let width = keys.len().next_multiple_of(MOST_LANES);
+                let columns = Rows { data: turned.as_ptr().cast(), stride: TILE * 4, dtype: DType::F32, k: width };
+                let factors = Factors { data: q, stride: d, n: beside.len() };
+                // SAFETY: turned has d rows of TILE, q as many numbers for each query, and there is room for their scores.
+                unsafe { put_rows::<f32>(isa, factors, columns, d, out) };
+            } else {
+                // SAFETY: k has as many rows, q as many columns, and there is room for both.
+                unsafe { mul_mat_float(isa, k, 0..keys.len(), q, d, beside.len(), out) };
             }
-            if let Some(mask) = query.mask {
-                let mask_tile = &mut mask_tile[..s.len()];
-                // SAFETY: the mask has the keys that the query sees.
-                let mask = unsafe { mask_row(mask, from, mask_tile) };
-                rows::binary(isa, BinaryKind::Add, s, mask);
+            for (i, query) in beside.iter().enumerate() {
+                let s = &mut scores[i * TILE..][..keys.len()];
+                let acc = &mut acc[(from + i) * dv..][..dv];
+                // SAFETY: the ISA has its features; the mask is the caller's.
+                unsafe { weigh(isa, heads, query, &keys, s, mask_tile, &mut running[from + i], acc) };
             }
-            let r = &mut running[i];
-            // SAFETY: the ISA has its features.
-            let (max, sum) = unsafe { exps(isa, s, r.max) };
-            if max != r.max && r.sum != 0.0 {
-                let factor = (r.max - max).exp();
-                r.sum *= factor;
-                rows::scale(isa, &mut acc[i * dv..][..dv], factor, 0.0);
-            }
-            r.max = max;
-            r.sum += sum;
+            let p = Factors { data: scores.as_ptr(), stride: TILE, n: beside.len() };
+            let out = Out { data: acc[from * dv..].as_mut_ptr(), stride: dv };
+            // SAFETY: v has as many rows; scores and acc have those of the queries.
+            unsafe { by_type!(v.dtype, add_rows(isa, p, v, keys.len(), out)) };
         }
-        let (p, out) = (Factors { data: scores.as_ptr(), stride: TILE, n }, Out { data: acc.as_mut_ptr(), stride: dv });
-        // SAFETY: v has as many rows; scores and acc have n.
-        unsafe { by_type!(v.dtype, add_rows(isa, p, v, keys.len(), out)) };
     }
     for ((query, r), acc) in queries.iter().zip(&mut running).zip(acc.chunks_exact_mut(dv.max(1))) {
         let mut factor = 1.0;
@@ -254,6 +243,58 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
         // SAFETY: the caller's dv floats.
         unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr(), query.out, dv) };
     }
+}
+
+/// From the first to the last key that one of the queries sees.
+fn seen(queries: &[Query]) -> Range<usize> {
+    let some = queries.iter().map(|q| &q.keys).filter(|keys| !keys.is_empty());
+    let start = some.clone().map(|keys| keys.start).min().unwrap_or(0);
+    start..some.map(|keys| keys.end).max().unwrap_or(0)
+}
+
+/// Scores of a query for `keys` become weights of their values: zero where it sees none. What it got before, `acc`, shrinks if a score
+/// is larger than all before.
+///
+/// # Safety
+/// The mask has the keys that the query sees.
+#[allow(clippy::too_many_arguments)]
+unsafe fn weigh(
+    isa: Isa,
+    heads: &Heads,
+    query: &Query,
+    keys: &Range<usize>,
+    s: &mut [f32],
+    mask_tile: &mut [f32],
+    r: &mut Running,
+    acc: &mut [f32],
+) {
+    let from = query.keys.start.clamp(keys.start, keys.end);
+    let to = query.keys.end.clamp(from, keys.end);
+    let (before, rest) = s.split_at_mut(from - keys.start);
+    let (s, behind) = rest.split_at_mut(to - from);
+    before.fill(0.0);
+    behind.fill(0.0);
+    if s.is_empty() {
+        return;
+    }
+    if heads.softcap != 0.0 {
+        softcap(isa, s, heads.softcap);
+    }
+    if let Some(mask) = query.mask {
+        let mask_tile = &mut mask_tile[..s.len()];
+        // SAFETY: the caller's.
+        let mask = unsafe { mask_row(mask, from, mask_tile) };
+        rows::binary(isa, BinaryKind::Add, s, mask);
+    }
+    // SAFETY: the ISA has its features.
+    let (max, sum) = unsafe { exps(isa, s, r.max) };
+    if max != r.max && r.sum != 0.0 {
+        let factor = (r.max - max).exp();
+        r.sum *= factor;
+        rows::scale(isa, acc, factor, 0.0);
+    }
+    r.max = max;
+    r.sum += sum;
 }
 
 /// The rows `keys` as they are if they are floats, else converted into `tile`.
@@ -312,8 +353,15 @@ unsafe fn turn_body<L: Lanes, W: Element>(k: Rows, n: usize, to: *mut f32) {
             let mut c = 0;
             while c + L::N <= k.k {
                 let mut block = [L::splat(0.0); MOST_LANES];
-                for (r, row) in block.iter_mut().enumerate().take(here) {
-                    *row = W::lanes::<L>(at(j + r, c));
+                // A loop of a fixed length keeps them in registers.
+                if here == L::N {
+                    for (r, row) in block.iter_mut().enumerate().take(L::N) {
+                        *row = W::lanes::<L>(at(j + r, c));
+                    }
+                } else {
+                    for (r, row) in block.iter_mut().enumerate().take(here) {
+                        *row = W::lanes::<L>(at(j + r, c));
+                    }
                 }
                 L::turn(&mut block[..L::N]);
                 for (e, column) in block.iter().enumerate().take(L::N) {
@@ -384,29 +432,55 @@ per_lanes! {
     unsafe fn add_rows<W>(p: Factors, v: Rows, n: usize, acc: Out) = add_rows_body
 }
 
+per_lanes! {
+    /// [`add_rows`], but what was in `out` does not count.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn put_rows<W>(p: Factors, v: Rows, n: usize, out: Out) = put_rows_body
+}
+
 /// # Safety
 /// As [`add_rows`], with L's features.
 #[inline(always)]
 unsafe fn add_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, acc: Out) {
+    // SAFETY: the caller's.
+    unsafe { sums::<L, W, true>(p, v, n, acc) };
+}
+
+/// # Safety
+/// As [`put_rows`], with L's features.
+#[inline(always)]
+unsafe fn put_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, out: Out) {
+    // SAFETY: the caller's.
+    unsafe { sums::<L, W, false>(p, v, n, out) };
+}
+
+/// Both: `ADD` says whether what was there counts.
+///
+/// # Safety
+/// As [`add_rows_body`].
+#[inline(always)]
+unsafe fn sums<L: Lanes, W: Element, const ADD: bool>(p: Factors, v: Rows, n: usize, acc: Out) {
     // SAFETY: all indices are below the caller's.
     unsafe {
         let mut c = 0;
         // Only where there are 32 registers.
         while L::N == 16 && c + 4 * L::N <= v.k {
-            strip::<L, W, 4>(p, v, c, n, acc);
+            strip::<L, W, 4, ADD>(p, v, c, n, acc);
             c += 4 * L::N;
         }
         while c + 2 * L::N <= v.k {
-            strip::<L, W, 2>(p, v, c, n, acc);
+            strip::<L, W, 2, ADD>(p, v, c, n, acc);
             c += 2 * L::N;
         }
         while c + L::N <= v.k {
-            strip::<L, W, 1>(p, v, c, n, acc);
+            strip::<L, W, 1, ADD>(p, v, c, n, acc);
             c += L::N;
         }
         for c in c..v.k {
             for r in 0..p.n {
-                let mut sum = *acc.data.add(r * acc.stride + c);
+                let mut sum = if ADD { *acc.data.add(r * acc.stride + c) } else { 0.0 };
                 for j in 0..n {
                     sum += *p.from(r).add(j) * (*v.data.add(j * v.stride).cast::<W>().add(c)).one();
                 }
@@ -421,16 +495,22 @@ unsafe fn add_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, acc
 /// # Safety
 /// As [`add_rows_body`].
 #[inline(always)]
-unsafe fn strip<L: Lanes, W: Element, const C: usize>(p: Factors, v: Rows, c: usize, n: usize, acc: Out) {
+unsafe fn strip<L: Lanes, W: Element, const C: usize, const ADD: bool>(
+    p: Factors,
+    v: Rows,
+    c: usize,
+    n: usize,
+    acc: Out,
+) {
     for i in (0..p.n).step_by(4) {
         // SAFETY: the caller's rows.
         unsafe {
             let (here, acc) = (Factors { data: p.from(i), ..p }, Out { data: acc.data.add(i * acc.stride), ..acc });
             match p.n - i {
-                1 => tile::<L, W, 1, C>(here, v, c, n, acc),
-                2 => tile::<L, W, 2, C>(here, v, c, n, acc),
-                3 => tile::<L, W, 3, C>(here, v, c, n, acc),
-                _ => tile::<L, W, 4, C>(here, v, c, n, acc),
+                1 => tile::<L, W, 1, C, ADD>(here, v, c, n, acc),
+                2 => tile::<L, W, 2, C, ADD>(here, v, c, n, acc),
+                3 => tile::<L, W, 3, C, ADD>(here, v, c, n, acc),
+                _ => tile::<L, W, 4, C, ADD>(here, v, c, n, acc),
             }
         }
     }
@@ -441,7 +521,7 @@ unsafe fn strip<L: Lanes, W: Element, const C: usize>(p: Factors, v: Rows, c: us
 /// # Safety
 /// As [`add_rows_body`].
 #[inline(always)]
-unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
+unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize, const ADD: bool>(
     p: Factors,
     v: Rows,
     c: usize,
@@ -451,9 +531,11 @@ unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
     // SAFETY: the caller's.
     unsafe {
         let mut sum = [[L::splat(0.0); C]; R];
-        for (r, sum) in sum.iter_mut().enumerate() {
-            for (l, sum) in sum.iter_mut().enumerate() {
-                *sum = L::load(acc.data.add(r * acc.stride + c + l * L::N));
+        if ADD {
+            for (r, sum) in sum.iter_mut().enumerate() {
+                for (l, sum) in sum.iter_mut().enumerate() {
+                    *sum = L::load(acc.data.add(r * acc.stride + c + l * L::N));
+                }
             }
         }
         for j in 0..n {
