@@ -4,7 +4,8 @@
 //! a value that exists only for what this processor has, so tests can take every path and no kernel checks again.
 //!
 //! The quantized product: activations become 8-bit blocks ([`act`]); a format only says how a group of 32 weights turns
-//! into bytes with scales and minimums ([`mod@format`], `x86::unpack`, `neon::unpack`); everything else is shared: dot products row by row for a few
+//! into bytes with scales and minimums ([`mod@format`], `x86::unpack`, sixteen rows at once `x86::words`, `neon::unpack`); everything else is
+//! shared: dot products row by row for a few
 //! columns (bound by memory), and panels of unpacked, interleaved rows against tiles of columns for many ([`mul_mat`]).
 
 // Kernels step through several arrays with one index; zipping four iterators says less.

@@ -8,8 +8,8 @@ use crate::tensor::checked;
 use outboard_core::DType;
 use outboard_core::op::FlashAttn;
 
-/// Pieces for each thread, so that all end at about the same time.
-const PIECES: usize = 4;
+/// Pieces for each thread, so that all end at about the same time. With more, keys and values are prepared for each of them.
+const PIECES: usize = 2;
 /// Queries of a piece that are worth going through the keys for.
 const FEW: usize = 32;
 
@@ -34,12 +34,13 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         (0..out.n_rows()).for_each(|r| out.f32s_mut(out.unravel(r)).fill(0.0));
         return Ok(());
     }
-    // Few large pieces are less work, but each of several threads is to get some.
+    // Few large pieces are less work, but each of several threads is to get some, and as many as the others.
     let pieces = match cx.pool.threads() {
         1 => 1,
-        threads => (PIECES * threads).div_ceil(n_head_kv),
+        threads => (PIECES * threads).div_ceil(n_head_kv).next_multiple_of(threads / gcd(threads, n_head_kv)),
     };
-    let tokens = n_tokens.div_ceil(pieces).max(FEW / group).clamp(1, (QUERIES / group).max(1));
+    let most = n_tokens.div_ceil(pieces).max(FEW / group).clamp(1, (QUERIES / group).max(1));
+    let tokens = n_tokens.div_ceil(n_tokens.div_ceil(most));
     let blocks = n_tokens.div_ceil(tokens);
     let rows =
         |t: &T, head: usize| Rows { data: t.row([0, head, 0]), stride: t.nb()[1], dtype: t.dtype(), k: t.ne()[0] };
@@ -69,4 +70,9 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         with_scratch(|scratch| unsafe { attention(isa, &heads, &queries, scratch) });
     });
     Ok(())
+}
+
+/// The greatest common divisor of two numbers, of which `b` is not 0.
+fn gcd(a: usize, b: usize) -> usize {
+    if a == 0 { b } else { gcd(b % a, a) }
 }

@@ -5,7 +5,7 @@
 //! paid once per panel, not once per column.
 
 use super::unpack::Unpack;
-use super::words::{Buffer, ROWS, Turned};
+use super::words::{Buffer, MAX_WORDS, ROWS, Turned};
 use crate::kernels::act::ActBlock;
 use crate::kernels::panel::{Columns, Tile, step_floats, tiles};
 use std::arch::x86_64::*;
@@ -95,6 +95,7 @@ unsafe fn scales8<F: Unpack>(w: &[*const u8; 8], n: usize, to: *mut f32) {
 /// AVX-512 F, BW, DQ, VL; the rest as [`fill_avx2`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 pub(in crate::kernels) unsafe fn fill_vnni<F: Turned>(w: &[*const u8; ROWS], groups: usize, panel: *mut f32) {
+    const { assert!(F::STEP <= 4 * MAX_WORDS) };
     let mut buffer = Buffer::new();
     for b in 0..groups.div_ceil(8) {
         let n = (groups - 8 * b).min(8);

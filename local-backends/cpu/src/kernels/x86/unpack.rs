@@ -12,7 +12,7 @@ pub(in crate::kernels) struct VScales {
     pub(in crate::kernels) m: [__m256; 2],
 }
 
-/// The vector side of a [`Format`].
+/// The AVX2 side of a [`Format`], and all of a leaf: whoever has it has the AVX-512 side, too.
 pub(in crate::kernels) trait Unpack: Turned {
     /// As [`Format::scales`], but groups from `n` up get any finite number; minimums of a signed format are not used.
     ///

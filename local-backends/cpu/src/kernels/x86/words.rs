@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 pub(super) const ROWS: usize = 16;
 
 /// Words of the longest step, of Q8_0, made whole 16 bytes.
-const MAX_WORDS: usize = 68;
+pub(super) const MAX_WORDS: usize = 68;
 
 /// Where the columns of a step lie meanwhile.
 pub(in crate::kernels) struct Buffer([MaybeUninit<__m512i>; MAX_WORDS]);
@@ -33,6 +33,7 @@ impl Buffer {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(super) unsafe fn turn(&mut self, w: &[*const u8; ROWS], at: usize, bytes: usize) -> Words<'_> {
+        debug_assert!(bytes <= 4 * MAX_WORDS);
         let (whole, rest) = (bytes / 16, bytes % 16);
         let places = self.0.as_chunks_mut::<4>().0;
         for (i, to) in places.iter_mut().enumerate().take(whole) {
@@ -222,7 +223,7 @@ fn number(words: &[__m512i], j: usize) -> __m512 {
     _mm512_cvtepi32_ps(_mm512_and_si512(right32(words[j / 4], 8 * (j % 4)), _mm512_set1_epi32(0xff)))
 }
 
-/// What is added to signed bytes, because VPDPBUSD takes unsigned ones; minimums make up for it.
+/// Added to signed bytes, with wrapping, it makes them 128 more and unsigned, as VPDPBUSD wants them; as a minimum it makes up for it.
 const BIAS: i8 = -128;
 
 /// The AVX-512 side of a [`Format`]. Bytes are unsigned, those of a signed format plus 128.
@@ -236,7 +237,7 @@ pub(in crate::kernels) trait Turned: Format {
     /// Gives `put` scales and minimums of the first `n` groups of `SPAN` elements, with their number.
     ///
     /// # Safety
-    /// AVX-512 F, BW, DQ, F16C; the step has the groups.
+    /// AVX-512 F, BW; the step has the groups.
     unsafe fn each_scale(w: Words<'_>, n: usize, put: impl FnMut(usize, __m512, __m512));
 }
 
@@ -257,7 +258,7 @@ macro_rules! turned {
             }
 
             #[inline]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
+            #[target_feature(enable = "avx512f,avx512bw")]
             unsafe fn each_scale($w: Words<'_>, $n: usize, mut $put: impl FnMut(usize, __m512, __m512)) {
                 // SAFETY: as above.
                 unsafe { $scales }
@@ -384,7 +385,7 @@ turned!(IQ4_XS, w, j, lookup(&IQ4_VALUES, BIAS, w.nibbles(8 + 16 * j)), |n, put|
 /// # Safety
 /// See [`Turned::each_scale`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
+#[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn k4_scales(w: Words<'_>, n: usize, put: &mut impl FnMut(usize, __m512, __m512)) {
     // SAFETY: the caller's step begins with both.
     let (d, m, [scales, mins]) = unsafe { (w.half(0), w.half(2), w.six_bits()) };
@@ -401,6 +402,7 @@ mod tests {
     use crate::kernels::format::tests::{weights, wild};
     use crate::kernels::format::with_format;
     use crate::kernels::isa::Kind;
+    use outboard_core::DType;
 
     /// Sixteen rows of `n` groups each, end to end, as columns.
     fn check<F: Turned>(rows: &[Vec<u8>; ROWS], n: usize) {
@@ -443,13 +445,20 @@ mod tests {
             eprintln!("skipped: this processor has no AVX-512 with VNNI");
             return;
         }
-        for dtype in outboard_core::DType::ALL {
+        for dtype in DType::ALL {
             // Whole steps and those at the end of a row.
             let sizes: &[usize] = if dtype.block_len() == 256 { &[8] } else { &[8, 5, 2, 1] };
             for (&n, make) in
                 sizes.iter().flat_map(|n| [(n, weights as fn(_, _, _) -> _), (n, wild as fn(_, _, _) -> _)])
             {
-                with_format!(dtype, F => check::<F>(&std::array::from_fn(|r| make(dtype, 32 * n, r as u32)), n));
+                with_format!(dtype, F => {
+                    let mut rows: [Vec<u8>; ROWS] = std::array::from_fn(|r| make(dtype, 32 * n, r as u32));
+                    if F::DTYPE == DType::MXFP4 {
+                        // The least scales, which are subnormal, and a large one.
+                        rows.iter_mut().zip([0, 1, 2, 250]).for_each(|(row, e)| row[0] = e);
+                    }
+                    check::<F>(&rows, n);
+                });
             }
         }
     }
