@@ -152,8 +152,7 @@ unsafe fn exps_body<L: Lanes>(s: &mut [f32], at_least: f32) -> (f32, f32) {
 ///
 /// # Safety
 /// Every key from the first to the last that queries see must be valid in k and v (aligned to its elements), and those that a query sees
-/// in its mask; `q` must hold `k.k` floats;
-/// `out` must be valid for `v.k` floats, and nobody else's.
+/// in its mask; `q` must hold `k.k` floats; `out` must be valid for `v.k` floats, and nobody else's.
 pub unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
     for queries in queries.chunks(QUERIES) {
         // SAFETY: the caller's.
@@ -211,7 +210,7 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
             if keys.is_empty() {
                 continue;
             }
-            let v = Rows { data: v.data.wrapping_add(skip * v.stride), ..v };
+            let v = behind(v, skip);
             let from = g * BESIDE;
             let beside = &queries[from..(from + BESIDE).min(n)];
             let (q, out) = (q[from * d..].as_ptr(), Out { data: scores.as_mut_ptr(), stride: TILE });
@@ -223,9 +222,8 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
                 // SAFETY: turned has d rows of TILE, q as many numbers for each query, and there is room for their scores.
                 unsafe { put_rows::<f32>(isa, factors, columns, d, out) };
             } else {
-                let k = Rows { data: k.data.wrapping_add(skip * k.stride), ..k };
                 // SAFETY: k has as many rows, q as many columns, and there is room for both.
-                unsafe { mul_mat_float(isa, k, 0..keys.len(), q, d, beside.len(), out) };
+                unsafe { mul_mat_float(isa, behind(k, skip), 0..keys.len(), q, d, beside.len(), out) };
             }
             for (i, query) in beside.iter().enumerate() {
                 let s = &mut scores[i * TILE..][..keys.len()];
@@ -252,6 +250,11 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
         // SAFETY: the caller's dv floats.
         unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr(), query.out, dv) };
     }
+}
+
+/// All rows but the first `n`.
+fn behind(rows: Rows, n: usize) -> Rows {
+    Rows { data: rows.data.wrapping_add(n * rows.stride), ..rows }
 }
 
 /// From the first to the last key that one of the queries sees.
@@ -314,7 +317,7 @@ unsafe fn as_floats(r: Rows, keys: &Range<usize>, tile: &mut [f32]) -> Rows {
     // SAFETY: the caller's row.
     let row = |i: usize| unsafe { r.data.add(i * r.stride) };
     if r.dtype.is_float() {
-        return Rows { data: row(keys.start), ..r };
+        return behind(r, keys.start);
     }
     assert_eq!(r.dtype, DType::Q8_0, "attention to keys or values of {}", r.dtype);
     let bytes = r.dtype.row_bytes(r.k).unwrap_or(0);
@@ -362,15 +365,8 @@ unsafe fn turn_body<L: Lanes, W: Element>(k: Rows, n: usize, to: *mut f32) {
             let mut c = 0;
             while c + L::N <= k.k {
                 let mut block = [L::splat(0.0); MOST_LANES];
-                // A loop of a fixed length keeps them in registers.
-                if here == L::N {
-                    for (r, row) in block.iter_mut().enumerate().take(L::N) {
-                        *row = W::lanes::<L>(at(j + r, c));
-                    }
-                } else {
-                    for (r, row) in block.iter_mut().enumerate().take(here) {
-                        *row = W::lanes::<L>(at(j + r, c));
-                    }
+                for (r, row) in block.iter_mut().enumerate().take(here) {
+                    *row = W::lanes::<L>(at(j + r, c));
                 }
                 L::turn(&mut block[..L::N]);
                 for (e, column) in block.iter().enumerate().take(L::N) {

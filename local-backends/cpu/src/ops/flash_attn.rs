@@ -37,7 +37,11 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
     // Few large pieces are less work, but each of several threads is to get some, and as many as the others.
     let pieces = match cx.pool.threads() {
         1 => 1,
-        threads => (PIECES * threads).div_ceil(n_head_kv).next_multiple_of(threads / gcd(threads, n_head_kv)),
+        threads => {
+            let least = (PIECES * threads).div_ceil(n_head_kv);
+            let even = (least..least + threads).find(|pieces| (pieces * n_head_kv).is_multiple_of(threads));
+            even.unwrap_or(least)
+        }
     };
     let most = n_tokens.div_ceil(pieces).max(FEW / group).clamp(1, (QUERIES / group).max(1));
     let tokens = n_tokens.div_ceil(n_tokens.div_ceil(most));
@@ -70,9 +74,4 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         with_scratch(|scratch| unsafe { attention(isa, &heads, &queries, scratch) });
     });
     Ok(())
-}
-
-/// The greatest common divisor of two numbers, of which `b` is not 0.
-fn gcd(a: usize, b: usize) -> usize {
-    if a == 0 { b } else { gcd(b % a, a) }
 }

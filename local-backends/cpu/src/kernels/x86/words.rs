@@ -183,10 +183,9 @@ impl Words<'_> {
     unsafe fn six_bits(self) -> [[__m512i; 2]; 2] {
         // SAFETY: the caller's.
         let [scales, mins, low] = [1, 2, 3].map(|i| unsafe { self.word(i) });
-        let high = |v| _mm512_slli_epi16::<4>(bits(v, 6, 3));
         [
-            [bits(scales, 0, 63), _mm512_or_si512(bits(low, 0, 15), high(scales))],
-            [bits(mins, 0, 63), _mm512_or_si512(bits(low, 4, 15), high(mins))],
+            [bits(scales, 0, 63), above::<4>(bits(low, 0, 15), bits(scales, 6, 3))],
+            [bits(mins, 0, 63), above::<4>(bits(low, 4, 15), bits(mins, 6, 3))],
         ]
     }
 }
@@ -204,6 +203,13 @@ fn right32(v: __m512i, n: usize) -> __m512i {
 fn bits(v: __m512i, n: usize, mask: i8) -> __m512i {
     let v = if n == 0 { v } else { _mm512_srlv_epi16(v, _mm512_set1_epi16(n as i16)) };
     _mm512_and_si512(v, _mm512_set1_epi8(mask))
+}
+
+/// Each byte of `low`, which has `N` bits, with that of `high` above them.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn above<const N: u32>(low: __m512i, high: __m512i) -> __m512i {
+    _mm512_or_si512(low, _mm512_slli_epi32::<N>(high))
 }
 
 /// The table's value for each byte below 16, plus `offset`.
@@ -302,12 +308,8 @@ turned!(
 );
 
 turned!(Q2_K, w, j, w.run::<8>(16 + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |n, put| {
-    let (d, m) = (w.half(80), _mm512_sub_ps(_mm512_setzero_ps(), w.half(82)));
     let packed: [_; 4] = std::array::from_fn(|i| w.word(i));
-    let (scales, mins) = (packed.map(|v| bits(v, 0, 15)), packed.map(|v| bits(v, 4, 15)));
-    for j in 0..n {
-        put(j, _mm512_mul_ps(d, number(&scales, j)), _mm512_mul_ps(m, number(&mins, j)));
-    }
+    k_scales(w.halves(20), &packed.map(|v| bits(v, 0, 15)), &packed.map(|v| bits(v, 4, 15)), n, &mut put);
 });
 turned!(
     Q3_K,
@@ -315,18 +317,12 @@ turned!(
     j,
     {
         let (low, high) = (w.run::<8>(32 + j / 4 * 32), w.run::<8>(0));
-        std::array::from_fn(|i| {
-            let high = _mm512_slli_epi16::<2>(bits(high[i], j, 1));
-            _mm512_or_si512(bits(low[i], 2 * (j % 4), 3), high)
-        })
+        std::array::from_fn(|i| above::<2>(bits(low[i], 2 * (j % 4), 3), bits(high[i], j, 1)))
     },
     |n, put| {
         // 16 low halves in two words; their high bits, four to a byte, in a third.
         let (d, low, high) = (w.half(108), [w.word(24), w.word(25)], w.word(26));
-        let scale: [_; 4] = std::array::from_fn(|i| {
-            let high = _mm512_slli_epi16::<4>(bits(high, 2 * i, 3));
-            _mm512_or_si512(bits(low[i % 2], i / 2 * 4, 15), high)
-        });
+        let scale: [_; 4] = std::array::from_fn(|i| above::<4>(bits(low[i % 2], i / 2 * 4, 15), bits(high, 2 * i, 3)));
         for j in 0..n {
             let (d, m) = times(_mm512_mul_ps(d, _mm512_sub_ps(number(&scale, j), _mm512_set1_ps(32.0))), -4.0);
             put(j, d, m);
@@ -340,10 +336,7 @@ turned!(
     j,
     {
         let (low, high) = (w.run::<8>(48 + j / 2 * 32), w.run::<8>(16));
-        std::array::from_fn(|i| {
-            let high = _mm512_slli_epi16::<4>(bits(high[i], j, 1));
-            _mm512_or_si512(bits(low[i], 4 * (j % 2), 15), high)
-        })
+        std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (j % 2), 15), bits(high[i], j, 1)))
     },
     |n, put| k4_scales(w, n, &mut put)
 );
@@ -354,10 +347,7 @@ turned!(
     {
         let (half, r) = (j / 4, j % 4);
         let (low, high) = (w.run::<8>(half * 64 + r % 2 * 32), w.run::<8>(128 + half * 32));
-        std::array::from_fn(|i| {
-            let high = _mm512_slli_epi16::<4>(bits(high[i], 2 * r, 3));
-            _mm512_or_si512(bits(low[i], 4 * (r / 2), 15), high)
-        })
+        std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (r / 2), 15), bits(high[i], 2 * r, 3)))
     },
     |n, put| {
         let d = w.half(208);
@@ -380,7 +370,23 @@ turned!(IQ4_XS, w, j, lookup(&IQ4_VALUES, BIAS, w.nibbles(8 + 16 * j)), |n, put|
     }
 });
 
-/// Scales and minimums of Q4_K and Q5_K, 6 bits each in 12 bytes.
+/// Scales and minimums of Q2_K, Q4_K and Q5_K: two numbers times a byte of `scales` and of `mins` for each of `n` groups.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn k_scales(
+    [d, m]: [__m512; 2],
+    scales: &[__m512i],
+    mins: &[__m512i],
+    n: usize,
+    put: &mut impl FnMut(usize, __m512, __m512),
+) {
+    let m = _mm512_sub_ps(_mm512_setzero_ps(), m);
+    for j in 0..n {
+        put(j, _mm512_mul_ps(d, number(scales, j)), _mm512_mul_ps(m, number(mins, j)));
+    }
+}
+
+/// Those of Q4_K and Q5_K, 6 bits each in 12 bytes.
 ///
 /// # Safety
 /// See [`Turned::each_scale`].
@@ -388,11 +394,8 @@ turned!(IQ4_XS, w, j, lookup(&IQ4_VALUES, BIAS, w.nibbles(8 + 16 * j)), |n, put|
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn k4_scales(w: Words<'_>, n: usize, put: &mut impl FnMut(usize, __m512, __m512)) {
     // SAFETY: the caller's step begins with both.
-    let (d, m, [scales, mins]) = unsafe { (w.half(0), w.half(2), w.six_bits()) };
-    let m = _mm512_sub_ps(_mm512_setzero_ps(), m);
-    for j in 0..n {
-        put(j, _mm512_mul_ps(d, number(&scales, j)), _mm512_mul_ps(m, number(&mins, j)));
-    }
+    let (both, [scales, mins]) = unsafe { (w.halves(0), w.six_bits()) };
+    k_scales(both, &scales, &mins, n, put);
 }
 
 #[cfg(test)]
