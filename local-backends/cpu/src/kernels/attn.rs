@@ -8,6 +8,7 @@
 //! Tiles begin at multiples of their size, whatever the queries see, so that what a query gets does not depend on those beside it.
 
 use super::Isa;
+use super::ahead::Ahead;
 use super::float::mul_mat_float;
 use super::isa::per_isa;
 use super::mul_mat::{Out, Rows, Scratch};
@@ -32,6 +33,8 @@ macro_rules! by_type {
 
 /// Keys of a tile: few enough for strips of it to stay in the nearest cache.
 const TILE: usize = 128;
+/// Floats from one column of a tile's turned keys to the next: a power of two would bring them to few places of the nearest cache.
+const COLUMN: usize = TILE + MOST_LANES;
 /// Most queries that a tile is prepared for once.
 pub const QUERIES: usize = 512;
 /// Queries that are worked on together. With more, a tile's columns come to the nearest cache less often; but those of early tokens are
@@ -166,12 +169,12 @@ pub unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mu
 /// As there.
 unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
     let (n, d, dv) = (queries.len(), heads.k.k, heads.v.k);
-    let memory = scratch.floats(n * (d + dv) + BESIDE * TILE + TILE * (2 * d + dv) + TILE);
+    let memory = scratch.floats(n * (d + dv) + BESIDE * TILE + TILE * (d + dv) + COLUMN * d + TILE);
     let (q, memory) = memory.split_at_mut(n * d);
     let (acc, memory) = memory.split_at_mut(n * dv);
     let (scores, memory) = memory.split_at_mut(BESIDE * TILE);
     let (k_tile, memory) = memory.split_at_mut(TILE * d);
-    let (turned, memory) = memory.split_at_mut(TILE * d);
+    let (turned, memory) = memory.split_at_mut(COLUMN * d);
     let (v_tile, memory) = memory.split_at_mut(TILE * dv);
     let mask_tile = &mut memory[..TILE];
     acc.fill(0.0);
@@ -194,7 +197,7 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
         // SAFETY: these keys are between the first and the last that are seen.
         let (k, mut v) = unsafe { (as_floats(heads.k, &keys, k_tile), as_floats(heads.v, &keys, v_tile)) };
         if heads.many {
-            // SAFETY: k and v have as many rows; turned has d rows of TILE, and v_tile room for the values.
+            // SAFETY: k and v have as many rows; turned has d rows of COLUMN, and v_tile room for the values.
             unsafe {
                 by_type!(k.dtype, turn(isa, k, keys.len(), turned.as_mut_ptr()));
                 if v.dtype != DType::F32 {
@@ -203,6 +206,12 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
                 }
             }
         }
+        // One query does not give the time to ask for more.
+        let mut ahead = heads.many.then(|| {
+            let rows = (all.end - next).min(TILE);
+            [heads.k, heads.v]
+                .map(|r| Ahead::new(behind(r, next).data, r.stride, rows, r.dtype.row_bytes(r.k).unwrap_or(0), n))
+        });
         for (g, seen) in groups.iter().enumerate() {
             // What none of them sees at the ends of the tile is left out, by whole vectors in front.
             let skip = seen.start.saturating_sub(keys.start) / MOST_LANES * MOST_LANES;
@@ -217,15 +226,16 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
             if heads.many {
                 let width = keys.len().next_multiple_of(MOST_LANES);
                 let data = turned[skip..].as_ptr().cast();
-                let columns = Rows { data, stride: TILE * 4, dtype: DType::F32, k: width };
+                let columns = Rows { data, stride: COLUMN * 4, dtype: DType::F32, k: width };
                 let factors = Factors { data: q, stride: d, n: beside.len() };
-                // SAFETY: turned has d rows of TILE, q as many numbers for each query, and there is room for their scores.
+                // SAFETY: turned has d rows of COLUMN, q as many numbers for each query, and there is room for their scores.
                 unsafe { put_rows::<f32>(isa, factors, columns, d, out) };
             } else {
                 // SAFETY: k has as many rows, q as many columns, and there is room for both.
                 unsafe { mul_mat_float(isa, behind(k, skip), 0..keys.len(), q, d, beside.len(), out) };
             }
             for (i, query) in beside.iter().enumerate() {
+                ahead.iter_mut().flatten().for_each(|ahead| ahead.more(1));
                 let s = &mut scores[i * TILE..][..keys.len()];
                 let acc = &mut acc[(from + i) * dv..][..dv];
                 // SAFETY: the ISA has its features; the mask is the caller's.
@@ -346,10 +356,10 @@ unsafe fn mask_row(mask: MaskRow, from: usize, tile: &mut [f32]) -> &[f32] {
 }
 
 per_lanes! {
-    /// The first `n` keys of a tile as columns, [`TILE`] floats apart, padded with zeros to whole vectors.
+    /// The first `n` keys of a tile as columns, [`COLUMN`] floats apart, padded with zeros to whole vectors.
     ///
     /// # Safety
-    /// `k` has as many rows of W; `to` has room for `k.k` rows of [`TILE`].
+    /// `k` has as many rows of W; `to` has room for `k.k` rows of [`COLUMN`].
     unsafe fn turn<W>(k: Rows, n: usize, to: *mut f32) = turn_body
 }
 
@@ -370,13 +380,13 @@ unsafe fn turn_body<L: Lanes, W: Element>(k: Rows, n: usize, to: *mut f32) {
                 }
                 L::turn(&mut block[..L::N]);
                 for (e, column) in block.iter().enumerate().take(L::N) {
-                    column.store(to.add((c + e) * TILE + j));
+                    column.store(to.add((c + e) * COLUMN + j));
                 }
                 c += L::N;
             }
             for c in c..k.k {
                 for r in 0..L::N {
-                    *to.add(c * TILE + j + r) = if r < here { (*at(j + r, c)).one() } else { 0.0 };
+                    *to.add(c * COLUMN + j + r) = if r < here { (*at(j + r, c)).one() } else { 0.0 };
                 }
             }
         }

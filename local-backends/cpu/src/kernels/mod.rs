@@ -12,6 +12,7 @@
 #![allow(clippy::needless_range_loop)]
 
 pub mod act;
+mod ahead;
 pub mod attn;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod dot;

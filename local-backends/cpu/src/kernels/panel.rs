@@ -1,11 +1,8 @@
 //! What panels of weight rows have in common, whatever the instruction set: their memory, and the way over the columns.
 
 use super::act::ActBlock;
+use super::ahead::Ahead;
 use super::mul_mat::Out;
-#[cfg(target_arch = "aarch64")]
-use super::neon::panel::fetch;
-#[cfg(target_arch = "x86_64")]
-use super::x86::panel::fetch;
 
 /// Floats of a panel's step: 256 elements of `rows` rows in bytes, then scales, then minimums by group.
 pub(super) const fn step_floats(rows: usize, span: usize) -> usize {
@@ -24,47 +21,15 @@ macro_rules! tiles {
 }
 pub(super) use tiles;
 
-/// Rows that come next, asked for while others are worked on: side by side they are more than a processor foresees itself, and little by
-/// little, as it waits when it was asked for too much at a time.
-pub(super) struct Ahead {
-    first: *const u8,
-    stride: usize,
-    /// Lines of a row, and of all.
-    row: usize,
-    all: usize,
-    /// Lines that were asked for.
-    asked: usize,
-    /// Columns that are gone over meanwhile, and those that were.
-    columns: usize,
-    gone: usize,
-}
-
 /// What is asked for before the first column, as if so many had been gone over: unpacking a panel takes as long.
 const BEFORE: usize = 8;
 
-impl Ahead {
-    /// `rows` rows of `bytes` from `first` on, `stride` apart, while `columns` columns are gone over. Asks for the first.
-    pub(super) fn new(first: *const u8, stride: usize, rows: usize, bytes: usize, columns: usize) -> Ahead {
-        let row = bytes.div_ceil(LINE);
-        let mut ahead = Ahead { first, stride, row, all: row * rows, asked: 0, columns: columns + BEFORE, gone: 0 };
-        ahead.more(BEFORE);
-        ahead
-    }
-
-    /// Asks for more, on the way over `n` columns.
-    #[inline]
-    fn more(&mut self, n: usize) {
-        self.gone += n;
-        let end = (self.all * self.gone / self.columns).min(self.all);
-        for line in self.asked..end {
-            fetch(self.first.wrapping_add(line / self.row * self.stride + line % self.row * LINE));
-        }
-        self.asked = end;
-    }
+/// The `rows` rows of `bytes` from `first` on, `stride` apart, that are unpacked after a panel meets `columns` columns. Asks for the first.
+pub(super) fn ahead(first: *const u8, stride: usize, rows: usize, bytes: usize, columns: usize) -> Ahead {
+    let mut ahead = Ahead::new(first, stride, rows, bytes, BEFORE + columns);
+    ahead.more(BEFORE);
+    ahead
 }
-
-/// Bytes that come from memory together.
-const LINE: usize = 64;
 
 /// A panel and the columns that it meets.
 pub(super) struct Columns {

@@ -37,13 +37,6 @@ unsafe fn store(v: [int32x4_t; 4], out: *mut f32) {
     }
 }
 
-/// Asks for memory that will be read soon.
-#[inline]
-pub(in crate::kernels) fn fetch(p: *const u8) {
-    // SAFETY: fetching is a hint that no address can make fail.
-    unsafe { asm!("prfm pldl2keep, [{p}]", p = in(reg) p, options(readonly, nostack, preserves_flags)) };
-}
-
 /// Group `j` of four rows, interleaved, to `out`.
 ///
 /// # Safety

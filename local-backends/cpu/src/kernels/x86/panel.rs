@@ -32,13 +32,6 @@ fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
     [low(b0, b4), low(b1, b5), low(b2, b6), low(b3, b7), high(b0, b4), high(b1, b5), high(b2, b6), high(b3, b7)]
 }
 
-/// Asks for memory that will be read soon.
-#[inline]
-pub(in crate::kernels) fn fetch(p: *const u8) {
-    // SAFETY: fetching is a hint that no address can make fail.
-    unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
-}
-
 /// Unpacks a panel of 8 rows.
 ///
 /// # Safety
