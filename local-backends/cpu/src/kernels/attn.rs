@@ -118,10 +118,13 @@ unsafe fn exps_body<L: Lanes>(s: &mut [f32], at_least: f32) -> (f32, f32) {
     let mut last = [f32::NEG_INFINITY; MOST_LANES];
     let whole = s.len() / L::N * L::N;
     let (s, rest) = s.split_at_mut(whole);
-    last[..rest.len()].copy_from_slice(rest);
     // SAFETY: vectors of s, and `last`, which has the most that there can be.
     unsafe {
-        let (mut even, mut odd) = (L::splat(at_least).or_larger(L::load(last.as_ptr())), L::splat(f32::NEG_INFINITY));
+        let (mut even, mut odd) = (L::splat(at_least), L::splat(f32::NEG_INFINITY));
+        if !rest.is_empty() {
+            last[..rest.len()].copy_from_slice(rest);
+            even = even.or_larger(L::load(last.as_ptr()));
+        }
         for two in s.chunks(2 * L::N) {
             even = even.or_larger(L::load(two.as_ptr()));
             if two.len() > L::N {
@@ -136,9 +139,12 @@ unsafe fn exps_body<L: Lanes>(s: &mut [f32], at_least: f32) -> (f32, f32) {
             return (m, s.iter().chain(rest.iter()).sum());
         }
         let minus = L::splat(-m);
-        let mut sum = exp_negative(L::load(last.as_ptr()).add(minus));
-        sum.store(last.as_mut_ptr());
-        rest.copy_from_slice(&last[..rest.len()]);
+        let mut sum = L::splat(0.0);
+        if !rest.is_empty() {
+            sum = exp_negative(L::load(last.as_ptr()).add(minus));
+            sum.store(last.as_mut_ptr());
+            rest.copy_from_slice(&last[..rest.len()]);
+        }
         for v in s.chunks_exact_mut(L::N) {
             let e = exp_negative(L::load(v.as_ptr()).add(minus));
             e.store(v.as_mut_ptr());
