@@ -212,7 +212,7 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
                 }
             }
         }
-        // One query does not give the time to ask for more.
+        // The queries of one token do not give the time to ask for more.
         let mut ahead = heads.many.then(|| {
             let rows = (all.end - next).min(TILE);
             [heads.k, heads.v]

@@ -146,7 +146,7 @@ unsafe fn product<F: Leaf>(
                 // The last panel repeats its last row; what comes of it is not written.
                 let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
                 let next = (rows.end - i).min(2 * size) - n;
-                let ahead = ahead(w.data.add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
+                let ahead = ahead(w.data.wrapping_add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
                 let out = Out { data: out.data.add(i), ..out };
                 let columns = Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead };
                 if kind == Kind::Avx512 {

@@ -46,7 +46,7 @@ pub(super) unsafe fn product<F: Unpack>(
             let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
             let p: [*const u8; panel::ROWS] = std::array::from_fn(row);
             let next = (rows.end - i).min(2 * panel::ROWS) - n;
-            let ahead = ahead(w.data.add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
+            let ahead = ahead(w.data.wrapping_add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
             panel::fill::<F>(&p, groups, panel);
             let times = if sdot { panel::panel_dotprod::<F> } else { panel::panel_neon::<F> };
             let out = Out { data: out.data.add(i), ..out };
