@@ -215,8 +215,7 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
         // The queries of one token do not give the time to ask for more.
         let mut ahead = heads.many.then(|| {
             let rows = (all.end - next).min(TILE);
-            [heads.k, heads.v]
-                .map(|r| Ahead::new(behind(r, next).data, r.stride, rows, r.dtype.row_bytes(r.k).unwrap_or(0), n))
+            [heads.k, heads.v].map(|r| Ahead::new(r.behind(next).data, r.stride, rows, r.bytes(), n))
         });
         for (g, seen) in groups.iter().enumerate() {
             // What none of them sees at the ends of the tile is left out, by whole vectors in front.
@@ -225,7 +224,7 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
             if keys.is_empty() {
                 continue;
             }
-            let v = behind(v, skip);
+            let v = v.behind(skip);
             let from = g * BESIDE;
             let beside = &queries[from..(from + BESIDE).min(n)];
             let (q, out) = (q[from * d..].as_ptr(), Out { data: scores.as_mut_ptr(), stride: TILE });
@@ -238,7 +237,7 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
                 unsafe { put_rows::<f32>(isa, factors, columns, d, out) };
             } else {
                 // SAFETY: k has as many rows, q as many columns, and there is room for both.
-                unsafe { mul_mat_float(isa, behind(k, skip), 0..keys.len(), q, d, beside.len(), out) };
+                unsafe { mul_mat_float(isa, k.behind(skip), 0..keys.len(), q, d, beside.len(), out) };
             }
             for (i, query) in beside.iter().enumerate() {
                 ahead.iter_mut().flatten().for_each(|ahead| ahead.more(1));
@@ -266,11 +265,6 @@ unsafe fn some(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch
         // SAFETY: the caller's dv floats.
         unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr(), query.out, dv) };
     }
-}
-
-/// All rows but the first `n`.
-fn behind(rows: Rows, n: usize) -> Rows {
-    Rows { data: rows.data.wrapping_add(n * rows.stride), ..rows }
 }
 
 /// From the first to the last key that one of the queries sees.
@@ -333,10 +327,10 @@ unsafe fn as_floats(r: Rows, keys: &Range<usize>, tile: &mut [f32]) -> Rows {
     // SAFETY: the caller's row.
     let row = |i: usize| unsafe { r.data.add(i * r.stride) };
     if r.dtype.is_float() {
-        return behind(r, keys.start);
+        return r.behind(keys.start);
     }
     assert_eq!(r.dtype, DType::Q8_0, "attention to keys or values of {}", r.dtype);
-    let bytes = r.dtype.row_bytes(r.k).unwrap_or(0);
+    let bytes = r.bytes();
     for (to, i) in tile.chunks_exact_mut(r.k.max(1)).zip(keys.clone()) {
         // SAFETY: the caller's row.
         let done = dequantize_row(r.dtype, unsafe { std::slice::from_raw_parts(row(i), bytes) }, to);

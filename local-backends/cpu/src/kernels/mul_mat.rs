@@ -53,6 +53,18 @@ pub struct Rows {
     pub k: usize,
 }
 
+impl Rows {
+    /// All but the first `n`.
+    pub(super) fn behind(self, n: usize) -> Rows {
+        Rows { data: self.data.wrapping_add(n * self.stride), ..self }
+    }
+
+    /// Bytes of the elements of a row.
+    pub(super) fn bytes(self) -> usize {
+        self.dtype.row_bytes(self.k).unwrap_or(0)
+    }
+}
+
 /// A result: element (i, c) at `data + c * stride + i`.
 #[derive(Clone, Copy, Debug)]
 pub struct Out {
@@ -139,14 +151,14 @@ unsafe fn product<F: Leaf>(
             }
             let size = if kind == Kind::Avx512 { panel::MAX_ROWS } else { 8 };
             let groups = w.k / 32;
-            let row_bytes = w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes();
+            let bytes = w.bytes();
             let panel = scratch.floats(groups.div_ceil(8) * step_floats(size, F::SPAN)).as_mut_ptr();
             for i in rows.clone().step_by(size) {
                 let n = (rows.end - i).min(size);
                 // The last panel repeats its last row; what comes of it is not written.
                 let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
                 let next = (rows.end - i).min(2 * size) - n;
-                let ahead = ahead(w.data.wrapping_add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
+                let ahead = ahead(w.behind(i + n), next, bytes, n_cols);
                 let out = Out { data: out.data.add(i), ..out };
                 let columns = Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead };
                 if kind == Kind::Avx512 {
@@ -176,7 +188,7 @@ struct Step {
 /// See [`mul_mat`].
 unsafe fn portable<F: Format>(w: Rows, rows: Range<usize>, x: &[ActBlock], n_cols: usize, out: Out) {
     let blocks = act_blocks(w.k);
-    let bytes = F::DTYPE.row_bytes(w.k).unwrap_or(0);
+    let bytes = w.bytes();
     let mut steps = vec![Step { q: [0; 256], scales: Scales { d: [0.0; 16], m: [0.0; 16] } }; blocks];
     for i in rows {
         // SAFETY: row i is the caller's.

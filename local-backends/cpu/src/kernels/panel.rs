@@ -2,7 +2,7 @@
 
 use super::act::ActBlock;
 use super::ahead::Ahead;
-use super::mul_mat::Out;
+use super::mul_mat::{Out, Rows};
 
 /// Floats of a panel's step: 256 elements of `rows` rows in bytes, then scales, then minimums by group.
 pub(super) const fn step_floats(rows: usize, span: usize) -> usize {
@@ -24,9 +24,9 @@ pub(super) use tiles;
 /// What is asked for before the first column, as if so many had been gone over: unpacking a panel takes as long.
 const BEFORE: usize = 8;
 
-/// The `rows` rows of `bytes` from `first` on, `stride` apart, that are unpacked after a panel meets `columns` columns. Asks for the first.
-pub(super) fn ahead(first: *const u8, stride: usize, rows: usize, bytes: usize, columns: usize) -> Ahead {
-    let mut ahead = Ahead::new(first, stride, rows, bytes, BEFORE + columns);
+/// The first `n` of `rows`, of `bytes` each, that are unpacked after a panel meets `columns` columns. Asks for the first lines.
+pub(super) fn ahead(rows: Rows, n: usize, bytes: usize, columns: usize) -> Ahead {
+    let mut ahead = Ahead::new(rows.data, rows.stride, n, bytes, BEFORE + columns);
     ahead.more(BEFORE);
     ahead
 }

@@ -39,14 +39,14 @@ pub(super) unsafe fn product<F: Unpack>(
             return dot(Dots::new(w, rows, x, n_cols, out));
         }
         let panel = scratch.floats(groups.div_ceil(8) * step_floats(panel::ROWS, F::SPAN)).as_mut_ptr();
-        let row_bytes = w.k / F::DTYPE.block_len() * F::DTYPE.block_bytes();
+        let bytes = w.bytes();
         for i in rows.clone().step_by(panel::ROWS) {
             let n = (rows.end - i).min(panel::ROWS);
             // The last panel repeats its last row; what comes of it is not written.
             let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
             let p: [*const u8; panel::ROWS] = std::array::from_fn(row);
             let next = (rows.end - i).min(2 * panel::ROWS) - n;
-            let ahead = ahead(w.data.wrapping_add((i + n) * w.stride), w.stride, next, row_bytes, n_cols);
+            let ahead = ahead(w.behind(i + n), next, bytes, n_cols);
             panel::fill::<F>(&p, groups, panel);
             let times = if sdot { panel::panel_dotprod::<F> } else { panel::panel_neon::<F> };
             let out = Out { data: out.data.add(i), ..out };
