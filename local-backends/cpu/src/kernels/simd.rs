@@ -73,11 +73,11 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// Features.
     unsafe fn largest(self) -> f32;
-    /// Zero where `x` is less than `least`.
+    /// Elements where `a` is less than `b`, elsewhere those of `other`.
     ///
     /// # Safety
     /// Features.
-    unsafe fn unless_less(self, x: Self, least: Self) -> Self;
+    unsafe fn if_less(self, a: Self, b: Self, other: Self) -> Self;
     /// `2^n`, where `n` is in the lowest bits: any from -126 to 127.
     ///
     /// # Safety
@@ -85,27 +85,37 @@ pub(super) trait Lanes: Copy {
     unsafe fn power(self) -> Self;
 }
 
-/// e^x for x <= 0, as [`rows::exp`](super::rows::exp) but with fused sums, and zero where that is not a normal number.
+/// e^x for each x <= 0, as [`rows::exp`](super::rows::exp) but with fused sums, and zero where that is not a normal number. Each is a
+/// chain of instructions that wait for one another, so several vectors go side by side.
 ///
 /// # Safety
 /// L's features.
 #[inline(always)]
-pub(super) unsafe fn exp_negative<L: Lanes>(x: L) -> L {
+pub(super) unsafe fn exp_negative<L: Lanes, const M: usize>(x: [L; M]) -> [L; M] {
     // SAFETY: the caller's.
     unsafe {
+        let (zero, magic) = (L::splat(0.0), L::splat(EXP_MAGIC));
         // e^-87 is the last power of e^-1 that is normal.
         let least = L::splat(-87.0);
-        let y = x.or_larger(least);
-        let t = L::splat(EXP_MAGIC).fma(y, L::splat(LOG2_E));
-        let n = t.add(L::splat(-EXP_MAGIC));
         let [high, low] = EXP_LN_2;
-        let r = y.fma(n, L::splat(-high)).fma(n, L::splat(-low));
-        let mut p = L::splat(EXP_FIRST);
-        for c in EXP_NEXT {
-            p = L::splat(c).fma(p, r);
+        let (mut r, mut t) = (x, [zero; M]);
+        for (r, t) in r.iter_mut().zip(&mut t) {
+            let y = r.or_larger(least);
+            *t = magic.fma(y, L::splat(LOG2_E));
+            let n = t.add(L::splat(-EXP_MAGIC));
+            *r = y.fma(n, L::splat(-high)).fma(n, L::splat(-low));
         }
-        let power = t.power();
-        power.fma(power, r.fma(p, L::splat(0.0).fma(r, r))).unless_less(x, least)
+        let mut p = [L::splat(EXP_FIRST); M];
+        for c in EXP_NEXT {
+            for (p, r) in p.iter_mut().zip(r) {
+                *p = L::splat(c).fma(*p, r);
+            }
+        }
+        for (((p, r), t), x) in p.iter_mut().zip(r).zip(t).zip(x) {
+            let power = t.power();
+            *p = zero.if_less(x, least, power.fma(power, r.fma(*p, zero.fma(r, r))));
+        }
+        p
     }
 }
 
@@ -191,8 +201,8 @@ impl Lanes for Plain {
         self.0.into_iter().fold(f32::NEG_INFINITY, |m, v| if v > m { v } else { m })
     }
     #[inline(always)]
-    unsafe fn unless_less(self, x: Self, least: Self) -> Self {
-        self.map2(x.map2(least, |x, least| if x < least { 0.0 } else { 1.0 }), |a, keep| a * keep)
+    unsafe fn if_less(self, a: Self, b: Self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| if a.0[i] < b.0[i] { self.0[i] } else { other.0[i] }))
     }
     #[inline(always)]
     unsafe fn power(self) -> Self {
@@ -209,7 +219,7 @@ mod x86 {
         ($v:ty, $n:literal, $features:literal, $set1:ident, $load:ident, $store:ident, $fma:ident,
          half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, turn $turn:ident,
          fold $s:ident => $fold:expr, add $add:ident, max $max:ident, four $m:ident => $four:expr,
-         bits $bits:ident $floats:ident $shl:ident $add_bits:ident, less ($v1:ident, $x:ident, $least:ident) => $kept:expr) => {
+         bits $bits:ident $floats:ident $shl:ident $add_bits:ident, less ($v1:ident, $a:ident, $b:ident, $other:ident) => $chosen:expr) => {
             impl Lanes for $v {
                 const N: usize = $n;
 
@@ -299,9 +309,9 @@ mod x86 {
                 }
                 #[inline]
                 #[target_feature(enable = $features)]
-                unsafe fn unless_less(self, x: Self, least: Self) -> Self {
-                    let ($v1, $x, $least) = (self, x, least);
-                    $kept
+                unsafe fn if_less(self, a: Self, b: Self, other: Self) -> Self {
+                    let ($v1, $a, $b, $other) = (self, a, b, other);
+                    $chosen
                 }
                 #[inline]
                 #[target_feature(enable = $features)]
@@ -376,7 +386,7 @@ mod x86 {
     _mm256_castsi256_ps, turn turn8, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)),
     add _mm256_add_ps, max _mm256_max_ps, four m => _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m)),
     bits _mm256_castps_si256 _mm256_castsi256_ps _mm256_slli_epi32 _mm256_add_epi32,
-    less (v, x, least) => _mm256_and_ps(v, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, least)));
+    less (v, a, b, other) => _mm256_blendv_ps(other, v, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)));
     lanes!(__m512, 16, "avx512f", _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps,
     half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
     _mm512_castsi512_ps, turn turn16, fold v => {
@@ -388,7 +398,7 @@ mod x86 {
         let m = _mm256_max_ps(_mm512_castps512_ps256(m), high);
         _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m))
     }, bits _mm512_castps_si512 _mm512_castsi512_ps _mm512_slli_epi32 _mm512_add_epi32,
-    less (v, x, least) => _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, least), v));
+    less (v, a, b, other) => _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), other, v));
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -493,9 +503,9 @@ mod neon {
         }
         #[inline]
         #[target_feature(enable = "neon")]
-        unsafe fn unless_less(self, x: Self, least: Self) -> Self {
-            let kept = |v, x, least| vbslq_f32(vcltq_f32(x, least), vdupq_n_f32(0.0), v);
-            Neon(kept(self.0, x.0, least.0), kept(self.1, x.1, least.1))
+        unsafe fn if_less(self, a: Self, b: Self, other: Self) -> Self {
+            let chosen = |v, a, b, other| vbslq_f32(vcltq_f32(a, b), v, other);
+            Neon(chosen(self.0, a.0, b.0, other.0), chosen(self.1, a.1, b.1, other.1))
         }
         #[inline]
         #[target_feature(enable = "neon")]
