@@ -84,6 +84,10 @@ pub fn is_supported(dtype: DType) -> bool {
 #[cfg(target_arch = "x86_64")]
 const PANEL_COLUMNS: usize = 3;
 
+/// Columns from which two panels beside one another are worth their room in the nearest cache.
+#[cfg(target_arch = "x86_64")]
+const TWO_PANELS: usize = 9;
+
 /// `out[i, c] = w[i] . x[c]` for the rows `rows` of a quantized type and `n_cols` columns.
 ///
 /// The result of a column does not depend on how rows are divided among calls, but it does, in its last digits, on the ISA and
@@ -149,26 +153,34 @@ unsafe fn product<F: Leaf>(
                 let dot = if kind == Kind::Avx512 { dot::avx512::<F> } else { dot::avx2::<F> };
                 return dot(Dots::new(w, rows, x, n_cols, out));
             }
-            let size = if kind == Kind::Avx512 { panel::MAX_ROWS } else { 8 };
+            let size = if kind == Kind::Avx512 { panel::VNNI_ROWS } else { 8 };
+            let beside = if kind == Kind::Avx512 && n_cols >= TWO_PANELS { 2 } else { 1 };
             let groups = w.k / 32;
-            let bytes = w.bytes();
-            let panel = scratch.floats(groups.div_ceil(8) * step_floats(size, F::SPAN)).as_mut_ptr();
-            for i in rows.clone().step_by(size) {
-                let n = (rows.end - i).min(size);
+            let (bytes, steps) = (w.bytes(), groups.div_ceil(8));
+            let floats = steps * step_floats(size, F::SPAN);
+            let panel = scratch.floats(beside * floats).as_mut_ptr();
+            for i in rows.clone().step_by(beside * size) {
+                let n = (rows.end - i).min(beside * size);
                 // The last panel repeats its last row; what comes of it is not written.
                 let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
-                let next = (rows.end - i).min(2 * size) - n;
-                let ahead = ahead(w.behind(i + n), next, bytes, n_cols);
+                let next = (rows.end - i - n).min(beside * size);
+                let panels = n.div_ceil(size);
+                let mut ahead = ahead(w.behind(i + n), next, bytes, steps, panels, n_cols);
+                for p in 0..panels {
+                    let (first, panel) = (p * size, panel.add(p * floats));
+                    match kind {
+                        Kind::Avx512 => {
+                            let pointers: [_; panel::VNNI_ROWS] = std::array::from_fn(|r| row(first + r));
+                            panel::fill_vnni::<F>(&pointers, groups, panel, &mut ahead);
+                        }
+                        _ => panel::fill_avx2::<F>(&std::array::from_fn(|r| row(first + r)), groups, panel, &mut ahead),
+                    }
+                }
                 let out = Out { data: out.data.add(i), ..out };
                 let columns = Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead };
-                if kind == Kind::Avx512 {
-                    let p: [*const u8; 16] = std::array::from_fn(row);
-                    panel::fill_vnni::<F>(&p, groups, panel);
-                    panel::panel_vnni::<F>(columns);
-                } else {
-                    let p: [*const u8; 8] = std::array::from_fn(row);
-                    panel::fill_avx2::<F>(&p, groups, panel);
-                    panel::panel_avx2::<F>(columns);
+                match kind {
+                    Kind::Avx512 => panel::panel_vnni::<F>(columns),
+                    _ => panel::panel_avx2::<F>(columns),
                 }
             }
         },
@@ -270,9 +282,9 @@ mod tests {
             for (&k, make) in
                 ks.iter().flat_map(|k| [(k, weights as fn(_, _, u32) -> _), (k, wild as fn(_, _, u32) -> _)])
             {
-                let m = 37;
+                let m = 69;
                 let w: Vec<u8> = make(dtype, k * m, 11);
-                for n in [1, 2, 3, 4, 5, 7, 8, 17] {
+                for n in [1, 2, 3, 4, 5, 7, 8, 9, 17] {
                     let blocks = act_blocks(k);
                     let mut x = vec![ActBlock::ZERO; n * blocks];
                     for c in 0..n {
@@ -282,16 +294,22 @@ mod tests {
                     for isa in Isa::available() {
                         let stride = dtype.row_bytes(k).unwrap();
                         let rows = Rows { data: w.as_ptr(), stride, dtype, k };
-                        let mut y = vec![f32::NAN; m * n];
-                        let out = Out { data: y.as_mut_ptr(), stride: m };
-                        let mut scratch = Scratch::new();
-                        // In two pieces, so that a wrong start shows.
-                        for part in [0..19, 19..m] {
-                            // SAFETY: w has m rows, y m times n elements.
-                            unsafe { mul_mat(isa, rows, part, &x, n, out, &mut scratch) };
-                        }
+                        let product = |parts: &[Range<usize>]| {
+                            let mut y = vec![f32::NAN; m * n];
+                            let out = Out { data: y.as_mut_ptr(), stride: m };
+                            let mut scratch = Scratch::new();
+                            for part in parts {
+                                // SAFETY: w has m rows, y m times n elements.
+                                unsafe { mul_mat(isa, rows, part.clone(), &x, n, out, &mut scratch) };
+                            }
+                            y
+                        };
+                        let y = product(&[0..19, 19..m]);
                         let error = nmse(&want, &y);
                         assert!(error < 1e-10, "{dtype} {} k {k} n {n}: NMSE {error}", isa.name());
+                        let bits = |y: &[f32]| y.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+                        let whole = product(std::slice::from_ref(&(0..m)));
+                        assert_eq!(bits(&y), bits(&whole), "{dtype} {} k {k} n {n}: in pieces", isa.name());
                     }
                 }
             }

@@ -5,7 +5,7 @@ use crate::kernels::act::{ActBlock, act_blocks, quantize_act};
 use crate::kernels::float::mul_mat_float;
 use crate::kernels::mul_mat::{Out, Rows, mul_mat};
 
-/// Rows of weights in a piece are a multiple of this, the most that a kernel works on side by side.
+/// Rows of weights in a piece are a multiple of this, those of the largest panel.
 const ROW_UNIT: usize = 16;
 /// Bytes of columns that are worked on together, to stay in the second-level cache while rows go by.
 const COLUMN_BYTES: usize = 512 * 1024;

@@ -46,8 +46,8 @@ pub(super) unsafe fn product<F: Unpack>(
             let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
             let p: [*const u8; panel::ROWS] = std::array::from_fn(row);
             let next = (rows.end - i).min(2 * panel::ROWS) - n;
-            let ahead = ahead(w.behind(i + n), next, bytes, n_cols);
-            panel::fill::<F>(&p, groups, panel);
+            let mut ahead = ahead(w.behind(i + n), next, bytes, groups.div_ceil(8), 1, n_cols);
+            panel::fill::<F>(&p, groups, panel, &mut ahead);
             let times = if sdot { panel::panel_dotprod::<F> } else { panel::panel_neon::<F> };
             let out = Out { data: out.data.add(i), ..out };
             times(Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead });

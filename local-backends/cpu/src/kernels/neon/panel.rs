@@ -6,7 +6,8 @@
 use super::dot::fits;
 use super::unpack::Unpack;
 use crate::kernels::act::ActBlock;
-use crate::kernels::panel::{Columns, Tile, step_floats, tiles};
+use crate::kernels::ahead::Ahead;
+use crate::kernels::panel::{Columns, FILL, Tile, step_floats, tiles};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -59,9 +60,15 @@ unsafe fn fill_group<F: Unpack>(w: [*const u8; 4], j: usize, out: *mut f32) {
 /// # Safety
 /// Each of `w` points to a row of `groups` groups; `panel` to `ceil(groups / 8)` steps ([`step_floats`]).
 #[target_feature(enable = "neon")]
-pub(in crate::kernels) unsafe fn fill<F: Unpack>(w: &[*const u8; ROWS], groups: usize, panel: *mut f32) {
+pub(in crate::kernels) unsafe fn fill<F: Unpack>(
+    w: &[*const u8; ROWS],
+    groups: usize,
+    panel: *mut f32,
+    ahead: &mut Ahead,
+) {
     let spans = 256 / F::SPAN;
     for b in 0..groups.div_ceil(8) {
+        ahead.more(FILL);
         let n = (groups - 8 * b).min(8);
         for four in 0..ROWS / 4 {
             // SAFETY: steps of the caller's rows and panel.
@@ -233,6 +240,7 @@ unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: 
     out: *mut f32,
     out_stride: usize,
     rows: usize,
+    ahead: &mut Ahead,
 ) {
     // SAFETY: the features are the caller's; steps and blocks are within the caller's counts, and only the caller's rows are written.
     unsafe {
@@ -241,6 +249,7 @@ unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: 
             let q = panel.add(b * step_floats(ROWS, SPAN));
             let d = q.add(64 * ROWS);
             let m = d.add(256 / SPAN * ROWS);
+            ahead.more(N);
             for g in 0..(groups - 8 * b).min(8) * (32 / SPAN) {
                 let mut xq = [std::ptr::null(); N];
                 for c in 0..N {
@@ -284,9 +293,10 @@ unsafe fn tile_dotprod<const N: usize, const SPAN: usize, const MINS: bool>(
     out: *mut f32,
     out_stride: usize,
     rows: usize,
+    ahead: &mut Ahead,
 ) {
     // SAFETY: the features are on, the rest is the caller's.
-    unsafe { tile::<Sdot, N, SPAN, MINS>(panel, groups, x, blocks, out, out_stride, rows) }
+    unsafe { tile::<Sdot, N, SPAN, MINS>(panel, groups, x, blocks, out, out_stride, rows, ahead) }
 }
 
 /// [`tile`] by SMULL and SMLAL, with minimums unless `DEPTH` is that of signed bytes.
@@ -303,9 +313,10 @@ unsafe fn tile_neon<const N: usize, const SPAN: usize, const DEPTH: usize, const
     out: *mut f32,
     out_stride: usize,
     rows: usize,
+    ahead: &mut Ahead,
 ) {
     // SAFETY: the caller's.
-    unsafe { tile::<Plain<DEPTH>, N, SPAN, MINS>(panel, groups, x, blocks, out, out_stride, rows) }
+    unsafe { tile::<Plain<DEPTH>, N, SPAN, MINS>(panel, groups, x, blocks, out, out_stride, rows, ahead) }
 }
 
 /// A panel times `n_cols` columns.
@@ -313,13 +324,13 @@ unsafe fn tile_neon<const N: usize, const SPAN: usize, const DEPTH: usize, const
 /// # Safety
 /// The dot-product extension; see [`tile`].
 pub(in crate::kernels) unsafe fn panel_dotprod<F: Unpack>(columns: Columns) {
-    let tiles: [Tile; 4] = match (F::SPAN, F::BITS) {
-        (32, 8) => tiles!(tile_dotprod, 32, false),
-        (32, _) => tiles!(tile_dotprod, 32, true),
-        (_, _) => tiles!(tile_dotprod, 16, true),
+    let tiles: &[Tile] = match (F::SPAN, F::BITS) {
+        (32, 8) => tiles!(4, tile_dotprod, 32, false),
+        (32, _) => tiles!(4, tile_dotprod, 32, true),
+        (_, _) => tiles!(4, tile_dotprod, 16, true),
     };
     // SAFETY: the caller's panel, columns and output.
-    unsafe { columns.each(tiles[3], 4, tiles) }
+    unsafe { columns.each(tiles) }
 }
 
 /// A panel times `n_cols` columns.
@@ -329,13 +340,11 @@ pub(in crate::kernels) unsafe fn panel_dotprod<F: Unpack>(columns: Columns) {
 pub(in crate::kernels) unsafe fn panel_neon<F: Unpack>(columns: Columns) {
     const { assert!(F::BITS == 8 && F::SPAN == 32 || F::BITS < 8 && fits(F::BITS, F::SPAN as i32 / 4)) };
     // As many columns as leave everything in registers.
-    let up_to_2 = |one: Tile, two: Tile| ([one, two, two, two], 2);
-    let up_to_3 = |one: Tile, two: Tile, three: Tile| ([one, two, three, three], 3);
-    let (tiles, width) = match (F::SPAN, F::BITS) {
-        (32, 8) => up_to_2(tile_neon::<1, 32, 2, false>, tile_neon::<2, 32, 2, false>),
-        (32, _) => up_to_2(tile_neon::<1, 32, 8, true>, tile_neon::<2, 32, 8, true>),
-        (_, _) => up_to_3(tile_neon::<1, 16, 4, true>, tile_neon::<2, 16, 4, true>, tile_neon::<3, 16, 4, true>),
+    let tiles: &[Tile] = match (F::SPAN, F::BITS) {
+        (32, 8) => tiles!(2, tile_neon, 32, 2, false),
+        (32, _) => tiles!(2, tile_neon, 32, 8, true),
+        (_, _) => tiles!(3, tile_neon, 16, 4, true),
     };
     // SAFETY: the caller's panel, columns and output.
-    unsafe { columns.each(tiles[width - 1], width, tiles) }
+    unsafe { columns.each(tiles) }
 }

@@ -7,11 +7,12 @@
 use super::unpack::Unpack;
 use super::words::{Buffer, MAX_WORDS, ROWS, Turned};
 use crate::kernels::act::ActBlock;
-use crate::kernels::panel::{Columns, Tile, step_floats, tiles};
+use crate::kernels::ahead::Ahead;
+use crate::kernels::panel::{Columns, FILL, Tile, step_floats, tiles};
 use std::arch::x86_64::*;
 
-/// Most rows of a panel.
-pub(in crate::kernels) const MAX_ROWS: usize = ROWS;
+/// Rows of each panel with AVX-512.
+pub(in crate::kernels) const VNNI_ROWS: usize = ROWS;
 
 /// Transposes 8 x 8 lanes of 32 bits.
 #[inline]
@@ -37,8 +38,14 @@ fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
 /// # Safety
 /// AVX2 and F16C; each of `w` points to a row of `groups` groups; `panel` to `ceil(groups / 8)` steps ([`step_floats`]), aligned to 64 bytes.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::kernels) unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; 8], groups: usize, panel: *mut f32) {
+pub(in crate::kernels) unsafe fn fill_avx2<F: Unpack>(
+    w: &[*const u8; 8],
+    groups: usize,
+    panel: *mut f32,
+    ahead: &mut Ahead,
+) {
     for b in 0..groups.div_ceil(8) {
+        ahead.more(FILL);
         let n = (groups - 8 * b).min(8);
         // SAFETY: steps of the caller's rows and panel.
         unsafe {
@@ -87,10 +94,16 @@ unsafe fn scales8<F: Unpack>(w: &[*const u8; 8], n: usize, to: *mut f32) {
 /// # Safety
 /// AVX-512 F, BW, DQ, VL; the rest as [`fill_avx2`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(in crate::kernels) unsafe fn fill_vnni<F: Turned>(w: &[*const u8; ROWS], groups: usize, panel: *mut f32) {
+pub(in crate::kernels) unsafe fn fill_vnni<F: Turned>(
+    w: &[*const u8; ROWS],
+    groups: usize,
+    panel: *mut f32,
+    ahead: &mut Ahead,
+) {
     const { assert!(F::STEP <= 4 * MAX_WORDS) };
     let mut buffer = Buffer::new();
     for b in 0..groups.div_ceil(8) {
+        ahead.more(FILL);
         let n = (groups - 8 * b).min(8);
         // SAFETY: steps of the caller's rows and panel.
         unsafe {
@@ -111,13 +124,13 @@ pub(in crate::kernels) unsafe fn fill_vnni<F: Turned>(w: &[*const u8; ROWS], gro
     }
 }
 
-/// A panel of 16 unsigned rows times `N` columns, VNNI. Rows from `rows` up are not written.
+/// `V` panels of 16 unsigned rows, behind one another, times `N` columns, VNNI. Rows from `rows` up are not written.
 ///
 /// # Safety
-/// AVX-512 F, VL, BW, DQ, VNNI; a panel of `groups` groups; `N` columns of blocks, `blocks` apart; the addressed `out`.
+/// AVX-512 F, VL, BW, DQ, VNNI; panels of `groups` groups; `N` columns of blocks, `blocks` apart; the addressed `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 #[allow(clippy::too_many_arguments)]
-unsafe fn tile_vnni<const N: usize, const SPAN: usize>(
+unsafe fn tile_vnni<const N: usize, const V: usize, const SPAN: usize>(
     panel: *const f32,
     groups: usize,
     x: *const ActBlock,
@@ -125,42 +138,61 @@ unsafe fn tile_vnni<const N: usize, const SPAN: usize>(
     out: *mut f32,
     out_stride: usize,
     rows: usize,
+    ahead: &mut Ahead,
 ) {
     const R: usize = ROWS;
-    let mut sum = [_mm512_setzero_ps(); N];
+    let next = groups.div_ceil(8) * step_floats(R, SPAN);
+    let mut sum = [[_mm512_setzero_ps(); V]; N];
     for b in 0..groups.div_ceil(8) {
         // SAFETY: steps and blocks within the caller's counts.
         unsafe {
             let q = panel.add(b * step_floats(R, SPAN));
             let d = q.add(64 * R);
             let m = d.add(256 / SPAN * R);
+            ahead.more(N);
             let mut cols = [x; N];
             for (c, col) in cols.iter_mut().enumerate() {
                 *col = x.add(c * blocks + b);
             }
             for g in 0..(groups - 8 * b).min(8) * (32 / SPAN) {
-                let mut acc = [_mm512_setzero_si512(); N];
+                let mut acc = [[_mm512_setzero_si512(); V]; N];
                 for kk in 0..SPAN / 4 {
-                    let w = _mm512_load_si512(q.add((g * (SPAN / 4) + kk) * R).cast());
+                    let mut w = [_mm512_setzero_si512(); V];
+                    for (v, w) in w.iter_mut().enumerate() {
+                        *w = _mm512_load_si512(q.add(v * next + (g * (SPAN / 4) + kk) * R).cast());
+                    }
                     for c in 0..N {
                         let four = (*cols[c]).q.as_ptr().add(g * SPAN + 4 * kk).cast::<i32>();
-                        acc[c] = _mm512_dpbusd_epi32(acc[c], w, _mm512_set1_epi32(*four));
+                        let four = _mm512_set1_epi32(*four);
+                        for v in 0..V {
+                            acc[c][v] = _mm512_dpbusd_epi32(acc[c][v], w[v], four);
+                        }
                     }
                 }
-                let (dw, mw) = (_mm512_load_ps(d.add(g * R)), _mm512_load_ps(m.add(g * R)));
+                let (mut dw, mut mw) = ([_mm512_setzero_ps(); V], [_mm512_setzero_ps(); V]);
+                for v in 0..V {
+                    dw[v] = _mm512_load_ps(d.add(v * next + g * R));
+                    mw[v] = _mm512_load_ps(m.add(v * next + g * R));
+                }
                 for c in 0..N {
                     let dx = _mm512_set1_ps(*(*cols[c]).d.as_ptr().add(g * SPAN / 32));
                     let sx = if SPAN == 32 { (*cols[c]).s.as_ptr() } else { (*cols[c]).s16.as_ptr() };
-                    sum[c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc[c]), _mm512_mul_ps(dw, dx), sum[c]);
-                    sum[c] = _mm512_fmadd_ps(mw, _mm512_set1_ps(*sx.add(g)), sum[c]);
+                    let sx = _mm512_set1_ps(*sx.add(g));
+                    for v in 0..V {
+                        let product = _mm512_cvtepi32_ps(acc[c][v]);
+                        sum[c][v] = _mm512_fmadd_ps(product, _mm512_mul_ps(dw[v], dx), sum[c][v]);
+                        sum[c][v] = _mm512_fmadd_ps(mw[v], sx, sum[c][v]);
+                    }
                 }
             }
         }
     }
-    let mask = ((1u32 << rows) - 1) as __mmask16;
-    for (c, v) in sum.into_iter().enumerate() {
-        // SAFETY: the mask keeps to the caller's rows.
-        unsafe { _mm512_mask_storeu_ps(out.add(c * out_stride), mask, v) };
+    for (c, sum) in sum.into_iter().enumerate() {
+        for (v, sum) in sum.into_iter().enumerate() {
+            let mask = ((1u32 << rows.saturating_sub(v * R).min(R)) - 1) as __mmask16;
+            // SAFETY: the mask keeps to the caller's rows.
+            unsafe { _mm512_mask_storeu_ps(out.add(c * out_stride + v * R), mask, sum) };
+        }
     }
 }
 
@@ -179,6 +211,7 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
     out: *mut f32,
     out_stride: usize,
     rows: usize,
+    ahead: &mut Ahead,
 ) {
     const R: usize = 8;
     let ones = _mm256_set1_epi16(1);
@@ -189,6 +222,7 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
             let q = panel.add(b * step_floats(R, SPAN));
             let d = q.add(64 * R);
             let m = d.add(256 / SPAN * R);
+            ahead.more(N);
             let mut cols = [x; N];
             for (c, col) in cols.iter_mut().enumerate() {
                 *col = x.add(c * blocks + b);
@@ -243,18 +277,20 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
     }
 }
 
-/// A panel times `n_cols` columns.
+/// One panel or two times `n_cols` columns.
 ///
 /// # Safety
 /// AVX-512 with VNNI; see [`tile_vnni`].
 pub(in crate::kernels) unsafe fn panel_vnni<F: Unpack>(columns: Columns) {
-    const WIDE: usize = 8;
-    let (wide, tiles): (Tile, [Tile; 4]) = match F::SPAN {
-        32 => (tile_vnni::<WIDE, 32>, tiles!(tile_vnni, 32)),
-        _ => (tile_vnni::<WIDE, 16>, tiles!(tile_vnni, 16)),
+    // As many sums as registers hold. With two panels, a column's number is read once for both.
+    let tiles: &[Tile] = match (columns.rows > ROWS, F::SPAN) {
+        (false, 32) => tiles!(8, tile_vnni, 1, 32),
+        (false, _) => tiles!(8, tile_vnni, 1, 16),
+        (true, 32) => tiles!(6, tile_vnni, 2, 32),
+        (true, _) => tiles!(6, tile_vnni, 2, 16),
     };
-    // SAFETY: the caller's panel, columns and output.
-    unsafe { columns.each(wide, WIDE, tiles) }
+    // SAFETY: the caller's panels, columns and output.
+    unsafe { columns.each(tiles) }
 }
 
 /// A panel times `n_cols` columns.
@@ -263,14 +299,14 @@ pub(in crate::kernels) unsafe fn panel_vnni<F: Unpack>(columns: Columns) {
 /// AVX2 and FMA; see [`tile_avx2`].
 pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(columns: Columns) {
     // Two products of 63 * 127 fit 16 bits twice, two of 31 * 127 four times.
-    let tiles: [Tile; 4] = match (F::SPAN, F::BITS) {
-        (32, 8) => tiles!(tile_avx2, 32, 0),
-        (32, 6..) => tiles!(tile_avx2, 32, 2),
-        (32, _) => tiles!(tile_avx2, 32, 4),
-        (_, 8) => tiles!(tile_avx2, 16, 0),
-        (_, 6..) => tiles!(tile_avx2, 16, 2),
-        (_, _) => tiles!(tile_avx2, 16, 4),
+    let tiles: &[Tile] = match (F::SPAN, F::BITS) {
+        (32, 8) => tiles!(4, tile_avx2, 32, 0),
+        (32, 6..) => tiles!(4, tile_avx2, 32, 2),
+        (32, _) => tiles!(4, tile_avx2, 32, 4),
+        (_, 8) => tiles!(4, tile_avx2, 16, 0),
+        (_, 6..) => tiles!(4, tile_avx2, 16, 2),
+        (_, _) => tiles!(4, tile_avx2, 16, 4),
     };
     // SAFETY: the caller's panel, columns and output.
-    unsafe { columns.each(tiles[3], 4, tiles) }
+    unsafe { columns.each(tiles) }
 }
