@@ -7,7 +7,7 @@
 //! (the makespan of a proportionate flow shop: Pinedo, Scheduling, section 6.1). So all take as long, and as the middle between that
 //! and what small ones cost: later ones have fewer tokens, because attention to what is before them takes longer. What is computed
 //! is the same for every way of cutting, bit by bit, as long as there is no micro-batch of one token or two, whose products are other
-//! kernels' work: there is none if there are more tokens than two.
+//! kernels' work: there is none if there are more tokens than two, and five may come together.
 
 use crate::work::Work;
 use outboard_core::DeviceKind;
@@ -52,9 +52,10 @@ pub fn micro_batches(past: usize, n: usize, full: usize, devices: &[DeviceKind],
         }
     }
     let mut rest = n - sizes.iter().sum::<usize>();
-    if let Some(last) = sizes.last_mut().filter(|last| (1..FEWEST).contains(&rest) && **last >= 2 * FEWEST) {
-        *last -= FEWEST - rest;
-        rest = FEWEST;
+    if let Some(last) = sizes.last_mut().filter(|_| rest > 0) {
+        let more = FEWEST.min((*last + rest) / 2).saturating_sub(rest);
+        *last -= more;
+        rest += more;
     }
     sizes.extend(Some(rest).filter(|&rest| rest > 0));
     sizes
@@ -77,13 +78,13 @@ mod tests {
 
     #[test]
     fn all_tokens_in_pieces_that_fit() {
-        for full in [1, 2, 16, 31, 32, 64, 128, 512] {
+        for full in [1, 2, 3, 4, 5, 16, 31, 32, 64, 128, 512] {
             for devices in [&[][..], &[Cpu], &[Cpu, Gpu], &[Cpu; 5]] {
                 for (past, work) in [(0, FLAT), (0, GROWING), (30_000, GROWING)] {
                     for n in 0..1500 {
                         let sizes = micro_batches(past, n, full, devices, work);
                         assert_eq!(sizes.iter().sum::<usize>(), n);
-                        let least = if full < 2 * FEWEST { 1 } else { n.min(FEWEST) };
+                        let least = n.min(FEWEST).min(full.div_ceil(2));
                         let fit = sizes.iter().all(|&s| (least..=full).contains(&s));
                         assert!(fit, "{n} behind {past} {full} {devices:?}: {sizes:?}");
                     }
