@@ -99,7 +99,9 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scrat
     while next < all.end {
         let keys = next..(next / TILE * TILE + TILE).min(all.end);
         next = keys.end;
-        if !groups.iter().flatten().any(|group| group.seen.start < keys.end && keys.start < group.seen.end) {
+        let of = |group: &Group<'_>| keys.start.max(group.seen.start)..keys.end.min(group.seen.end);
+        let steps = groups.iter().flatten().map(|group| of(group).len().div_ceil(STEP)).sum();
+        if steps == 0 {
             continue;
         }
         // SAFETY: these keys are between the first and the last that are seen; the tiles have room for them.
@@ -109,8 +111,6 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scrat
             let v = as_floats(heads.v, &keys, plain);
             by_type!(v.dtype, widen(isa, v, keys.len(), v_tile.as_mut_ptr(), TILE * TOGETHER, TOGETHER));
         }
-        let of = |group: &Group<'_>| keys.start.max(group.seen.start)..keys.end.min(group.seen.end);
-        let steps = groups.iter().flatten().map(|group| of(group).len().div_ceil(STEP)).sum();
         let mut ahead = [heads.k, heads.v].map(|r| {
             let rows = (all.end - next).min(TILE);
             Ahead::new(r.behind(next).data, r.stride, rows, r.bytes(), steps)
