@@ -2,16 +2,12 @@
 
 use super::Isa;
 use super::act::{ActBlock, act_blocks};
-#[cfg(target_arch = "x86_64")]
-use super::dot::Dots;
 use super::format::{Format, Scales, with_format};
 use super::isa::Kind;
 #[cfg(target_arch = "aarch64")]
 use super::neon;
 #[cfg(target_arch = "x86_64")]
-use super::panel::{Columns, ahead, step_floats};
-#[cfg(target_arch = "x86_64")]
-use super::x86::{dot, panel};
+use super::x86;
 use outboard_core::DType;
 use std::ops::Range;
 
@@ -79,15 +75,6 @@ pub fn is_supported(dtype: DType) -> bool {
     with_format!(dtype, F => { F::SPAN }).is_some()
 }
 
-/// Columns from which unpacking rows into panels is faster than unpacking them for each column: measured with weights in memory, which
-/// panels read less evenly than rows.
-#[cfg(target_arch = "x86_64")]
-const PANEL_COLUMNS: usize = 3;
-
-/// Columns from which two panels beside one another are worth their room in the nearest cache.
-#[cfg(target_arch = "x86_64")]
-const TWO_PANELS: usize = 9;
-
 /// `out[i, c] = w[i] . x[c]` for the rows `rows` of a quantized type and `n_cols` columns.
 ///
 /// The result of a column does not depend on how rows are divided among calls, but it does, in its last digits, on the ISA and
@@ -148,42 +135,7 @@ unsafe fn product<F: Leaf>(
         kind => unsafe { neon::product::<F>(kind == Kind::NeonDot, w, rows, x, n_cols, out, scratch) },
         // SAFETY: the caller's memory; the ISA is there.
         #[cfg(target_arch = "x86_64")]
-        kind => unsafe {
-            if n_cols < PANEL_COLUMNS {
-                let dot = if kind == Kind::Avx512 { dot::avx512::<F> } else { dot::avx2::<F> };
-                return dot(Dots::new(w, rows, x, n_cols, out));
-            }
-            let size = if kind == Kind::Avx512 { panel::VNNI_ROWS } else { 8 };
-            let beside = if kind == Kind::Avx512 && n_cols >= TWO_PANELS { 2 } else { 1 };
-            let groups = w.k / 32;
-            let (bytes, steps) = (w.bytes(), groups.div_ceil(8));
-            let floats = steps * step_floats(size, F::SPAN);
-            let panel = scratch.floats(beside * floats).as_mut_ptr();
-            for i in rows.clone().step_by(beside * size) {
-                let n = (rows.end - i).min(beside * size);
-                // The last panel repeats its last row; what comes of it is not written.
-                let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
-                let next = (rows.end - i - n).min(beside * size);
-                let panels = n.div_ceil(size);
-                let mut ahead = ahead(w.behind(i + n), next, bytes, steps, panels, n_cols);
-                for p in 0..panels {
-                    let (first, panel) = (p * size, panel.add(p * floats));
-                    match kind {
-                        Kind::Avx512 => {
-                            let pointers: [_; panel::VNNI_ROWS] = std::array::from_fn(|r| row(first + r));
-                            panel::fill_vnni::<F>(&pointers, groups, panel, &mut ahead);
-                        }
-                        _ => panel::fill_avx2::<F>(&std::array::from_fn(|r| row(first + r)), groups, panel, &mut ahead),
-                    }
-                }
-                let out = Out { data: out.data.add(i), ..out };
-                let columns = Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead };
-                match kind {
-                    Kind::Avx512 => panel::panel_vnni::<F>(columns),
-                    _ => panel::panel_avx2::<F>(columns),
-                }
-            }
-        },
+        kind => unsafe { x86::product::<F>(kind == Kind::Avx512, w, rows, x, n_cols, out, scratch) },
     }
 }
 
@@ -313,6 +265,43 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// Long rows meet few columns in parts, and many as a whole.
+    #[test]
+    fn parts_of_rows_do_not_change_a_bit() {
+        for dtype in DType::ALL.into_iter().filter(|&d| is_supported(d)) {
+            // Parts of several sizes, and not whole steps where the type has smaller blocks.
+            let k = if dtype.block_len() == 256 { 2560 } else { 2592 };
+            let (m, most) = (37, 65);
+            let w = weights(dtype, k * m, 12);
+            let blocks = act_blocks(k);
+            let mut x = vec![ActBlock::ZERO; most * blocks];
+            for (c, x) in x.chunks_exact_mut(blocks).enumerate() {
+                quantize_act(Isa::PORTABLE, &noise(k, 200 + c as u32), x);
+            }
+            for isa in Isa::available() {
+                let product = |n: usize| -> Vec<u32> {
+                    let mut y = vec![f32::NAN; m * n];
+                    let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
+                    let out = Out { data: y.as_mut_ptr(), stride: m };
+                    // SAFETY: w has m rows, y m times n elements.
+                    unsafe { mul_mat(isa, rows, 0..m, &x[..n * blocks], n, out, &mut Scratch::new()) };
+                    y.iter().map(|v| v.to_bits()).collect()
+                };
+                let whole = product(most);
+                for n in [3, 8, 9, 64] {
+                    assert_eq!(product(n), whole[..m * n], "{dtype} {} {n} columns", isa.name());
+                }
+            }
+            let want = reference(dtype, &w, k, &x, 3);
+            let mut y = vec![f32::NAN; m * 3];
+            let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
+            let out = Out { data: y.as_mut_ptr(), stride: m };
+            // SAFETY: as above.
+            unsafe { mul_mat(Isa::detect(), rows, 0..m, &x[..3 * blocks], 3, out, &mut Scratch::new()) };
+            assert!(nmse(&want, &y) < 1e-10, "{dtype}: {}", nmse(&want, &y));
         }
     }
 

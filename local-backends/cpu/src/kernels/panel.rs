@@ -1,17 +1,30 @@
-//! What panels of weight rows have in common, whatever the instruction set: their memory, and the way over the columns.
+//! What panels of weight rows have in common, whatever the instruction set: the way over rows and columns, in parts that stay in the
+//! nearest cache.
 
-use super::act::ActBlock;
+use super::act::{ActBlock, act_blocks};
 use super::ahead::Ahead;
-use super::mul_mat::{Out, Rows};
+use super::mul_mat::{Out, Rows, Scratch};
+use std::ops::Range;
+
+/// The most rows that a panel can have.
+pub(super) const MAX_ROWS: usize = 16;
+
+/// With few columns, bytes of a panel that meet them before it goes on along the rows: two of them stay in the nearest cache, of 32 KiB at
+/// least.
+const PART_BYTES: usize = 18 * 1024;
+/// The most columns that are few; more of them would go by too often (measured, with weights in memory).
+const FEW_COLUMNS: usize = 64;
 
 /// Floats of a panel's step: 256 elements of `rows` rows in bytes, then scales, then minimums by group.
 pub(super) const fn step_floats(rows: usize, span: usize) -> usize {
     (64 + 2 * (256 / span)) * rows
 }
 
-/// A panel times as many columns as the function is for: the panel, its groups, the first column's blocks, blocks from one column
-/// to the next, the first column's output, floats from one column's output to the next, rows to be written, what to ask for at every step.
-pub(super) type Tile = unsafe fn(*const f32, usize, *const ActBlock, usize, *mut f32, usize, usize, &mut Ahead);
+/// Unpacks a part of rows, of so many groups, as a panel, and asks for [`FILL`] at every step. Of the rows, as many as a panel has.
+pub(super) type Fill = unsafe fn(&[*const u8; MAX_ROWS], usize, *mut f32, &mut Ahead);
+
+/// Panels times as many columns as the function is for, from this one on.
+pub(super) type Tile = unsafe fn(&Part, usize, &mut Ahead);
 
 /// Tiles of one column, of two, and so on, up to the number.
 macro_rules! tiles {
@@ -42,52 +55,103 @@ pub(super) use tiles;
 /// What is asked for at every step of unpacking a panel, as if it met so many columns: it takes as long.
 pub(super) const FILL: usize = 4;
 
-/// What is asked for of `rows`, of `bytes` in `steps` steps each, while `panels` panels are unpacked and meet `columns` columns: the first `n`
-/// of them. [`FILL`] is due at every step of a panel, then something at every step of every column.
-pub(super) fn ahead(rows: Rows, n: usize, bytes: usize, steps: usize, panels: usize, columns: usize) -> Ahead {
-    Ahead::new(rows.data, rows.stride, n, bytes, (panels * FILL + columns) * steps)
+/// How an instruction set makes panels of a format, and multiplies them.
+pub(super) struct Panels {
+    /// Rows of a panel.
+    pub(super) rows: usize,
+    /// Panels that meet a tile together.
+    pub(super) beside: usize,
+    /// Bytes of a row's step of 256 elements, and floats of a panel's ([`step_floats`]).
+    pub(super) step: usize,
+    pub(super) floats: usize,
+    pub(super) fill: Fill,
+    /// For one column, two, and so on.
+    pub(super) tiles: &'static [Tile],
 }
 
-/// A panel, or two, and the columns that they meet.
-pub(super) struct Columns {
-    /// One, or two behind one another if there are more `rows` than one has.
+/// A part of panels that lie behind one another, and all columns.
+pub(super) struct Part {
     pub(super) panel: *const f32,
     /// Groups of 32 weights of a row.
     pub(super) groups: usize,
+    /// The first column's blocks of this part, and blocks from one column to the next.
     pub(super) x: *const ActBlock,
-    pub(super) n: usize,
+    pub(super) blocks: usize,
     /// The first row's results.
     pub(super) out: Out,
     /// Rows that are written: the last panel of a matrix may have fewer than it is made for.
     pub(super) rows: usize,
-    pub(super) ahead: Ahead,
+    /// Whether results begin with what is there, of the parts before, and not with zero.
+    pub(super) go_on: bool,
 }
 
-impl Columns {
-    /// Goes over the columns in as few tiles as can be, all of about the same width. The tiles are for one column, two, and so on.
+impl Part {
+    /// The blocks and the results of column `c`.
     ///
     /// # Safety
-    /// As the tiles.
+    /// There is such a column.
     #[inline]
-    pub(super) unsafe fn each(mut self, tiles: &[Tile]) {
-        let blocks = self.groups.div_ceil(8);
-        let count = self.n.div_ceil(tiles.len());
-        for i in 0..count {
-            // So many columns lie before this tile and the next.
-            let [c, next] = [i, i + 1].map(|i| i * self.n / count);
-            // SAFETY: columns c..next are the caller's, and no more than there are tiles.
-            unsafe {
-                let (x, out) = (self.x.add(c * blocks), self.out.data.add(c * self.out.stride));
-                tiles[next - c - 1](
-                    self.panel,
-                    self.groups,
-                    x,
-                    blocks,
-                    out,
-                    self.out.stride,
-                    self.rows,
-                    &mut self.ahead,
-                );
+    pub(super) unsafe fn column(&self, c: usize) -> (*const ActBlock, *mut f32) {
+        // SAFETY: the caller's.
+        unsafe { (self.x.add(c * self.blocks), self.out.data.add(c * self.out.stride)) }
+    }
+}
+
+impl Panels {
+    /// The product of some rows with `n_cols` columns. How they are cut into parts does not change a bit.
+    ///
+    /// # Safety
+    /// As [`super::mul_mat::mul_mat`]; the processor has what the functions need.
+    #[inline(always)]
+    pub(super) unsafe fn product(
+        &self,
+        w: Rows,
+        rows: Range<usize>,
+        x: &[ActBlock],
+        n_cols: usize,
+        out: Out,
+        scratch: &mut Scratch,
+    ) {
+        let (groups, blocks, bytes) = (w.k / 32, act_blocks(w.k), w.bytes());
+        let most = if n_cols <= FEW_COLUMNS { PART_BYTES / (4 * self.floats) } else { blocks };
+        let parts = blocks.div_ceil(most.max(1));
+        let panel = scratch.floats(self.beside * blocks.div_ceil(parts) * self.floats).as_mut_ptr();
+        let together = self.beside * self.rows;
+        for first in rows.clone().step_by(together) {
+            let n = (rows.end - first).min(together);
+            let panels = n.div_ceil(self.rows);
+            let row = |r: usize| w.data.wrapping_add(r * w.stride);
+            // The next rows from end to end, whatever the parts: memory is fastest as one stream.
+            let next = (rows.end - first - n).min(together);
+            let mut ahead = Ahead::new(row(first + n), w.stride, next, bytes, (panels * FILL + n_cols) * blocks);
+            for part in 0..parts {
+                // Steps before this part and the next.
+                let [start, end] = [part, part + 1].map(|part| part * blocks / parts);
+                let groups = (groups - 8 * start).min(8 * (end - start));
+                let floats = (end - start) * self.floats;
+                for p in 0..panels {
+                    // The last panel repeats its last row; what comes of it is not written.
+                    let mut pointers = [std::ptr::null(); MAX_ROWS];
+                    let mut at = row(first + p * self.rows).wrapping_add(start * self.step);
+                    for (r, pointer) in pointers.iter_mut().enumerate().take(self.rows) {
+                        *pointer = at;
+                        at = at.wrapping_add(if p * self.rows + r + 1 < n { w.stride } else { 0 });
+                    }
+                    // SAFETY: groups of the caller's rows, and memory for as many panels.
+                    unsafe { (self.fill)(&pointers, groups, panel.add(p * floats), &mut ahead) };
+                }
+                // SAFETY: the caller's columns and results.
+                let (x, data) = unsafe { (x.as_ptr().add(start), out.data.add(first)) };
+                let out = Out { data, ..out };
+                let columns = Part { panel, groups, x, blocks, out, rows: n, go_on: part > 0 };
+                // As few tiles as can be, all of about the same width.
+                let count = n_cols.div_ceil(self.tiles.len());
+                for i in 0..count {
+                    // So many columns lie before this tile and the next.
+                    let [c, next] = [i, i + 1].map(|i| i * n_cols / count);
+                    // SAFETY: columns c..next are the caller's, and no more than there are tiles.
+                    unsafe { self.tiles[next - c - 1](&columns, c, &mut ahead) };
+                }
             }
         }
     }

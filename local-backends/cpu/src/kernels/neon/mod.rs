@@ -5,13 +5,12 @@
 pub(super) mod act;
 pub(super) mod dot;
 pub(super) mod half;
-pub(super) mod panel;
+mod panel;
 pub(super) mod unpack;
 
 use super::act::ActBlock;
 use super::dot::Dots;
 use super::mul_mat::{Out, Rows, Scratch};
-use super::panel::{Columns, ahead, step_floats};
 use std::ops::Range;
 use unpack::Unpack;
 
@@ -31,27 +30,14 @@ pub(super) unsafe fn product<F: Unpack>(
     out: Out,
     scratch: &mut Scratch,
 ) {
-    let groups = w.k / 32;
     // SAFETY: rows and columns are the caller's; the extension is there if it is asked for.
     unsafe {
         if n_cols < PANEL_COLUMNS {
             let dot = if sdot { dot::dotprod::<F> } else { dot::neon::<F> };
             return dot(Dots::new(w, rows, x, n_cols, out));
         }
-        let panel = scratch.floats(groups.div_ceil(8) * step_floats(panel::ROWS, F::SPAN)).as_mut_ptr();
-        let bytes = w.bytes();
-        for i in rows.clone().step_by(panel::ROWS) {
-            let n = (rows.end - i).min(panel::ROWS);
-            // The last panel repeats its last row; what comes of it is not written.
-            let row = |r: usize| w.data.add((i + r.min(n - 1)) * w.stride);
-            let p: [*const u8; panel::ROWS] = std::array::from_fn(row);
-            let next = (rows.end - i).min(2 * panel::ROWS) - n;
-            let mut ahead = ahead(w.behind(i + n), next, bytes, groups.div_ceil(8), 1, n_cols);
-            panel::fill::<F>(&p, groups, panel, &mut ahead);
-            let times = if sdot { panel::panel_dotprod::<F> } else { panel::panel_neon::<F> };
-            let out = Out { data: out.data.add(i), ..out };
-            times(Columns { panel, groups, x: x.as_ptr(), n: n_cols, out, rows: n, ahead });
-        }
+        let panels = if sdot { panel::panels_dotprod::<F>() } else { panel::panels_neon::<F>() };
+        panels.product(w, rows, x, n_cols, out, scratch);
     }
 }
 

@@ -5,14 +5,13 @@
 
 use super::dot::fits;
 use super::unpack::Unpack;
-use crate::kernels::act::ActBlock;
 use crate::kernels::ahead::Ahead;
-use crate::kernels::panel::{Columns, FILL, Tile, step_floats, tiles};
+use crate::kernels::panel::{FILL, MAX_ROWS, Panels, Part, Tile, step_floats, tiles};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
 /// Rows of a panel, two vectors.
-pub(in crate::kernels) const ROWS: usize = 8;
+const ROWS: usize = 8;
 
 /// Transposes 4 x 4 lanes of 32 bits.
 #[inline]
@@ -60,12 +59,7 @@ unsafe fn fill_group<F: Unpack>(w: [*const u8; 4], j: usize, out: *mut f32) {
 /// # Safety
 /// Each of `w` points to a row of `groups` groups; `panel` to `ceil(groups / 8)` steps ([`step_floats`]).
 #[target_feature(enable = "neon")]
-pub(in crate::kernels) unsafe fn fill<F: Unpack>(
-    w: &[*const u8; ROWS],
-    groups: usize,
-    panel: *mut f32,
-    ahead: &mut Ahead,
-) {
+unsafe fn fill<F: Unpack>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
     let spans = 256 / F::SPAN;
     for b in 0..groups.div_ceil(8) {
         ahead.more(FILL);
@@ -226,25 +220,28 @@ impl<const N: usize, const SPAN: usize, const DEPTH: usize> Span<N, SPAN> for Pl
     }
 }
 
-/// A panel times `N` columns. Rows from `rows` up are not written.
+/// A panel times `N` columns.
 ///
 /// # Safety
-/// S's features; a panel of `groups` groups; `N` columns of blocks, `blocks` apart; the addressed `out`.
+/// S's features; the part has `N` columns from `first` on.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
 unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: bool>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    blocks: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
+    part: &Part,
+    first: usize,
     ahead: &mut Ahead,
 ) {
     // SAFETY: the features are the caller's; steps and blocks are within the caller's counts, and only the caller's rows are written.
     unsafe {
+        let &Part { panel, groups, blocks, rows, .. } = part;
+        let (x, out) = part.column(first);
         let mut sum = [[vdupq_n_f32(0.0); 2]; N];
+        if part.go_on {
+            for (c, v) in sum.iter_mut().enumerate() {
+                let mut lanes = [0f32; ROWS];
+                std::ptr::copy_nonoverlapping(out.add(c * part.out.stride), lanes.as_mut_ptr(), rows);
+                *v = [vld1q_f32(lanes.as_ptr()), vld1q_f32(lanes.as_ptr().add(4))];
+            }
+        }
         for b in 0..groups.div_ceil(8) {
             let q = panel.add(b * step_floats(ROWS, SPAN));
             let d = q.add(64 * ROWS);
@@ -274,7 +271,7 @@ unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: 
             let mut lanes = [0f32; ROWS];
             vst1q_f32(lanes.as_mut_ptr(), v[0]);
             vst1q_f32(lanes.as_mut_ptr().add(4), v[1]);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * out_stride), rows);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * part.out.stride), rows);
         }
     }
 }
@@ -284,19 +281,13 @@ unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: 
 /// # Safety
 /// The dot-product extension; the rest as there.
 #[target_feature(enable = "neon,dotprod")]
-#[allow(clippy::too_many_arguments)]
 unsafe fn tile_dotprod<const N: usize, const SPAN: usize, const MINS: bool>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    blocks: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
+    part: &Part,
+    first: usize,
     ahead: &mut Ahead,
 ) {
     // SAFETY: the features are on, the rest is the caller's.
-    unsafe { tile::<Sdot, N, SPAN, MINS>(panel, groups, x, blocks, out, out_stride, rows, ahead) }
+    unsafe { tile::<Sdot, N, SPAN, MINS>(part, first, ahead) }
 }
 
 /// [`tile`] by SMULL and SMLAL, with minimums unless `DEPTH` is that of signed bytes.
@@ -304,47 +295,37 @@ unsafe fn tile_dotprod<const N: usize, const SPAN: usize, const MINS: bool>(
 /// # Safety
 /// As there.
 #[target_feature(enable = "neon")]
-#[allow(clippy::too_many_arguments)]
 unsafe fn tile_neon<const N: usize, const SPAN: usize, const DEPTH: usize, const MINS: bool>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    blocks: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
+    part: &Part,
+    first: usize,
     ahead: &mut Ahead,
 ) {
     // SAFETY: the caller's.
-    unsafe { tile::<Plain<DEPTH>, N, SPAN, MINS>(panel, groups, x, blocks, out, out_stride, rows, ahead) }
+    unsafe { tile::<Plain<DEPTH>, N, SPAN, MINS>(part, first, ahead) }
 }
 
-/// A panel times `n_cols` columns.
-///
-/// # Safety
-/// The dot-product extension; see [`tile`].
-pub(in crate::kernels) unsafe fn panel_dotprod<F: Unpack>(columns: Columns) {
-    let tiles: &[Tile] = match (F::SPAN, F::BITS) {
+/// Panels with the dot-product extension.
+pub(super) fn panels_dotprod<F: Unpack>() -> Panels {
+    panels::<F>(match (F::SPAN, F::BITS) {
         (32, 8) => tiles!(4, tile_dotprod, 32, false),
         (32, _) => tiles!(4, tile_dotprod, 32, true),
         (_, _) => tiles!(4, tile_dotprod, 16, true),
-    };
-    // SAFETY: the caller's panel, columns and output.
-    unsafe { columns.each(tiles) }
+    })
 }
 
-/// A panel times `n_cols` columns.
-///
-/// # Safety
-/// See [`tile`].
-pub(in crate::kernels) unsafe fn panel_neon<F: Unpack>(columns: Columns) {
+/// Panels without it.
+pub(super) fn panels_neon<F: Unpack>() -> Panels {
     const { assert!(F::BITS == 8 && F::SPAN == 32 || F::BITS < 8 && fits(F::BITS, F::SPAN as i32 / 4)) };
     // As many columns as leave everything in registers.
-    let tiles: &[Tile] = match (F::SPAN, F::BITS) {
+    panels::<F>(match (F::SPAN, F::BITS) {
         (32, 8) => tiles!(2, tile_neon, 32, 2, false),
         (32, _) => tiles!(2, tile_neon, 32, 8, true),
         (_, _) => tiles!(3, tile_neon, 16, 4, true),
-    };
-    // SAFETY: the caller's panel, columns and output.
-    unsafe { columns.each(tiles) }
+    })
+}
+
+/// Panels with these tiles.
+fn panels<F: Unpack>(tiles: &'static [Tile]) -> Panels {
+    let floats = step_floats(ROWS, F::SPAN);
+    Panels { rows: ROWS, beside: 1, step: F::STEP, floats, fill: fill::<F>, tiles }
 }

@@ -2,6 +2,40 @@
 
 pub(super) mod act;
 pub(super) mod dot;
-pub(super) mod panel;
+mod panel;
 pub(super) mod unpack;
 mod words;
+
+use super::act::ActBlock;
+use super::dot::Dots;
+use super::mul_mat::{Out, Rows, Scratch};
+use std::ops::Range;
+use unpack::Unpack;
+
+/// Columns from which unpacking rows into panels is faster than unpacking them for each column: measured with weights in memory, which
+/// panels read less evenly than rows.
+const PANEL_COLUMNS: usize = 3;
+
+/// The product of some rows with `n_cols` columns; with `wide`, by AVX-512.
+///
+/// # Safety
+/// As [`super::mul_mat::mul_mat`]; the processor must have AVX2, FMA and F16C, and with `wide` AVX-512 and VNNI.
+pub(super) unsafe fn product<F: Unpack>(
+    wide: bool,
+    w: Rows,
+    rows: Range<usize>,
+    x: &[ActBlock],
+    n_cols: usize,
+    out: Out,
+    scratch: &mut Scratch,
+) {
+    // SAFETY: rows and columns are the caller's, and so are the extensions.
+    unsafe {
+        if n_cols < PANEL_COLUMNS {
+            let dot = if wide { dot::avx512::<F> } else { dot::avx2::<F> };
+            return dot(Dots::new(w, rows, x, n_cols, out));
+        }
+        let panels = if wide { panel::panels_vnni::<F>(n_cols) } else { panel::panels_avx2::<F>() };
+        panels.product(w, rows, x, n_cols, out, scratch);
+    }
+}

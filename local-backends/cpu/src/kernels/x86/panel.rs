@@ -6,13 +6,12 @@
 
 use super::unpack::Unpack;
 use super::words::{Buffer, MAX_WORDS, ROWS, Turned};
-use crate::kernels::act::ActBlock;
 use crate::kernels::ahead::Ahead;
-use crate::kernels::panel::{Columns, FILL, Tile, step_floats, tiles};
+use crate::kernels::panel::{FILL, MAX_ROWS, Panels, Part, Tile, step_floats, tiles};
 use std::arch::x86_64::*;
 
-/// Rows of each panel with AVX-512.
-pub(in crate::kernels) const VNNI_ROWS: usize = ROWS;
+/// Columns from which two panels beside one another are worth their room in the nearest cache.
+const TWO_PANELS: usize = 9;
 
 /// Transposes 8 x 8 lanes of 32 bits.
 #[inline]
@@ -38,12 +37,8 @@ fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
 /// # Safety
 /// AVX2 and F16C; each of `w` points to a row of `groups` groups; `panel` to `ceil(groups / 8)` steps ([`step_floats`]), aligned to 64 bytes.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(in crate::kernels) unsafe fn fill_avx2<F: Unpack>(
-    w: &[*const u8; 8],
-    groups: usize,
-    panel: *mut f32,
-    ahead: &mut Ahead,
-) {
+unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
+    let w: [_; 8] = std::array::from_fn(|r| w[r]);
     for b in 0..groups.div_ceil(8) {
         ahead.more(FILL);
         let n = (groups - 8 * b).min(8);
@@ -94,13 +89,8 @@ unsafe fn scales8<F: Unpack>(w: &[*const u8; 8], n: usize, to: *mut f32) {
 /// # Safety
 /// AVX-512 F, BW, DQ, VL; the rest as [`fill_avx2`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(in crate::kernels) unsafe fn fill_vnni<F: Turned>(
-    w: &[*const u8; ROWS],
-    groups: usize,
-    panel: *mut f32,
-    ahead: &mut Ahead,
-) {
-    const { assert!(F::STEP <= 4 * MAX_WORDS) };
+unsafe fn fill_vnni<F: Turned>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
+    const { assert!(F::STEP <= 4 * MAX_WORDS && ROWS == MAX_ROWS) };
     let mut buffer = Buffer::new();
     for b in 0..groups.div_ceil(8) {
         ahead.more(FILL);
@@ -124,25 +114,27 @@ pub(in crate::kernels) unsafe fn fill_vnni<F: Turned>(
     }
 }
 
-/// `V` panels of 16 unsigned rows, behind one another, times `N` columns, VNNI. Rows from `rows` up are not written.
+/// `V` panels of 16 unsigned rows times `N` columns, VNNI.
 ///
 /// # Safety
-/// AVX-512 F, VL, BW, DQ, VNNI; panels of `groups` groups; `N` columns of blocks, `blocks` apart; the addressed `out`.
+/// AVX-512 F, VL, BW, DQ, VNNI; the part has `N` columns from `first` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-#[allow(clippy::too_many_arguments)]
-unsafe fn tile_vnni<const N: usize, const V: usize, const SPAN: usize>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    blocks: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
-    ahead: &mut Ahead,
-) {
+unsafe fn tile_vnni<const N: usize, const V: usize, const SPAN: usize>(part: &Part, first: usize, ahead: &mut Ahead) {
     const R: usize = ROWS;
+    let &Part { panel, groups, blocks, rows, .. } = part;
+    // SAFETY: the caller's columns.
+    let (x, out) = unsafe { part.column(first) };
     let next = groups.div_ceil(8) * step_floats(R, SPAN);
+    let mask = |v: usize| ((1u32 << rows.saturating_sub(v * R).min(R)) - 1) as __mmask16;
     let mut sum = [[_mm512_setzero_ps(); V]; N];
+    if part.go_on {
+        for (c, sum) in sum.iter_mut().enumerate() {
+            for (v, sum) in sum.iter_mut().enumerate() {
+                // SAFETY: the mask keeps to the caller's rows.
+                *sum = unsafe { _mm512_maskz_loadu_ps(mask(v), out.add(c * part.out.stride + v * R)) };
+            }
+        }
+    }
     for b in 0..groups.div_ceil(8) {
         // SAFETY: steps and blocks within the caller's counts.
         unsafe {
@@ -189,9 +181,8 @@ unsafe fn tile_vnni<const N: usize, const V: usize, const SPAN: usize>(
     }
     for (c, sum) in sum.into_iter().enumerate() {
         for (v, sum) in sum.into_iter().enumerate() {
-            let mask = ((1u32 << rows.saturating_sub(v * R).min(R)) - 1) as __mmask16;
-            // SAFETY: the mask keeps to the caller's rows.
-            unsafe { _mm512_mask_storeu_ps(out.add(c * out_stride + v * R), mask, sum) };
+            // SAFETY: as above.
+            unsafe { _mm512_mask_storeu_ps(out.add(c * part.out.stride + v * R), mask(v), sum) };
         }
     }
 }
@@ -202,20 +193,27 @@ unsafe fn tile_vnni<const N: usize, const V: usize, const SPAN: usize>(
 /// # Safety
 /// AVX2 and FMA; the rest as [`tile_vnni`].
 #[target_feature(enable = "avx2,fma")]
-#[allow(clippy::too_many_arguments)]
 unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
-    panel: *const f32,
-    groups: usize,
-    x: *const ActBlock,
-    blocks: usize,
-    out: *mut f32,
-    out_stride: usize,
-    rows: usize,
+    part: &Part,
+    first: usize,
     ahead: &mut Ahead,
 ) {
     const R: usize = 8;
+    let &Part { panel, groups, blocks, rows, .. } = part;
+    // SAFETY: the caller's columns.
+    let (x, out) = unsafe { part.column(first) };
     let ones = _mm256_set1_epi16(1);
     let mut sum = [_mm256_setzero_ps(); N];
+    if part.go_on {
+        for (c, sum) in sum.iter_mut().enumerate() {
+            let mut lanes = [0f32; R];
+            // SAFETY: only the caller's rows are read.
+            unsafe {
+                std::ptr::copy_nonoverlapping(out.add(c * part.out.stride), lanes.as_mut_ptr(), rows);
+                *sum = _mm256_loadu_ps(lanes.as_ptr());
+            }
+        }
+    }
     for b in 0..groups.div_ceil(8) {
         // SAFETY: steps and blocks within the caller's counts.
         unsafe {
@@ -272,32 +270,27 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
         unsafe {
             let mut lanes = [0f32; R];
             _mm256_storeu_ps(lanes.as_mut_ptr(), v);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * out_stride), rows);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * part.out.stride), rows);
         }
     }
 }
 
-/// One panel or two times `n_cols` columns.
-///
-/// # Safety
-/// AVX-512 with VNNI; see [`tile_vnni`].
-pub(in crate::kernels) unsafe fn panel_vnni<F: Unpack>(columns: Columns) {
+/// Panels for `n_cols` columns with AVX-512 and VNNI.
+pub(super) fn panels_vnni<F: Unpack>(n_cols: usize) -> Panels {
+    let two = n_cols >= TWO_PANELS;
     // As many sums as registers hold. With two panels, a column's number is read once for both.
-    let tiles: &[Tile] = match (columns.rows > ROWS, F::SPAN) {
+    let tiles: &[Tile] = match (two, F::SPAN) {
         (false, 32) => tiles!(8, tile_vnni, 1, 32),
         (false, _) => tiles!(8, tile_vnni, 1, 16),
         (true, 32) => tiles!(6, tile_vnni, 2, 32),
         (true, _) => tiles!(6, tile_vnni, 2, 16),
     };
-    // SAFETY: the caller's panels, columns and output.
-    unsafe { columns.each(tiles) }
+    let (beside, floats) = (1 + usize::from(two), step_floats(ROWS, F::SPAN));
+    Panels { rows: ROWS, beside, step: F::STEP, floats, fill: fill_vnni::<F>, tiles }
 }
 
-/// A panel times `n_cols` columns.
-///
-/// # Safety
-/// AVX2 and FMA; see [`tile_avx2`].
-pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(columns: Columns) {
+/// Panels with AVX2 and FMA.
+pub(super) fn panels_avx2<F: Unpack>() -> Panels {
     // Two products of 63 * 127 fit 16 bits twice, two of 31 * 127 four times.
     let tiles: &[Tile] = match (F::SPAN, F::BITS) {
         (32, 8) => tiles!(4, tile_avx2, 32, 0),
@@ -307,6 +300,6 @@ pub(in crate::kernels) unsafe fn panel_avx2<F: Unpack>(columns: Columns) {
         (_, 6..) => tiles!(4, tile_avx2, 16, 2),
         (_, _) => tiles!(4, tile_avx2, 16, 4),
     };
-    // SAFETY: the caller's panel, columns and output.
-    unsafe { columns.each(tiles) }
+    let floats = step_floats(8, F::SPAN);
+    Panels { rows: 8, beside: 1, step: F::STEP, floats, fill: fill_avx2::<F>, tiles }
 }
