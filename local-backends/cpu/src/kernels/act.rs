@@ -55,7 +55,7 @@ pub fn quantize_act(isa: Isa, x: &[f32], out: &mut [ActBlock]) {
             Kind::Portable => quantize_block(x, out),
             // SAFETY: an Isa of this kind exists only where AVX2 is.
             #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => unsafe { super::x86::act::quantize_avx2(x, out) },
+            Kind::Avx2 | Kind::AvxVnni => unsafe { super::x86::act::quantize_avx2(x, out) },
             // SAFETY: as above, of AVX-512 with VNNI.
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => unsafe { super::x86::act::quantize_avx512(x, out) },

@@ -11,6 +11,9 @@ pub(crate) enum Kind {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-VNNI (VPDPBUSD of 256 bits) on top of AVX2: processors of today without AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI, on top of AVX2. Processors with AVX-512 but no VNNI run the AVX2 kernels, which gain
     /// little from 512 bits alone.
     #[cfg(target_arch = "x86_64")]
@@ -44,6 +47,9 @@ impl Isa {
             if avx2 {
                 all.push(Isa(Kind::Avx2));
             }
+            if avx2 && has!("avxvnni") {
+                all.push(Isa(Kind::AvxVnni));
+            }
             if avx2 && avx512 && has!("avx512vnni") {
                 all.push(Isa(Kind::Avx512));
             }
@@ -64,6 +70,8 @@ impl Isa {
             Kind::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni => "avx2+vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]
@@ -99,9 +107,9 @@ macro_rules! per_isa {
             }
             match isa.kind() {
                 $crate::kernels::isa::Kind::Portable => $body($($arg),*),
-                // SAFETY: an Isa of this kind exists only where these features are.
+                // SAFETY: an Isa of these kinds exists only where these features are; VPDPBUSD is of no use to floats.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Kind::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::kernels::isa::Kind::Avx2 | $crate::kernels::isa::Kind::AvxVnni => unsafe { avx2($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx512 => unsafe { avx512($($arg),*) },

@@ -135,7 +135,7 @@ unsafe fn product<F: Leaf>(
         kind => unsafe { neon::product::<F>(kind == Kind::NeonDot, w, rows, x, n_cols, out, scratch) },
         // SAFETY: the caller's memory; the ISA is there.
         #[cfg(target_arch = "x86_64")]
-        kind => unsafe { x86::product::<F>(kind == Kind::Avx512, w, rows, x, n_cols, out, scratch) },
+        kind => unsafe { x86::product::<F>(kind, w, rows, x, n_cols, out, scratch) },
     }
 }
 

@@ -613,7 +613,9 @@ macro_rules! per_lanes {
                 $crate::kernels::isa::Kind::Portable => unsafe { $body::<$crate::kernels::simd::Plain $(, $W)?>($($arg),*) },
                 // SAFETY: an Isa of this kind exists only where these features are; the rest is the caller's.
                 #[cfg(target_arch = "x86_64")]
-                $crate::kernels::isa::Kind::Avx2 => unsafe { avx2$(::<$W>)?($($arg),*) },
+                $crate::kernels::isa::Kind::Avx2 | $crate::kernels::isa::Kind::AvxVnni => unsafe {
+                    avx2$(::<$W>)?($($arg),*)
+                },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::isa::Kind::Avx512 => unsafe { avx512$(::<$W>)?($($arg),*) },

@@ -6,7 +6,7 @@ use crate::kernels::dot::{Dots, entry};
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
-/// The 8-bit dot product of 32 pairs as 8 sums of 4, where the two instruction sets differ.
+/// The 8-bit dot product of 32 pairs as 8 sums of 4, where the instruction sets differ.
 pub(in crate::kernels) trait Dot {
     /// Unsigned below 64 times signed.
     ///
@@ -25,9 +25,13 @@ pub(in crate::kernels) trait Dot {
 #[derive(Debug)]
 pub(in crate::kernels) enum Avx2 {}
 
-/// VPDPBUSD.
+/// VPDPBUSD of AVX-VNNI.
 #[derive(Debug)]
-pub(in crate::kernels) enum Vnni {}
+pub(in crate::kernels) enum AvxVnni {}
+
+/// VPDPBUSD of AVX-512.
+#[derive(Debug)]
+pub(in crate::kernels) enum Avx512 {}
 
 impl Dot for Avx2 {
     #[inline]
@@ -44,7 +48,21 @@ impl Dot for Avx2 {
     }
 }
 
-impl Dot for Vnni {
+impl Dot for AvxVnni {
+    #[inline]
+    #[target_feature(enable = "avx2,avxvnni")]
+    unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i {
+        _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), q, x)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,avxvnni")]
+    unsafe fn wide(q: __m256i, x: __m256i) -> __m256i {
+        _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+    }
+}
+
+impl Dot for Avx512 {
     #[inline]
     #[target_feature(enable = "avx512vnni,avx512vl")]
     unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i {
@@ -149,7 +167,8 @@ unsafe fn rows_cols<D: Dot, F: Unpack>(dots: Dots) {
 }
 
 entry!(avx2, Avx2, "avx2,fma,f16c");
-entry!(avx512, Vnni, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
+entry!(avxvnni, AvxVnni, "avx2,fma,f16c,avxvnni");
+entry!(avx512, Avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni");
 
 #[cfg(test)]
 mod tests {
@@ -189,7 +208,8 @@ mod tests {
         for isa in Isa::available() {
             match isa.name() {
                 "avx2" => check::<Avx2>("avx2"),
-                "avx512" => check::<Vnni>("avx512"),
+                "avx2+vnni" => check::<AvxVnni>("avx2+vnni"),
+                "avx512" => check::<Avx512>("avx512"),
                 _ => {}
             }
         }

@@ -1,4 +1,4 @@
-//! Leaves for x86-64: AVX2 with FMA and F16C, and AVX-512 with VNNI.
+//! Leaves for x86-64: AVX2 with FMA and F16C, the same with AVX-VNNI, and AVX-512 with VNNI.
 
 pub(super) mod act;
 pub(super) mod dot;
@@ -8,6 +8,7 @@ mod words;
 
 use super::act::ActBlock;
 use super::dot::Dots;
+use super::isa::Kind;
 use super::mul_mat::{Out, Rows, Scratch};
 use std::ops::Range;
 use unpack::Unpack;
@@ -16,12 +17,12 @@ use unpack::Unpack;
 /// panels read less evenly than rows.
 const PANEL_COLUMNS: usize = 3;
 
-/// The product of some rows with `n_cols` columns; with `wide`, by AVX-512.
+/// The product of some rows with `n_cols` columns.
 ///
 /// # Safety
-/// As [`super::mul_mat::mul_mat`]; the processor must have AVX2, FMA and F16C, and with `wide` AVX-512 and VNNI.
+/// As [`super::mul_mat::mul_mat`]; the processor must have AVX2, FMA and F16C, and what the kind says.
 pub(super) unsafe fn product<F: Unpack>(
-    wide: bool,
+    kind: Kind,
     w: Rows,
     rows: Range<usize>,
     x: &[ActBlock],
@@ -32,10 +33,18 @@ pub(super) unsafe fn product<F: Unpack>(
     // SAFETY: rows and columns are the caller's, and so are the extensions.
     unsafe {
         if n_cols < PANEL_COLUMNS {
-            let dot = if wide { dot::avx512::<F> } else { dot::avx2::<F> };
+            let dot = match kind {
+                Kind::Avx512 => dot::avx512::<F>,
+                Kind::AvxVnni => dot::avxvnni::<F>,
+                _ => dot::avx2::<F>,
+            };
             return dot(Dots::new(w, rows, x, n_cols, out));
         }
-        let panels = if wide { panel::panels_vnni::<F>(n_cols) } else { panel::panels_avx2::<F>() };
+        let panels = match kind {
+            Kind::Avx512 => panel::avx512::<F>(n_cols),
+            Kind::AvxVnni => panel::avxvnni::<F>(),
+            _ => panel::avx2::<F>(),
+        };
         panels.product(w, rows, x, n_cols, out, scratch);
     }
 }

@@ -32,12 +32,17 @@ fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
     [low(b0, b4), low(b1, b5), low(b2, b6), low(b3, b7), high(b0, b4), high(b1, b5), high(b2, b6), high(b3, b7)]
 }
 
-/// Unpacks a panel of 8 rows.
+/// Unpacks a panel of 8 rows. With `UNSIGNED`, signed bytes become unsigned (plus 128), and minimums make up for it.
 ///
 /// # Safety
 /// AVX2 and F16C; each of `w` points to a row of `groups` groups; `panel` to `ceil(groups / 8)` steps ([`step_floats`]), aligned to 64 bytes.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
+unsafe fn fill8<F: Unpack, const UNSIGNED: bool>(
+    w: &[*const u8; MAX_ROWS],
+    groups: usize,
+    panel: *mut f32,
+    ahead: &mut Ahead,
+) {
     let w: [_; 8] = std::array::from_fn(|r| w[r]);
     for b in 0..groups.div_ceil(8) {
         ahead.more(FILL);
@@ -46,10 +51,14 @@ unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; MAX_ROWS], groups: usize, panel: 
         unsafe {
             let w = w.map(|w| w.add(b * F::STEP));
             let q = panel.add(b * step_floats(8, F::SPAN));
-            scales8::<F>(&w, n, q.add(64 * 8));
+            scales8::<F, UNSIGNED>(&w, n, q.add(64 * 8));
             for j in 0..n {
                 let rows = w.map(|w| F::vunpack(w, j));
                 for (kk, v) in transpose(rows).into_iter().enumerate() {
+                    let v = match UNSIGNED && F::BITS == 8 {
+                        true => _mm256_xor_si256(v, _mm256_set1_epi8(-128)),
+                        false => v,
+                    };
                     _mm256_store_si256(q.add((j * 8 + kk) * 8).cast(), v);
                 }
             }
@@ -60,10 +69,10 @@ unsafe fn fill_avx2<F: Unpack>(w: &[*const u8; MAX_ROWS], groups: usize, panel: 
 /// Scales and minimums of the `n` groups of a step of 8 rows, to `to` and behind.
 ///
 /// # Safety
-/// See [`fill_avx2`].
+/// See [`fill8`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn scales8<F: Unpack>(w: &[*const u8; 8], n: usize, to: *mut f32) {
+unsafe fn scales8<F: Unpack, const UNSIGNED: bool>(w: &[*const u8; 8], n: usize, to: *mut f32) {
     let mut d = [[_mm256_setzero_si256(); 8]; 2];
     let mut m = d;
     for (r, &w) in w.iter().enumerate() {
@@ -71,7 +80,10 @@ unsafe fn scales8<F: Unpack>(w: &[*const u8; 8], n: usize, to: *mut f32) {
         let s = unsafe { F::vscales(w, n) };
         for h in 0..2 {
             d[h][r] = _mm256_castps_si256(s.d[h]);
-            m[h][r] = _mm256_castps_si256(s.m[h]);
+            m[h][r] = _mm256_castps_si256(match UNSIGNED && F::BITS == 8 {
+                true => _mm256_mul_ps(s.d[h], _mm256_set1_ps(-128.0)),
+                false => s.m[h],
+            });
         }
     }
     for h in 0..32 / F::SPAN {
@@ -87,9 +99,9 @@ unsafe fn scales8<F: Unpack>(w: &[*const u8; 8], n: usize, to: *mut f32) {
 /// Unpacks a panel of 16 rows. Signed bytes become unsigned (plus 128), and the minimums make up for it.
 ///
 /// # Safety
-/// AVX-512 F, BW, DQ, VL; the rest as [`fill_avx2`].
+/// AVX-512 F, BW, DQ, VL; the rest as [`fill8`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn fill_vnni<F: Turned>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
+unsafe fn fill16<F: Turned>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
     const { assert!(F::STEP <= 4 * MAX_WORDS && ROWS == MAX_ROWS) };
     let mut buffer = Buffer::new();
     for b in 0..groups.div_ceil(8) {
@@ -119,7 +131,7 @@ unsafe fn fill_vnni<F: Turned>(w: &[*const u8; MAX_ROWS], groups: usize, panel: 
 /// # Safety
 /// AVX-512 F, VL, BW, DQ, VNNI; the part has `N` columns from `first` on.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
-unsafe fn tile_vnni<const N: usize, const V: usize, const SPAN: usize>(part: &Part, first: usize, ahead: &mut Ahead) {
+unsafe fn tile16<const N: usize, const V: usize, const SPAN: usize>(part: &Part, first: usize, ahead: &mut Ahead) {
     const R: usize = ROWS;
     let &Part { panel, groups, blocks, rows, .. } = part;
     // SAFETY: the caller's columns.
@@ -187,36 +199,111 @@ unsafe fn tile_vnni<const N: usize, const V: usize, const SPAN: usize>(part: &Pa
     }
 }
 
-/// A panel of 8 rows times `N` columns, AVX2. `DEPTH` products of the format's size, times two, fit 16 bits (0: the bytes are
-/// signed and need a sign trick).
+/// Products of a span of the panel's 8 rows and of `N` columns, where the two instruction sets of 256 bits differ. Exact.
+trait Span<const N: usize, const SPAN: usize> {
+    /// By column, the sums of each row.
+    ///
+    /// # Safety
+    /// The implementor's features; `w` points to the span in the panel, aligned to 32 bytes, each of `x` to `SPAN` bytes.
+    unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N];
+}
+
+/// VPMADDUBSW: `DEPTH` products of the format's size, times two, fit 16 bits (0: the bytes are signed and need a sign trick).
+enum Pairs<const DEPTH: usize> {}
+
+/// VPDPBUSD of AVX-VNNI, unsigned bytes.
+enum Fours {}
+
+/// Four bytes of `x`, the `kk`th, in every lane.
 ///
 /// # Safety
-/// AVX2 and FMA; the rest as [`tile_vnni`].
-#[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
+/// AVX2; `x` has them.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn four(x: *const i8, kk: usize) -> __m256i {
+    // SAFETY: the caller's.
+    _mm256_set1_epi32(unsafe { x.cast::<i32>().add(kk).read_unaligned() })
+}
+
+impl<const N: usize, const SPAN: usize, const DEPTH: usize> Span<N, SPAN> for Pairs<DEPTH> {
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
+        let ones = _mm256_set1_epi16(1);
+        let mut acc = [_mm256_setzero_si256(); N];
+        // SAFETY: the caller's span.
+        unsafe {
+            if DEPTH == 0 {
+                for kk in 0..SPAN / 4 {
+                    let w = _mm256_load_si256(w.add(kk));
+                    let abs = _mm256_abs_epi8(w);
+                    for c in 0..N {
+                        let t = _mm256_maddubs_epi16(abs, _mm256_sign_epi8(four(x[c], kk), w));
+                        acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t, ones));
+                    }
+                }
+                return acc;
+            }
+            for kk in (0..SPAN / 4).step_by(DEPTH.max(1)) {
+                let mut t = [_mm256_setzero_si256(); N];
+                for i in 0..DEPTH {
+                    let w = _mm256_load_si256(w.add(kk + i));
+                    for c in 0..N {
+                        let p = _mm256_maddubs_epi16(w, four(x[c], kk + i));
+                        t[c] = if i == 0 { p } else { _mm256_add_epi16(t[c], p) };
+                    }
+                }
+                for c in 0..N {
+                    acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t[c], ones));
+                }
+            }
+        }
+        acc
+    }
+}
+
+impl<const N: usize, const SPAN: usize> Span<N, SPAN> for Fours {
+    #[inline]
+    #[target_feature(enable = "avx2,avxvnni")]
+    unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
+        let mut acc = [_mm256_setzero_si256(); N];
+        for kk in 0..SPAN / 4 {
+            // SAFETY: the caller's span.
+            unsafe {
+                let w = _mm256_load_si256(w.add(kk));
+                for c in 0..N {
+                    acc[c] = _mm256_dpbusd_avx_epi32(acc[c], w, four(x[c], kk));
+                }
+            }
+        }
+        acc
+    }
+}
+
+/// A panel of 8 rows times `N` columns.
+///
+/// # Safety
+/// AVX2, FMA and S's features; the part has `N` columns from `first` on.
+#[inline(always)]
+unsafe fn tile8<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: bool>(
     part: &Part,
     first: usize,
     ahead: &mut Ahead,
 ) {
     const R: usize = 8;
     let &Part { panel, groups, blocks, rows, .. } = part;
-    // SAFETY: the caller's columns.
-    let (x, out) = unsafe { part.column(first) };
-    let ones = _mm256_set1_epi16(1);
-    let mut sum = [_mm256_setzero_ps(); N];
-    if part.go_on {
-        for (c, sum) in sum.iter_mut().enumerate() {
-            let mut lanes = [0f32; R];
-            // SAFETY: only the caller's rows are read.
-            unsafe {
+    // SAFETY: the features are the caller's; steps and blocks are within the part, and only its rows are read and written.
+    unsafe {
+        let (x, out) = part.column(first);
+        let mut sum = [_mm256_setzero_ps(); N];
+        if part.go_on {
+            for (c, sum) in sum.iter_mut().enumerate() {
+                let mut lanes = [0f32; R];
                 std::ptr::copy_nonoverlapping(out.add(c * part.out.stride), lanes.as_mut_ptr(), rows);
                 *sum = _mm256_loadu_ps(lanes.as_ptr());
             }
         }
-    }
-    for b in 0..groups.div_ceil(8) {
-        // SAFETY: steps and blocks within the caller's counts.
-        unsafe {
+        for b in 0..groups.div_ceil(8) {
             let q = panel.add(b * step_floats(R, SPAN));
             let d = q.add(64 * R);
             let m = d.add(256 / SPAN * R);
@@ -226,48 +313,23 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
                 *col = x.add(c * blocks + b);
             }
             for g in 0..(groups - 8 * b).min(8) * (32 / SPAN) {
-                let at = g * (SPAN / 4);
-                let four = |c: usize, kk: usize| _mm256_set1_epi32(*(*cols[c]).q.as_ptr().cast::<i32>().add(at + kk));
-                let mut acc = [_mm256_setzero_si256(); N];
-                if DEPTH == 0 {
-                    for kk in 0..SPAN / 4 {
-                        let w = _mm256_load_si256(q.add((at + kk) * R).cast());
-                        let abs = _mm256_abs_epi8(w);
-                        for c in 0..N {
-                            let t = _mm256_maddubs_epi16(abs, _mm256_sign_epi8(four(c, kk), w));
-                            acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t, ones));
-                        }
-                    }
-                } else {
-                    for kk in (0..SPAN / 4).step_by(DEPTH.max(1)) {
-                        let mut t = [_mm256_setzero_si256(); N];
-                        for i in 0..DEPTH {
-                            let w = _mm256_load_si256(q.add((at + kk + i) * R).cast());
-                            for c in 0..N {
-                                let p = _mm256_maddubs_epi16(w, four(c, kk + i));
-                                t[c] = if i == 0 { p } else { _mm256_add_epi16(t[c], p) };
-                            }
-                        }
-                        for c in 0..N {
-                            acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t[c], ones));
-                        }
-                    }
+                let mut xq = [std::ptr::null(); N];
+                for c in 0..N {
+                    xq[c] = (*cols[c]).q.as_ptr().add(g * SPAN);
                 }
+                let i = S::sums(q.add(g * (SPAN / 4) * R).cast(), xq);
                 let (dw, mw) = (_mm256_load_ps(d.add(g * R)), _mm256_load_ps(m.add(g * R)));
                 for c in 0..N {
                     let dx = _mm256_set1_ps(*(*cols[c]).d.as_ptr().add(g * SPAN / 32));
-                    sum[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc[c]), _mm256_mul_ps(dw, dx), sum[c]);
-                    if DEPTH != 0 {
+                    sum[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i[c]), _mm256_mul_ps(dw, dx), sum[c]);
+                    if MINS {
                         let sx = if SPAN == 32 { (*cols[c]).s.as_ptr() } else { (*cols[c]).s16.as_ptr() };
                         sum[c] = _mm256_fmadd_ps(mw, _mm256_set1_ps(*sx.add(g)), sum[c]);
                     }
                 }
             }
         }
-    }
-    for (c, v) in sum.into_iter().enumerate() {
-        // SAFETY: only the caller's rows are written.
-        unsafe {
+        for (c, v) in sum.into_iter().enumerate() {
             let mut lanes = [0f32; R];
             _mm256_storeu_ps(lanes.as_mut_ptr(), v);
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * part.out.stride), rows);
@@ -275,31 +337,154 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize>(
     }
 }
 
+/// [`tile8`] by VPMADDUBSW, with minimums unless bytes are signed.
+///
+/// # Safety
+/// AVX2 and FMA; the rest as there.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize, const MINS: bool>(
+    part: &Part,
+    first: usize,
+    ahead: &mut Ahead,
+) {
+    // SAFETY: the features are on, the rest is the caller's.
+    unsafe { tile8::<Pairs<DEPTH>, N, SPAN, MINS>(part, first, ahead) }
+}
+
+/// [`tile8`] by VPDPBUSD.
+///
+/// # Safety
+/// AVX2, FMA and AVX-VNNI; the rest as there.
+#[target_feature(enable = "avx2,fma,avxvnni")]
+unsafe fn tile_avxvnni<const N: usize, const SPAN: usize>(part: &Part, first: usize, ahead: &mut Ahead) {
+    // SAFETY: the features are on, the rest is the caller's.
+    unsafe { tile8::<Fours, N, SPAN, true>(part, first, ahead) }
+}
+
 /// Panels for `n_cols` columns with AVX-512 and VNNI.
-pub(super) fn panels_vnni<F: Unpack>(n_cols: usize) -> Panels {
+pub(super) fn avx512<F: Unpack>(n_cols: usize) -> Panels {
     let two = n_cols >= TWO_PANELS;
     // As many sums as registers hold. With two panels, a column's number is read once for both.
     let tiles: &[Tile] = match (two, F::SPAN) {
-        (false, 32) => tiles!(8, tile_vnni, 1, 32),
-        (false, _) => tiles!(8, tile_vnni, 1, 16),
-        (true, 32) => tiles!(6, tile_vnni, 2, 32),
-        (true, _) => tiles!(6, tile_vnni, 2, 16),
+        (false, 32) => tiles!(8, tile16, 1, 32),
+        (false, _) => tiles!(8, tile16, 1, 16),
+        (true, 32) => tiles!(6, tile16, 2, 32),
+        (true, _) => tiles!(6, tile16, 2, 16),
     };
     let (beside, floats) = (1 + usize::from(two), step_floats(ROWS, F::SPAN));
-    Panels { rows: ROWS, beside, step: F::STEP, floats, fill: fill_vnni::<F>, tiles }
+    Panels { rows: ROWS, beside, step: F::STEP, floats, fill: fill16::<F>, tiles }
+}
+
+/// Panels with AVX2, FMA and AVX-VNNI.
+pub(super) fn avxvnni<F: Unpack>() -> Panels {
+    let tiles: &[Tile] = match F::SPAN {
+        32 => tiles!(6, tile_avxvnni, 32),
+        _ => tiles!(6, tile_avxvnni, 16),
+    };
+    Panels { rows: 8, beside: 1, step: F::STEP, floats: step_floats(8, F::SPAN), fill: fill8::<F, true>, tiles }
 }
 
 /// Panels with AVX2 and FMA.
-pub(super) fn panels_avx2<F: Unpack>() -> Panels {
+pub(super) fn avx2<F: Unpack>() -> Panels {
     // Two products of 63 * 127 fit 16 bits twice, two of 31 * 127 four times.
     let tiles: &[Tile] = match (F::SPAN, F::BITS) {
-        (32, 8) => tiles!(4, tile_avx2, 32, 0),
-        (32, 6..) => tiles!(4, tile_avx2, 32, 2),
-        (32, _) => tiles!(4, tile_avx2, 32, 4),
-        (_, 8) => tiles!(4, tile_avx2, 16, 0),
-        (_, 6..) => tiles!(4, tile_avx2, 16, 2),
-        (_, _) => tiles!(4, tile_avx2, 16, 4),
+        (32, 8) => tiles!(4, tile_avx2, 32, 0, false),
+        (32, 6..) => tiles!(4, tile_avx2, 32, 2, true),
+        (32, _) => tiles!(4, tile_avx2, 32, 4, true),
+        (_, 8) => tiles!(4, tile_avx2, 16, 0, false),
+        (_, 6..) => tiles!(4, tile_avx2, 16, 2, true),
+        (_, _) => tiles!(4, tile_avx2, 16, 4, true),
     };
-    let floats = step_floats(8, F::SPAN);
-    Panels { rows: 8, beside: 1, step: F::STEP, floats, fill: fill_avx2::<F>, tiles }
+    Panels { rows: 8, beside: 1, step: F::STEP, floats: step_floats(8, F::SPAN), fill: fill8::<F, false>, tiles }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Isa;
+    use crate::kernels::act::{ActBlock, act_blocks, quantize_act};
+    use crate::kernels::format::tests::{noise, wild};
+    use crate::kernels::format::{self, with_format};
+    use crate::kernels::isa::Kind;
+    use crate::kernels::mul_mat::{Out, Rows, Scratch, is_supported};
+    use outboard_core::DType;
+
+    /// VPDPBUSD of 256 bits as AVX-512 writes it, for processors that have it in this form alone.
+    enum Wide {}
+
+    impl<const N: usize, const SPAN: usize> Span<N, SPAN> for Wide {
+        #[inline]
+        #[target_feature(enable = "avx2,avx512vnni,avx512vl")]
+        unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
+            let mut acc = [_mm256_setzero_si256(); N];
+            for kk in 0..SPAN / 4 {
+                // SAFETY: the caller's span.
+                unsafe {
+                    let w = _mm256_load_si256(w.add(kk));
+                    for c in 0..N {
+                        acc[c] = _mm256_dpbusd_epi32(acc[c], w, four(x[c], kk));
+                    }
+                }
+            }
+            acc
+        }
+    }
+
+    /// # Safety
+    /// AVX2, FMA, AVX-512 VL and VNNI; the rest as [`tile8`].
+    #[target_feature(enable = "avx2,fma,avx512vnni,avx512vl")]
+    unsafe fn tile_wide<const N: usize, const SPAN: usize>(part: &Part, first: usize, ahead: &mut Ahead) {
+        // SAFETY: the features are on, the rest is the caller's.
+        unsafe { tile8::<Wide, N, SPAN, true>(part, first, ahead) }
+    }
+
+    /// [`avxvnni`]'s panels against [`avx2`]'s.
+    fn check<F: Unpack>(tiles: &'static [Tile]) {
+        // More than a part, where columns are few.
+        let (k, m, most) = (if F::DTYPE.block_len() == 256 { 2560 } else { 2592 }, 21, 13);
+        let w = wild(F::DTYPE, k * m, 9);
+        let blocks = act_blocks(k);
+        let mut x = vec![ActBlock::ZERO; most * blocks];
+        for (c, x) in x.chunks_exact_mut(blocks).enumerate() {
+            quantize_act(Isa::PORTABLE, &noise(k, 40 + c as u32), x);
+        }
+        for n in [1, 3, 6, most] {
+            let product = |panels: Panels| {
+                let mut y = vec![f32::NAN; m * n];
+                let rows = Rows { data: w.as_ptr(), stride: F::DTYPE.row_bytes(k).unwrap(), dtype: F::DTYPE, k };
+                let out = Out { data: y.as_mut_ptr(), stride: m };
+                // SAFETY: w has m rows, y m times n elements; the caller saw to the features.
+                unsafe { panels.product(rows, 0..m, &x, n, out, &mut Scratch::new()) };
+                y
+            };
+            let (got, want) = (product(Panels { tiles, ..avxvnni::<F>() }), product(avx2::<F>()));
+            let size = want.iter().fold(0f32, |a, v| a.max(v.abs()));
+            for (got, want) in got.iter().zip(&want) {
+                assert!((got - want).abs() <= 1e-5 * size, "{} n {n}: {got}, not {want} of {size}", F::DTYPE);
+            }
+        }
+    }
+
+    #[test]
+    fn unsigned_bytes_give_the_same_products() {
+        let kinds: Vec<Kind> = Isa::available().into_iter().map(Isa::kind).collect();
+        let [narrow, wide] = [Kind::AvxVnni, Kind::Avx512].map(|kind| kinds.contains(&kind));
+        if !narrow && !wide {
+            eprintln!("skipped: this processor has no VPDPBUSD");
+            return;
+        }
+        for dtype in DType::ALL.into_iter().filter(|&d| is_supported(d)) {
+            with_format!(dtype, F => {
+                if narrow {
+                    check::<F>(avxvnni::<F>().tiles);
+                }
+                if wide {
+                    check::<F>(match <F as format::Format>::SPAN {
+                        32 => tiles!(6, tile_wide, 32),
+                        _ => tiles!(6, tile_wide, 16),
+                    });
+                }
+            });
+        }
+    }
 }
