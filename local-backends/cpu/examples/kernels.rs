@@ -1,5 +1,5 @@
 //! Speed of the kernels on one thread, beside what the machine can do: GB/s of weights where reading them is the limit,
-//! GFLOP/s where arithmetic is. `cargo run --release -p outboard-cpu --example kernels [TYPE... | rows]`
+//! GFLOP/s where arithmetic is. `cargo run --release -p outboard-cpu --example kernels [TYPE... | rows] [k=ELEMENTS] [n=COLUMNS,...]`
 
 use half::f16;
 use outboard_core::DType;
@@ -53,11 +53,11 @@ fn read_speed() -> f64 {
     (data.len() * 8) as f64 / t / 1e9
 }
 
-/// One row of the tables: GB/s for one column, GFLOP/s for more.
-fn product(dtype: DType, isa: Isa) -> Vec<String> {
-    // k as SmolLM2's embedding (or whole blocks); m so that the weights do or do not fit the caches.
-    let k = if dtype.block_len() == 256 { 768 } else { 576 };
-    let shapes = [(1, 196_608), (1, 512), (2, 1536), (3, 1536), (4, 1536), (8, 1536), (32, 1536), (512, 1536)];
+/// One row of the tables: GB/s for one column, once with weights in memory and once in the caches, GFLOP/s for more.
+fn product(dtype: DType, isa: Isa, k: Option<usize>, columns: &[usize]) -> Vec<String> {
+    // As SmolLM2's embedding, or whole blocks.
+    let k = k.unwrap_or(if dtype.block_len() == 256 { 768 } else { 576 });
+    let shapes = [(1, 196_608 * 576 / k), (1, 512)].into_iter().chain(columns.iter().map(|&n| (n, 1536)));
     let mut cells = Vec::new();
     for (n, m) in shapes {
         let stride = dtype.row_bytes(k).unwrap_or(0);
@@ -111,14 +111,29 @@ fn attend(isa: Isa, tokens: usize) -> f64 {
 }
 
 fn main() {
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let (numbers, wanted): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|a| a.contains('='));
     let chosen = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
+    let given = |key: &str| -> Option<Vec<usize>> {
+        let list = numbers.iter().find_map(|a| a.strip_prefix(key))?;
+        let parsed: Option<Vec<usize>> = list.split(',').map(|n| n.parse().ok().filter(|&n| n > 0)).collect();
+        parsed.or_else(|| {
+            eprintln!("{key}{list}: numbers above 0 are wanted, with commas between them");
+            std::process::exit(2)
+        })
+    };
+    let k = given("k=").and_then(|k| k.first().copied());
+    let columns = given("n=").unwrap_or(vec![2, 3, 4, 8, 32, 512]);
     println!("reading memory: {:.1} GB/s", read_speed());
-    println!("| type | isa | n=1 GB/s | n=1 in cache GB/s | n=2 GFLOP/s | n=3 | n=4 | n=8 | n=32 | n=512 |");
-    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let heads: String = columns.iter().map(|n| format!(" n={n} GFLOP/s |")).collect();
+    println!("| type | isa | n=1 GB/s | n=1 in cache GB/s |{heads}");
+    println!("|---|---|---|---|{}", "---|".repeat(columns.len()));
     for dtype in DType::ALL.into_iter().filter(|&d| (is_supported(d) || d.is_float()) && chosen(d.name())) {
+        if k.is_some_and(|k| k % dtype.block_len() != 0) {
+            eprintln!("{dtype} has blocks of {}, which k is no multiple of", dtype.block_len());
+            continue;
+        }
         for isa in Isa::available() {
-            println!("| {dtype} | {} | {} |", isa.name(), product(dtype, isa).join(" | "));
+            println!("| {dtype} | {} | {} |", isa.name(), product(dtype, isa, k, &columns).join(" | "));
         }
     }
     for isa in Isa::available().into_iter().filter(|_| chosen("rows")) {

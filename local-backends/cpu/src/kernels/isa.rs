@@ -71,7 +71,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
-            Kind::AvxVnni => "avx2+vnni",
+            Kind::AvxVnni => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512 => "avx512",
             #[cfg(target_arch = "aarch64")]

@@ -1,4 +1,4 @@
-//! The matrix product with quantized weights: which kernel for how many columns.
+//! The matrix product with quantized weights: what it is called with, and which instruction set's it is.
 
 use super::Isa;
 use super::act::{ActBlock, act_blocks};
@@ -85,7 +85,7 @@ pub fn is_supported(dtype: DType) -> bool {
 ///
 /// # Safety
 /// `w` must be valid for reads of `rows`; `x` of `n_cols` columns of [`act_blocks`]`(w.k)` blocks each, behind one another; the
-/// elements of `out` in `rows` and `0..n_cols` must be valid for writes and nobody else's meanwhile.
+/// elements of `out` in `rows` and `0..n_cols` must be valid for reads and writes, and nobody else's meanwhile.
 pub unsafe fn mul_mat(
     isa: Isa,
     w: Rows,
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn parts_of_rows_do_not_change_a_bit() {
         for dtype in DType::ALL.into_iter().filter(|&d| is_supported(d)) {
-            // Parts of several sizes, and not whole steps where the type has smaller blocks.
+            // Parts of more than one size with panels of 16 rows, and not whole steps where the type has smaller blocks.
             let k = if dtype.block_len() == 256 { 2560 } else { 2592 };
             let (m, most) = (37, 65);
             let w = weights(dtype, k * m, 12);
@@ -302,6 +302,20 @@ mod tests {
             // SAFETY: as above.
             unsafe { mul_mat(Isa::detect(), rows, 0..m, &x[..3 * blocks], 3, out, &mut Scratch::new()) };
             assert!(nmse(&want, &y) < 1e-10, "{dtype}: {}", nmse(&want, &y));
+        }
+    }
+
+    #[test]
+    fn rows_without_elements_give_zero() {
+        for isa in Isa::available() {
+            for n in [1, 3, 20] {
+                let mut y = vec![f32::NAN; 5 * n];
+                let rows = Rows { data: [].as_ptr(), stride: 0, dtype: DType::Q4_0, k: 0 };
+                let out = Out { data: y.as_mut_ptr(), stride: 5 };
+                // SAFETY: nothing is read, and y has 5 times n elements.
+                unsafe { mul_mat(isa, rows, 0..5, &[], n, out, &mut Scratch::new()) };
+                assert_eq!(y, vec![0.0; 5 * n], "{} {n}", isa.name());
+            }
         }
     }
 

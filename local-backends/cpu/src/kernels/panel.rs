@@ -9,8 +9,12 @@ use std::ops::Range;
 /// The most rows that a panel can have.
 pub(super) const MAX_ROWS: usize = 16;
 
-/// With few columns, bytes of a panel that meet them before it goes on along the rows: two of them stay in the nearest cache, of 32 KiB at
-/// least.
+/// Columns from which unpacking rows into panels is better than unpacking them for each column: faster on x86-64, measured with weights
+/// in memory, which panels read less evenly than rows; fewer instructions on aarch64.
+pub(super) const PANEL_COLUMNS: usize = 3;
+
+/// With few columns, bytes of a panel that meet them before it goes on along the rows: 768 elements of 16 rows, or twice as many of 8. Two of
+/// them stay in a nearest cache of 48 KiB, one in one of 32.
 const PART_BYTES: usize = 18 * 1024;
 /// The most columns that are few; more of them would go by too often (measured, with weights in memory).
 const FEW_COLUMNS: usize = 64;
@@ -59,20 +63,20 @@ pub(super) const FILL: usize = 4;
 pub(super) struct Panels {
     /// Rows of a panel.
     pub(super) rows: usize,
-    /// Panels that meet a tile together.
-    pub(super) beside: usize,
     /// Bytes of a row's step of 256 elements, and floats of a panel's ([`step_floats`]).
     pub(super) step: usize,
     pub(super) floats: usize,
     pub(super) fill: Fill,
     /// For one column, two, and so on.
     pub(super) tiles: &'static [Tile],
+    /// The same for two panels beside one another, if columns meet two at a time.
+    pub(super) two: Option<&'static [Tile]>,
 }
 
 /// A part of panels that lie behind one another, and all columns.
 pub(super) struct Part {
     pub(super) panel: *const f32,
-    /// Groups of 32 weights of a row.
+    /// Groups of 32 weights of a row in this part.
     pub(super) groups: usize,
     /// The first column's blocks of this part, and blocks from one column to the next.
     pub(super) x: *const ActBlock,
@@ -102,7 +106,6 @@ impl Panels {
     ///
     /// # Safety
     /// As [`super::mul_mat::mul_mat`]; the processor has what the functions need.
-    #[inline(always)]
     pub(super) unsafe fn product(
         &self,
         w: Rows,
@@ -113,13 +116,17 @@ impl Panels {
         scratch: &mut Scratch,
     ) {
         let (groups, blocks, bytes) = (w.k / 32, act_blocks(w.k), w.bytes());
-        let most = if n_cols <= FEW_COLUMNS { PART_BYTES / (4 * self.floats) } else { blocks };
-        let parts = blocks.div_ceil(most.max(1));
-        let panel = scratch.floats(self.beside * blocks.div_ceil(parts) * self.floats).as_mut_ptr();
-        let together = self.beside * self.rows;
+        debug_assert_eq!(self.floats % 16, 0, "steps are as aligned as the first");
+        let steps = if n_cols <= FEW_COLUMNS { PART_BYTES / (4 * self.floats) } else { blocks };
+        // One at least: a row without elements gives zero.
+        let parts = blocks.div_ceil(steps.max(1)).max(1);
+        let beside = 1 + usize::from(self.two.is_some());
+        let panel = scratch.floats(beside * blocks.div_ceil(parts) * self.floats).as_mut_ptr();
+        let together = beside * self.rows;
         for first in rows.clone().step_by(together) {
             let n = (rows.end - first).min(together);
             let panels = n.div_ceil(self.rows);
+            let tiles = self.two.filter(|_| panels == 2).unwrap_or(self.tiles);
             let row = |r: usize| w.data.wrapping_add(r * w.stride);
             // The next rows from end to end, whatever the parts: memory is fastest as one stream.
             let next = (rows.end - first - n).min(together);
@@ -143,14 +150,14 @@ impl Panels {
                 // SAFETY: the caller's columns and results.
                 let (x, data) = unsafe { (x.as_ptr().add(start), out.data.add(first)) };
                 let out = Out { data, ..out };
-                let columns = Part { panel, groups, x, blocks, out, rows: n, go_on: part > 0 };
+                let part = Part { panel, groups, x, blocks, out, rows: n, go_on: start > 0 };
                 // As few tiles as can be, all of about the same width.
-                let count = n_cols.div_ceil(self.tiles.len());
+                let count = n_cols.div_ceil(tiles.len());
                 for i in 0..count {
                     // So many columns lie before this tile and the next.
                     let [c, next] = [i, i + 1].map(|i| i * n_cols / count);
                     // SAFETY: columns c..next are the caller's, and no more than there are tiles.
-                    unsafe { self.tiles[next - c - 1](&columns, c, &mut ahead) };
+                    unsafe { tiles[next - c - 1](&part, c, &mut ahead) };
                 }
             }
         }

@@ -11,11 +11,9 @@ pub(super) mod unpack;
 use super::act::ActBlock;
 use super::dot::Dots;
 use super::mul_mat::{Out, Rows, Scratch};
+use super::panel::PANEL_COLUMNS;
 use std::ops::Range;
 use unpack::Unpack;
-
-/// Columns from which unpacking rows into panels takes fewer instructions than unpacking them for every two columns.
-const PANEL_COLUMNS: usize = 3;
 
 /// The product of some rows with `n_cols` columns; with `sdot`, by the dot-product extension.
 ///

@@ -326,6 +326,5 @@ pub(super) fn panels_neon<F: Unpack>() -> Panels {
 
 /// Panels with these tiles.
 fn panels<F: Unpack>(tiles: &'static [Tile]) -> Panels {
-    let floats = step_floats(ROWS, F::SPAN);
-    Panels { rows: ROWS, beside: 1, step: F::STEP, floats, fill: fill::<F>, tiles }
+    Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill: fill::<F>, tiles, two: None }
 }

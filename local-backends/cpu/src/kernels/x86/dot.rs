@@ -48,33 +48,26 @@ impl Dot for Avx2 {
     }
 }
 
-impl Dot for AvxVnni {
-    #[inline]
-    #[target_feature(enable = "avx2,avxvnni")]
-    unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i {
-        _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), q, x)
-    }
+/// [`Dot`] by VPDPBUSD.
+macro_rules! dpbusd {
+    ($name:ident, $features:literal, $dpbusd:ident) => {
+        impl Dot for $name {
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i {
+                $dpbusd(_mm256_setzero_si256(), q, x)
+            }
 
-    #[inline]
-    #[target_feature(enable = "avx2,avxvnni")]
-    unsafe fn wide(q: __m256i, x: __m256i) -> __m256i {
-        _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
-    }
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn wide(q: __m256i, x: __m256i) -> __m256i {
+                $dpbusd(_mm256_setzero_si256(), _mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+            }
+        }
+    };
 }
-
-impl Dot for Avx512 {
-    #[inline]
-    #[target_feature(enable = "avx512vnni,avx512vl")]
-    unsafe fn narrow(q: __m256i, x: __m256i) -> __m256i {
-        _mm256_dpbusd_epi32(_mm256_setzero_si256(), q, x)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512vnni,avx512vl")]
-    unsafe fn wide(q: __m256i, x: __m256i) -> __m256i {
-        _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
-    }
-}
+dpbusd!(AvxVnni, "avx2,avxvnni", _mm256_dpbusd_avx_epi32);
+dpbusd!(Avx512, "avx2,avx512vnni,avx512vl", _mm256_dpbusd_epi32);
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -208,7 +201,7 @@ mod tests {
         for isa in Isa::available() {
             match isa.name() {
                 "avx2" => check::<Avx2>("avx2"),
-                "avx2+vnni" => check::<AvxVnni>("avx2+vnni"),
+                "avx-vnni" => check::<AvxVnni>("avx-vnni"),
                 "avx512" => check::<Avx512>("avx512"),
                 _ => {}
             }

@@ -10,12 +10,9 @@ use super::act::ActBlock;
 use super::dot::Dots;
 use super::isa::Kind;
 use super::mul_mat::{Out, Rows, Scratch};
+use super::panel::PANEL_COLUMNS;
 use std::ops::Range;
 use unpack::Unpack;
-
-/// Columns from which unpacking rows into panels is faster than unpacking them for each column: measured with weights in memory, which
-/// panels read less evenly than rows.
-const PANEL_COLUMNS: usize = 3;
 
 /// The product of some rows with `n_cols` columns.
 ///

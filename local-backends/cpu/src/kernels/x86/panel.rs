@@ -262,23 +262,29 @@ impl<const N: usize, const SPAN: usize, const DEPTH: usize> Span<N, SPAN> for Pa
     }
 }
 
-impl<const N: usize, const SPAN: usize> Span<N, SPAN> for Fours {
-    #[inline]
-    #[target_feature(enable = "avx2,avxvnni")]
-    unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
-        let mut acc = [_mm256_setzero_si256(); N];
-        for kk in 0..SPAN / 4 {
-            // SAFETY: the caller's span.
-            unsafe {
-                let w = _mm256_load_si256(w.add(kk));
-                for c in 0..N {
-                    acc[c] = _mm256_dpbusd_avx_epi32(acc[c], w, four(x[c], kk));
+/// [`Span`] by VPDPBUSD, which AVX-VNNI and AVX-512 write in their own ways.
+macro_rules! fours {
+    ($name:ident, $features:literal, $dpbusd:ident) => {
+        impl<const N: usize, const SPAN: usize> Span<N, SPAN> for $name {
+            #[inline]
+            #[target_feature(enable = $features)]
+            unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
+                let mut acc = [_mm256_setzero_si256(); N];
+                for kk in 0..SPAN / 4 {
+                    // SAFETY: the caller's span.
+                    unsafe {
+                        let w = _mm256_load_si256(w.add(kk));
+                        for c in 0..N {
+                            acc[c] = $dpbusd(acc[c], w, four(x[c], kk));
+                        }
+                    }
                 }
+                acc
             }
         }
-        acc
-    }
+    };
 }
+fours!(Fours, "avx2,avxvnni", _mm256_dpbusd_avx_epi32);
 
 /// A panel of 8 rows times `N` columns.
 ///
@@ -363,16 +369,13 @@ unsafe fn tile_avxvnni<const N: usize, const SPAN: usize>(part: &Part, first: us
 
 /// Panels for `n_cols` columns with AVX-512 and VNNI.
 pub(super) fn avx512<F: Unpack>(n_cols: usize) -> Panels {
-    let two = n_cols >= TWO_PANELS;
     // As many sums as registers hold. With two panels, a column's number is read once for both.
-    let tiles: &[Tile] = match (two, F::SPAN) {
-        (false, 32) => tiles!(8, tile16, 1, 32),
-        (false, _) => tiles!(8, tile16, 1, 16),
-        (true, 32) => tiles!(6, tile16, 2, 32),
-        (true, _) => tiles!(6, tile16, 2, 16),
+    let (tiles, two): (&[Tile], &[Tile]) = match F::SPAN {
+        32 => (tiles!(8, tile16, 1, 32), tiles!(6, tile16, 2, 32)),
+        _ => (tiles!(8, tile16, 1, 16), tiles!(6, tile16, 2, 16)),
     };
-    let (beside, floats) = (1 + usize::from(two), step_floats(ROWS, F::SPAN));
-    Panels { rows: ROWS, beside, step: F::STEP, floats, fill: fill16::<F>, tiles }
+    let two = (n_cols >= TWO_PANELS).then_some(two);
+    Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill: fill16::<F>, tiles, two }
 }
 
 /// Panels with AVX2, FMA and AVX-VNNI.
@@ -381,7 +384,7 @@ pub(super) fn avxvnni<F: Unpack>() -> Panels {
         32 => tiles!(6, tile_avxvnni, 32),
         _ => tiles!(6, tile_avxvnni, 16),
     };
-    Panels { rows: 8, beside: 1, step: F::STEP, floats: step_floats(8, F::SPAN), fill: fill8::<F, true>, tiles }
+    Panels { rows: 8, step: F::STEP, floats: step_floats(8, F::SPAN), fill: fill8::<F, true>, tiles, two: None }
 }
 
 /// Panels with AVX2 and FMA.
@@ -395,7 +398,7 @@ pub(super) fn avx2<F: Unpack>() -> Panels {
         (_, 6..) => tiles!(4, tile_avx2, 16, 2, true),
         (_, _) => tiles!(4, tile_avx2, 16, 4, true),
     };
-    Panels { rows: 8, beside: 1, step: F::STEP, floats: step_floats(8, F::SPAN), fill: fill8::<F, false>, tiles }
+    Panels { rows: 8, step: F::STEP, floats: step_floats(8, F::SPAN), fill: fill8::<F, false>, tiles, two: None }
 }
 
 #[cfg(test)]
@@ -412,23 +415,7 @@ mod tests {
     /// VPDPBUSD of 256 bits as AVX-512 writes it, for processors that have it in this form alone.
     enum Wide {}
 
-    impl<const N: usize, const SPAN: usize> Span<N, SPAN> for Wide {
-        #[inline]
-        #[target_feature(enable = "avx2,avx512vnni,avx512vl")]
-        unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
-            let mut acc = [_mm256_setzero_si256(); N];
-            for kk in 0..SPAN / 4 {
-                // SAFETY: the caller's span.
-                unsafe {
-                    let w = _mm256_load_si256(w.add(kk));
-                    for c in 0..N {
-                        acc[c] = _mm256_dpbusd_epi32(acc[c], w, four(x[c], kk));
-                    }
-                }
-            }
-            acc
-        }
-    }
+    fours!(Wide, "avx2,avx512vnni,avx512vl", _mm256_dpbusd_epi32);
 
     /// # Safety
     /// AVX2, FMA, AVX-512 VL and VNNI; the rest as [`tile8`].
