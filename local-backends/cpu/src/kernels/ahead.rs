@@ -1,10 +1,15 @@
 //! Memory that is read soon, asked for while there is other work: rows that lie apart, or are gone through side by side, are more than
-//! a processor foresees itself. Little by little, as it waits when it is asked for too much at a time.
+//! a processor foresees itself ([`Ahead`]), and what it foresees of a stream ends with its page ([`stream`]). Little by little, as it
+//! waits when it is asked for too much at a time.
 
 /// Bytes that come from memory together.
 const LINE: usize = 64;
 /// Parts of a line that are counted.
 const FRACTION: usize = 1 << 8;
+
+/// Bytes from where a stream is read to what is asked for: a page, so that the next one is always on its way, pages of 4 KiB being as
+/// far as a processor looks by itself. With 2560 decoding is 5 % slower, with 8192 as fast.
+const STREAM: usize = 4096;
 
 /// Rows that come next.
 pub(super) struct Ahead {
@@ -41,7 +46,7 @@ impl Ahead {
         self.left -= lines;
         while lines > 0 {
             let here = lines.min(self.row - self.at);
-            (0..here).for_each(|line| fetch(self.line.wrapping_add(line * LINE)));
+            (0..here).for_each(|line| fetch::<false>(self.line.wrapping_add(line * LINE)));
             lines -= here;
             self.at += here;
             self.line = self.line.wrapping_add(here * LINE);
@@ -53,14 +58,21 @@ impl Ahead {
     }
 }
 
-/// Asks for one line, to the second cache: the first is too small for it beside what is worked on.
-#[inline]
-fn fetch(p: *const u8) {
+/// Asks for what a stream comes to after the `bytes` bytes at `p`, which are read now: as many, [`STREAM`] further on.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn stream(p: *const u8, bytes: usize) {
+    (0..bytes.div_ceil(LINE)).for_each(|line| fetch::<true>(p.wrapping_add(STREAM + line * LINE)));
+}
+
+/// Asks for one line, to the second cache, as the first is too small for it beside what is worked on; or, `NEAR`, to the first.
+#[inline(always)]
+fn fetch<const NEAR: bool>(p: *const u8) {
     // SAFETY: fetching is a hint that no address can make fail.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         use std::arch::x86_64::*;
-        _mm_prefetch::<_MM_HINT_T1>(p.cast());
+        if NEAR { _mm_prefetch::<_MM_HINT_T0>(p.cast()) } else { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
     // SAFETY: as above.
     #[cfg(target_arch = "aarch64")]

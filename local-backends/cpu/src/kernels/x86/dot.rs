@@ -2,6 +2,7 @@
 
 use super::unpack::Unpack;
 use crate::kernels::act::ActBlock;
+use crate::kernels::ahead::stream;
 use crate::kernels::dot::{Dots, entry};
 use std::arch::x86_64::*;
 use std::hint::black_box;
@@ -132,10 +133,14 @@ unsafe fn row<D: Dot, F: Unpack>(w: *const u8, groups: usize, x: *const ActBlock
         let mut min = _mm256_setzero_ps();
         let whole = groups / 8;
         for b in 0..whole {
-            step::<D, F>(w.add(b * F::STEP), 8, &*x.add(b), &mut acc, &mut min);
+            let w = w.add(b * F::STEP);
+            stream(w, F::STEP);
+            step::<D, F>(w, 8, &*x.add(b), &mut acc, &mut min);
         }
         if groups % 8 != 0 {
-            step::<D, F>(w.add(whole * F::STEP), groups % 8, &*x.add(whole), &mut acc, &mut min);
+            let (w, n) = (w.add(whole * F::STEP), groups % 8);
+            stream(w, n * F::BYTES);
+            step::<D, F>(w, n, &*x.add(whole), &mut acc, &mut min);
         }
         sum(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), min))
     }
