@@ -5,12 +5,13 @@
 //! columns there are.
 
 use super::Isa;
+use super::ahead::{LINE, piece, rows_on};
 use super::mul_mat::{Out, Rows};
 use super::simd::{Bf16, Element, F16, Lanes, per_lanes};
 use outboard_core::DType;
 use std::ops::Range;
 
-/// `R` rows times `C` columns.
+/// `R` rows times `C` columns. Where `on` is not 0, the rows come from memory, and those so many bytes on are asked for.
 ///
 /// # Safety
 /// L's features; rows and columns of k elements at the pointers.
@@ -19,12 +20,16 @@ unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
     w: [*const W; R],
     x: [*const f32; C],
     k: usize,
+    on: usize,
 ) -> [[f32; R]; C] {
     // SAFETY: i stays below k.
     unsafe {
         let mut acc = [[L::splat(0.0); R]; C];
         let mut i = 0;
         while i + L::N <= k {
+            if on != 0 && i * size_of::<W>() % LINE == 0 {
+                w.iter().for_each(|w| piece(w.add(i).cast::<u8>().wrapping_add(on), LINE));
+            }
             let mut wv = [L::splat(0.0); R];
             for r in 0..R {
                 wv[r] = W::lanes::<L>(w[r].add(i));
@@ -85,7 +90,7 @@ unsafe fn place<L: Lanes, W: Element, const R: usize, const C: usize>(
         for (j, p) in xp.iter_mut().enumerate() {
             *p = x.add((c + j) * x_stride);
         }
-        let y = tile::<L, W, R, C>(wp, xp, w.k);
+        let y = tile::<L, W, R, C>(wp, xp, w.k, if c == 0 { rows_on(w.stride, R) } else { 0 });
         for (j, y) in y.iter().enumerate() {
             std::ptr::copy_nonoverlapping(y.as_ptr(), out.data.add((c + j) * out.stride + i), R);
         }

@@ -2,6 +2,7 @@
 
 use super::{BESIDE, Heads, MOST_LANES, Query, Running, TILE, as_floats, by_type, seen, softcap};
 use crate::kernels::Isa;
+use crate::kernels::ahead::{piece, rows_on};
 use crate::kernels::float::mul_mat_float;
 use crate::kernels::mul_mat::{Out, Rows, Scratch};
 use crate::kernels::rows;
@@ -247,6 +248,7 @@ unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
 ) {
     // SAFETY: the caller's.
     unsafe {
+        let on = rows_on(v.stride, 1);
         let mut sum = [[L::splat(0.0); C]; R];
         for (r, sum) in sum.iter_mut().enumerate() {
             for (l, sum) in sum.iter_mut().enumerate() {
@@ -255,6 +257,7 @@ unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
         }
         for j in 0..n {
             let row = v.data.add(j * v.stride).cast::<W>().add(c);
+            piece(row.cast::<u8>().wrapping_add(on), C * L::N * size_of::<W>());
             let mut values = [L::splat(0.0); C];
             for (l, value) in values.iter_mut().enumerate() {
                 *value = W::lanes::<L>(row.add(l * L::N));

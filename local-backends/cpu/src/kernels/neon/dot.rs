@@ -2,6 +2,7 @@
 
 use super::unpack::{Unpack, VScales};
 use crate::kernels::act::ActBlock;
+use crate::kernels::ahead::stream;
 use crate::kernels::dot::{Dots, entry};
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -206,13 +207,17 @@ unsafe fn row<D: Dot, F: Unpack, const C: usize>(
         }
         let whole = groups / 8;
         for b in 0..whole {
-            step::<D, F, C>(w.add(b * F::STEP), 8, cols, &mut sums);
+            let w = w.add(b * F::STEP);
+            stream(w, F::STEP);
+            step::<D, F, C>(w, 8, cols, &mut sums);
             for col in &mut cols {
                 *col = col.add(1);
             }
         }
         if F::DTYPE.block_len() == 32 && groups % 8 != 0 {
-            step::<D, F, C>(w.add(whole * F::STEP), groups % 8, cols, &mut sums);
+            let (w, n) = (w.add(whole * F::STEP), groups % 8);
+            stream(w, n * F::BYTES);
+            step::<D, F, C>(w, n, cols, &mut sums);
         }
         let mut out = [0.0; C];
         for (out, s) in out.iter_mut().zip(sums) {
