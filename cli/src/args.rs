@@ -88,7 +88,7 @@ pub(crate) struct ModelArgs {
     /// Puts weights whose names match a pattern on a device; may be given several times
     #[arg(long = "ot", alias = "override-tensor", value_name = "REGEX=DEV")]
     pub(crate) override_tensor: Vec<String>,
-    /// Copy the weights of this host's devices into memory: large pages make decoding faster, and the file is read before it begins
+    /// Copy the weights of this host's devices into memory: large pages can make decoding faster, and the file is read before it begins
     #[arg(long)]
     pub(crate) no_mmap: bool,
 }

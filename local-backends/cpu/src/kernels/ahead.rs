@@ -11,8 +11,8 @@ const FRACTION: usize = 1 << 8;
 /// far as a processor looks by itself. With 2560 decoding is 5 % slower, with 8192 as fast.
 const STREAM: usize = 4096;
 
-/// Bytes from rows of which a few are read side by side, or of each a piece, to those that are asked for. Three times as much is as
-/// good; to the first cache instead of the second, they come 3 to 10 % slower.
+/// How far ahead [`piece`] asks, in bytes, where a few rows are read side by side, or a piece of each. 24 KiB are as good; asking into
+/// the first cache is 3 to 10 % slower.
 const ROWS: usize = 8192;
 
 /// Rows that come next.
@@ -74,13 +74,14 @@ pub(super) fn rows_on(stride: usize, n: usize) -> usize {
     (ROWS / stride.max(1)).max(n) * stride
 }
 
-/// Asks for the `bytes` bytes at `p`.
+/// Asks for as many lines from `p` on as `bytes` bytes take, to the second cache.
 #[inline(always)]
 pub(super) fn piece(p: *const u8, bytes: usize) {
     (0..bytes.div_ceil(LINE)).for_each(|line| fetch::<false>(p.wrapping_add(line * LINE)));
 }
 
-/// Asks for one line, to the second cache, as the first is too small for it beside what is worked on; or, `NEAR`, to the first.
+/// Asks for one line, to the second cache, as the first is too small for many of them beside what is worked on; or, where it is `NEAR`, as
+/// with a single stream, to the first.
 #[inline(always)]
 fn fetch<const NEAR: bool>(p: *const u8) {
     // SAFETY: fetching is a hint that no address can make fail.
@@ -131,6 +132,15 @@ mod tests {
             assert_eq!(ahead.left, 0);
             ahead.more(5);
             assert_eq!(ahead.left, 0);
+        }
+    }
+
+    #[test]
+    fn rows_on_are_whole_and_behind_those_that_are_read() {
+        for (stride, n, want) in
+            [(384, 1, 21 * 384), (1152, 8, 8 * 1152), (9000, 1, 9000), (9000, 4, 36_000), (0, 8, 0)]
+        {
+            assert_eq!(rows_on(stride, n), want);
         }
     }
 

@@ -1,8 +1,8 @@
 //! The matrix product with F32, F16 and BF16 weights.
 //!
 //! Lanes run along the rows: a tile keeps the sums of a few rows times a few columns in registers, so that each vector that
-//! is loaded is used several times. Every tile adds up in the same order, so that a result does not depend on how many
-//! columns there are.
+//! is loaded is used several times; rows meet columns in blocks that stay in the second cache. Every tile adds up in the same order,
+//! so that a result does not depend on how many columns there are.
 
 use super::Isa;
 use super::ahead::{LINE, piece, rows_on};
@@ -11,7 +11,17 @@ use super::simd::{Bf16, Element, F16, Lanes, per_lanes};
 use outboard_core::DType;
 use std::ops::Range;
 
-/// `R` rows times `C` columns. Where `on` is not 0, the rows come from memory, and those so many bytes on are asked for.
+/// Bytes of rows that meet all columns before the next rows do, and stay in the second cache meanwhile.
+const BLOCK_BYTES: usize = 256 << 10;
+
+/// Bytes of columns that rows meet together, which are read again for every block of rows.
+const GROUP_BYTES: usize = 1 << 20;
+
+/// Most rows and columns of a tile.
+const MOST_ROWS: usize = 8;
+const MOST_COLUMNS: usize = 4;
+
+/// `R` rows times `C` columns. Where `on` is not 0, rows so many bytes on are asked for.
 ///
 /// # Safety
 /// L's features; rows and columns of k elements at the pointers.
@@ -78,6 +88,7 @@ unsafe fn place<L: Lanes, W: Element, const R: usize, const C: usize>(
     x: *const f32,
     x_stride: usize,
     c: usize,
+    on: usize,
     out: Out,
 ) {
     // SAFETY: rows i..i + R and columns c..c + C are the caller's.
@@ -90,7 +101,7 @@ unsafe fn place<L: Lanes, W: Element, const R: usize, const C: usize>(
         for (j, p) in xp.iter_mut().enumerate() {
             *p = x.add((c + j) * x_stride);
         }
-        let y = tile::<L, W, R, C>(wp, xp, w.k, if c == 0 { rows_on(w.stride, R) } else { 0 });
+        let y = tile::<L, W, R, C>(wp, xp, w.k, on);
         for (j, y) in y.iter().enumerate() {
             std::ptr::copy_nonoverlapping(y.as_ptr(), out.data.add((c + j) * out.stride + i), R);
         }
@@ -108,27 +119,43 @@ unsafe fn product<L: Lanes, W: Element>(
     n_cols: usize,
     out: Out,
 ) {
-    // SAFETY: all indices are below the caller's.
-    unsafe {
-        let mut c = 0;
-        while c + 4 <= n_cols {
-            // 16 registers hold 2 x 4 sums and what they need, 32 hold 4 x 4.
-            match L::N {
-                16 => strip::<L, W, 4, 4>(w, rows.clone(), x, x_stride, c, out),
-                _ => strip::<L, W, 2, 4>(w, rows.clone(), x, x_stride, c, out),
+    let block = match rows.len() * w.stride <= BLOCK_BYTES {
+        true => rows.len().max(1),
+        false => (BLOCK_BYTES / w.stride).next_multiple_of(MOST_ROWS).max(MOST_ROWS),
+    };
+    let group = match n_cols * x_stride * size_of::<f32>() <= GROUP_BYTES {
+        true => n_cols.max(1),
+        false => (GROUP_BYTES / size_of::<f32>() / x_stride).next_multiple_of(MOST_COLUMNS),
+    };
+    let ahead = rows_on(w.stride, MOST_ROWS);
+    for first in (0..n_cols).step_by(group) {
+        let end = (first + group).min(n_cols);
+        for i in rows.clone().step_by(block) {
+            let here = i..(i + block).min(rows.end);
+            // SAFETY: all indices are below the caller's.
+            unsafe {
+                let (mut c, mut on) = (first, ahead);
+                while c + MOST_COLUMNS <= end {
+                    // 16 registers hold 2 x 4 sums and what they need, 32 hold 4 x 4.
+                    match L::N {
+                        16 => strip::<L, W, 4, 4>(w, here.clone(), x, x_stride, c, on, out),
+                        _ => strip::<L, W, 2, 4>(w, here.clone(), x, x_stride, c, on, out),
+                    }
+                    // The others find the rows in the cache.
+                    (c, on) = (c + MOST_COLUMNS, 0);
+                }
+                match end - c {
+                    3 => strip::<L, W, 4, 3>(w, here, x, x_stride, c, on, out),
+                    2 => strip::<L, W, 4, 2>(w, here, x, x_stride, c, on, out),
+                    1 => strip::<L, W, MOST_ROWS, 1>(w, here, x, x_stride, c, on, out),
+                    _ => {}
+                }
             }
-            c += 4;
-        }
-        match n_cols - c {
-            3 => strip::<L, W, 4, 3>(w, rows, x, x_stride, c, out),
-            2 => strip::<L, W, 4, 2>(w, rows, x, x_stride, c, out),
-            1 => strip::<L, W, 8, 1>(w, rows, x, x_stride, c, out),
-            _ => {}
         }
     }
 }
 
-/// All rows times `C` columns from `c`, `R` rows at a time.
+/// All rows times `C` columns from `c`, `R` rows at a time. Where `on` is not 0, rows so many bytes on are asked for.
 ///
 /// # Safety
 /// As [`product`].
@@ -139,17 +166,18 @@ unsafe fn strip<L: Lanes, W: Element, const R: usize, const C: usize>(
     x: *const f32,
     x_stride: usize,
     c: usize,
+    on: usize,
     out: Out,
 ) {
     // SAFETY: all indices are below the caller's.
     unsafe {
         let mut i = rows.start;
         while i + R <= rows.end {
-            place::<L, W, R, C>(w, i, x, x_stride, c, out);
+            place::<L, W, R, C>(w, i, x, x_stride, c, on, out);
             i += R;
         }
         while i < rows.end {
-            place::<L, W, 1, C>(w, i, x, x_stride, c, out);
+            place::<L, W, 1, C>(w, i, x, x_stride, c, on, out);
             i += 1;
         }
     }
@@ -198,7 +226,8 @@ mod tests {
     #[test]
     fn products_agree_with_f64() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            for (m, n, k) in [(1, 1, 1), (7, 1, 64), (9, 6, 100), (5, 4, 3), (13, 17, 575)] {
+            // The last takes several blocks of rows and groups of columns.
+            for (m, n, k) in [(1, 1, 1), (7, 1, 64), (9, 6, 100), (5, 4, 3), (13, 17, 575), (75, 67, 4200)] {
                 let w = weights(dtype, m * k, 5);
                 let mut wf = vec![0.0; m * k];
                 dequantize_row(dtype, &w, &mut wf).unwrap();
@@ -208,18 +237,21 @@ mod tests {
                 unsafe { std::ptr::copy_nonoverlapping(w.as_ptr(), aligned.as_mut_ptr().cast(), w.len()) };
                 let stride = k + 3;
                 let x = noise(n * stride, 6);
+                let dot =
+                    |w: &[f32], x: &[f32]| -> f64 { w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum() };
+                let columns = x.chunks_exact(stride);
+                let want: Vec<f64> = columns.flat_map(|x| wf.chunks_exact(k).map(move |w| dot(w, x))).collect();
                 for isa in Isa::available() {
                     let mut y = vec![f32::NAN; m * n];
                     let rows = Rows { data: aligned.as_ptr().cast(), stride: k * dtype.block_bytes(), dtype, k };
                     let out = Out { data: y.as_mut_ptr(), stride: m };
-                    for part in [0..m / 2, m / 2..m] {
+                    for part in [0..m / 3, m / 3..m] {
                         // SAFETY: sizes as above.
                         unsafe { mul_mat_float(isa, rows, part, x.as_ptr(), stride, n, out) };
                     }
                     for c in 0..n {
                         for i in 0..m {
-                            let want: f64 =
-                                (0..k).map(|l| f64::from(wf[i * k + l]) * f64::from(x[c * stride + l])).sum();
+                            let want = want[c * m + i];
                             let got = f64::from(y[c * m + i]);
                             assert!((got - want).abs() < 1e-4, "{dtype} {} {m}x{n}x{k}: {got}, not {want}", isa.name());
                         }

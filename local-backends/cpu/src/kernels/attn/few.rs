@@ -50,8 +50,10 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scrat
         }
         let p = Factors { data: scores.as_ptr(), stride: TILE, n };
         let out = Out { data: acc.as_mut_ptr(), stride: dv };
+        // Values that were made floats are in the nearest cache.
+        let on = if v.data == v_tile.as_ptr().cast() { 0 } else { rows_on(v.stride, 1) };
         // SAFETY: v has as many rows; scores and acc have those of the queries.
-        unsafe { by_type!(v.dtype, add_rows(isa, p, v, keys.len(), out)) };
+        unsafe { by_type!(v.dtype, add_rows(isa, p, v, keys.len(), on, out)) };
     }
     for ((query, running), acc) in queries.iter().zip(running).zip(acc.chunks_exact_mut(dv.max(1))) {
         rows::scale(isa, acc, running.share(query.sink), 0.0);
@@ -176,31 +178,31 @@ impl Factors {
 }
 
 per_lanes! {
-    /// `acc[i] += sum_j p[i, j] * v[j]` for all rows of p, j being below `n`.
+    /// `acc[i] += sum_j p[i, j] * v[j]` for all rows of p, j being below `n`. Where `on` is not 0, rows of v so many bytes on are asked for.
     ///
     /// # Safety
     /// `v` has `n` rows of W, those of p are as long, and `acc` has as many as p, as long as those of v.
-    unsafe fn add_rows<W>(p: Factors, v: Rows, n: usize, acc: Out) = add_rows_body
+    unsafe fn add_rows<W>(p: Factors, v: Rows, n: usize, on: usize, acc: Out) = add_rows_body
 }
 
 /// # Safety
 /// As [`add_rows`], with L's features.
 #[inline(always)]
-unsafe fn add_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, acc: Out) {
+unsafe fn add_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, on: usize, acc: Out) {
     // SAFETY: all indices are below the caller's.
     unsafe {
         let mut c = 0;
         // Only where there are 32 registers.
         while L::N == 16 && c + 4 * L::N <= v.k {
-            strip::<L, W, 4>(p, v, c, n, acc);
+            strip::<L, W, 4>(p, v, c, n, on, acc);
             c += 4 * L::N;
         }
         while c + 2 * L::N <= v.k {
-            strip::<L, W, 2>(p, v, c, n, acc);
+            strip::<L, W, 2>(p, v, c, n, on, acc);
             c += 2 * L::N;
         }
         while c + L::N <= v.k {
-            strip::<L, W, 1>(p, v, c, n, acc);
+            strip::<L, W, 1>(p, v, c, n, on, acc);
             c += L::N;
         }
         for c in c..v.k {
@@ -219,16 +221,17 @@ unsafe fn add_rows_body<L: Lanes, W: Element>(p: Factors, v: Rows, n: usize, acc
 /// # Safety
 /// As [`add_rows_body`].
 #[inline(always)]
-unsafe fn strip<L: Lanes, W: Element, const C: usize>(p: Factors, v: Rows, c: usize, n: usize, acc: Out) {
+unsafe fn strip<L: Lanes, W: Element, const C: usize>(p: Factors, v: Rows, c: usize, n: usize, on: usize, acc: Out) {
     for i in (0..p.n).step_by(4) {
+        let on = if i == 0 { on } else { 0 };
         // SAFETY: the caller's rows.
         unsafe {
             let (here, acc) = (Factors { data: p.from(i), ..p }, Out { data: acc.data.add(i * acc.stride), ..acc });
             match p.n - i {
-                1 => tile::<L, W, 1, C>(here, v, c, n, acc),
-                2 => tile::<L, W, 2, C>(here, v, c, n, acc),
-                3 => tile::<L, W, 3, C>(here, v, c, n, acc),
-                _ => tile::<L, W, 4, C>(here, v, c, n, acc),
+                1 => tile::<L, W, 1, C>(here, v, c, n, on, acc),
+                2 => tile::<L, W, 2, C>(here, v, c, n, on, acc),
+                3 => tile::<L, W, 3, C>(here, v, c, n, on, acc),
+                _ => tile::<L, W, 4, C>(here, v, c, n, on, acc),
             }
         }
     }
@@ -244,11 +247,11 @@ unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
     v: Rows,
     c: usize,
     n: usize,
+    on: usize,
     acc: Out,
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let on = rows_on(v.stride, 1);
         let mut sum = [[L::splat(0.0); C]; R];
         for (r, sum) in sum.iter_mut().enumerate() {
             for (l, sum) in sum.iter_mut().enumerate() {
@@ -257,7 +260,9 @@ unsafe fn tile<L: Lanes, W: Element, const R: usize, const C: usize>(
         }
         for j in 0..n {
             let row = v.data.add(j * v.stride).cast::<W>().add(c);
-            piece(row.cast::<u8>().wrapping_add(on), C * L::N * size_of::<W>());
+            if on != 0 {
+                piece(row.cast::<u8>().wrapping_add(on), C * L::N * size_of::<W>());
+            }
             let mut values = [L::splat(0.0); C];
             for (l, value) in values.iter_mut().enumerate() {
                 *value = W::lanes::<L>(row.add(l * L::N));
