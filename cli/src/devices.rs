@@ -3,6 +3,7 @@
 use crate::args::DeviceArgs;
 use anyhow::{Context, Result, bail};
 use outboard_backends::{DeviceSpec, local_devices};
+use outboard_core::error::Bytes;
 use outboard_core::{Device, DeviceKind, MemoryInfo, at_once, try_at_once};
 use outboard_host::Host;
 use outboard_rpc_client::{RemoteDevice, connect};
@@ -130,6 +131,21 @@ pub(crate) struct Net {
     pub(crate) sent_bytes: u64,
     pub(crate) recv_bytes: u64,
     pub(crate) peer_bytes: u64,
+}
+
+impl Net {
+    /// A line of it for people; none if there are no servers.
+    pub(crate) fn line(&self) -> String {
+        if self.sent_bytes == 0 {
+            return String::new();
+        }
+        let (sent, received) = (Bytes(self.sent_bytes), Bytes(self.recv_bytes));
+        let peers = match self.peer_bytes {
+            0 => String::new(),
+            bytes => format!("; {} between servers", Bytes(bytes)),
+        };
+        format!("network {sent} sent, {received} received, weights included{peers}\n")
+    }
 }
 
 /// What the servers of these devices have sent and received, each server counted once.

@@ -8,6 +8,7 @@ mod commands;
 mod devices;
 mod failover;
 mod fetch;
+mod interrupt;
 mod measure;
 mod model;
 mod print;
@@ -40,6 +41,8 @@ enum Command {
     Bench(commands::bench::Args),
     /// Measure a model on its devices without sending its weights: where a token's time goes, what other hosts would change
     Plan(commands::plan::Args),
+    /// Measure how well a model foresees a text
+    Perplexity(commands::perplexity::Args),
     /// Check servers: connection, memory, every op, copies, a graph over all devices
     Smoke(commands::smoke::Args),
     /// Turn text into token ids
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Run(args) => commands::run::main(&args),
         Command::Bench(args) => commands::bench::main(&args),
         Command::Plan(args) => commands::plan::main(&args),
+        Command::Perplexity(args) => commands::perplexity::main(&args),
         Command::Smoke(args) => commands::smoke::main(&args),
         Command::Tokenize(args) => commands::tokenize::main(&args),
         Command::Cert(args) => commands::cert::main(&args),

@@ -9,8 +9,9 @@ use outboard_core::error::Bytes;
 use outboard_host::open_mapped;
 use outboard_llm::gguf::{Digests, FileKey, Gguf};
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{Engine, LoadOptions, Model, Overrides};
+use outboard_llm::{DeviceLoad, Engine, LoadOptions, Model, Overrides};
 use regex::Regex;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -164,6 +165,24 @@ pub(crate) fn plan_table(engine: &Engine) -> String {
         out += &format!("  layer {layer} is divided: its attention is on {}\n", devices.join(", the rest on "));
     }
     out
+}
+
+/// What a device has of a model, in JSON; the names are fixed.
+#[derive(Serialize)]
+pub(crate) struct DeviceReport {
+    id: String,
+    layers: Option<[usize; 2]>,
+    weight_bytes: u64,
+}
+
+/// What each device has of a model.
+pub(crate) fn device_reports(engine: &Engine) -> Vec<DeviceReport> {
+    let report = |load: &DeviceLoad| DeviceReport {
+        id: load.id.clone(),
+        layers: load.layers.map(|(first, last)| [first, last]),
+        weight_bytes: load.weight_bytes,
+    };
+    engine.loads().iter().map(report).collect()
 }
 
 /// A line about a model.

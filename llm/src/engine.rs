@@ -368,8 +368,17 @@ impl Engine {
         }
     }
 
-    /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
-    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
+    /// Whether the model has all of these tokens.
+    pub(crate) fn check_vocabulary(&self, tokens: &[u32]) -> Result<()> {
+        let n_vocab = self.model.hparams().n_vocab;
+        match tokens.iter().find(|&&id| id as usize >= n_vocab) {
+            Some(id) => Err(Error::Request(format!("token {id} is outside the model's vocabulary of {n_vocab}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Tokens behind those in the cache as micro-batches. The text has them from now on: all of it is known before any of it may fail.
+    pub(crate) fn micro_batches<'t>(&mut self, tokens: &'t [u32]) -> Result<Vec<&'t [u32]>> {
         self.check_room(tokens.len())?;
         let stages = self.parts.stages(self.homes());
         let devices: Vec<DeviceKind> = stages.iter().filter_map(|&d| Some(self.loads.get(d)?.kind)).collect();
@@ -381,9 +390,14 @@ impl Engine {
         };
         let sizes = micro_batches(self.n_past, tokens.len(), self.n_ubatch, &devices, self.parts.work());
         let batches: Vec<&[u32]> = sizes.into_iter().map(batch).collect();
-        // All of it is known before any of it may fail.
         self.text.truncate(self.n_past);
         batches.iter().for_each(|batch| self.text.read(self.text.len(), batch));
+        Ok(batches)
+    }
+
+    /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
+    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
+        let batches = self.micro_batches(tokens)?;
         let (end, before) = batches.split_last().ok_or_else(|| Error::Request("the prompt is empty".into()))?;
         for batch in before {
             self.enqueue(batch, Feed::Input, history, Outputs::None)?;
@@ -400,7 +414,13 @@ impl Engine {
         history: bool,
         outputs: Outputs,
     ) -> Result<(usize, u64)> {
-        let number = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs })?;
+        let shape = GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs };
+        self.enqueue_shape(shape, batch, &[])
+    }
+
+    /// [`Engine::enqueue`] with a shape of the batch's length; `targets` are what [`Outputs::Scores`] asks for.
+    pub(crate) fn enqueue_shape(&mut self, shape: GraphShape, batch: &[u32], targets: &[u32]) -> Result<(usize, u64)> {
+        let number = self.program(shape)?;
         let program = &self.programs[number].1;
         let graph = program.graph();
         let first = self.n_past as i32;
@@ -413,7 +433,8 @@ impl Engine {
         };
         input(net::TOKENS, &mut batch.iter().map(|&t| t as i32));
         input(net::POSITIONS, &mut (first..first + n));
-        input(net::OUTPUT_ROWS, &mut std::iter::once(n - 1));
+        input(net::OUTPUT_ROWS, &mut (n - shape.outputs.rows() as i32..n));
+        input(net::TARGETS, &mut targets.iter().map(|&t| t as i32));
         input(net::SAMPLE_STEPS, &mut std::iter::once(first + n - 1));
         let run = self.scheduler.run(program, &inputs)?;
         self.n_past += batch.len();

@@ -87,10 +87,7 @@ pub fn generate(
             prompt.len()
         )));
     }
-    let n_vocab = engine.model().hparams().n_vocab;
-    if let Some(id) = prompt.iter().find(|&&id| id as usize >= n_vocab) {
-        return Err(Error::Request(format!("token {id} is outside the model's vocabulary of {n_vocab}")));
-    }
+    engine.check_vocabulary(prompt)?;
     let mut stream = TextStream::new();
     let mut filter = StopFilter::new(&options.stop);
     let mut emit = |text: String, out: &mut String| match text.is_empty() {

@@ -4,11 +4,11 @@ use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
 use crate::devices::{self, Net};
 use crate::failover::{Recovered, Recoveries, Servers};
+use crate::model::DeviceReport;
 use crate::trace::{TokenTime, Tracer, time_lines};
-use crate::{model, print};
+use crate::{interrupt, model, print};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
-use outboard_core::error::Bytes;
 use outboard_llm::chat::{ChatTemplate, Message};
 use outboard_llm::{Engine, Finish, GenerateOptions, Generation, generate};
 use serde::Serialize;
@@ -17,7 +17,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
 #[derive(clap::Args)]
@@ -98,7 +98,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if sample.temperature > 0.0 {
         eprintln!("seed: {}", sample.seed);
     }
-    let interrupted = on_interrupt(&engine)?;
+    let interrupted = interrupt::watch(&engine)?;
     engine.set_watch(Arc::new(|stall| eprintln!("{stall}")));
     let recoveries = Recoveries::default();
     if !args.no_failover {
@@ -169,20 +169,6 @@ fn encode(args: &Args, loaded: &model::Loaded, prompt: &str) -> Result<Vec<u32>>
     Ok(tokens)
 }
 
-/// A flag that Ctrl-C sets. The second Ctrl-C ends the process at once; servers free what it had.
-fn on_interrupt(engine: &Engine) -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    let (set, cancel) = (flag.clone(), engine.cancel_token());
-    ctrlc::set_handler(move || {
-        if set.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        cancel.store(true, Ordering::Relaxed);
-    })
-    .context("cannot watch for Ctrl-C")?;
-    Ok(flag)
-}
-
 /// What `--json` prints; the names are fixed.
 #[derive(Serialize)]
 pub(crate) struct Report {
@@ -194,7 +180,7 @@ pub(crate) struct Report {
     timings: Timings,
     /// Where the time of a token behind the first went; empty where that is not known.
     pub(crate) token_times: Vec<TokenTime>,
-    devices: Vec<Device>,
+    devices: Vec<DeviceReport>,
     net: Net,
     /// What the run has lost, and gone on without.
     recoveries: Vec<Recovered>,
@@ -209,21 +195,9 @@ struct Timings {
     decode_tps: f64,
 }
 
-#[derive(Serialize)]
-struct Device {
-    id: String,
-    layers: Option<[usize; 2]>,
-    weight_bytes: u64,
-}
-
 impl Report {
     pub(crate) fn new(prompt: &[u32], g: Generation, load: Duration, engine: &Engine) -> Report {
         let decoded = g.tokens.len().saturating_sub(1);
-        let device = |d: &outboard_llm::DeviceLoad| Device {
-            id: d.id.clone(),
-            layers: d.layers.map(|(first, last)| [first, last]),
-            weight_bytes: d.weight_bytes,
-        };
         Report {
             prompt_tokens: prompt.to_vec(),
             timings: Timings {
@@ -234,7 +208,7 @@ impl Report {
                 decode_tps: print::per_second(decoded, g.decode_time),
             },
             token_times: Vec::new(),
-            devices: engine.loads().iter().map(device).collect(),
+            devices: model::device_reports(engine),
             net: devices::net(engine.devices()),
             recoveries: Vec::new(),
             finish: match g.finish {
@@ -269,14 +243,7 @@ impl Report {
         if !self.token_times.is_empty() {
             out += &time_lines(&self.token_times).lines().map(|l| format!("token   {l}\n")).collect::<String>();
         }
-        if self.net.sent_bytes > 0 {
-            let (sent, received) = (Bytes(self.net.sent_bytes), Bytes(self.net.recv_bytes));
-            out += &format!("network {sent} sent, {received} received, weights included");
-            out += &match self.net.peer_bytes {
-                0 => "\n".to_owned(),
-                bytes => format!("; {} between servers\n", Bytes(bytes)),
-            };
-        }
+        out += &self.net.line();
         if self.finish == "context" {
             out += "the context is full; -c makes it larger\n";
         }

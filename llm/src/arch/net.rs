@@ -23,11 +23,13 @@ pub const SAMPLE_STEPS: &str = "sample_steps";
 pub const NEXT_TOKEN: &str = "next_token";
 /// Name of the state that holds the token at each position, I32 `[1, n_ctx]`, where the logits are.
 pub const HISTORY: &str = "history";
+/// Name of the input of the tokens that [`Outputs::Scores`] asks for, I32 `[n_outputs]`.
+pub const TARGETS: &str = "targets";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
 pub const LOGITS: &str = "logits";
 /// Name of the output of sampled ids, I32 `[n_outputs]`.
 pub const SAMPLED: &str = "sampled";
-/// Name of the output of the sampled ids' log-probabilities, F32 `[n_outputs]`.
+/// Name of the output of log-probabilities, of the sampled ids or of [`TARGETS`], F32 `[n_outputs]`.
 pub const LOG_PROBS: &str = "log_probs";
 /// A leaf is called after its tensor in the file; one tensor that several devices need has a leaf for each use, with the use
 /// in brackets: `token_embd.weight (output)`, `rope_freqs.weight (blk.3)`.
@@ -42,10 +44,23 @@ pub enum Outputs {
     None,
     /// What the head would read, for nobody: how long the layers take.
     Layers,
-    /// Logits of that many rows.
+    /// Logits of the last so many rows.
     Logits(usize),
+    /// How probable the given tokens are, each behind one of the last so many tokens. The logits stay where they are.
+    Scores(usize),
     /// One sampled token.
     Sample(Sampling),
+}
+
+impl Outputs {
+    /// How many tokens, the last ones, the head is for.
+    pub fn rows(self) -> usize {
+        match self {
+            Outputs::None | Outputs::Layers => 0,
+            Outputs::Logits(rows) | Outputs::Scores(rows) => rows,
+            Outputs::Sample(_) => 1,
+        }
+    }
 }
 
 /// How a token is chosen.
@@ -383,6 +398,11 @@ impl Net<'_> {
                 let logits = self.logits(x, rows)?;
                 self.g.output(logits);
             }
+            Outputs::Scores(rows) => {
+                let logits = self.logits(x, rows)?;
+                let targets = self.g.input(TARGETS, DType::I32, &[rows])?;
+                self.log_probs(logits, targets)?;
+            }
             Outputs::Sample(sampling) => self.sample(x, sampling)?,
         }
         Ok(())
@@ -406,6 +426,14 @@ impl Net<'_> {
         Ok(self.g.name(logits, LOGITS))
     }
 
+    /// The output of the log-probabilities of these ids, one for each row of logits.
+    fn log_probs(&mut self, logits: TensorId, ids: TensorId) -> Result<()> {
+        let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
+        self.g.name(log_probs, LOG_PROBS);
+        self.g.output(log_probs);
+        Ok(())
+    }
+
     /// One token from the logits of one row of x, and what the next step needs of it.
     fn sample(&mut self, x: TensorId, Sampling { sample, penalty, log_prob }: Sampling) -> Result<()> {
         let logits = self.logits(x, 1)?;
@@ -422,9 +450,7 @@ impl Net<'_> {
         self.g.name(ids, SAMPLED);
         self.g.output(ids);
         if log_prob {
-            let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
-            self.g.name(log_probs, LOG_PROBS);
-            self.g.output(log_probs);
+            self.log_probs(logits, ids)?;
         }
         let next = match self.g.find(NEXT_TOKEN) {
             Some(state) => state,

@@ -1,0 +1,140 @@
+//! `outboard perplexity`.
+
+use super::print_json;
+use crate::args::{DeviceArgs, ModelArgs};
+use crate::devices::{self, Net};
+use crate::model::DeviceReport;
+use crate::{interrupt, model, print};
+use anyhow::{Context, Result};
+use outboard_llm::{Estimate, count_chunks, perplexity};
+use serde::Serialize;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+/// Tokens of a chunk when nothing is said: what published figures are made with.
+const CHUNK: u32 = 512;
+
+#[derive(clap::Args)]
+#[command(mut_arg("ctx", |arg| arg.help("Tokens of a chunk; 0 for what the model was trained with [default: 512]")))]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    #[command(flatten)]
+    devices: DeviceArgs,
+    /// A file with the text
+    #[arg(short, long, value_name = "FILE")]
+    file: PathBuf,
+    /// Most chunks to read [default: all]
+    #[arg(long, value_name = "N")]
+    chunks: Option<NonZeroUsize>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `--json` prints; the names are fixed.
+#[derive(Serialize)]
+struct Report {
+    ppl: f64,
+    stderr: f64,
+    chunks: usize,
+    /// Tokens of a chunk.
+    n_ctx: usize,
+    /// Tokens that counted.
+    scored: usize,
+    /// The perplexity after each chunk.
+    estimates: Vec<f64>,
+    timings: Timings,
+    devices: Vec<DeviceReport>,
+    net: Net,
+}
+
+#[derive(Serialize)]
+struct Timings {
+    load_ms: f64,
+    eval_ms: f64,
+    eval_tps: f64,
+}
+
+pub(crate) fn main(args: &Args) -> Result<ExitCode> {
+    let file = &args.file;
+    let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = String::from_utf8(text).with_context(|| format!("{} is no text in UTF-8", file.display()))?;
+    let mut chosen = args.model.clone();
+    chosen.ctx = chosen.ctx.or(Some(CHUNK));
+    let loaded = model::open(&chosen.model)?;
+    let tokenizer = &loaded.tokenizer;
+    let tokens = tokenizer.encode(&text, false, tokenizer.adds_bos())?;
+    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+    let set = devices::open(&args.devices)?;
+    let options = model::load_options(&chosen, &loaded.model, &set)?;
+    let chunks = count_chunks(tokens.len(), options.n_ctx)?;
+    eprintln!("model: {}", model::describe(&loaded));
+    eprintln!("text: {} tokens, {chunks} chunks of {}", tokens.len(), options.n_ctx);
+    let start = Instant::now();
+    let mut engine = model::load(&loaded, set, &options)?;
+    let load_time = start.elapsed();
+    eprint!("{}", model::plan_table(&engine));
+    let interrupted = interrupt::watch(&engine)?;
+    engine.set_watch(Arc::new(|stall| eprintln!("{stall}")));
+
+    let (mut estimate, mut estimates) = (Estimate::default(), Vec::new());
+    let mut show = |now: &Estimate| {
+        estimate = *now;
+        estimates.push(now.ppl());
+        eprint!("[{}]{:.4} ", now.chunks, now.ppl());
+        // Nobody has to see it.
+        let _ = std::io::stderr().flush();
+        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let start = Instant::now();
+    let most = args.chunks.map_or(usize::MAX, NonZeroUsize::get);
+    let done = perplexity(&mut engine, &tokens, bos, most, &mut show);
+    let eval_time = start.elapsed();
+    if estimate.chunks > 0 {
+        eprintln!();
+    }
+    let interrupted = interrupted.load(Ordering::Relaxed);
+    match done {
+        // What is known by then is told.
+        Err(_) if interrupted => {}
+        done => drop(done?),
+    }
+    let read = estimate.chunks * options.n_ctx;
+    let report = Report {
+        ppl: estimate.ppl(),
+        stderr: estimate.stderr(),
+        chunks: estimate.chunks,
+        n_ctx: options.n_ctx,
+        scored: estimate.scored,
+        estimates,
+        timings: Timings {
+            load_ms: print::ms(load_time),
+            eval_ms: print::ms(eval_time),
+            eval_tps: print::per_second(read, eval_time),
+        },
+        devices: model::device_reports(&engine),
+        net: devices::net(engine.devices()),
+    };
+    if estimate.chunks == 0 {
+        eprintln!("no chunk was read to its end");
+    } else if args.json {
+        print_json(&report)?;
+    } else {
+        println!(
+            "perplexity {:.4} +/- {:.4}, {} tokens of {} chunks",
+            report.ppl, report.stderr, report.scored, report.chunks
+        );
+        let t = &report.timings;
+        eprintln!("\nload    {:>9.1} ms", t.load_ms);
+        eprintln!("text    {:>9.1} ms  {read:>5} tokens  {:>8.1} t/s", t.eval_ms, t.eval_tps);
+        eprint!("{}", report.net.line());
+    }
+    Ok(if interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
