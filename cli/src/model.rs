@@ -97,6 +97,7 @@ pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> 
     Ok(LoadOptions {
         n_ctx,
         n_ubatch: args.ubatch_size.min(args.batch_size) as usize,
+        scores: 0,
         split,
         overrides: overrides(&args.override_tensor, &set.devices)?,
         blank: false,

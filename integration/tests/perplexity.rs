@@ -55,6 +55,12 @@ fn as_llama_cpp_has_it_on_one_device_and_on_servers() {
         assert_eq!(remote["estimates"], local["estimates"], "{name}");
         assert_eq!(remote["devices"].as_array().unwrap().len(), 3, "{remote}");
         assert!(remote["net"]["recv_bytes"].as_u64().unwrap() < MOST_RECEIVED, "{remote}");
+        // Also where one or two tokens of a micro-batch count.
+        for ctx in ["60", "62", "255"] {
+            let args = ["-m", file.to_str().unwrap(), "-f", text, "-c", ctx, "--chunks", "2"];
+            let (one, three) = (perplexity(&args), perplexity(&[&args[..], &["--rpc", &rpc]].concat()));
+            assert_eq!(one["estimates"], three["estimates"], "{name}, chunks of {ctx}");
+        }
     }
 }
 
@@ -88,6 +94,22 @@ fn what_cannot_be_measured_is_a_clear_error() {
     // The smallest there is.
     let done = run(&words, &["-c", "3", "--chunks", "2"]);
     assert!(done.code == Some(0) && done.stdout.contains("2 tokens of 2 chunks"), "{done:?}");
+}
+
+/// Logits of a micro-batch take 25 MB, for which there is no room beside the model.
+#[test]
+fn a_lack_of_memory_for_scores_is_known_before_weights_are_sent() {
+    let (Some(file), Some(text)) = (model("smollm2"), text()) else { return };
+    let server = Server::start(&["-d", "cpu:1", "--memory-limit", "145MiB"]);
+    let at = ["-m", file.to_str().unwrap(), "-c", "512", "--rpc", &server.addr];
+    let done = Client::run(&[&["perplexity", "-f", text][..], &at].concat(), LIMIT);
+    assert!(done.error().contains("memory"), "{}", done.stderr);
+    assert!(!done.stderr.contains("weights  "), "it was loaded: {}", done.stderr);
+    // Smaller micro-batches fit, as does a text of one token after the other.
+    let small = [&["perplexity", "-f", text, "--chunks", "1", "-ub", "16", "--json"][..], &at].concat();
+    assert_eq!(Client::run(&small, LIMIT).json::<Value>()["chunks"], 1);
+    let run = [&["run", "-p", "Once", "-n", "1"][..], &at].concat();
+    assert_eq!(Client::run(&run, LIMIT).code, Some(0));
 }
 
 /// Starts on a long text over these servers, in chunks of 128 tokens, and waits until two of them are read.
@@ -124,4 +146,22 @@ fn ctrl_c_tells_what_is_known() {
     client.signal("INT");
     let done = client.wait(SOON);
     assert!(done.code == Some(130) && done.stdout.starts_with("perplexity "), "{done:?}");
+}
+
+#[test]
+fn ctrl_c_before_anything_is_known_is_one_document_too() {
+    let (Some(file), Some(text)) = (model("smollm2"), text()) else { return };
+    let args = ["perplexity", "-m", file.to_str().unwrap(), "-f", text, "-c", "4096", "-t", "1", "--json"];
+    let (mut client, start) = (Client::start(&args), Instant::now());
+    while !client.said().contains("CPU0 ") {
+        assert!(client.is_running() && start.elapsed() < LIMIT, "{}", client.said());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The watch for it is set up right behind the table.
+    std::thread::sleep(Duration::from_millis(100));
+    client.signal("INT");
+    let done = client.wait(SOON);
+    assert_eq!(done.code, Some(130), "{done:?}");
+    let report: Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!((&report["ppl"], &report["finish"]), (&Value::Null, &"cancelled".into()), "{report}");
 }

@@ -16,7 +16,7 @@ use outboard_core::DeviceKind;
 const SMALLEST: usize = 16;
 
 /// Tokens from which all are the same kernels' work.
-const FEWEST: usize = 3;
+pub(crate) const FEWEST: usize = 3;
 
 /// Rows of a micro-batch that take as long as what a run takes beside its rows.
 fn overhead(kind: DeviceKind) -> f64 {

@@ -23,7 +23,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Compiled graphs that are kept: prompts end in micro-batches of every length, of which the last ones may come again.
-const MAX_PROGRAMS: usize = 16;
+const MAX_PROGRAMS: usize = 32;
 /// Longest wait for an upload to arrive, or for one step of the model.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3600);
 
@@ -38,6 +38,8 @@ pub struct LoadOptions {
     pub n_ctx: usize,
     /// Most tokens in one run of the graph.
     pub n_ubatch: usize,
+    /// Most tokens of a run whose logits are needed, beside the last one: what they take is part of what has to fit.
+    pub scores: usize,
     /// Each device's part of the model; empty for parts by free memory.
     pub split: Vec<f64>,
     /// Devices for weights by name, before the split: the first function that gives a device decides.
@@ -76,7 +78,7 @@ impl std::fmt::Debug for Overrides {
 impl Default for LoadOptions {
     fn default() -> Self {
         let (split, overrides) = (Vec::new(), Overrides::default());
-        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, split, overrides, blank: false, mmap: true }
+        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, scores: 0, split, overrides, blank: false, mmap: true }
     }
 }
 
@@ -192,10 +194,15 @@ impl Placed {
         let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: Some(NO_PENALTY), log_prob: true });
         let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
         let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
+        let scores = match options.scores.min(n_ubatch) {
+            0 => None,
+            rows => Some(model.graph(GraphShape { history: false, outputs: Outputs::Scores(rows), ..prompt })?),
+        };
         let prompt = model.graph(prompt)?;
+        let graphs: Vec<&ModelGraph> = [&prompt, &step].into_iter().chain(&scores).collect();
         let parts = Parts::new(model, n_ctx)?;
         let free = try_at_once(scheduler.devices(), |d| d.memory().map(|memory| memory.free))?;
-        let (homes, plans) = place(&parts, &scheduler, &free, options, kept_weights, &[&prompt, &step])?;
+        let (homes, plans) = place(&parts, &scheduler, &free, options, kept_weights, &graphs)?;
         let leaves = prompt.graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
         let items: Vec<Item> = leaves
             .map(|(id, kind)| {

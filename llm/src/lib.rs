@@ -35,6 +35,6 @@ pub use failover::{Failover, Recovery};
 pub use generate::{Finish, GenerateOptions, Generation, generate};
 pub use model::Model;
 pub use parts::{Part, Parts};
-pub use perplexity::{Estimate, count_chunks, perplexity};
+pub use perplexity::{Estimate, perplexity};
 pub use watch::{Stall, Watch};
 pub use work::Work;

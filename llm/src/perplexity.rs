@@ -3,14 +3,16 @@
 //! As llama.cpp's program of that name has it, so that figures can be compared: the text is cut into chunks of the size of the
 //! context, each is read with nothing before it (its first token gives way to the one that begins texts, if the model wants one there), and
 //! what counts are the tokens of its second half, which have at least half a chunk before them. The probabilities of the tokens that
-//! follow are taken where the logits are: four bytes a token cross the network. Chunks are enqueued one ahead, so that devices in a
-//! row have work all the time.
+//! follow are taken where the logits are: four bytes a token cross the network. Micro-batches are enqueued ahead, those of the next chunk
+//! behind those of this one, so that devices in a row have work all the time.
 
 use crate::arch::net::{self, Feed, GraphShape, Outputs};
+use crate::batches::FEWEST;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use outboard_core::Pending;
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 /// What is known of a text's perplexity after some of it.
@@ -49,17 +51,31 @@ impl Estimate {
     }
 }
 
-/// A chunk that was enqueued: what is to come of it.
-struct UnderWay {
-    /// Programs, and the log-probabilities that they give.
-    scores: Vec<(usize, Pending<Bytes>)>,
-    /// The last run.
+/// Runs that are under way at most before the oldest scores are waited for: enough to keep devices in a row at work, and few beside
+/// what a session may have.
+const AHEAD: usize = 32;
+
+/// A micro-batch that was enqueued.
+struct Batch {
     run: u64,
+    scores: Option<Scores>,
+    /// Whether its chunk ends with it.
+    last: bool,
+}
+
+/// Log-probabilities that are under way.
+struct Scores {
+    /// The number of the program, for who asks what is waited for: it may be another one by then.
+    program: usize,
+    bytes: Pending<Bytes>,
+    /// How many they are, and how many of them, the first ones, do not count.
+    rows: usize,
+    skip: usize,
 }
 
 /// How many chunks of `size` tokens a text of `tokens` tokens has. Fails if it has none, or if they are too short to have a second half.
 pub fn count_chunks(tokens: usize, size: usize) -> Result<usize> {
-    if size / 2 + 1 >= size {
+    if scored(size) == 0 {
         return Err(Error::Request(format!("a chunk of {size} tokens has none to score: make it larger with -c")));
     }
     match tokens / size {
@@ -70,10 +86,16 @@ pub fn count_chunks(tokens: usize, size: usize) -> Result<usize> {
     }
 }
 
+/// Tokens of a chunk of `size` that count, for [`LoadOptions::scores`](crate::LoadOptions::scores).
+pub fn scored(size: usize) -> usize {
+    size.saturating_sub(size / 2 + 1)
+}
+
 /// The perplexity of `text`, by its first `most` chunks of as many tokens as the context has room for. `bos` takes the place of the first
 /// token of each. `on_chunk` is told what is known after every chunk, and may end it there. What was in the cache is lost.
 ///
-/// Fails as [`count_chunks`] does, and if a probability is no number.
+/// Fails as [`count_chunks`] does, if the model does not have a token, if a probability is no number, with what happens to a device, and
+/// with [`outboard_core::Error::Cancelled`] once the engine's token for that is set.
 pub fn perplexity(
     engine: &mut Engine,
     text: &[u32],
@@ -81,78 +103,104 @@ pub fn perplexity(
     most: usize,
     on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
 ) -> Result<Estimate> {
-    let size = engine.n_ctx();
-    count_chunks(text.len(), size)?;
+    count_chunks(text.len(), engine.n_ctx())?;
     engine.check_vocabulary(text)?;
+    engine.check_vocabulary(bos.as_slice())?;
+    engine.answered = 0;
+    let estimate = estimate(engine, text, bos, most, on_chunk);
+    engine.truncate(0);
+    estimate
+}
+
+fn estimate(
+    engine: &mut Engine,
+    text: &[u32],
+    bos: Option<u32>,
+    most: usize,
+    on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
+) -> Result<Estimate> {
+    let size = engine.n_ctx();
     let mut estimate = Estimate::default();
-    let mut before: Option<UnderWay> = None;
+    let mut under_way: VecDeque<Batch> = VecDeque::new();
     for chunk in text.chunks_exact(size).take(most) {
         let mut chunk = chunk.to_vec();
         if let (Some(first), Some(bos)) = (chunk.first_mut(), bos) {
             *first = bos;
         }
-        let next = engine.enqueue_scores(&chunk, size / 2)?;
-        if let Some(before) = before.replace(next)
-            && engine.add_scores(before, &mut estimate, on_chunk)?.is_break()
-        {
-            engine.truncate(0);
-            return Ok(estimate);
+        engine.truncate(0);
+        // Nothing follows the last token.
+        let tokens = chunk.get(..size - 1).unwrap_or_default();
+        for tokens in engine.micro_batches(tokens)? {
+            under_way.push_back(engine.enqueue_scores(&chunk, tokens)?);
+            while under_way.len() > AHEAD
+                && let Some(oldest) = under_way.pop_front()
+            {
+                if engine.add_scores(oldest, &mut estimate, on_chunk)?.is_break() {
+                    return Ok(estimate);
+                }
+            }
         }
     }
-    if let Some(last) = before {
-        let _ = engine.add_scores(last, &mut estimate, on_chunk)?;
+    for batch in under_way {
+        if engine.add_scores(batch, &mut estimate, on_chunk)?.is_break() {
+            break;
+        }
     }
-    engine.truncate(0);
     Ok(estimate)
 }
 
 impl Engine {
-    /// Reads a chunk with nothing before it, and has its tokens behind the one at `from` scored.
-    fn enqueue_scores(&mut self, chunk: &[u32], from: usize) -> Result<UnderWay> {
-        self.truncate(0);
-        // Nothing follows the last token.
-        let (_, tokens) = chunk.split_last().ok_or_else(|| Error::Request("a chunk without tokens".into()))?;
-        let mut under_way = UnderWay { scores: Vec::new(), run: 0 };
-        let mut at = 0;
-        for batch in self.micro_batches(tokens)? {
-            let end = at + batch.len();
-            let rows = end.saturating_sub(at.max(from));
-            let outputs = if rows > 0 { Outputs::Scores(rows) } else { Outputs::None };
-            let shape =
-                GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx(), feed: Feed::Input, history: false, outputs };
-            let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
-            let (program, run) = self.enqueue_shape(shape, batch, targets)?;
-            if rows > 0 {
-                under_way.scores.push((program, self.read(program, net::LOG_PROBS)?));
-            }
-            under_way.run = run;
-            at = end;
-        }
-        Ok(under_way)
+    /// Reads the next micro-batch of a chunk, and has those that follow its tokens scored as far as they count.
+    fn enqueue_scores(&mut self, chunk: &[u32], tokens: &[u32]) -> Result<Batch> {
+        let (at, n) = (self.n_past(), tokens.len());
+        let end = at + n;
+        let counting = end.saturating_sub(at.max(chunk.len() / 2));
+        // One or two columns of a product would be other kernels' work, which rounds otherwise.
+        let rows = if counting > 0 { counting.max(FEWEST.min(n)) } else { 0 };
+        let outputs = if rows > 0 { Outputs::Scores(rows) } else { Outputs::None };
+        let shape = GraphShape { n_tokens: n, n_ctx: self.n_ctx(), feed: Feed::Input, history: false, outputs };
+        let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
+        let (program, run) = self.enqueue_shape(shape, tokens, targets)?;
+        let scores = match rows {
+            0 => None,
+            _ => Some(Scores { program, bytes: self.read(program, net::LOG_PROBS)?, rows, skip: rows - counting }),
+        };
+        Ok(Batch { run, scores, last: end + 1 == chunk.len() })
     }
 
-    /// Waits for the scores of a chunk.
+    /// Waits for the scores of a micro-batch, and tells of the chunk that ends with it.
     fn add_scores(
         &mut self,
-        chunk: UnderWay,
+        batch: Batch,
         estimate: &mut Estimate,
         on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        for (program, pending) in chunk.scores {
-            let scores = self.wait(pending, program)?;
-            for log_prob in scores.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)) {
+        if let Some(Scores { program, bytes, rows, skip }) = batch.scores {
+            let bytes = self.wait(bytes, program)?;
+            self.scheduler().settle(batch.run);
+            let (scores, rest) = bytes.as_chunks();
+            if scores.len() != rows || !rest.is_empty() {
+                let got = bytes.len();
+                return Err(Error::Plan(format!("a device gave {got} bytes of scores for {rows} tokens")));
+            }
+            for log_prob in scores.iter().skip(skip).map(|b| f32::from_le_bytes(*b)) {
                 if !log_prob.is_finite() {
-                    let chunk = estimate.chunks + 1;
-                    return Err(Error::Model(format!(
-                        "the log-probability of a token in chunk {chunk} is {log_prob}: no perplexity can be made of that"
+                    return Err(Error::Request(format!(
+                        "a token of chunk {} has the log-probability {log_prob}: either the model's weights are broken, or a device \
+                         computes wrongly, which `outboard smoke` finds out",
+                        estimate.chunks + 1
                     )));
                 }
                 estimate.add(log_prob);
             }
         }
-        self.scheduler().settle(chunk.run);
-        estimate.chunks += 1;
-        Ok(on_chunk(estimate))
+        match batch.last {
+            false => Ok(ControlFlow::Continue(())),
+            true => {
+                estimate.chunks += 1;
+                Ok(on_chunk(estimate))
+            }
+        }
     }
 }
 

@@ -7,19 +7,21 @@ use outboard_core::Device;
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::{Host, MemoryBudget};
 use outboard_llm::engine::GREEDY;
+use outboard_llm::perplexity::scored;
 use outboard_llm::{Engine, Error, Estimate, LoadOptions, perplexity};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const CTX: usize = 16;
-/// Tokens of a chunk that count: those behind its middle, of which each follows another.
-const SCORED: usize = CTX - CTX / 2 - 1;
+/// Tokens of a chunk that count: those behind the first of its second half.
+const SCORED: usize = 7;
 
 fn load(name: &str, devices: usize, n_ctx: usize, n_ubatch: usize) -> Engine {
     let (host, budget) = (Host::new(), MemoryBudget::new(None));
     let cpu = |d: usize| cpu_device(&host, &format!("CPU{d}"), CpuOptions::with_threads(1), &budget);
     let devices: Vec<Arc<dyn Device>> = (0..devices).map(cpu).collect();
-    let options = LoadOptions { n_ctx, n_ubatch, split: vec![1.0; devices.len()], ..LoadOptions::default() };
+    let split = vec![1.0; devices.len()];
+    let options = LoadOptions { n_ctx, n_ubatch, scores: scored(n_ctx), split, ..LoadOptions::default() };
     Engine::load(small::model(name), devices, &options, &|_, _| {}).unwrap()
 }
 
@@ -59,7 +61,8 @@ fn by_hand(engine: &mut Engine, text: &[u32], bos: Option<u32>) -> Vec<(f64, f64
 }
 
 fn check(name: &str) {
-    for (n_ubatch, bos) in [(CTX, None), (7, Some(1)), (3, Some(1)), (1, None)] {
+    // With 9 and 10 at once, one and two tokens of a micro-batch count.
+    for (n_ubatch, bos) in [(CTX, None), (10, None), (9, Some(1)), (7, Some(1)), (3, Some(1)), (1, None)] {
         let mut engine = load(name, 1, CTX, n_ubatch);
         let want = by_hand(&mut engine, &text(), bos);
         let got = estimates(&mut engine, &text(), bos, usize::MAX).unwrap();
@@ -104,6 +107,9 @@ fn texts_and_chunks_that_are_too_short_are_errors() {
     assert!(small.contains("a chunk of 2 tokens has none to score"), "{small}");
     let unknown = error(CTX, &[128; CTX]);
     assert!(unknown.contains("token 128 is outside the model's vocabulary of 128"), "{unknown}");
+    let mut engine = load("llama-dense", 1, CTX, 5);
+    let bos = estimates(&mut engine, &text(), Some(129), usize::MAX).unwrap_err().to_string();
+    assert!(bos.contains("token 129 is outside"), "{bos}");
     // The smallest chunk that has one.
     let mut engine = load("llama-dense", 1, 3, 5);
     assert_eq!(estimates(&mut engine, &text()[..7], None, usize::MAX).unwrap()[1].scored, 2);

@@ -45,7 +45,7 @@ struct Order {
 }
 
 enum Waiting {
-    Read(Completer<Bytes>),
+    Read { to: Completer<Bytes>, len: u64 },
     Bulk { to: Completer<Bytes>, got: BytesMut, len: usize },
     Done(Completer<()>),
 }
@@ -53,7 +53,7 @@ enum Waiting {
 impl Waiting {
     fn fail(self, error: Error) {
         match self {
-            Waiting::Read(to) | Waiting::Bulk { to, .. } => to.complete(Err(error)),
+            Waiting::Read { to, .. } | Waiting::Bulk { to, .. } => to.complete(Err(error)),
             Waiting::Done(to) => to.complete(Err(error)),
         }
     }
@@ -83,7 +83,10 @@ impl QueueInner {
     /// An answer with bytes.
     pub(crate) fn data(&self, request: u64, data: Bytes) {
         match lock(&self.waiting).remove(&request) {
-            Some(Waiting::Read(to)) => to.complete(Ok(data)),
+            Some(Waiting::Read { to, len }) if data.len() as u64 == len => to.complete(Ok(data)),
+            Some(waiting @ Waiting::Read { .. }) => {
+                waiting.fail(self.shared.lost("answered a read with another number of bytes"))
+            }
             Some(other) => other.fail(self.shared.lost("answered a request with bytes that did not ask for them")),
             None => {}
         }
@@ -292,7 +295,7 @@ impl Queue for RemoteQueue {
         let (to, pending) = Pending::new(self.inner.device.clone());
         let bulk = src.len() > MAX_INLINE as u64;
         let waiting = match bulk {
-            false => Waiting::Read(to),
+            false => Waiting::Read { to, len: src.len() },
             true => {
                 self.ensure_bulk(&mut lock(&self.inner.order))?;
                 let len = usize::try_from(src.len()).unwrap_or(usize::MAX);

@@ -6,7 +6,8 @@ use crate::devices::{self, Net};
 use crate::model::DeviceReport;
 use crate::{interrupt, model, print};
 use anyhow::{Context, Result};
-use outboard_llm::{Estimate, count_chunks, perplexity};
+use outboard_llm::perplexity::{count_chunks, scored};
+use outboard_llm::{Error, Estimate, LoadOptions, perplexity};
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroUsize;
@@ -41,9 +42,12 @@ pub(crate) struct Args {
 /// What `--json` prints; the names are fixed.
 #[derive(Serialize)]
 struct Report {
-    ppl: f64,
-    stderr: f64,
+    /// Null if no chunk was read to its end.
+    ppl: Option<f64>,
+    stderr: Option<f64>,
     chunks: usize,
+    /// "done", or "cancelled" by Ctrl-C.
+    finish: &'static str,
     /// Tokens of a chunk.
     n_ctx: usize,
     /// Tokens that counted.
@@ -74,7 +78,9 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let set = devices::open(&args.devices)?;
     let options = model::load_options(&chosen, &loaded.model, &set)?;
-    let chunks = count_chunks(tokens.len(), options.n_ctx)?;
+    let most = args.chunks.map_or(usize::MAX, NonZeroUsize::get);
+    let chunks = count_chunks(tokens.len(), options.n_ctx)?.min(most);
+    let options = LoadOptions { scores: scored(options.n_ctx), ..options };
     eprintln!("model: {}", model::describe(&loaded));
     eprintln!("text: {} tokens, {chunks} chunks of {}", tokens.len(), options.n_ctx);
     let start = Instant::now();
@@ -88,13 +94,12 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let mut show = |now: &Estimate| {
         estimate = *now;
         estimates.push(now.ppl());
-        eprint!("[{}]{:.4} ", now.chunks, now.ppl());
+        let mut err = std::io::stderr().lock();
         // Nobody has to see it.
-        let _ = std::io::stderr().flush();
+        let _ = write!(err, "[{}]{:.4} ", now.chunks, now.ppl()).and_then(|()| err.flush());
         if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let start = Instant::now();
-    let most = args.chunks.map_or(usize::MAX, NonZeroUsize::get);
     let done = perplexity(&mut engine, &tokens, bos, most, &mut show);
     let eval_time = start.elapsed();
     if estimate.chunks > 0 {
@@ -103,14 +108,16 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let interrupted = interrupted.load(Ordering::Relaxed);
     match done {
         // What is known by then is told.
-        Err(_) if interrupted => {}
+        Err(Error::Core(outboard_core::Error::Cancelled)) if interrupted => {}
         done => drop(done?),
     }
     let read = estimate.chunks * options.n_ctx;
+    let known = |value: f64| (estimate.chunks > 0).then_some(value);
     let report = Report {
-        ppl: estimate.ppl(),
-        stderr: estimate.stderr(),
+        ppl: known(estimate.ppl()),
+        stderr: known(estimate.stderr()),
         chunks: estimate.chunks,
+        finish: if interrupted { "cancelled" } else { "done" },
         n_ctx: options.n_ctx,
         scored: estimate.scored,
         estimates,
@@ -122,19 +129,26 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         devices: model::device_reports(&engine),
         net: devices::net(engine.devices()),
     };
-    if estimate.chunks == 0 {
-        eprintln!("no chunk was read to its end");
-    } else if args.json {
-        print_json(&report)?;
-    } else {
-        println!(
-            "perplexity {:.4} +/- {:.4}, {} tokens of {} chunks",
-            report.ppl, report.stderr, report.scored, report.chunks
-        );
-        let t = &report.timings;
-        eprintln!("\nload    {:>9.1} ms", t.load_ms);
-        eprintln!("text    {:>9.1} ms  {read:>5} tokens  {:>8.1} t/s", t.eval_ms, t.eval_tps);
-        eprint!("{}", report.net.line());
+    match args.json {
+        true => print_json(&report)?,
+        false => report.print(&estimate)?,
     }
     Ok(if interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+impl Report {
+    fn print(&self, estimate: &Estimate) -> Result<()> {
+        if estimate.chunks == 0 {
+            eprintln!("no chunk was read to its end");
+            return Ok(());
+        }
+        let (ppl, stderr) = (estimate.ppl(), estimate.stderr());
+        let (scored, chunks) = (self.scored, self.chunks);
+        writeln!(std::io::stdout(), "perplexity {ppl:.4} +/- {stderr:.4}, {scored} tokens of {chunks} chunks")?;
+        let (t, read) = (&self.timings, chunks * self.n_ctx);
+        eprintln!("\nload    {:>9.1} ms", t.load_ms);
+        eprintln!("text    {:>9.1} ms  {read:>5} tokens  {:>8.1} t/s", t.eval_ms, t.eval_tps);
+        eprint!("{}", self.net.line());
+        Ok(())
+    }
 }
