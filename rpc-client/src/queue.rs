@@ -51,6 +51,15 @@ enum Waiting {
 }
 
 impl Waiting {
+    /// An answer with bytes, or the error of a server that answers otherwise than it was asked.
+    fn give(self, data: Bytes, lost: impl Fn(&'static str) -> Error) {
+        match self {
+            Waiting::Read { to, len } if data.len() as u64 == len => to.complete(Ok(data)),
+            Waiting::Read { .. } => self.fail(lost("answered a read with another number of bytes")),
+            other => other.fail(lost("answered a request with bytes that did not ask for them")),
+        }
+    }
+
     fn fail(self, error: Error) {
         match self {
             Waiting::Read { to, .. } | Waiting::Bulk { to, .. } => to.complete(Err(error)),
@@ -82,13 +91,9 @@ impl QueueInner {
 
     /// An answer with bytes.
     pub(crate) fn data(&self, request: u64, data: Bytes) {
-        match lock(&self.waiting).remove(&request) {
-            Some(Waiting::Read { to, len }) if data.len() as u64 == len => to.complete(Ok(data)),
-            Some(waiting @ Waiting::Read { .. }) => {
-                waiting.fail(self.shared.lost("answered a read with another number of bytes"))
-            }
-            Some(other) => other.fail(self.shared.lost("answered a request with bytes that did not ask for them")),
-            None => {}
+        let waiting = lock(&self.waiting).remove(&request);
+        if let Some(waiting) = waiting {
+            waiting.give(data, |why| self.shared.lost(why));
         }
     }
 
@@ -354,5 +359,29 @@ impl Drop for RemoteQueue {
     fn drop(&mut self) {
         self.inner.lane.close();
         self.inner.bulk.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_read_gets_as_many_bytes_as_it_asked_for_or_an_error() {
+        let lost = |detail: &'static str| Error::Peer { endpoint: "host:1".into(), detail: detail.into() };
+        let answer = |waiting: &dyn Fn(Completer<Bytes>) -> Waiting, bytes: &'static [u8]| {
+            let (to, mut pending) = Pending::new("dev");
+            waiting(to).give(Bytes::from_static(bytes), lost);
+            pending.try_take().unwrap()
+        };
+        let read = |to| Waiting::Read { to, len: 4 };
+        assert_eq!(answer(&read, b"four"), Ok(Bytes::from_static(b"four")));
+        let wrong = Err(lost("answered a read with another number of bytes"));
+        for bytes in [&b""[..], b"one", b"three"] {
+            assert_eq!(answer(&read, bytes), wrong, "{bytes:?}");
+        }
+        // Large answers come in chunks.
+        let bulk = |to| Waiting::Bulk { to, got: BytesMut::new(), len: 4 };
+        assert!(answer(&bulk, b"four").is_err());
     }
 }
