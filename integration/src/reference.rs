@@ -10,12 +10,14 @@ use std::collections::HashMap;
 // errors. Measured over these texts, of smollm2: the same llama.cpp, compiled for AVX-512 in place of AVX2, differs from its own
 // figures by 0.054 (rms) and 0.25 at most (`bench`, program agreement); exact arithmetic, which does not round to 8 bits, by 0.055
 // and 0.29, and prefers another token where llama.cpp's has a lead of up to 0.36 (`examples/log_probs.rs`). Of the larger
-// qwen2.5-coder: 0.030 and 0.16, 0.025 and 0.13. These limits are just above what is noise.
+// qwen2.5-coder: 0.030 and 0.16, 0.025 and 0.13. Of gemma3: 0.068 and 0.30, 0.068 and 0.54. These limits are just above what is noise.
 
 /// A token whose lead over the second best is larger must be the same.
 const LEAD: f32 = 0.4;
 /// Largest difference of one log-probability.
 const WORST: f32 = 0.5;
+/// Of gemma3, of which exact arithmetic exceeds the other one.
+const WORST_GEMMA3: f32 = 0.7;
 /// Root of the mean square of all differences.
 const RMS: f32 = 0.09;
 /// One in so many steps may prefer another token. Exact arithmetic does in 8 of 221.
@@ -101,10 +103,11 @@ impl Forced {
         self.others.iter().copied().fold(0.0, f32::max)
     }
 
-    /// Whether this is as near as a right program is.
-    pub fn check(&self) -> Result<(), String> {
+    /// Whether this is as near as a right program is, with this model.
+    pub fn check(&self, model: &str) -> Result<(), String> {
         let (rms, worst, lead, n) = (self.rms(), self.worst(), self.lead(), self.differences.len());
-        match rms <= RMS && worst <= WORST && lead <= LEAD && self.others.len() * OTHERS <= n {
+        let most = if model == "gemma3" { WORST_GEMMA3 } else { WORST };
+        match rms <= RMS && worst <= most && lead <= LEAD && self.others.len() * OTHERS <= n {
             true => Ok(()),
             false => Err(format!(
                 "log-probabilities differ by {rms} (rms) and {worst}; another token in {} of {n} steps, where the lead was {lead}",

@@ -77,6 +77,7 @@ fn check(name: &str) {
 fn every_step_of_the_reference_texts() {
     every_step("smollm2", &[128, 2, 1]);
     every_step("qwen2.5-coder", &[128]);
+    every_step("gemma3", &[128, 1]);
 }
 
 fn every_step(name: &str, prompts: &[usize]) {
@@ -94,7 +95,7 @@ fn every_step(name: &str, prompts: &[usize]) {
             forced.worst(),
             forced.others.len()
         );
-        if let Err(e) = forced.check() {
+        if let Err(e) = forced.check(name) {
             panic!("{name}, {at_once} tokens of a prompt at once: {e}");
         }
     }
@@ -108,6 +109,11 @@ fn smollm2() {
 #[test]
 fn qwen2_5_coder() {
     check("qwen2.5-coder");
+}
+
+#[test]
+fn gemma3() {
+    check("gemma3");
 }
 
 #[test]

@@ -11,6 +11,8 @@ pub trait ModelFile {
     fn layout(&self, tensor: &str) -> Option<Layout>;
     /// A whole number that is not negative; for an array that has one value throughout, that value.
     fn int(&self, key: &str) -> Option<u64>;
+    /// Whole numbers that are not negative, or truth values as 0 and 1.
+    fn ints(&self, key: &str) -> Option<Vec<u64>>;
     /// A number.
     fn float(&self, key: &str) -> Option<f32>;
     /// A text.
@@ -31,6 +33,13 @@ impl ModelFile for Gguf {
                 values.all(|v| v == Some(first)).then_some(first)
             }
             value => value.as_u64(),
+        }
+    }
+
+    fn ints(&self, key: &str) -> Option<Vec<u64>> {
+        match self.get(key)? {
+            Value::Array(array) => array.values()?.map(|v| v.as_u64().or_else(|| Some(v.as_bool()?.into()))).collect(),
+            _ => None,
         }
     }
 
@@ -77,6 +86,12 @@ pub struct Hparams {
     pub rope_freq_base: f32,
     /// Scaling of the rotary embedding.
     pub rope_scaling: RopeScaling,
+    /// Tokens that layers with a window see back; 0 if there is none.
+    pub window: usize,
+    /// Which layers have the window, if the file says so.
+    pub window_layers: Vec<bool>,
+    /// Base of the rotary embedding of layers with a window, if the file says so.
+    pub window_freq_base: Option<f32>,
     /// Experts, 0 for dense models.
     pub n_expert: usize,
     /// Experts that each token uses.
@@ -148,6 +163,9 @@ impl Hparams {
             n_rot: int("rope.dimension_count", MAX_WIDTH)?.filter(|&v| v > 0).unwrap_or(head_dim_k),
             rope_freq_base: float("rope.freq_base").filter(|&b| b > 0.0).unwrap_or(10000.0),
             rope_scaling: rope_scaling(file, arch, int("rope.scaling.original_context_length", MAX_CTX)?)?,
+            window: int("attention.sliding_window", MAX_CTX)?.unwrap_or(0),
+            window_layers: window_layers(file, arch),
+            window_freq_base: float("rope.freq_base_swa").filter(|&b| b > 0.0),
             n_expert: int("expert_count", MAX_WIDTH)?.unwrap_or(0),
             n_expert_used: int("expert_used_count", MAX_WIDTH)?.unwrap_or(0),
         };
@@ -193,6 +211,12 @@ impl Hparams {
         let element = crate::arch::net::CACHE_DTYPE.block_bytes();
         (row as u64).saturating_mul(element as u64).saturating_mul(n_ctx as u64)
     }
+}
+
+/// Which layers have a window: one truth value for each.
+fn window_layers(file: &dyn ModelFile, arch: &str) -> Vec<bool> {
+    let layers = file.ints(&format!("{arch}.attention.sliding_window_pattern")).unwrap_or_default();
+    layers.into_iter().take(MAX_LAYERS).map(|has| has != 0).collect()
 }
 
 fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: Option<usize>) -> Result<RopeScaling> {

@@ -4,7 +4,7 @@
 //! position is also the row of the cache that a token's key and value are written to, so that the graph stays the same
 //! while the context grows.
 
-use super::Architecture;
+use super::{Architecture, Attention};
 use crate::error::{Error, Result};
 use crate::hparams::{Hparams, ModelFile};
 use outboard_core::op::{self, BinaryKind, GluKind, NormKind};
@@ -195,6 +195,9 @@ pub fn build(
     let mut net = Net { g, hparams, weights, arch, shape, positions, history, sections: Vec::new() };
     let table = net.weight("token_embd.weight")?;
     let mut x = net.g.push(op::GetRows, &[table, tokens])?;
+    if let Some(scale) = arch.embedding_scale(hparams) {
+        x = net.g.push(op::Scale { scale, bias: 0.0 }, &[x])?;
+    }
     net.g.name(x, "embedding");
     for il in 0..hparams.n_layer {
         net.section(il);
@@ -275,11 +278,20 @@ impl Net<'_> {
     /// Rotary embedding of layer `il`'s heads, `[head_dim, n_head, n_tokens]`.
     pub fn rope(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
         let factors = self.opt_weight(&format!("rope_freqs.weight (blk.{il})"))?;
-        let rope = self.hparams.rope(self.arch.rope_mode());
+        let rope = self.arch.attention(self.hparams, il).rope;
         Ok(self.g.push_opt(rope, &[Some(x), Some(self.positions), factors][..if factors.is_some() { 3 } else { 2 }])?)
     }
 
-    /// Causal self-attention of layer `il` over x `[n_embd, n_tokens]`: q, k, v with rotary embedding, the cache, the output.
+    /// [`Net::rms_norm`] of each head, if the file has weights for it.
+    fn head_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+        match self.weights.layout(&format!("{name}.weight")) {
+            Some(_) => self.rms_norm(x, name),
+            None => Ok(x),
+        }
+    }
+
+    /// Causal self-attention of layer `il` over x `[n_embd, n_tokens]`: q, k, v, norms of their heads where the file has some, rotary
+    /// embedding, the cache, the output.
     pub fn attention(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
         let h = self.hparams;
         let n = self.shape.n_tokens;
@@ -289,6 +301,8 @@ impl Net<'_> {
         let v = self.linear(x, &format!("{prefix}.attn_v"))?;
         let q = self.reshape(q, [h.head_dim_k, h.n_head, n, 1])?;
         let k = self.reshape(k, [h.head_dim_k, h.n_head_kv, n, 1])?;
+        let q = self.head_norm(q, &format!("{prefix}.attn_q_norm"))?;
+        let k = self.head_norm(k, &format!("{prefix}.attn_k_norm"))?;
         let q = self.rope(il, q)?;
         let k = self.rope(il, k)?;
         let v = self.reshape(v, [h.head_dim_v, h.n_head_kv, n, 1])?;
@@ -296,7 +310,8 @@ impl Net<'_> {
         let keys = self.cached(&name_k, k)?;
         let values = self.cached(&name_v, v)?;
         let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
-        let attn = op::FlashAttn { scale: 1.0 / (h.head_dim_k as f32).sqrt(), window: 0, softcap: 0.0 };
+        let Attention { window, scale, .. } = self.arch.attention(h, il);
+        let attn = op::FlashAttn { scale, window, softcap: 0.0 };
         let y = self.g.push_opt(attn, &[Some(q), Some(keys), Some(values), None, Some(self.positions)])?;
         self.g.name(y, &format!("{prefix}.attn"));
         let y = self.reshape(y, [h.head_dim_v * h.n_head, n, 1, 1])?;
@@ -329,11 +344,11 @@ impl Net<'_> {
         Ok(y)
     }
 
-    /// Gated feed-forward: `down(silu(gate(x)) * up(x))`.
-    pub fn swiglu(&mut self, prefix: &str, x: TensorId) -> Result<TensorId> {
+    /// Gated feed-forward: `down(act(gate(x)) * up(x))`.
+    pub fn gated(&mut self, prefix: &str, x: TensorId, kind: GluKind) -> Result<TensorId> {
         let gate = self.ffn_linear(x, &format!("{prefix}.ffn_gate"))?;
         let up = self.ffn_linear(x, &format!("{prefix}.ffn_up"))?;
-        let y = self.g.push(op::Glu { kind: GluKind::Swiglu }, &[gate, up])?;
+        let y = self.g.push(op::Glu { kind }, &[gate, up])?;
         self.ffn_linear(y, &format!("{prefix}.ffn_down"))
     }
 

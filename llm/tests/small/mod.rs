@@ -25,6 +25,21 @@ macro_rules! each {
         fn qwen2_dense() {
             $check("qwen2-dense");
         }
+
+        #[test]
+        fn qwen3_dense() {
+            $check("qwen3-dense");
+        }
+
+        #[test]
+        fn qwen3moe_moe() {
+            $check("qwen3moe-moe");
+        }
+
+        #[test]
+        fn gemma3_dense() {
+            $check("gemma3-dense");
+        }
     };
 }
 pub(crate) use each;
