@@ -11,8 +11,9 @@ pub trait ModelFile {
     fn layout(&self, tensor: &str) -> Option<Layout>;
     /// A whole number that is not negative; for an array that has one value throughout, that value.
     fn int(&self, key: &str) -> Option<u64>;
-    /// Whole numbers that are not negative, or truth values as 0 and 1.
-    fn ints(&self, key: &str) -> Option<Vec<u64>>;
+    /// An array of at most `most` whole numbers that are not negative, or truth values as 0 and 1; `None` if there is no array of that
+    /// name, an error if it has something else in it.
+    fn ints(&self, key: &str, most: usize) -> Result<Option<Vec<u64>>>;
     /// A number.
     fn float(&self, key: &str) -> Option<f32>;
     /// A text.
@@ -36,11 +37,11 @@ impl ModelFile for Gguf {
         }
     }
 
-    fn ints(&self, key: &str) -> Option<Vec<u64>> {
-        match self.get(key)? {
-            Value::Array(array) => array.values()?.map(|v| v.as_u64().or_else(|| Some(v.as_bool()?.into()))).collect(),
-            _ => None,
-        }
+    fn ints(&self, key: &str, most: usize) -> Result<Option<Vec<u64>>> {
+        let Some(Value::Array(array)) = self.get(key) else { return Ok(None) };
+        let wrong = || Error::Model(format!("{key} is not an array of up to {most} whole numbers"));
+        let values = array.values().filter(|_| array.len() <= most).ok_or_else(wrong)?;
+        values.map(|v| v.as_u64().ok_or_else(wrong)).collect::<Result<_>>().map(Some)
     }
 
     fn float(&self, key: &str) -> Option<f32> {
@@ -53,9 +54,9 @@ impl ModelFile for Gguf {
 }
 
 /// Limits that no real model comes near, so that sizes made from hyperparameters cannot overflow.
-const MAX_LAYERS: usize = 4096;
+pub(crate) const MAX_LAYERS: usize = 4096;
 const MAX_WIDTH: usize = 1 << 20;
-const MAX_CTX: usize = 1 << 26;
+pub(crate) const MAX_CTX: usize = 1 << 26;
 
 /// The numbers that shape a decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,16 +87,25 @@ pub struct Hparams {
     pub rope_freq_base: f32,
     /// Scaling of the rotary embedding.
     pub rope_scaling: RopeScaling,
-    /// Tokens that layers with a window see back; 0 if there is none.
-    pub window: usize,
-    /// Which layers have the window, if the file says so.
-    pub window_layers: Vec<bool>,
-    /// Base of the rotary embedding of layers with a window, if the file says so.
-    pub window_freq_base: Option<f32>,
+    /// Layers with a window, if the architecture has some.
+    pub window: Option<Window>,
+    /// If not 0: logits become `softcap * tanh(logit / softcap)`, where the architecture knows that.
+    pub logit_softcap: f32,
     /// Experts, 0 for dense models.
     pub n_expert: usize,
     /// Experts that each token uses.
     pub n_expert_used: usize,
+}
+
+/// Layers that see no more than some tokens back.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Window {
+    /// Tokens that such a layer sees, the newest included.
+    pub size: usize,
+    /// Whether each layer is one.
+    pub layers: Vec<bool>,
+    /// Base of their rotary embedding.
+    pub freq_base: f32,
 }
 
 /// How positions beyond the trained context are brought into it.
@@ -143,16 +153,23 @@ impl Hparams {
             }
         };
         let float = |key: &str| file.float(&format!("{arch}.{key}")).filter(|v| v.is_finite());
+        // 0 is none; embedding models pool by 1 to 3, ranking models by 4.
+        if matches!(int("pooling_type", usize::MAX)?, Some(1..=4)) || int("attention.causal", usize::MAX)? == Some(0) {
+            return Err(Error::Model("it gives embeddings or ranks, not text, which is not supported".into()));
+        }
         let n_embd = need("embedding_length", MAX_WIDTH)?;
         let n_head = need("attention.head_count", MAX_WIDTH)?;
         let head_dim = n_embd / n_head;
         let head_dim_k = int("attention.key_length", MAX_WIDTH)?.filter(|&v| v > 0).unwrap_or(head_dim);
         let table = file.layout("token_embd.weight");
         let n_vocab = table.map(|t| t.ne()[1]).ok_or_else(|| Error::Model("token_embd.weight is missing".into()))?;
+        let n_ctx_train = need("context_length", MAX_CTX)?;
+        let n_ctx_orig =
+            int("rope.scaling.original_context_length", MAX_CTX)?.filter(|&n| n > 0).unwrap_or(n_ctx_train);
         let hparams = Hparams {
             arch: arch.to_owned(),
             n_layer: need("block_count", MAX_LAYERS)?,
-            n_ctx_train: need("context_length", MAX_CTX)?,
+            n_ctx_train,
             n_embd,
             n_head,
             n_head_kv: int("attention.head_count_kv", MAX_WIDTH)?.unwrap_or(n_head),
@@ -162,10 +179,9 @@ impl Hparams {
             norm_eps: float("attention.layer_norm_rms_epsilon").filter(|&e| e > 0.0).unwrap_or(1e-5),
             n_rot: int("rope.dimension_count", MAX_WIDTH)?.filter(|&v| v > 0).unwrap_or(head_dim_k),
             rope_freq_base: float("rope.freq_base").filter(|&b| b > 0.0).unwrap_or(10000.0),
-            rope_scaling: rope_scaling(file, arch, int("rope.scaling.original_context_length", MAX_CTX)?)?,
-            window: int("attention.sliding_window", MAX_CTX)?.unwrap_or(0),
-            window_layers: window_layers(file, arch),
-            window_freq_base: float("rope.freq_base_swa").filter(|&b| b > 0.0),
+            rope_scaling: rope_scaling(file, arch, n_ctx_orig)?,
+            window: None,
+            logit_softcap: 0.0,
             n_expert: int("expert_count", MAX_WIDTH)?.unwrap_or(0),
             n_expert_used: int("expert_used_count", MAX_WIDTH)?.unwrap_or(0),
         };
@@ -213,13 +229,7 @@ impl Hparams {
     }
 }
 
-/// Which layers have a window: one truth value for each.
-fn window_layers(file: &dyn ModelFile, arch: &str) -> Vec<bool> {
-    let layers = file.ints(&format!("{arch}.attention.sliding_window_pattern")).unwrap_or_default();
-    layers.into_iter().take(MAX_LAYERS).map(|has| has != 0).collect()
-}
-
-fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: Option<usize>) -> Result<RopeScaling> {
+fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: usize) -> Result<RopeScaling> {
     let float = |key: &str| file.float(&format!("{arch}.rope.scaling.{key}")).filter(|v| v.is_finite());
     // A factor of 0 is what converters write for "none"; files from before the section was introduced say scale_linear.
     let factor = float("factor").or_else(|| file.float(&format!("{arch}.rope.scale_linear")));
@@ -230,7 +240,7 @@ fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: Option<usize>) -> 
         "linear" => Ok(RopeScaling::Linear { factor }),
         "yarn" => Ok(RopeScaling::Yarn {
             factor,
-            n_ctx_orig: n_ctx_orig.unwrap_or(0),
+            n_ctx_orig,
             attn_factor: float("attn_factor").filter(|&f| f > 0.0).unwrap_or(1.0),
             beta_fast: float("yarn_beta_fast").unwrap_or(32.0),
             beta_slow: float("yarn_beta_slow").unwrap_or(1.0),
@@ -254,5 +264,25 @@ mod tests {
         let g = Gguf::parse(w.finish().into()).unwrap();
         assert_eq!((g.int("per_layer"), g.int("mixed"), g.int("none"), g.int("missing")), (Some(4), None, None, None));
         assert_eq!(g.float("eps"), Some(1e-5));
+        assert_eq!(g.ints("mixed", 2).unwrap(), Some(vec![4, 5]));
+        assert_eq!((g.ints("eps", 2).unwrap(), g.ints("missing", 2).unwrap()), (None, None));
+        assert!(g.ints("mixed", 1).is_err(), "more than there may be");
+    }
+
+    #[test]
+    fn models_that_give_no_text_are_refused() {
+        let read = |key: &str, value: u32| {
+            let mut w = GgufWriter::new();
+            w.u32(key, value);
+            Hparams::read(&Gguf::parse(w.finish().into()).unwrap(), "qwen3").unwrap_err().to_string()
+        };
+        for (key, value) in [("qwen3.pooling_type", 3), ("qwen3.attention.causal", 0)] {
+            assert!(read(key, value).contains("gives embeddings"), "{key}");
+        }
+        // Others lack the rest.
+        for (key, value) in [("qwen3.pooling_type", 0), ("qwen3.pooling_type", u32::MAX), ("qwen3.attention.causal", 1)]
+        {
+            assert!(read(key, value).contains("embedding_length is missing"), "{key}");
+        }
     }
 }

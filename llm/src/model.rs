@@ -28,7 +28,8 @@ impl Model {
         let name = gguf.str("general.architecture");
         let name = name.ok_or_else(|| Error::Model("general.architecture is missing".into()))?;
         let arch = arch::by_name(name)?;
-        let hparams = Hparams::read(&gguf, name)?;
+        let mut hparams = Hparams::read(&gguf, name)?;
+        arch.read(&gguf, &mut hparams)?;
         let model = Model { hparams, arch, gguf, digests: Digests::default() };
         model.graph(GraphShape {
             n_tokens: 1,

@@ -25,9 +25,9 @@ impl Work {
             Some(op::Op::FlashAttn(a)) => {
                 let each = flops * PRODUCTS / n_ctx.max(1) as f64;
                 match a.window {
-                    0 => Work { token: 0.0, context: each },
                     // What is before the window adds nothing; most tokens see all of it.
-                    window => Work { token: each * window.min(n_ctx) as f64, context: 0.0 },
+                    window if (1..n_ctx).contains(&window) => Work { token: each * window as f64, context: 0.0 },
+                    _ => Work { token: 0.0, context: each },
                 }
             }
             Some(op::Op::MulMat(_) | op::Op::MulMatId(_)) => Work { token: flops, context: 0.0 },
@@ -91,7 +91,7 @@ mod tests {
         let (product, each) = (2.0 * 100.0 * 20.0, 4.0 * 20.0 * PRODUCTS);
         assert_eq!(work(0), Work { token: product, context: each });
         assert_eq!(work(30), Work { token: product + 30.0 * each, context: 0.0 });
-        assert_eq!(work(51), Work { token: product + 50.0 * each, context: 0.0 });
+        assert_eq!((work(50), work(51)), (work(0), work(0)), "as large as the context");
     }
 
     #[test]

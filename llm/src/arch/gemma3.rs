@@ -2,6 +2,7 @@
 //! heads of queries and keys; five layers of six see a window of tokens and rotate by a base of their own, the sixth sees all.
 
 use super::*;
+use crate::hparams::{MAX_CTX, MAX_LAYERS, Window};
 use outboard_core::op::RopeMode;
 
 pub(super) struct Gemma3;
@@ -18,6 +19,41 @@ impl Architecture for Gemma3 {
         "gemma3"
     }
 
+    fn read(&self, file: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
+        // Files of other programs have other names for these, and their defaults are not this family's.
+        for key in ["rope.freq_base", "attention.layer_norm_rms_epsilon"] {
+            if file.float(&format!("gemma3.{key}")).is_none() {
+                return Err(Error::Model(format!("gemma3.{key} is missing")));
+            }
+        }
+        for (key, plain) in [
+            ("attention.key_length_swa", h.head_dim_k),
+            ("attention.value_length_swa", h.head_dim_v),
+            ("rope.dimension_count_swa", h.n_rot),
+        ] {
+            if file.int(&format!("gemma3.{key}")).is_some_and(|v| v != plain as u64) {
+                return Err(Error::Model(format!("gemma3.{key} is not {plain} as in other layers: not supported")));
+            }
+        }
+        if h.n_embd < h.n_head {
+            return Err(Error::Model(format!("{} heads of a stream of {}", h.n_head, h.n_embd)));
+        }
+        let float = |key: &str| file.float(&format!("gemma3.{key}")).filter(|v| v.is_finite() && *v > 0.0);
+        h.logit_softcap = float("final_logit_softcapping").unwrap_or(0.0);
+        let size = match file.int("gemma3.attention.sliding_window") {
+            None | Some(0) => return Ok(()),
+            Some(size) => usize::try_from(size).ok().filter(|&size| size <= MAX_CTX),
+        };
+        let size = size.ok_or_else(|| Error::Model("gemma3.attention.sliding_window is too large".into()))?;
+        let freq_base = float("rope.freq_base_swa").unwrap_or(WINDOW_FREQ_BASE);
+        h.window = Some(Window { size, layers: window_layers(file, h.n_layer)?, freq_base });
+        Ok(())
+    }
+
+    fn head_norms(&self) -> bool {
+        true
+    }
+
     fn rope_mode(&self) -> RopeMode {
         RopeMode::Neox
     }
@@ -25,15 +61,13 @@ impl Architecture for Gemma3 {
     fn attention(&self, h: &Hparams, il: usize) -> Attention {
         let width = if h.n_layer == LAYERS_27B { h.n_embd / h.n_head } else { h.head_dim_k };
         let scale = 1.0 / (width as f32).sqrt();
-        let global = Attention { rope: h.rope(self.rope_mode()), window: 0, scale };
-        let has_window = h.window_layers.get(il).copied().unwrap_or(il % GLOBAL_EVERY + 1 != GLOBAL_EVERY);
-        match h.window > 0 && has_window {
-            true => {
+        match &h.window {
+            Some(window) if window.layers.get(il) == Some(&true) => {
                 // Contexts are not stretched for tokens so near.
-                let base = h.window_freq_base.unwrap_or(WINDOW_FREQ_BASE);
-                Attention { rope: Rope::plain(self.rope_mode(), h.n_rot, base), window: h.window, scale }
+                let rope = Rope::plain(self.rope_mode(), h.n_rot, window.freq_base);
+                Attention { rope, window: window.size, scale }
             }
-            false => global,
+            _ => Attention { rope: h.rope(self.rope_mode()), window: 0, scale },
         }
     }
 
@@ -58,13 +92,30 @@ impl Architecture for Gemma3 {
     }
 }
 
+/// Whether each layer has a window: the file may say it of each, or how many layers there are to one that has none.
+fn window_layers(file: &dyn ModelFile, n_layer: usize) -> Result<Vec<bool>> {
+    const KEY: &str = "gemma3.attention.sliding_window_pattern";
+    if let Some(layers) = file.ints(KEY, MAX_LAYERS)? {
+        return match layers.len() >= n_layer {
+            true => Ok(layers.into_iter().map(|has| has != 0).collect()),
+            false => Err(Error::Model(format!("{KEY} is of {} layers, there are {n_layer}", layers.len()))),
+        };
+    }
+    let every = file.int(KEY).unwrap_or(GLOBAL_EVERY as u64);
+    // 0: all of them have one.
+    Ok((1..=n_layer as u64).map(|il| every == 0 || il % every != 0).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::net::{Feed, GraphShape, Outputs};
     use crate::gguf::{Gguf, GgufWriter};
+    use crate::model::Model;
+    use outboard_core::op::Op;
 
     /// Of the 4B model, in which positions of layers that see all are divided by 8.
-    fn hparams(n_layer: u32, more: impl Fn(&mut GgufWriter)) -> Hparams {
+    fn read(n_layer: u32, more: impl Fn(&mut GgufWriter)) -> Result<Hparams> {
         let mut file = GgufWriter::new();
         let ints = [
             ("block_count", n_layer),
@@ -78,42 +129,87 @@ mod tests {
         for (key, value) in ints {
             file.u32(&format!("gemma3.{key}"), value);
         }
+        file.f32("gemma3.attention.layer_norm_rms_epsilon", 1e-6);
         file.f32("gemma3.rope.freq_base", 1e6).f32("gemma3.rope.scaling.factor", 8.0);
         more(&mut file);
         file.tensor("token_embd.weight", outboard_core::DType::F32, &[4, 2], &[0; 32]).unwrap();
-        Hparams::read(&Gguf::parse(file.finish().into()).unwrap(), "gemma3").unwrap()
+        let file = Gguf::parse(file.finish().into()).unwrap();
+        let mut hparams = Hparams::read(&file, "gemma3")?;
+        Gemma3.read(&file, &mut hparams)?;
+        Ok(hparams)
+    }
+
+    const WINDOW: &str = "gemma3.attention.sliding_window";
+    const PATTERN: &str = "gemma3.attention.sliding_window_pattern";
+
+    fn windows(h: &Hparams) -> Vec<usize> {
+        (0..h.n_layer).map(|il| Gemma3.attention(h, il).window).collect()
     }
 
     #[test]
     fn every_sixth_layer_sees_all() {
-        let h = hparams(34, |file| {
-            file.u32("gemma3.attention.sliding_window", 1024);
-        });
-        let layers: Vec<Attention> = (0..34).map(|il| Gemma3.attention(&h, il)).collect();
-        for (il, layer) in layers.iter().enumerate() {
+        let h = read(34, |file| done(file.u32(WINDOW, 1024))).unwrap();
+        for il in 0..34 {
             let (window, base, freq_scale) = if il % 6 == 5 { (0, 1e6, 0.125) } else { (1024, 1e4, 1.0) };
+            let layer = Gemma3.attention(&h, il);
             assert_eq!((layer.window, layer.rope.freq_base, layer.rope.freq_scale), (window, base, freq_scale), "{il}");
             assert_eq!(layer.scale, 1.0 / 16.0);
         }
         assert_eq!(Gemma3.embedding_scale(&h), Some(2560f32.sqrt()));
+        // Without a window all layers see all, and rotate alike.
+        assert_eq!(windows(&read(7, |_| ()).unwrap()), [0; 7]);
     }
 
     #[test]
     fn the_file_may_say_which_layers_have_a_window_and_how_they_rotate() {
-        let h = hparams(3, |file| {
-            file.u32("gemma3.attention.sliding_window", 64).i32s("gemma3.attention.sliding_window_pattern", &[1, 0, 1]);
-            file.f32("gemma3.rope.freq_base_swa", 5000.0);
+        let h = read(3, |file| {
+            done(file.u32(WINDOW, 64).i32s(PATTERN, &[1, 0, 1]).f32("gemma3.rope.freq_base_swa", 5000.0))
         });
-        let layers = [0, 1, 2].map(|il| Gemma3.attention(&h, il));
-        assert_eq!(layers.map(|l| l.window), [64, 0, 64]);
-        assert_eq!(layers.map(|l| l.rope.freq_base), [5000.0, 1e6, 5000.0]);
-        // Without a window there is none, and all layers rotate alike.
-        let h = hparams(3, |_| ());
-        assert!([0, 1, 2].iter().all(|&il| Gemma3.attention(&h, il).window == 0));
+        let h = h.unwrap();
+        assert_eq!(windows(&h), [64, 0, 64]);
+        assert_eq!([0, 1, 2].map(|il| Gemma3.attention(&h, il).rope.freq_base), [5000.0, 1e6, 5000.0]);
+        for (every, want) in [(0, [64; 4]), (1, [0; 4]), (2, [64, 0, 64, 0])] {
+            assert_eq!(windows(&read(4, |file| done(file.u32(WINDOW, 64).u32(PATTERN, every))).unwrap()), want);
+        }
     }
 
     #[test]
-    fn the_largest_model_scales_by_another_width() {
-        assert_eq!(Gemma3.attention(&hparams(62, |_| ()), 0).scale, 1.0 / 320f32.sqrt());
+    fn what_would_give_another_text_is_an_error() {
+        let fails = |n_layer: u32, more: &dyn Fn(&mut GgufWriter), wanted: &str| {
+            let failed = read(n_layer, more).unwrap_err().to_string();
+            assert!(failed.contains(wanted), "{failed}");
+        };
+        fails(3, &|file| done(file.u32(WINDOW, 64).i32s(PATTERN, &[1, 0])), "is of 2 layers, there are 3");
+        fails(3, &|file| done(file.u32(WINDOW, 64).i32s(PATTERN, &[1, -1, 0])), "not an array of up to");
+        fails(3, &|file| done(file.u32(WINDOW, u32::MAX)), "too large");
+        fails(3, &|file| done(file.u32("gemma3.attention.key_length_swa", 128)), "not 256 as in other layers");
+        let without = Gguf::parse(GgufWriter::new().finish().into()).unwrap();
+        let mut h = read(3, |_| ()).unwrap();
+        assert!(Gemma3.read(&without, &mut h).unwrap_err().to_string().contains("rope.freq_base is missing"));
     }
+
+    #[test]
+    fn the_largest_model_scales_by_another_width_and_logits_may_be_bent() {
+        assert_eq!(Gemma3.attention(&read(62, |_| ()).unwrap(), 0).scale, 1.0 / 320f32.sqrt());
+        let h = read(3, |file| done(file.f32("gemma3.final_logit_softcapping", 30.0))).unwrap();
+        assert_eq!(h.logit_softcap, 30.0);
+    }
+
+    /// The small model has a window of 32 in the first of its two layers.
+    #[test]
+    fn the_graph_has_the_windows() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/arch/gemma3-dense.gguf");
+        let model = Model::new(Gguf::parse(std::fs::read(file).unwrap().into()).unwrap()).unwrap();
+        let outputs = Outputs::Logits(1);
+        let shape = GraphShape { n_tokens: 4, n_ctx: 64, feed: Feed::Input, history: false, outputs };
+        let graph = model.graph(shape).unwrap().graph;
+        let window = |id| match graph.tensor(id).op() {
+            Some(Op::FlashAttn(attn)) => Some(attn.window),
+            _ => None,
+        };
+        assert_eq!(graph.nodes().filter_map(window).collect::<Vec<_>>(), [32, 0]);
+    }
+
+    /// For closures that give nothing.
+    fn done(_: &mut GgufWriter) {}
 }

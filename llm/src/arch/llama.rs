@@ -14,6 +14,11 @@ impl Architecture for Llama {
         RopeMode::Normal
     }
 
+    /// Llama 3.1 and later.
+    fn rope_factors(&self) -> bool {
+        true
+    }
+
     fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
         pre_norm_layer(net, il, x)
     }

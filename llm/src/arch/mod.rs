@@ -9,7 +9,7 @@ mod qwen2;
 mod qwen3;
 
 use crate::error::{Error, Result};
-use crate::hparams::Hparams;
+use crate::hparams::{Hparams, ModelFile};
 use net::Net;
 use outboard_core::TensorId;
 use outboard_core::op::{GluKind, Rope};
@@ -18,6 +18,18 @@ use outboard_core::op::{GluKind, Rope};
 pub trait Architecture: Sync {
     /// The value of `general.architecture`.
     fn name(&self) -> &'static str;
+    /// Reads what only this family has, and says what of a file it cannot do.
+    fn read(&self, _file: &dyn ModelFile, _hparams: &mut Hparams) -> Result<()> {
+        Ok(())
+    }
+    /// Whether the heads of queries and keys are normalized before they are rotated.
+    fn head_norms(&self) -> bool {
+        false
+    }
+    /// Whether the rotary embedding uses the factors that a file may have for its frequencies.
+    fn rope_factors(&self) -> bool {
+        false
+    }
     /// Which elements of a head the rotary embedding pairs.
     fn rope_mode(&self) -> outboard_core::op::RopeMode;
     /// The attention of layer `il`. Without more to say, every token sees all before it.

@@ -7,7 +7,7 @@
 use super::{Architecture, Attention};
 use crate::error::{Error, Result};
 use crate::hparams::{Hparams, ModelFile};
-use outboard_core::op::{self, BinaryKind, GluKind, NormKind};
+use outboard_core::op::{self, BinaryKind, GluKind, NormKind, UnaryKind};
 use outboard_core::{DType, Graph, GraphBuilder, TensorId};
 use std::sync::Arc;
 
@@ -277,21 +277,30 @@ impl Net<'_> {
 
     /// Rotary embedding of layer `il`'s heads, `[head_dim, n_head, n_tokens]`.
     pub fn rope(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
-        let factors = self.opt_weight(&format!("rope_freqs.weight (blk.{il})"))?;
+        let factors = match self.arch.rope_factors() {
+            true => self.opt_weight(&format!("rope_freqs.weight (blk.{il})"))?,
+            false => None,
+        };
         let rope = self.arch.attention(self.hparams, il).rope;
         Ok(self.g.push_opt(rope, &[Some(x), Some(self.positions), factors][..if factors.is_some() { 3 } else { 2 }])?)
     }
 
-    /// [`Net::rms_norm`] of each head, if the file has weights for it.
+    /// [`Net::rms_norm`] of each head of x, `[head_dim, n_head, n_tokens]`, if the architecture has that.
     fn head_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
-        match self.weights.layout(&format!("{name}.weight")) {
-            Some(_) => self.rms_norm(x, name),
-            None => Ok(x),
+        if !self.arch.head_norms() {
+            return Ok(x);
+        }
+        let (weight, head_dim) = (format!("{name}.weight"), self.g.ne(x)[0]);
+        match self.weights.layout(&weight) {
+            Some(layout) if layout.ne() != [head_dim, 1, 1, 1] => {
+                Err(Error::Model(format!("tensor {weight} is {layout}, heads have {head_dim} elements")))
+            }
+            _ => self.rms_norm(x, name),
         }
     }
 
-    /// Causal self-attention of layer `il` over x `[n_embd, n_tokens]`: q, k, v, norms of their heads where the file has some, rotary
-    /// embedding, the cache, the output.
+    /// Causal self-attention of layer `il` over x `[n_embd, n_tokens]`: q, k, v, norms of their heads where the architecture has some,
+    /// rotary embedding, the cache, the output.
     pub fn attention(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
         let h = self.hparams;
         let n = self.shape.n_tokens;
@@ -436,6 +445,14 @@ impl Net<'_> {
             None => {
                 let w = self.weight("token_embd.weight (output)")?;
                 self.g.push(op::MulMat, &[w, x])?
+            }
+        };
+        let logits = match self.hparams.logit_softcap {
+            0.0 => logits,
+            cap => {
+                let small = self.g.push(op::Scale { scale: 1.0 / cap, bias: 0.0 }, &[logits])?;
+                let bent = self.g.push(op::Unary { kind: UnaryKind::Tanh }, &[small])?;
+                self.g.push(op::Scale { scale: cap, bias: 0.0 }, &[bent])?
             }
         };
         Ok(self.g.name(logits, LOGITS))
