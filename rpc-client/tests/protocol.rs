@@ -219,6 +219,55 @@ fn wrong_commands_fail_their_queue_only() {
     });
 }
 
+/// Streams do not wait for one another: a free may come before the queue is open whose commands it has to wait for.
+#[test]
+fn frees_wait_for_commands_of_queues_that_are_not_open_yet() {
+    let (server, _) = server();
+    run(async {
+        let mut client = client(&server).await;
+        let session = hello(&mut client).await;
+        let mut talk = talk!(client, control);
+        talk.to.send(control(Request::Attach(session.clone()))).unwrap();
+        let alloc = |buffer| {
+            let (device, usage) = ("REF0".into(), "ANY".into());
+            control(Request::Alloc(v1::Alloc { request: buffer, buffer, device, size: 64, usage }))
+        };
+        let free = |buffer, queue| {
+            let fences = vec![v1::Fence { queue, commands: 2 }];
+            control(Request::Free(v1::Free { buffers: vec![buffer], executables: Vec::new(), fences }))
+        };
+        for message in [alloc(1), free(1, 7), alloc(2)] {
+            talk.to.send(message).unwrap();
+        }
+        for _ in 0..3 {
+            talk.next().await.unwrap().unwrap();
+        }
+        let fill = || command(C::Fill(v1::Fill { dst: slice(1, 0, 64), value: 7 }));
+        let read = |request| command(C::Read(v1::Read { request, src: slice(1, 0, 2), bulk: false }));
+        let mut queue = talk!(client, queue);
+        for message in [open(&session, 7, "REF0"), fill(), read(3)] {
+            queue.to.send(message).unwrap();
+        }
+        assert!(matches!(queue.next().await.unwrap().unwrap().reply, Some(Reply::Opened(_))));
+        let Some(Reply::Data(data)) = queue.next().await.unwrap().unwrap().reply else { panic!("freed too early") };
+        assert_eq!((data.request, &data.data[..]), (3, &[7, 7][..]));
+        // It is freed behind them.
+        let mut freed = false;
+        for request in 4..200 {
+            queue.to.send(read(request)).unwrap();
+            match queue.next().await.unwrap().unwrap().reply {
+                Some(Reply::Data(_)) => tokio::time::sleep(Duration::from_millis(10)).await,
+                Some(Reply::Failed(_)) => {
+                    freed = true;
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(freed);
+    });
+}
+
 #[test]
 fn sessions_need_their_secret() {
     let (server, _) = server();

@@ -145,6 +145,8 @@ pub(crate) const REPLIES: usize = 64;
 pub(crate) const READ_AHEAD: usize = 512;
 /// And their bytes.
 pub(crate) const READ_AHEAD_BYTES: usize = 1 << 20;
+/// How long a free waits for a queue that it names and that is not open yet: its stream may be slower than the one for control.
+pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Frees of one session that wait for their fences; then its control stream waits.
 pub(crate) const PENDING_FREES: usize = 256;
 /// How long a question about blobs waits for model files that are still being looked at: less than sending them takes.

@@ -1,7 +1,7 @@
 //! The control stream of a session: memory and executables.
 
 use super::{Replies, Service, first, next, resume};
-use crate::limits::{FREES_TIMEOUT, PENDING_FREES, REPLIES, STOP_TIMEOUT};
+use crate::limits::{FREES_TIMEOUT, OPEN_TIMEOUT, PENDING_FREES, REPLIES, STOP_TIMEOUT};
 use crate::lock;
 use crate::logs::limited;
 use crate::session::Session;
@@ -166,31 +166,42 @@ impl Drop for Waiting {
     }
 }
 
+/// Whether every queue has done the commands that a free has to wait for. One that is not known may not be open yet: streams do not
+/// wait for one another.
+fn passed(session: &Session, fences: &[v1::Fence], unknown: bool) -> bool {
+    let queues = lock(&session.queues);
+    let done = |f: &v1::Fence| queues.get(&f.queue).map_or(unknown || f.commands == 0, |q| q.processed() >= f.commands);
+    fences.iter().all(done)
+}
+
 /// Frees once every queue has done the commands that came before; nobody waits for it.
 fn free(session: &Arc<Session>, c: v1::Free) {
     if c.buffers.len() > MAX_FREE || c.executables.len() > MAX_FREE {
         limited!(debug, session = session.tag, "more than {MAX_FREE} handles in one message are not freed");
         return;
     }
-    let passed = |session: &Session, fences: &[v1::Fence]| {
-        let queues = lock(&session.queues);
-        let behind = |f: &v1::Fence| queues.get(&f.queue).is_some_and(|q| q.processed() < f.commands);
-        !fences.iter().any(behind)
-    };
     let waiting = Waiting::new(session);
     let work = move |c: v1::Free| {
         waiting.0.free(&c.buffers, &c.executables);
         drop(waiting);
     };
     // Usually they have; then a request behind this one finds the memory free.
-    if passed(session, &c.fences) {
+    if passed(session, &c.fences, false) {
         session.worker.post(move || work(c));
         return;
     }
     let session = session.clone();
     tokio::spawn(async move {
-        // If the session ends first, it frees everything.
-        if session.until(|| passed(&session, &c.fences).then_some(())).await.is_ok() {
+        let until = |unknown: bool| {
+            let (session, fences) = (&session, &c.fences);
+            session.until(move || passed(session, fences, unknown).then_some(()))
+        };
+        // If the session ends first, it frees everything. A queue that could not be opened has done all that it will.
+        let ready = match tokio::time::timeout(OPEN_TIMEOUT, until(false)).await {
+            Ok(ready) => ready,
+            Err(_) => until(true).await,
+        };
+        if ready.is_ok() {
             session.worker.post(move || work(c));
         }
     });
