@@ -268,6 +268,36 @@ fn frees_wait_for_commands_of_queues_that_are_not_open_yet() {
     });
 }
 
+/// As frees do, so do waits.
+#[test]
+fn waits_may_come_before_the_queue_that_they_wait_for() {
+    let (server, _) = server();
+    run(async {
+        let mut client = client(&server).await;
+        let session = hello(&mut client).await;
+        let finish = || command(C::Finish(v1::Finish { request: 1 }));
+        let mut first = talk!(client, queue);
+        for message in [open(&session, 7, "REF0"), command(C::Wait(v1::Wait { queue: 8, value: 1 })), finish()] {
+            first.to.send(message).unwrap();
+        }
+        assert!(matches!(first.next().await.unwrap().unwrap().reply, Some(Reply::Opened(_))));
+        let early = tokio::time::timeout(Duration::from_millis(300), first.next()).await;
+        assert!(early.is_err(), "{early:?}");
+        let second = talk!(client, queue);
+        for message in [open(&session, 8, "REF0"), command(C::Signal(v1::Signal { value: 1 }))] {
+            second.to.send(message).unwrap();
+        }
+        let reply = first.next().await.unwrap().unwrap().reply;
+        assert!(matches!(reply, Some(Reply::Done(v1::Done { request: 1, .. }))), "{reply:?}");
+        // One that cannot be opened fails who waits for it, at once.
+        first.to.send(command(C::Wait(v1::Wait { queue: 9, value: 1 }))).unwrap();
+        let third = talk!(client, queue);
+        third.to.send(open(&session, 9, "NONE")).unwrap();
+        let Some(Reply::Failed(failed)) = first.next().await.unwrap().unwrap().reply else { panic!("not failed") };
+        assert!(format!("{failed:?}").contains("no device"), "{failed:?}");
+    });
+}
+
 #[test]
 fn sessions_need_their_secret() {
     let (server, _) = server();

@@ -145,7 +145,7 @@ pub(crate) const REPLIES: usize = 64;
 pub(crate) const READ_AHEAD: usize = 512;
 /// And their bytes.
 pub(crate) const READ_AHEAD_BYTES: usize = 1 << 20;
-/// How long a free waits for a queue that it names and that is not open yet: its stream may be slower than the one for control.
+/// How long a free, or another queue, waits for a queue that it names and that is not open yet: streams do not wait for one another.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Frees of one session that wait for their fences; then its control stream waits.
 pub(crate) const PENDING_FREES: usize = 256;
@@ -159,4 +159,5 @@ pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// one command, of which the rest is dropped.
 pub(crate) const QUIET_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long an allocation that found no memory waits for buffers that are being freed.
-pub(crate) const FREES_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longer than they wait for queues that are not open yet.
+pub(crate) const FREES_TIMEOUT: Duration = Duration::from_secs(8);

@@ -10,7 +10,7 @@ use super::{Session, unknown};
 use crate::accounts::Share;
 use crate::blobs::{Blob, Blobs, Receiver};
 use crate::devices::Devices;
-use crate::limits::{BULK_CHUNKS, MARK_COMMANDS, MARK_KIB};
+use crate::limits::{BULK_CHUNKS, MARK_COMMANDS, MARK_KIB, OPEN_TIMEOUT};
 use crate::lock;
 use crate::logs::limited;
 use crate::metrics::Metrics;
@@ -51,6 +51,13 @@ impl QueueState {
         if self.failed.set(error.clone()).is_ok() {
             self.metrics.error(error);
         }
+    }
+
+    /// It cannot be opened: who waits for it learns why, frees do not wait for it, and there may be another one.
+    fn refuse(&self, session: &Session, error: &Error) {
+        self.note_failure(error);
+        self.processed.store(u64::MAX, Ordering::Release);
+        session.progress.notify_waiters();
     }
 
     /// Whether it is open.
@@ -127,7 +134,6 @@ impl QueueRunner {
         age: u64,
     ) -> Result<QueueRunner> {
         let devices = &shared.devices;
-        let device = devices.get(device)?.clone();
         let (up, chunks) = mpsc::channel(BULK_CHUNKS);
         let (chunks_down, down) = mpsc::unbounded_channel();
         let state = Arc::new(QueueState {
@@ -137,23 +143,25 @@ impl QueueRunner {
             timeline: Mutex::default(),
             bulk: Mutex::new(Some(BulkEnds { up, down })),
         });
-        {
+        let room = {
             let mut queues = lock(&session.queues);
             if queues.len() >= MAX_QUEUES {
-                // Those that are closed are kept only for the sake of late waits.
+                // Those that are closed are kept only for the sake of late waits and frees.
                 queues.retain(|_, q| q.is_open());
-            }
-            let limit = session.max_queues();
-            if queues.values().filter(|q| q.is_open()).count() >= limit {
-                return Err(Error::Request(format!("a session may have {limit} queues at a time; close one first")));
             }
             if handle == 0 || queues.contains_key(&handle) || queues.len() >= MAX_QUEUES {
                 return Err(Error::Request(format!(
                     "queue {handle} cannot be made: the handle is 0 or taken, or there are {MAX_QUEUES}"
                 )));
             }
+            let (open, limit) = (queues.values().filter(|q| q.is_open()).count(), session.max_queues());
             queues.insert(handle, state.clone());
-        }
+            match open < limit {
+                true => devices.get(device).cloned(),
+                false => Err(Error::Request(format!("a session may have {limit} queues at a time; close one first"))),
+            }
+        };
+        let device = room.inspect_err(|e| state.refuse(session, e))?;
         let share = session.account.queue();
         let meter = shared.metrics.queue(&device.info().name, session.account.name());
         let depth = meter.depth.clone();
@@ -171,11 +179,7 @@ impl QueueRunner {
             owner.live_queues.fetch_add(1, Ordering::AcqRel);
             Ok((anchor, Retired { queue: Some(queue), session: owner, share: Some(share) }))
         });
-        let made = made.await.inspect_err(|e| {
-            state.note_failure(e);
-            // Waits for it learn why, and there may be another one.
-            state.processed.store(u64::MAX, Ordering::Release);
-        });
+        let made = made.await.inspect_err(|e| state.refuse(session, e));
         session.progress.notify_waiters();
         let (anchor, queue) = made?;
         let wide = session.account.wide_queue();
@@ -331,8 +335,7 @@ impl QueueRunner {
                 self.mark()
             }
             Command::Wait(c) => {
-                let other = lock(&self.session.queues).get(&c.queue).cloned();
-                let other = other.ok_or_else(|| unknown("queue", c.queue))?;
+                let other = self.other(c.queue).await?;
                 let ready = || {
                     let event = lock(&other.timeline).event(c.value);
                     event.map(Ok).or_else(|| other.failed.get().cloned().map(Err)).or_else(|| self.gone())
@@ -362,6 +365,13 @@ impl QueueRunner {
                 Ok(())
             }
         }
+    }
+
+    /// Another queue of the session. Streams do not wait for one another: its own may be slower.
+    async fn other(&self, handle: u64) -> Result<Arc<QueueState>> {
+        let find = || lock(&self.session.queues).get(&handle).cloned().map(Ok).or_else(|| self.gone());
+        let found = tokio::time::timeout(OPEN_TIMEOUT, self.session.until(find)).await;
+        found.unwrap_or_else(|_| Ok(Err(unknown("queue", handle))))?
     }
 
     /// Ends a wait whose client has closed the stream.
