@@ -5,10 +5,11 @@
 //! paid once per panel, not once per column.
 
 use super::unpack::Unpack;
-use super::words::{Buffer, MAX_WORDS, ROWS, Turned};
+use super::words::{Buffer, MAX_WORDS, ROWS, Turned, Words, columns};
 use crate::kernels::ahead::Ahead;
 use crate::kernels::panel::{FILL, MAX_ROWS, Panels, Part, Tile, step_floats, tiles};
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 /// Columns from which two panels beside one another are worth their room in the nearest cache.
 const TWO_PANELS: usize = 9;
@@ -103,25 +104,82 @@ unsafe fn scales8<F: Unpack, const UNSIGNED: bool>(w: &[*const u8; 8], n: usize,
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn fill16<F: Turned>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
     const { assert!(F::STEP <= 4 * MAX_WORDS && ROWS == MAX_ROWS) };
-    let mut buffer = Buffer::new();
     for b in 0..groups.div_ceil(8) {
         ahead.more(FILL);
-        let n = (groups - 8 * b).min(8);
+        let (at, n) = (b * F::STEP, (groups - 8 * b).min(8));
         // SAFETY: steps of the caller's rows and panel.
         unsafe {
-            let step = buffer.turn(w, b * F::STEP, if F::STEP == F::BYTES { F::STEP } else { n * F::BYTES });
-            let q = panel.add(b * step_floats(ROWS, F::SPAN));
-            let d = q.add(64 * ROWS);
-            let m = d.add(256 / F::SPAN * ROWS);
-            F::each_scale(step, n * (32 / F::SPAN), |j, scale, min| {
-                _mm512_store_ps(d.add(j * ROWS), scale);
-                _mm512_store_ps(m.add(j * ROWS), min);
-            });
-            for j in 0..n {
-                for (kk, v) in F::group(step, j).into_iter().enumerate() {
-                    _mm512_store_si512(q.add((j * 8 + kk) * ROWS).cast(), v);
-                }
+            let to = panel.add(b * step_floats(ROWS, F::SPAN));
+            if n == 8 && F::BYTES < F::STEP {
+                one_by_one::<F>(w, at, to);
+            } else {
+                let mut buffer = Buffer::new();
+                let step = buffer.turn(w, at, if F::STEP == F::BYTES { F::STEP } else { n * F::BYTES });
+                scales16::<F>(step, 0..n * (32 / F::SPAN), to);
+                (0..n).for_each(|j| group16::<F>(step, j, to));
             }
+        }
+    }
+}
+
+/// A whole step of a format with blocks of 32 elements, each of them as soon as its bytes are turned: they stay in registers.
+///
+/// # Safety
+/// As [`fill16`]: rows with a step at byte `at`, and room for it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn one_by_one<F: Turned>(w: &[*const u8; ROWS], at: usize, to: *mut f32) {
+    let mut buffer = Buffer::new();
+    // Written out, and without calls, so that places in the buffer are known when this is compiled, and the buffer is registers.
+    macro_rules! blocks {
+        ($($j:literal)*) => {$(
+            let (first, end) = const { (($j * F::BYTES).div_ceil(16), (($j + 1) * F::BYTES).div_ceil(16)) };
+            // SAFETY: a step of the caller's rows, of which this block is turned before it is read.
+            unsafe {
+                for i in first..end {
+                    let (at, left) = (at + 16 * i, F::STEP - 16 * i);
+                    buffer.put(i, columns(|r| match left < 16 {
+                        true => _mm_maskz_loadu_epi8((1 << left) - 1, w[r].add(at).cast()),
+                        false => _mm_loadu_si128(w[r].add(at).cast()),
+                    }));
+                }
+                scales16::<F>(buffer.words(), $j..$j + 1, to);
+                group16::<F>(buffer.words(), $j, to);
+            }
+        )*};
+    }
+    blocks!(0 1 2 3 4 5 6 7);
+}
+
+/// Some scales and minimums of a step to their places in the panel's step.
+///
+/// # Safety
+/// AVX-512 F, BW; the step has them; room for a step.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn scales16<F: Turned>(step: Words<'_>, which: Range<usize>, to: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        let d = to.add(64 * ROWS);
+        let m = d.add(256 / F::SPAN * ROWS);
+        F::each_scale(step, which, |j, scale, min| {
+            _mm512_store_ps(d.add(j * ROWS), scale);
+            _mm512_store_ps(m.add(j * ROWS), min);
+        });
+    }
+}
+
+/// Group `j` of a step to its place in the panel's step.
+///
+/// # Safety
+/// As [`scales16`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn group16<F: Turned>(step: Words<'_>, j: usize, to: *mut f32) {
+    // SAFETY: the caller's.
+    unsafe {
+        for (kk, v) in F::group(step, j).into_iter().enumerate() {
+            _mm512_store_si512(to.add((j * 8 + kk) * ROWS).cast(), v);
         }
     }
 }

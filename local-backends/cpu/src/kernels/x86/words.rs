@@ -7,6 +7,7 @@ use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES};
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Rows, the lanes of a vector.
 pub(super) const ROWS: usize = 16;
@@ -49,12 +50,24 @@ impl Buffer {
         }
         Words(&self.0)
     }
+
+    /// Takes four columns, the `i`th of such.
+    #[inline]
+    pub(super) fn put(&mut self, i: usize, columns: [__m512i; 4]) {
+        self.0.as_chunks_mut().0[i] = columns.map(MaybeUninit::new);
+    }
+
+    /// What is there.
+    #[inline]
+    pub(super) fn words(&self) -> Words<'_> {
+        Words(&self.0)
+    }
 }
 
 /// 16 bytes of each row as columns.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn columns(row: impl Fn(usize) -> __m128i) -> [__m512i; 4] {
+pub(super) fn columns(row: impl Fn(usize) -> __m128i) -> [__m512i; 4] {
     // Every fourth row, so that turning four by four within 128 bits brings all into order.
     let four = |r: usize| {
         let v = _mm512_castsi128_si512(row(r));
@@ -114,10 +127,9 @@ impl Words<'_> {
     unsafe fn halves(self, i: usize) -> [__m512; 2] {
         // SAFETY: the caller's.
         let v = unsafe { self.word(i) };
-        let low = _mm512_cvtph_ps(_mm512_castsi512_si256(v));
-        let high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(v));
-        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-        [even, _mm512_add_epi32(even, _mm512_set1_epi32(1))].map(|which| _mm512_permutex2var_ps(low, which, high))
+        let both = _mm512_permutexvar_epi16(apart(0), v);
+        let second = _mm512_extracti64x4_epi64::<1>(both);
+        [_mm512_castsi512_si256(both), second].map(|v| _mm512_cvtph_ps(v))
     }
 
     /// The f16 at an even byte.
@@ -128,8 +140,9 @@ impl Words<'_> {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn half(self, byte: usize) -> __m512 {
         // SAFETY: the caller's.
-        let [first, second] = unsafe { self.halves(byte / 4) };
-        if byte % 4 == 0 { first } else { second }
+        let v = unsafe { self.word(byte / 4) };
+        let first = _mm512_permutexvar_epi16(apart(byte % 4 / 2), v);
+        _mm512_cvtph_ps(_mm512_castsi512_si256(first))
     }
 
     /// The unsigned byte at any place.
@@ -190,6 +203,15 @@ impl Words<'_> {
     }
 }
 
+/// Places of the first 16-bit halves of all lanes, then of the second; with 1, the other way round.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn apart(first: usize) -> __m512i {
+    let places: [i16; 32] = std::array::from_fn(|i| (2 * (i % 16) + ((i / 16) ^ first)) as i16);
+    // SAFETY: both are 64 bytes.
+    unsafe { std::mem::transmute(places) }
+}
+
 /// Each lane shifted right by `n`.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -212,14 +234,23 @@ fn above<const N: u32>(low: __m512i, high: __m512i) -> __m512i {
     _mm512_or_si512(low, _mm512_slli_epi32::<N>(high))
 }
 
-/// The table's value for each byte below 16, plus `offset`.
+/// The table's value for each byte below 16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn lookup(table: &[i8; 16], offset: i8, index: [__m512i; 8]) -> [__m512i; 8] {
-    let table = table.map(|v| v.wrapping_add(offset));
+fn lookup(table: [i8; 16], index: [__m512i; 8]) -> [__m512i; 8] {
     // SAFETY: both are 16 bytes.
     let table = _mm512_broadcast_i32x4(unsafe { std::mem::transmute::<[i8; 16], __m128i>(table) });
     index.map(|i| _mm512_shuffle_epi8(table, i))
+}
+
+/// A table with `offset` added to each value, wrapping.
+const fn raised(mut table: [i8; 16], offset: i8) -> [i8; 16] {
+    let mut i = 0;
+    while i < 16 {
+        table[i] = table[i].wrapping_add(offset);
+        i += 1;
+    }
+    table
 }
 
 /// The byte `j` of words, as a number.
@@ -240,21 +271,21 @@ pub(in crate::kernels) trait Turned: Format {
     /// AVX-512 F, BW; the step has the group.
     unsafe fn group(w: Words<'_>, j: usize) -> [__m512i; 8];
 
-    /// Gives `put` scales and minimums of the first `n` groups of `SPAN` elements, with their number.
+    /// Gives `put` scales and minimums of these groups of `SPAN` elements, with their number.
     ///
     /// # Safety
     /// AVX-512 F, BW; the step has the groups.
-    unsafe fn each_scale(w: Words<'_>, n: usize, put: impl FnMut(usize, __m512, __m512));
+    unsafe fn each_scale(w: Words<'_>, which: Range<usize>, put: impl FnMut(usize, __m512, __m512));
 }
 
 macro_rules! turned {
     ($name:ident, $w:ident, $j:ident, $group:expr, each $one:expr) => {
-        turned!($name, $w, $j, $group, |n, put| for $j in 0..n {
+        turned!($name, $w, $j, $group, |which, put| for $j in which {
             let (d, m): (__m512, __m512) = $one;
             put($j, d, m);
         });
     };
-    ($name:ident, $w:ident, $j:ident, $group:expr, |$n:ident, $put:ident| $scales:expr) => {
+    ($name:ident, $w:ident, $j:ident, $group:expr, |$which:ident, $put:ident| $scales:expr) => {
         impl Turned for $name {
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw")]
@@ -265,7 +296,7 @@ macro_rules! turned {
 
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw")]
-            unsafe fn each_scale($w: Words<'_>, $n: usize, mut $put: impl FnMut(usize, __m512, __m512)) {
+            unsafe fn each_scale($w: Words<'_>, $which: Range<usize>, mut $put: impl FnMut(usize, __m512, __m512)) {
                 // SAFETY: as above.
                 unsafe { $scales }
             }
@@ -291,12 +322,12 @@ turned!(
 );
 turned!(
     IQ4_NL, w, j,
-    lookup(&IQ4_VALUES, BIAS, w.nibbles(18 * j + 2)),
+    lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(18 * j + 2)),
     each times(w.half(18 * j), f32::from(BIAS))
 );
 turned!(
     MXFP4, w, j,
-    lookup(&MXFP4_VALUES, MXFP4_OFFSET, w.nibbles(17 * j + 1)),
+    lookup(const { raised(MXFP4_VALUES, MXFP4_OFFSET) }, w.nibbles(17 * j + 1)),
     each {
         // 2^(e - 128); the two smallest are subnormal.
         let e = w.byte(17 * j);
@@ -307,9 +338,9 @@ turned!(
     }
 );
 
-turned!(Q2_K, w, j, w.run::<8>(16 + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |n, put| {
+turned!(Q2_K, w, j, w.run::<8>(16 + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |which, put| {
     let packed: [_; 4] = std::array::from_fn(|i| w.word(i));
-    k_scales(w.halves(20), &packed.map(|v| bits(v, 0, 15)), &packed.map(|v| bits(v, 4, 15)), n, &mut put);
+    k_scales(w.halves(20), &packed.map(|v| bits(v, 0, 15)), &packed.map(|v| bits(v, 4, 15)), which, &mut put);
 });
 turned!(
     Q3_K,
@@ -319,17 +350,19 @@ turned!(
         let (low, high) = (w.run::<8>(32 + j / 4 * 32), w.run::<8>(0));
         std::array::from_fn(|i| above::<2>(bits(low[i], 2 * (j % 4), 3), bits(high[i], j, 1)))
     },
-    |n, put| {
+    |which, put| {
         // 16 low halves in two words; their high bits, four to a byte, in a third.
         let (d, low, high) = (w.half(108), [w.word(24), w.word(25)], w.word(26));
         let scale: [_; 4] = std::array::from_fn(|i| above::<4>(bits(low[i % 2], i / 2 * 4, 15), bits(high, 2 * i, 3)));
-        for j in 0..n {
+        for j in which {
             let (d, m) = times(_mm512_mul_ps(d, _mm512_sub_ps(number(&scale, j), _mm512_set1_ps(32.0))), -4.0);
             put(j, d, m);
         }
     }
 );
-turned!(Q4_K, w, j, w.run::<8>(16 + j / 2 * 32).map(|v| bits(v, 4 * (j % 2), 15)), |n, put| k4_scales(w, n, &mut put));
+turned!(Q4_K, w, j, w.run::<8>(16 + j / 2 * 32).map(|v| bits(v, 4 * (j % 2), 15)), |which, put| k4_scales(
+    w, which, &mut put
+));
 turned!(
     Q5_K,
     w,
@@ -338,7 +371,7 @@ turned!(
         let (low, high) = (w.run::<8>(48 + j / 2 * 32), w.run::<8>(16));
         std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (j % 2), 15), bits(high[i], j, 1)))
     },
-    |n, put| k4_scales(w, n, &mut put)
+    |which, put| k4_scales(w, which, &mut put)
 );
 turned!(
     Q6_K,
@@ -349,9 +382,9 @@ turned!(
         let (low, high) = (w.run::<8>(half * 64 + r % 2 * 32), w.run::<8>(128 + half * 32));
         std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (r / 2), 15), bits(high[i], 2 * r, 3)))
     },
-    |n, put| {
+    |which, put| {
         let d = w.half(208);
-        for j in 0..n {
+        for j in which {
             // To the top of the lane and back, which keeps the sign.
             let top = _mm512_sllv_epi32(w.word(48 + j / 4), _mm512_set1_epi32(24 - 8 * (j % 4) as i32));
             let (d, m) = times(_mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))), -32.0);
@@ -359,9 +392,9 @@ turned!(
         }
     }
 );
-turned!(IQ4_XS, w, j, lookup(&IQ4_VALUES, BIAS, w.nibbles(8 + 16 * j)), |n, put| {
+turned!(IQ4_XS, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(8 + 16 * j)), |which, put| {
     let (d, high, low) = (w.half(0), _mm512_srli_epi32::<16>(w.word(0)), w.word(1));
-    for j in 0..n {
+    for j in which {
         let low = _mm512_and_si512(right32(low, 4 * j), _mm512_set1_epi32(15));
         let high = _mm512_slli_epi32::<4>(_mm512_and_si512(right32(high, 2 * j), _mm512_set1_epi32(3)));
         let scale = _mm512_sub_epi32(_mm512_or_si512(low, high), _mm512_set1_epi32(32));
@@ -370,18 +403,18 @@ turned!(IQ4_XS, w, j, lookup(&IQ4_VALUES, BIAS, w.nibbles(8 + 16 * j)), |n, put|
     }
 });
 
-/// Scales and minimums of Q2_K, Q4_K and Q5_K: two numbers times a byte of `scales` and of `mins` for each of `n` groups.
+/// Scales and minimums of Q2_K, Q4_K and Q5_K: two numbers times a byte of `scales` and of `mins` for each of these groups.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn k_scales(
     [d, m]: [__m512; 2],
     scales: &[__m512i],
     mins: &[__m512i],
-    n: usize,
+    which: Range<usize>,
     put: &mut impl FnMut(usize, __m512, __m512),
 ) {
     let m = _mm512_sub_ps(_mm512_setzero_ps(), m);
-    for j in 0..n {
+    for j in which {
         put(j, _mm512_mul_ps(d, number(scales, j)), _mm512_mul_ps(m, number(mins, j)));
     }
 }
@@ -392,10 +425,10 @@ fn k_scales(
 /// See [`Turned::each_scale`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn k4_scales(w: Words<'_>, n: usize, put: &mut impl FnMut(usize, __m512, __m512)) {
+unsafe fn k4_scales(w: Words<'_>, which: Range<usize>, put: &mut impl FnMut(usize, __m512, __m512)) {
     // SAFETY: the caller's step begins with both.
     let (both, [scales, mins]) = unsafe { (w.halves(0), w.six_bits()) };
-    k_scales(both, &scales, &mins, n, put);
+    k_scales(both, &scales, &mins, which, put);
 }
 
 #[cfg(test)]
@@ -421,7 +454,7 @@ mod tests {
         unsafe {
             let pointers = rows.each_ref().map(|row| row.as_ptr());
             let step = buffer.turn(&pointers, 0, rows[0].len());
-            F::each_scale(step, n * (32 / F::SPAN), |j, d, m| scales.push((j, lanes(d), lanes(m))));
+            F::each_scale(step, 0..n * (32 / F::SPAN), |j, d, m| scales.push((j, lanes(d), lanes(m))));
             groups.extend((0..n).map(|j| std::mem::transmute::<[__m512i; 8], [[[u8; 4]; ROWS]; 8]>(F::group(step, j))));
         }
         assert_eq!(scales.len(), n * (32 / F::SPAN));
