@@ -3,6 +3,7 @@
 pub(super) mod act;
 pub(super) mod dot;
 mod panel;
+mod two;
 pub(super) mod unpack;
 mod words;
 

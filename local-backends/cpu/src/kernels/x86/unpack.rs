@@ -1,5 +1,6 @@
 //! How each format's groups become vectors: the AVX2 versions of [`Format::unpack`] and [`Format::scales`].
 
+use super::two::Two;
 use super::words::Turned;
 use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
@@ -13,7 +14,7 @@ pub(in crate::kernels) struct VScales {
 }
 
 /// The AVX2 side of a [`Format`], and all of a leaf: whoever has it has the AVX-512 side, too.
-pub(in crate::kernels) trait Unpack: Turned {
+pub(in crate::kernels) trait Unpack: Turned + Two {
     /// As [`Format::scales`], but groups from `n` up get any finite number; minimums of a signed format are not used.
     ///
     /// # Safety

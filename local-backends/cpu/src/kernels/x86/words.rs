@@ -244,7 +244,7 @@ fn lookup(table: [i8; 16], index: [__m512i; 8]) -> [__m512i; 8] {
 }
 
 /// A table with `offset` added to each value, wrapping.
-const fn raised(mut table: [i8; 16], offset: i8) -> [i8; 16] {
+pub(super) const fn raised(mut table: [i8; 16], offset: i8) -> [i8; 16] {
     let mut i = 0;
     while i < 16 {
         table[i] = table[i].wrapping_add(offset);
@@ -261,7 +261,7 @@ fn number(words: &[__m512i], j: usize) -> __m512 {
 }
 
 /// Added to signed bytes, with wrapping, it makes them 128 more and unsigned, as VPDPBUSD wants them; as a minimum it makes up for it.
-const BIAS: i8 = -128;
+pub(super) const BIAS: i8 = -128;
 
 /// The AVX-512 side of a [`Format`]. Bytes are unsigned, those of a signed format plus 128.
 pub(in crate::kernels) trait Turned: Format {
