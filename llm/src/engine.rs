@@ -201,8 +201,17 @@ impl Placed {
         let prompt = model.graph(prompt)?;
         let graphs: Vec<&ModelGraph> = [&prompt, &step].into_iter().chain(&scores).collect();
         let parts = Parts::new(model, n_ctx)?;
-        let free = try_at_once(scheduler.devices(), |d| d.memory().map(|memory| memory.free))?;
-        let (homes, plans) = place(&parts, &scheduler, &free, options, kept_weights, &graphs)?;
+        // How far away the devices are is found out while they say what they can do.
+        let (placed, ahead) = std::thread::scope(|scope| {
+            let measuring = scope.spawn(|| Ahead::measure(&scheduler));
+            let free = try_at_once(scheduler.devices(), |d| d.memory().map(|memory| memory.free));
+            let placed = free.map_err(Error::from).and_then(|free| {
+                let (homes, plans) = place(&parts, &scheduler, &free, options, kept_weights, &graphs)?;
+                Ok((free, homes, plans))
+            });
+            (placed, measuring.join().unwrap_or_else(|_| Err(Error::Plan("measuring round trips panicked".into()))))
+        });
+        let ((free, homes, plans), ahead) = (placed?, ahead?);
         let leaves = prompt.graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
         let items: Vec<Item> = leaves
             .map(|(id, kind)| {
@@ -242,7 +251,6 @@ impl Placed {
             true => fill(&scheduler, &uploads)?,
             false => upload(model, &scheduler, uploads, progress)?,
         }
-        let ahead = Ahead::measure(&scheduler)?;
         Ok(Placed { scheduler, bound, homes, loads, ahead, parts })
     }
 }
@@ -492,7 +500,7 @@ const NO_PENALTY: Penalty = Penalty { last_n: 0, repeat: 1.0, frequency: 0.0, pr
 pub const GREEDY: Sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
 
 /// Divides the model and plans the graphs; `free` has the bytes that are free on each device. Memory for results is known only with a plan,
-/// so that a second try may be needed.
+/// so that a second one is needed where it changes how the model is divided.
 fn place(
     parts: &Parts,
     scheduler: &Scheduler,
@@ -509,28 +517,25 @@ fn place(
         |d: &dyn Device| kept_weights.values().filter(|s| s.buffer().device() == d.uid()).map(Slice::len).sum::<u64>();
     let free: Vec<u64> = free.iter().zip(devices).map(|(free, d)| free.saturating_add(here(d.as_ref()))).collect();
     let sizes = parts.sizes();
-    let mut reserve = vec![0u64; devices.len()];
-    let mut tries = 0;
-    loop {
-        let shares: Vec<Share> = devices
-            .iter()
-            .enumerate()
-            .map(|(d, device)| Share {
-                id: device.info().id.clone(),
-                capacity: free[d].saturating_sub(reserve[d]),
-                weight: options.split.get(d).copied().unwrap_or(free[d] as f64),
-            })
-            .collect();
-        let homes = Homes { sections: split(&sizes, &shares)?, overrides: options.overrides.clone() };
-        let plan = |g: &&ModelGraph| scheduler.plan(g.graph.clone(), &homes.hints(g));
-        let plans = try_at_once(graphs, plan)?;
-        let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();
-        tries += 1;
-        if tries > 1 || needed.iter().all(|&n| n == 0) {
-            return Ok((homes, plans));
-        }
-        reserve = needed;
+    let divide = |reserve: &[u64]| -> Result<Homes> {
+        let share = |(d, device): (usize, &Arc<dyn Device>)| Share {
+            id: device.info().id.clone(),
+            capacity: free[d].saturating_sub(reserve[d]),
+            weight: options.split.get(d).copied().unwrap_or(free[d] as f64),
+        };
+        let shares: Vec<Share> = devices.iter().enumerate().map(share).collect();
+        Ok(Homes { sections: split(&sizes, &shares)?, overrides: options.overrides.clone() })
+    };
+    let plan = |homes: &Homes| try_at_once(graphs, |g| scheduler.plan(g.graph.clone(), &homes.hints(g)));
+    let homes = divide(&vec![0; devices.len()])?;
+    let plans = plan(&homes)?;
+    let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();
+    let with_results = divide(&needed)?;
+    if with_results.sections == homes.sections {
+        return Ok((homes, plans));
     }
+    let plans = plan(&with_results)?;
+    Ok((with_results, plans))
 }
 
 /// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
