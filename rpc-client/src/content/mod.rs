@@ -193,15 +193,18 @@ impl<'d> Upload<'d> {
                 let (to_send, placing) = (to_send.clone(), &placing);
                 threads.push(scope.spawn(move || self.place_all(placing, &to_send)));
             }
-            // What is no blob is sent while the server is asked about the others. Sending to a thread fails only if it has
-            // ended with an error, which is found below.
-            small.into_iter().for_each(|item| _ = to_send.send(item));
+            // What is no blob would be in the question's way, hundreds of messages of some bytes: it waits for the first answer, all but
+            // one, for which the bulk connection is opened meanwhile. Sending to a thread fails only if it has ended with an error,
+            // which is found below.
+            let at_once = if blobs.is_empty() { small.len() } else { small.len().min(1) };
+            let (at_once, small) = small.split_at(at_once);
+            at_once.iter().for_each(|item| _ = to_send.send(item));
             if !blobs.is_empty() && may_borrow {
                 let to_send = to_send.clone();
                 threads.push(scope.spawn(move || lend::borrow_all(self, all, &borrowing, &to_send)));
             }
             let stages = Stages { to_place, to_borrow, to_send };
-            threads.push(scope.spawn(move || self.ask_all(all, &blobs, &stages)));
+            threads.push(scope.spawn(move || self.ask_all(all, &blobs, small, &stages)));
             let sent = self.send_all(sending, all, &mut sources);
             threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
         })?;
@@ -209,8 +212,14 @@ impl<'d> Upload<'d> {
         self.check_taken()
     }
 
-    /// Asks about all blobs and hands them to the stage that they need.
-    fn ask_all<'i>(&self, all: &[Upload<'_>], mut blobs: &[&'i Item], stages: &Stages<'i>) -> Result<()> {
+    /// Asks about all blobs and hands them to the stage that they need; what is `small` is sent when there is an answer.
+    fn ask_all<'i>(
+        &self,
+        all: &[Upload<'_>],
+        mut blobs: &[&'i Item],
+        mut small: &[&'i Item],
+        stages: &Stages<'i>,
+    ) -> Result<()> {
         while !blobs.is_empty() {
             let mut unknown = 0;
             let fits = |item: &&&Item| {
@@ -226,6 +235,7 @@ impl<'d> Upload<'d> {
             let have = if self.keeps_blobs() { self.ask(&asked)? } else { vec![false; asked.len()] };
             let (here, missing): (Vec<_>, Vec<_>) = window.iter().zip(have).partition(|(_, have)| *have);
             let mut going = here.into_iter().all(|(item, _)| stages.to_place.send(item).is_ok());
+            going &= std::mem::take(&mut small).iter().all(|item| stages.to_send.send(item).is_ok());
             // What comes from its origin need not be borrowed.
             let (common, missing): (Vec<&Item>, Vec<&Item>) =
                 missing.into_iter().map(|(item, _)| *item).partition(|item| self.elsewhere(item).is_some());
