@@ -479,6 +479,7 @@ def load_both(b):
             text = output([*before, str(example), path, *addresses[:count]], 120)
             wire.append(lan.traffic(3)[0] - start)
             times.append(float(re.search(r"([\d.]+) s,", text)[1]))
+        forget_caches(b)
 
     for round in range(3):  # bytes do not scatter as times do
         measure(1, round, one, seconds[0])

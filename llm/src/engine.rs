@@ -202,14 +202,15 @@ impl Placed {
         let graphs: Vec<&ModelGraph> = [&prompt, &step].into_iter().chain(&scores).collect();
         let parts = Parts::new(model, n_ctx)?;
         // How far away the devices are is found out while they say what they can do.
+        let placing = || -> Result<_> {
+            let free = try_at_once(scheduler.devices(), |d| d.memory().map(|memory| memory.free))?;
+            let (homes, plans) = place(&parts, &scheduler, &free, options, kept_weights, &graphs)?;
+            Ok((free, homes, plans))
+        };
         let (placed, ahead) = std::thread::scope(|scope| {
             let measuring = scope.spawn(|| Ahead::measure(&scheduler));
-            let free = try_at_once(scheduler.devices(), |d| d.memory().map(|memory| memory.free));
-            let placed = free.map_err(Error::from).and_then(|free| {
-                let (homes, plans) = place(&parts, &scheduler, &free, options, kept_weights, &graphs)?;
-                Ok((free, homes, plans))
-            });
-            (placed, measuring.join().unwrap_or_else(|_| Err(Error::Plan("measuring round trips panicked".into()))))
+            let panicked = |_| Err(Error::Plan("measuring round trips panicked".into()));
+            (placing(), measuring.join().unwrap_or_else(panicked))
         });
         let ((free, homes, plans), ahead) = (placed?, ahead?);
         let leaves = prompt.graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);

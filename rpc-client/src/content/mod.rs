@@ -196,9 +196,9 @@ impl<'d> Upload<'d> {
             // What is no blob would be in the question's way, hundreds of messages of some bytes: it waits for the first answer, all but
             // one, for which the bulk connection is opened meanwhile. Sending to a thread fails only if it has ended with an error,
             // which is found below.
-            let at_once = if blobs.is_empty() { small.len() } else { small.len().min(1) };
-            let (at_once, small) = small.split_at(at_once);
-            at_once.iter().for_each(|item| _ = to_send.send(item));
+            let now = if blobs.is_empty() { small.len() } else { small.len().min(1) };
+            let (now, small) = small.split_at(now);
+            now.iter().for_each(|item| _ = to_send.send(item));
             if !blobs.is_empty() && may_borrow {
                 let to_send = to_send.clone();
                 threads.push(scope.spawn(move || lend::borrow_all(self, all, &borrowing, &to_send)));

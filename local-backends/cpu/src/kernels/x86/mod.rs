@@ -46,3 +46,13 @@ pub(super) unsafe fn product<F: Unpack>(
         panels.product(w, rows, x, n_cols, out, scratch);
     }
 }
+
+/// Whether tests of AVX-512 can run here; says so if they cannot.
+#[cfg(test)]
+fn has_avx512() -> bool {
+    let has = super::Isa::available().iter().any(|isa| isa.kind() == Kind::Avx512);
+    if !has {
+        eprintln!("skipped: this processor has no AVX-512 with VNNI");
+    }
+    has
+}

@@ -1,6 +1,6 @@
 //! Two groups of a row in one vector, AVX-512: what dot products meet with 64 activations.
 
-use super::words::{BIAS, raised};
+use super::words::{BIAS, four_times, raised};
 use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES};
 use std::arch::x86_64::*;
@@ -101,9 +101,7 @@ unsafe fn five(w: *const u8, bytes: usize, skip: usize) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn lookup(table: [i8; 16], index: __m512i) -> __m512i {
-    // SAFETY: both are 16 bytes.
-    let table = _mm512_broadcast_i32x4(unsafe { std::mem::transmute::<[i8; 16], __m128i>(table) });
-    _mm512_shuffle_epi8(table, index)
+    _mm512_shuffle_epi8(four_times(table), index)
 }
 
 two!(Q4_0, w, j, blocks(w.add(2 * j * 18), 18, 2));
@@ -135,9 +133,8 @@ two!(IQ4_XS, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, nibbles(w.add(8 + 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Isa;
     use crate::kernels::format::tests::every_step;
-    use crate::kernels::isa::Kind;
+    use crate::kernels::x86::has_avx512;
 
     /// All pairs of the `n` groups of a step.
     fn check<F: Two>(w: &[u8], n: usize) {
@@ -152,8 +149,7 @@ mod tests {
 
     #[test]
     fn two_groups_are_what_the_plain_version_is() {
-        if !Isa::available().iter().any(|isa| isa.kind() == Kind::Avx512) {
-            eprintln!("skipped: this processor has no AVX-512 with VNNI");
+        if !has_avx512() {
             return;
         }
         every_step!(check);

@@ -234,12 +234,19 @@ fn above<const N: u32>(low: __m512i, high: __m512i) -> __m512i {
     _mm512_or_si512(low, _mm512_slli_epi32::<N>(high))
 }
 
+/// A table in each quarter of a vector, as VPSHUFB wants it.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn four_times(table: [i8; 16]) -> __m512i {
+    // SAFETY: both are 16 bytes.
+    _mm512_broadcast_i32x4(unsafe { std::mem::transmute::<[i8; 16], __m128i>(table) })
+}
+
 /// The table's value for each byte below 16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn lookup(table: [i8; 16], index: [__m512i; 8]) -> [__m512i; 8] {
-    // SAFETY: both are 16 bytes.
-    let table = _mm512_broadcast_i32x4(unsafe { std::mem::transmute::<[i8; 16], __m128i>(table) });
+    let table = four_times(table);
     index.map(|i| _mm512_shuffle_epi8(table, i))
 }
 
@@ -434,10 +441,9 @@ unsafe fn k4_scales(w: Words<'_>, which: Range<usize>, put: &mut impl FnMut(usiz
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Isa;
     use crate::kernels::format::tests::{weights, wild};
     use crate::kernels::format::with_format;
-    use crate::kernels::isa::Kind;
+    use crate::kernels::x86::has_avx512;
     use outboard_core::DType;
 
     /// Sixteen rows of `n` groups each, end to end, as columns.
@@ -477,8 +483,7 @@ mod tests {
 
     #[test]
     fn sixteen_rows_are_what_the_plain_version_is() {
-        if !Isa::available().iter().any(|isa| isa.kind() == Kind::Avx512) {
-            eprintln!("skipped: this processor has no AVX-512 with VNNI");
+        if !has_avx512() {
             return;
         }
         for dtype in DType::ALL {
