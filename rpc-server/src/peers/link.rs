@@ -198,10 +198,14 @@ impl Link {
         if !state.ready {
             return;
         }
-        match direct {
-            true => state.pump(),
-            false => state.wire.iter().for_each(Wire::wake_loop),
+        if direct {
+            state.pump();
+            return;
         }
+        // Without the lock, which is the first thing that the loop takes.
+        let waker = state.wire.as_ref().and_then(Wire::waker);
+        drop(state);
+        waker.iter().for_each(Waker::wake_by_ref);
     }
 
     /// The connection is there; what waits stays until the other side has welcomed us.
@@ -216,8 +220,9 @@ impl Link {
         let mut state = lock(&self.state);
         state.ready = true;
         state.sent.get_or_insert_with(|| self.metrics.to_peer(&self.address));
-        state.wire.iter().for_each(Wire::wake_loop);
+        let waker = state.wire.as_ref().and_then(Wire::waker);
         drop(state);
+        waker.iter().for_each(Waker::wake_by_ref);
         self.phase.send_replace(Phase::Open);
     }
 

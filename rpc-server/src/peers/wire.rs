@@ -100,11 +100,9 @@ impl Wire {
         self.ended.as_deref()
     }
 
-    /// Wakes the event loop.
-    pub(crate) fn wake_loop(&self) {
-        if let Some((waker, _)) = &self.waker {
-            waker.wake_by_ref();
-        }
+    /// What wakes the event loop.
+    pub(crate) fn waker(&self) -> Option<Waker> {
+        self.waker.as_ref().map(|(waker, _)| waker.clone())
     }
 
     /// Lets `send` put data on the stream, then moves the connection on. The caller holds the lock of the wire, so that nobody
@@ -127,7 +125,7 @@ impl Wire {
         };
         if ended.is_some() {
             self.ended = ended;
-            self.wake_loop();
+            waker.wake();
         }
     }
 }
