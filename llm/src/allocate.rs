@@ -6,7 +6,6 @@ use crate::model::Model;
 use crate::upload::{Upload, Uploads};
 use bytes::Bytes;
 use outboard_core::{Buffer, Device, LeafKind, Slice, Usage, try_at_once};
-use outboard_scheduler::Scheduler;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -32,12 +31,12 @@ pub(crate) type Mapped = Option<Arc<dyn Buffer>>;
 /// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
 pub(crate) fn allocate(
     model: &Model,
-    scheduler: &Scheduler,
+    devices: &[Arc<dyn Device>],
     items: &[Item],
     mapped: &[Mapped],
     kept_weights: &Bound,
 ) -> Result<(Bound, Uploads)> {
-    let devices: Vec<_> = scheduler.devices().iter().zip(mapped).enumerate().collect();
+    let devices: Vec<_> = devices.iter().zip(mapped).enumerate().collect();
     let on_each = try_at_once(&devices, |&(d, (device, mapped))| {
         let items = items.iter().filter(|i| i.device == d);
         allocate_on(model, device, items, mapped.as_ref(), kept_weights)

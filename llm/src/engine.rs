@@ -246,8 +246,15 @@ impl Placed {
         };
         let mapped: Vec<Mapped> = scheduler.devices().iter().map(in_place).collect::<outboard_core::Result<_>>()?;
         check_fits(&scheduler, &free, &loads, &mapped, &kept_bytes)?;
-        scheduler.reserve(&plans.iter().collect::<Vec<_>>())?;
-        let (bound, uploads) = allocate(model, &scheduler, &items, &mapped, kept_weights)?;
+        // Memory for results is asked for while that for leaves is.
+        let devices = scheduler.devices().to_vec();
+        let (reserved, allocated) = std::thread::scope(|scope| {
+            let reserving = scope.spawn(|| scheduler.reserve(&plans.iter().collect::<Vec<_>>()));
+            let allocated = allocate(model, &devices, &items, &mapped, kept_weights);
+            (reserving.join(), allocated)
+        });
+        reserved.map_err(|_| Error::Plan("asking for memory panicked".into()))??;
+        let (bound, uploads) = allocated?;
         match options.blank {
             true => fill(&scheduler, &uploads)?,
             false => upload(model, &scheduler, uploads, progress)?,
