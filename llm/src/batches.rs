@@ -32,7 +32,7 @@ fn overhead(kind: DeviceKind) -> f64 {
 }
 
 /// By which part of the average time a micro-batch at either end takes less, and by half of which one in the middle takes more: by a
-/// simulation with measured costs the best for devices that differ by a few percent, and measured in turns (BENCHMARKS).
+/// simulation with measured costs good for devices that differ by a few percent; what was measured is in BENCHMARKS.
 const HUMP: f64 = 0.25;
 
 /// The sizes of the micro-batches of `n` tokens behind `past` others over devices of these kinds in a row, `full` tokens each at most,
@@ -140,6 +140,9 @@ mod tests {
             let different: std::collections::BTreeSet<_> = sizes.iter().collect();
             assert!(different.len() <= 12, "{different:?}");
         }
+        let usual: std::collections::BTreeSet<_> =
+            micro_batches(0, 2048, 128, &[Cpu; 2], GROWING).into_iter().collect();
+        assert!(usual.len() <= 8, "{usual:?}");
         // Behind a long text tokens take as long as one another.
         let late = micro_batches(50_000, 1024, 128, &[Cpu; 2], GROWING);
         assert_eq!(late, [64, 80, 80, 96, 96, 96, 96, 96, 96, 80, 80, 64]);

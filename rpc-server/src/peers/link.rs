@@ -15,7 +15,7 @@ use outboard_proto::v1::{self, peer_up::Part};
 use outboard_proto::{error, frame};
 use prometheus_client::metrics::counter::Counter;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::Waker;
 use std::time::Instant;
 use tokio::sync::{Notify, watch};
@@ -202,10 +202,7 @@ impl Link {
             state.pump();
             return;
         }
-        // Without the lock, which is the first thing that the loop takes.
-        let waker = state.wire.as_ref().and_then(Wire::waker);
-        drop(state);
-        waker.iter().for_each(Waker::wake_by_ref);
+        wake_loop(state);
     }
 
     /// The connection is there; what waits stays until the other side has welcomed us.
@@ -220,9 +217,7 @@ impl Link {
         let mut state = lock(&self.state);
         state.ready = true;
         state.sent.get_or_insert_with(|| self.metrics.to_peer(&self.address));
-        let waker = state.wire.as_ref().and_then(Wire::waker);
-        drop(state);
-        waker.iter().for_each(Waker::wake_by_ref);
+        wake_loop(state);
         self.phase.send_replace(Phase::Open);
     }
 
@@ -269,6 +264,13 @@ impl Link {
     pub(crate) fn last_used(&self) -> Option<Instant> {
         lock(&self.state).used
     }
+}
+
+/// Wakes the event loop of a link, without the lock, which is the first thing that it takes.
+fn wake_loop(state: MutexGuard<'_, State>) {
+    let waker = state.wire.as_ref().and_then(Wire::waker);
+    drop(state);
+    waker.iter().for_each(Waker::wake_by_ref);
 }
 
 impl Item {
