@@ -14,4 +14,4 @@ pub mod split;
 
 pub use assign::{Assignment, DeviceView, Hints};
 pub use plan::{Plan, PlanError};
-pub use run::{Observer, OnWait, Program, Scheduler, SchedulerOptions, Verdict, resume_all};
+pub use run::{Begun, Observer, OnWait, Program, Scheduler, SchedulerOptions, Verdict, resume_all};

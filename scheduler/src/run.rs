@@ -119,6 +119,8 @@ pub struct Program {
     outputs: HashMap<TensorId, (usize, Slice)>,
     /// Where the result of each node is, for observers.
     nodes: HashMap<TensorId, (usize, Slice)>,
+    /// How many steps are enqueued when a run begins ([`Splits::leading`](crate::split::Splits::leading)).
+    leading: usize,
 }
 
 #[derive(Debug)]
@@ -135,6 +137,29 @@ struct Transfer {
     to: usize,
     src: Slice,
     dst: Slice,
+    /// Whether it is of what a leading step computes.
+    early: bool,
+}
+
+/// A transfer whose bytes are on their way, and not yet taken.
+enum Handed {
+    /// There are none.
+    Nothing,
+    /// They come from the other device itself.
+    Offered(Ticket),
+    /// They come through this process.
+    Read(Pending<Bytes>),
+}
+
+/// A run that has begun ([`Scheduler::begin`]) and is to be ended: if it is dropped, what was handed over stays where it is until the queues
+/// are closed.
+#[must_use]
+pub struct Begun {
+    run: u64,
+    graph: Arc<Graph>,
+    inputs: Vec<(TensorId, Bytes)>,
+    /// What the [early](Transfer::early) transfers have handed over, in their order.
+    handed: VecDeque<Handed>,
 }
 
 impl Program {
@@ -306,7 +331,8 @@ impl Scheduler {
         }
         self.check_bound(&plan, bound)?;
         self.reserve(&[&plan])?;
-        let mut memory = Memory { scheduler: self, plan: &plan, bound, constants: HashMap::new() };
+        let leading = plan.splits.leading(&plan.graph);
+        let mut memory = Memory { scheduler: self, plan: &plan, bound, constants: HashMap::new(), leading };
         let mut constants = Vec::new();
         let copies: Vec<_> = plan.splits.copies.iter().enumerate().filter(|(_, c)| c.constant).collect();
         let buffers =
@@ -345,7 +371,7 @@ impl Scheduler {
             }
         }
         let has_constants = AtomicBool::new(constants.is_empty());
-        Ok(Program { plan, steps, constants, has_constants, inputs, outputs, nodes })
+        Ok(Program { plan, steps, constants, has_constants, inputs, outputs, nodes, leading })
     }
 
     /// Every weight and state has memory of its size on its device.
@@ -371,13 +397,18 @@ impl Scheduler {
 
     /// Enqueues a copy between two devices by the shortest way there is.
     fn transfer(&self, ahead: &mut Ahead, transfer: &Transfer) -> Result<()> {
-        let &Transfer { from, to, ref src, ref dst } = transfer;
+        let handed = self.hand_over(ahead, transfer)?;
+        self.take(transfer, handed)
+    }
+
+    /// Has a device send what another one will [take](Scheduler::take).
+    fn hand_over(&self, ahead: &mut Ahead, transfer: &Transfer) -> Result<Handed> {
+        let &Transfer { from, to, ref src, .. } = transfer;
         if src.is_empty() {
-            return Ok(());
+            return Ok(Handed::Nothing);
         }
-        let (a, b) = (&self.devices[from], &self.devices[to]);
         if self.reaches[from][to]
-            && let (Some(source), Some(target)) = (a.peer(), b.peer())
+            && let Some(source) = self.devices[from].peer()
         {
             if ahead.transfers >= MAX_TRANSFERS_AHEAD || ahead.bytes >= MAX_BYTES_AHEAD {
                 self.finish()?;
@@ -386,13 +417,26 @@ impl Scheduler {
             ahead.add(src.len());
             let mut ticket = [0; 32];
             getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
-            // The offer first: a queue that accepts what is never offered would wait for nothing.
-            source.offer(self.on(from)?, Ticket(ticket), src, b.as_ref())?;
-            target.accept(self.on(to)?, Ticket(ticket), dst)?;
-            return Ok(());
+            source.offer(self.on(from)?, Ticket(ticket), src, self.devices[to].as_ref())?;
+            return Ok(Handed::Offered(Ticket(ticket)));
         }
-        let data = self.relayed(from, self.on(from)?.read(src)?)?;
-        self.on(to)?.write(dst, data)
+        Ok(Handed::Read(self.on(from)?.read(src)?))
+    }
+
+    /// The other side of [`Scheduler::hand_over`], enqueued behind it: a queue that accepts what is never offered would wait for nothing.
+    fn take(&self, transfer: &Transfer, handed: Handed) -> Result<()> {
+        let &Transfer { from, to, ref dst, .. } = transfer;
+        match handed {
+            Handed::Nothing => Ok(()),
+            Handed::Offered(ticket) => match self.devices[to].peer() {
+                Some(target) => target.accept(self.on(to)?, ticket, dst).map(drop),
+                None => Err(Error::Misuse(format!("{} takes nothing from others", self.devices[to].info().id))),
+            },
+            Handed::Read(bytes) => {
+                let data = self.relayed(from, bytes)?;
+                self.on(to)?.write(dst, data)
+            }
+        }
     }
 
     /// Waits for bytes that pass through this process, unless the run is cancelled.
@@ -418,15 +462,56 @@ impl Scheduler {
     /// Enqueues one run and gives its number. Results are there when [`Scheduler::read`] gives them. Runs of several threads are
     /// enqueued one after another.
     pub fn run(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<u64> {
-        let mut ahead = self.begin(program, inputs)?;
+        let mut ahead = self.start(program, inputs)?;
+        self.write(program, inputs, |_| true)?;
         program.steps.iter().try_for_each(|step| self.step(&mut ahead, step))?;
         Ok(ahead.run)
+    }
+
+    /// Enqueues the beginning of a run: [leading](crate::split::Splits::leading) splits, if there are any, and what they hand to others.
+    /// Further runs may begin before this one is [ended](Scheduler::end), which is to be done in their order. State that the beginning
+    /// writes is seen by the rest as the last run that has begun left it.
+    pub fn begin(&self, program: &Program, inputs: Vec<(TensorId, Bytes)>) -> Result<Begun> {
+        let mut ahead = self.start(program, &inputs)?;
+        let mut begun = Begun { run: ahead.run, graph: program.graph().clone(), inputs, handed: VecDeque::new() };
+        let (leading, rest) = program.steps.split_at(program.leading);
+        let uses = |step: &Step, device| step.device == device || step.copies.iter().any(|copy| copy.from == device);
+        self.write(program, &begun.inputs, |device| leading.iter().any(|step| uses(step, device)))?;
+        leading.iter().try_for_each(|step| self.step(&mut ahead, step))?;
+        for copy in rest.iter().flat_map(|step| &step.copies).filter(|copy| copy.early) {
+            begun.handed.push_back(self.hand_over(&mut ahead, copy)?);
+        }
+        Ok(begun)
+    }
+
+    /// Enqueues the rest of a run and gives its number, as [`Scheduler::run`] does. If it was cancelled, what was handed over is taken all
+    /// the same, so that nothing of it stays.
+    pub fn end(&self, program: &Program, begun: Begun) -> Result<u64> {
+        let Begun { run, graph, inputs, mut handed } = begun;
+        if !Arc::ptr_eq(&graph, program.graph()) {
+            return Err(Error::Misuse("the rest of a run is to be that of another program".into()));
+        }
+        let mut ahead = self.lock();
+        // The beginnings of other runs have had theirs in the same places.
+        self.write(program, &inputs, |_| true)?;
+        let mut result = Ok(());
+        for step in program.steps.iter().skip(program.leading) {
+            for copy in &step.copies {
+                match if copy.early { handed.pop_front() } else { None } {
+                    Some(handed) => self.take(copy, handed)?,
+                    None if result.is_err() => {}
+                    None => self.transfer(&mut ahead, copy)?,
+                }
+            }
+            result = result.and_then(|()| self.execute(step));
+        }
+        result.map(|()| run)
     }
 
     /// Says that a result of this run has been read, so that all runs before it are done. Who enqueues many runs ahead says so
     /// now and then; otherwise the scheduler waits for all devices whenever they have much to hand each other.
     pub fn settle(&self, run: u64) {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner).settle(run);
+        self.lock().settle(run);
     }
 
     /// Runs a program of [`Scheduler::plan_observed`] and shows every wanted node to `observer`, which must not run graphs of
@@ -437,7 +522,8 @@ impl Scheduler {
         inputs: &[(TensorId, Bytes)],
         observer: &mut dyn Observer,
     ) -> Result<()> {
-        let mut ahead = self.begin(program, inputs)?;
+        let mut ahead = self.start(program, inputs)?;
+        self.write(program, inputs, |_| true)?;
         for step in &program.steps {
             self.step(&mut ahead, step)?;
             let Some(node) = step.last_node else { continue };
@@ -453,10 +539,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Enqueues what comes before the first step: inputs, and copies of weights if it is the first run.
-    fn begin(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<MutexGuard<'_, Ahead>> {
-        let mut writes = Vec::new();
-        for (id, slices) in &program.inputs {
+    /// Looks at the inputs, and enqueues copies of weights if it is the first run.
+    fn start(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<MutexGuard<'_, Ahead>> {
+        for (id, _) in &program.inputs {
             let t = program.graph().tensor(*id);
             let Some((_, data)) = inputs.iter().find(|(input, _)| input == id) else {
                 return Err(Error::Misuse(format!("input {} is missing", t.name())));
@@ -465,18 +550,29 @@ impl Scheduler {
                 let (got, needed) = (data.len(), t.layout().span());
                 return Err(Error::Misuse(format!("input {}: {got} bytes for {needed}", t.name())));
             }
-            writes.extend(slices.iter().map(|(device, slice)| (*device, slice, data)));
         }
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ahead = self.lock();
         ahead.begin_run();
         if !program.has_constants.load(Ordering::Relaxed) {
             program.constants.iter().try_for_each(|copy| self.transfer(&mut ahead, copy))?;
             program.has_constants.store(true, Ordering::Relaxed);
         }
-        for (device, slice, data) in writes {
-            self.on(device)?.write(slice, data.clone())?;
-        }
         Ok(ahead)
+    }
+
+    /// Enqueues the inputs of some devices.
+    fn write(&self, program: &Program, inputs: &[(TensorId, Bytes)], wanted: impl Fn(usize) -> bool) -> Result<()> {
+        for (id, slices) in &program.inputs {
+            let Some((_, data)) = inputs.iter().find(|(input, _)| input == id) else { continue };
+            for (device, slice) in slices.iter().filter(|(device, _)| wanted(*device)) {
+                self.on(*device)?.write(slice, data.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ahead> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The queue of a device; there is none on a scheduler that has lost devices.
@@ -486,11 +582,15 @@ impl Scheduler {
     }
 
     fn step(&self, ahead: &mut Ahead, step: &Step) -> Result<()> {
-        if self.cancel.load(Ordering::Relaxed) {
-            return Err(Error::Cancelled);
-        }
         step.copies.iter().try_for_each(|copy| self.transfer(ahead, copy))?;
-        self.on(step.device)?.execute(&step.executable)
+        self.execute(step)
+    }
+
+    fn execute(&self, step: &Step) -> Result<()> {
+        match self.cancel.load(Ordering::Relaxed) {
+            true => Err(Error::Cancelled),
+            false => self.on(step.device)?.execute(&step.executable),
+        }
     }
 
     /// The bytes of an output of the last run, in its layout.
@@ -513,6 +613,7 @@ struct Memory<'a> {
     bound: &'a HashMap<TensorId, Slice>,
     /// Targets of copies of weights, by their number.
     constants: HashMap<usize, Slice>,
+    leading: usize,
 }
 
 impl Memory<'_> {
@@ -544,6 +645,7 @@ impl Memory<'_> {
     fn transfer(&self, number: usize) -> Result<Transfer> {
         let copy = &self.plan.splits.copies[number];
         let src = self.slice(copy.source)?.part(copy.offset as u64, copy.bytes as u64)?;
-        Ok(Transfer { from: copy.from, to: copy.to, src, dst: self.slice(Place::Copy(number))? })
+        let (dst, early) = (self.slice(Place::Copy(number))?, self.plan.splits.is_of(self.leading, number));
+        Ok(Transfer { from: copy.from, to: copy.to, src, dst, early })
     }
 }

@@ -84,6 +84,37 @@ pub struct Splits {
     pub homes: Vec<Option<(usize, Place)>>,
 }
 
+impl Splits {
+    /// How many splits, the first ones, may be run a while before the rest, with others in between that use the same memory for results:
+    /// those up to the first one on the device of the last one, if they leave nothing for the rest, or for readers of the graph, but what
+    /// is copied from device to device. 0 if there are none such.
+    pub fn leading(&self, graph: &Graph) -> usize {
+        let Some(last) = self.splits.last() else { return 0 };
+        let n = self.splits.iter().take_while(|split| split.device != last.device).count() + 1;
+        let (leading, rest) = self.splits.split_at(n);
+        let computes = |id: &TensorId| leading.iter().any(|split| split.nodes.contains(id));
+        let left = |place: &Place| match place {
+            Place::Node(id) => computes(id),
+            Place::Copy(number) => leading.iter().any(|split| split.copies.contains(number)),
+            Place::Bound(_) | Place::Input(..) => false,
+        };
+        let writes_input = |split: &Split| {
+            let writes = |&id: &TensorId| split.graph.tensor(id).op().is_some_and(|op| op.writes().is_some());
+            split.graph.nodes().filter(writes).any(|id| matches!(split.place(id), Some(Place::Input(..))))
+        };
+        let stays = rest.iter().flat_map(|split| &split.places).flatten().any(left)
+            || graph.outputs().any(|id| computes(&graph.tensor(id).root()))
+            || leading.iter().any(writes_input);
+        if rest.is_empty() || stays { 0 } else { n }
+    }
+
+    /// Whether a copy, by its number, is of what one of the first `leading` splits computes.
+    pub fn is_of(&self, leading: usize, number: usize) -> bool {
+        let computes = |id: &TensorId| self.splits.iter().take(leading).any(|split| split.nodes.contains(id));
+        matches!(&self.copies[number].source, Place::Node(id) if computes(id))
+    }
+}
+
 /// Cuts `graph` along its assignment into splits of at most `max_nodes` nodes.
 pub fn split(
     graph: &Graph,

@@ -416,3 +416,53 @@ fn running_far_ahead_is_bounded() {
     let most = open.lock().unwrap().1;
     assert!(most > 1 && most <= 256, "{most} transfers at once");
 }
+
+/// x on B, doubled on A, and again on B: runs begin on B before others come back to it.
+#[test]
+fn runs_that_begin_before_others_end() {
+    const AHEAD: u64 = 3;
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[8]).unwrap();
+    let scaled = |g: &mut GraphBuilder, scale: f32, id: TensorId| g.push(Scale { scale, bias: 1.0 }, &[id]).unwrap();
+    let first = scaled(&mut g, 3.0, x);
+    let middle = scaled(&mut g, 5.0, first);
+    let back = scaled(&mut g, 7.0, middle);
+    let sum = g.push(Binary { kind: BinaryKind::Add }, &[back, x]).unwrap();
+    g.output(sum);
+    let graph = finish(g);
+    let hints = hints(&[], &[(first, 1), (middle, 0), (back, 1), (sum, 1)]);
+    let commands = Arc::new(Mutex::new(Vec::new()));
+    let (host, seen) = (Host::new(), commands.clone());
+    host.set_trace(move |event| seen.lock().unwrap().push(format!("{} {}", event.device, event.what)));
+    let budget = MemoryBudget::new(None);
+    let devices = ["A", "B"].map(|name| device(&host, name, DeviceKind::Cpu, ALIGN, &budget, |_| true));
+    let mut scheduler = Scheduler::new(devices.into(), SchedulerOptions { deadline: DEADLINE }).unwrap();
+    let plan = scheduler.plan(graph.clone(), &hints).unwrap();
+    assert_eq!((plan.splits.splits.len(), plan.splits.leading(&graph)), (3, 1));
+    let program = scheduler.prepare(plan, &HashMap::new()).unwrap();
+    let oracle = Oracle::new(&graph, &HashMap::new());
+    let inputs = |run: u64| vec![(x, content(&graph, x, run))];
+    let mut begun: Vec<_> = (0..=AHEAD).map(|run| scheduler.begin(&program, inputs(run)).unwrap()).collect();
+    scheduler.finish().unwrap();
+    let of_b = commands.lock().unwrap().iter().filter(|c| *c == "B execute").count() as u64;
+    assert_eq!(of_b, AHEAD + 1, "{commands:?}");
+    assert!(!commands.lock().unwrap().contains(&"A execute".to_owned()));
+    // Which are cancelled leave nothing behind.
+    scheduler.cancel_token().store(true, std::sync::atomic::Ordering::Relaxed);
+    let cancelled = begun.remove(0);
+    assert_eq!(scheduler.end(&program, cancelled), Err(Error::Cancelled));
+    scheduler.cancel_token().store(false, std::sync::atomic::Ordering::Relaxed);
+    for (run, rest) in (1..).zip(begun) {
+        scheduler.end(&program, rest).unwrap();
+        let result = scheduler.read(&program, sum).unwrap().wait(DEADLINE).unwrap();
+        assert_eq!(vec![(sum, result)], oracle.run(&inputs(run)), "run {run}");
+    }
+    let count = |what: &str| commands.lock().unwrap().iter().filter(|c| c.ends_with(what)).count();
+    assert_eq!(count(" offer"), count(" accept"), "{commands:?}");
+    // The rest of another program's run is not this one's.
+    let again =
+        scheduler.prepare(scheduler.plan(finish(GraphBuilder::new()), &Hints::default()).unwrap(), &HashMap::new());
+    let other = again.unwrap();
+    let rest = scheduler.begin(&program, inputs(9)).unwrap();
+    assert!(matches!(scheduler.end(&other, rest), Err(Error::Misuse(_))));
+}
