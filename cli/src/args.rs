@@ -82,7 +82,7 @@ pub(crate) struct ModelArgs {
     /// How the model is divided over devices
     #[arg(long = "sm", alias = "split-mode", value_name = "MODE", default_value = "layer")]
     pub(crate) split_mode: SplitMode,
-    /// Parts of the model for each device, such as 3,1 [default: by free memory]
+    /// Parts of the model for each device, such as 3,1; the last one has the end of the model and its beginning [default: by free memory]
     #[arg(long = "ts", alias = "tensor-split", value_name = "A,B,..")]
     pub(crate) tensor_split: Option<Parts>,
     /// Puts weights whose names match a pattern on a device; may be given several times

@@ -12,6 +12,7 @@ use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{DeviceLoad, Engine, LoadOptions, Model, Overrides};
 use regex::Regex;
 use serde::Serialize;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
@@ -139,12 +140,37 @@ pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Re
     Ok(engine?)
 }
 
-/// First and last layer of a device, as text.
-pub(crate) fn layers(layers: Option<(usize, usize)>) -> String {
-    match layers {
-        Some((first, last)) if first == last => first.to_string(),
-        Some((first, last)) => format!("{first}-{last}"),
-        None => "-".to_owned(),
+/// Layers of a device, in JSON; the names are fixed.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(crate) struct Layers {
+    /// The first and the last of them.
+    layers: Option<(usize, usize)>,
+    /// First and last of those that follow one another: the device with the end of a model may have its beginning, too.
+    layer_ranges: Vec<(usize, usize)>,
+}
+
+impl Layers {
+    pub(crate) fn new(ranges: &[(usize, usize)]) -> Layers {
+        let ends = ranges.first().zip(ranges.last());
+        Layers { layers: ends.map(|(first, last)| (first.0, last.1)), layer_ranges: ranges.to_vec() }
+    }
+
+    /// How many they are.
+    pub(crate) fn count(&self) -> usize {
+        self.layer_ranges.iter().map(|(first, last)| last + 1 - first).sum()
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let range = |&(first, last): &(usize, usize)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        };
+        match self.layer_ranges.is_empty() {
+            true => f.write_str("-"),
+            false => f.write_str(&self.layer_ranges.iter().map(range).collect::<Vec<_>>().join(",")),
+        }
     }
 }
 
@@ -155,7 +181,7 @@ pub(crate) fn plan_table(engine: &Engine) -> String {
         let size = |bytes: u64| Bytes(bytes).to_string();
         table.add_row([
             load.id.clone(),
-            layers(load.layers),
+            Layers::new(&load.layers).to_string(),
             size(load.weight_bytes),
             size(load.cache_bytes),
             size(load.compute_bytes),
@@ -172,7 +198,8 @@ pub(crate) fn plan_table(engine: &Engine) -> String {
 #[derive(Serialize)]
 pub(crate) struct DeviceReport {
     id: String,
-    layers: Option<[usize; 2]>,
+    #[serde(flatten)]
+    layers: Layers,
     weight_bytes: u64,
 }
 
@@ -180,7 +207,7 @@ pub(crate) struct DeviceReport {
 pub(crate) fn device_reports(engine: &Engine) -> Vec<DeviceReport> {
     let report = |load: &DeviceLoad| DeviceReport {
         id: load.id.clone(),
-        layers: load.layers.map(|(first, last)| [first, last]),
+        layers: Layers::new(&load.layers),
         weight_bytes: load.weight_bytes,
     };
     engine.loads().iter().map(report).collect()

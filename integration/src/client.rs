@@ -86,6 +86,8 @@ pub struct RunDevice {
     pub id: String,
     /// First and last layer.
     pub layers: Option<[usize; 2]>,
+    /// First and last of those that follow one another.
+    pub layer_ranges: Vec<[usize; 2]>,
     /// Bytes.
     pub weight_bytes: u64,
 }

@@ -100,7 +100,7 @@ fn what_cannot_be_measured_is_a_clear_error() {
 #[test]
 fn a_lack_of_memory_for_scores_is_known_before_weights_are_sent() {
     let (Some(file), Some(text)) = (model("smollm2"), text()) else { return };
-    let server = Server::start(&["-d", "cpu:1", "--memory-limit", "145MiB"]);
+    let server = Server::start(&["-d", "cpu:1", "--memory-limit", "116MiB"]);
     let at = ["-m", file.to_str().unwrap(), "-c", "512", "--rpc", &server.addr];
     let done = Client::run(&[&["perplexity", "-f", text][..], &at].concat(), LIMIT);
     assert!(done.error().contains("memory"), "{}", done.stderr);

@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use outboard_integration::{Client, RunReport, Server, model};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(300);
 /// The lease of a server, and as much again for a busy machine.
 const LEASE: Duration = Duration::from_secs(20);
-const LAYERS: u64 = 30;
+const LAYERS: usize = 30;
 
 fn number(of: &Value, name: &str) -> f64 {
     of[name].as_f64().unwrap_or_else(|| panic!("no number {name}: {of}"))
@@ -31,17 +31,20 @@ fn two_servers() {
     // The same placement as that of a run.
     let devices = plan["devices"].as_array().unwrap();
     assert_eq!(devices.len(), run.devices.len(), "{plan}");
-    let mut next = 0;
+    let mut layers = Vec::new();
     for (device, ran) in devices.iter().zip(&run.devices) {
         assert_eq!(device["id"], ran.id.as_str(), "{device}");
         assert_eq!(device["weight_bytes"], ran.weight_bytes, "{device}");
-        let layers = [0, 1].map(|i| device["layers"][i].as_u64().unwrap());
-        assert_eq!(Some(layers.map(|l| l as usize)), ran.layers, "{device}");
-        assert_eq!(layers[0], next, "{plan}");
-        next = layers[1] + 1;
+        assert_eq!(json!(ran.layer_ranges), device["layer_ranges"], "{device}");
+        let ends = ran.layer_ranges.first().zip(ran.layer_ranges.last()).map(|(first, last)| [first[0], last[1]]);
+        assert!(ran.layers == ends && json!(ends) == device["layers"], "{device}");
+        layers.extend(ran.layer_ranges.iter().flat_map(|&[first, last]| first..=last));
         assert!(number(device, "cache_bytes") > 0.0 && number(device, "compute_bytes") > 0.0, "{device}");
     }
-    assert_eq!(next, LAYERS, "{plan}");
+    // The end of the model and its beginning are on the last device.
+    assert_eq!(run.devices[1].layer_ranges.len(), 2, "{plan}");
+    layers.sort_unstable();
+    assert_eq!(layers, (0..LAYERS).collect::<Vec<_>>(), "{plan}");
 
     // Where the time goes.
     let token_ms = number(&plan, "token_ms");
@@ -56,13 +59,13 @@ fn two_servers() {
     assert_eq!(plan["prompt_tokens"], 256, "{plan}");
     assert!(number(&plan, "head_ms") < number(&devices[1], "compute_ms"), "{plan}");
 
-    // The residual stream to the second server, the sampled id back, straight.
+    // The residual stream to the first server and back, straight.
     let copies = plan["copies"].as_array().unwrap();
     let (first, second) = (&devices[0]["id"], &devices[1]["id"]);
     let copied = |from: &Value, to: &Value, bytes: u64| {
         copies.iter().any(|c| c["from"] == *from && c["to"] == *to && c["bytes"] == bytes && c["direct"] == true)
     };
-    assert!(copied(first, second, 576 * 4) && copied(second, first, 4), "{copies:?}");
+    assert!(copied(first, second, 576 * 4) && copied(second, first, 576 * 4), "{copies:?}");
     let rtts = plan["servers"].as_array().unwrap();
     assert!(rtts.len() == 2 && rtts.iter().all(|s| number(s, "rtt_ms") > 0.0), "{rtts:?}");
 
@@ -80,10 +83,9 @@ fn two_servers() {
             assert_eq!(row["devices"].as_array().unwrap().len(), devices, "{row}");
             assert!(number(row, "decode_tps") > 0.0 && number(row, "prompt_tps") > 0.0, "{row}");
             assert!(number(row, "room_bytes") > 0.0 && number(row, "context_tokens") > 256.0, "{row}");
-            let covered =
-                |d: &Value| d["layers"].as_array().map(|l| l[1].as_u64().unwrap() - l[0].as_u64().unwrap() + 1);
-            let layers: u64 = row["devices"].as_array().unwrap().iter().filter_map(covered).sum();
-            assert_eq!(layers, LAYERS, "{row}");
+            let ranges = |d: &Value| serde_json::from_value::<Vec<[usize; 2]>>(d["layer_ranges"].clone()).unwrap();
+            let ranges = row["devices"].as_array().unwrap().iter().flat_map(ranges);
+            assert_eq!(ranges.map(|[first, last]| last + 1 - first).sum::<usize>(), LAYERS, "{row}");
         }
     }
 

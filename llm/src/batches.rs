@@ -7,9 +7,15 @@
 //! (the makespan of a proportionate flow shop: Pinedo, Scheduling, section 6.1). So all take about as long, and as the middle between that
 //! and what small ones cost: later ones have fewer tokens, because attention to what is before them takes longer. But no two devices
 //! are quite as fast: the slowest then works without a gap, and stands idle for the first or the last micro-batch alone, so that those
-//! at the ends are to take less than those in the middle (`HUMP`). What is computed
-//! is the same for every way of cutting, bit by bit, as long as there is no micro-batch of one token or two, whose products are other
-//! kernels' work: there is none if there are more tokens than two, and five may come together.
+//! at the ends are to take less than those in the middle (`HUMP`).
+//!
+//! Where the last device has the beginning of the model as well ([`crate::split`]), and does it for the next micro-batches while it would
+//! have to wait, two devices always have something to do, and the sizes in the middle are free; with more of them, d - 2 take the place of
+//! d - 1. What is lost is the first micro-batch on its way in, and the last one on its way out: those at the ends are small and double from
+//! one to the next, as the half of a part that a device has at either end takes for two tokens as long as a whole part for one.
+//!
+//! What is computed is the same for every way of cutting, bit by bit, as long as there is no micro-batch of one token or two, whose
+//! products are other kernels' work: there is none if there are more tokens than two, and five may come together.
 
 use crate::work::Work;
 use outboard_core::DeviceKind;
@@ -35,24 +41,54 @@ fn overhead(kind: DeviceKind) -> f64 {
 /// simulation with measured costs good for devices that differ by a few percent; what was measured is in BENCHMARKS.
 const HUMP: f64 = 0.25;
 
-/// The sizes of the micro-batches of `n` tokens behind `past` others over devices of these kinds in a row, `full` tokens each at most,
-/// in a model with this work. Empty if `n` is 0.
-pub fn micro_batches(past: usize, n: usize, full: usize, devices: &[DeviceKind], work: Work) -> Vec<usize> {
+/// How a prompt passes its devices.
+#[derive(Clone, Copy, Debug)]
+pub struct Route<'a> {
+    /// Their kinds, each device once.
+    pub devices: &'a [DeviceKind],
+    /// The one with the beginning of the model has its end as well.
+    pub round: bool,
+}
+
+/// Micro-batches that a device has begun and not yet got back, beside one for each other device: it does not wait for one that comes later
+/// than it should.
+const SPARE: usize = 1;
+
+impl Route<'_> {
+    /// How many micro-batches begin before the oldest of them goes on behind its first device.
+    pub fn lead(self) -> usize {
+        if self.round { self.devices.len() + SPARE } else { 0 }
+    }
+}
+
+/// The sizes of the micro-batches of `n` tokens behind `past` others on a route, `full` tokens each at most, in a model with this work.
+/// Empty if `n` is 0.
+pub fn micro_batches(past: usize, n: usize, full: usize, route: Route<'_>, work: Work) -> Vec<usize> {
     let full = full.max(1);
     let mut sizes = Vec::new();
-    match devices.len() {
+    match route.devices.len() {
         0 | 1 => sizes.resize(n / full, full),
-        // The least of n / s · overhead + (d - 1) · s, the rows that are lost, for micro-batches of s rows.
         several => {
-            let overhead = devices.iter().map(|&kind| overhead(kind)).fold(0.0, f64::max);
-            let rows = (n as f64 * overhead / (several - 1) as f64).sqrt().max(1.0);
+            let overhead = route.devices.iter().map(|&kind| overhead(kind)).fold(0.0, f64::max);
+            // The least of n / s · overhead + waiting · s, the rows that are lost, for micro-batches of s rows.
+            let rows = match several - 1 - usize::from(route.round) {
+                0 => n as f64,
+                waiting => (n as f64 * overhead / waiting as f64).sqrt().max(1.0),
+            };
+            // One more at either end has to be worth its run.
+            let least = few((2.0 * overhead) as usize).max(SMALLEST);
             let all = work.cost(past, n);
             let each = all * rows / n.max(1) as f64;
             let mut done = 0;
             loop {
                 let middle = ((work.cost(past, done) + each / 2.0) / all).min(1.0);
                 let time = each * (1.0 - HUMP + HUMP * 6.0 * middle * (1.0 - middle));
-                let size = few(work.within(past + done, time)).max(SMALLEST).min(full);
+                let mut size = few(work.within(past + done, time)).max(SMALLEST);
+                if route.round {
+                    let (begun, left) = (few(done) + least, few(n.saturating_sub(done) / 2));
+                    size = size.min(begun).min(left.max(least));
+                }
+                let size = size.min(full);
                 if done + size > n {
                     break;
                 }
@@ -91,17 +127,29 @@ mod tests {
     /// A token behind 800 others takes twice as long as the first.
     const GROWING: Work = Work { token: 5.0, context: 5.0 / 800.0 };
 
+    /// From device to device.
+    fn line(devices: &[DeviceKind]) -> Route<'_> {
+        Route { devices, round: false }
+    }
+
+    /// The last one has both ends.
+    fn round(devices: &[DeviceKind]) -> Route<'_> {
+        Route { devices, round: true }
+    }
+
     #[test]
     fn all_tokens_in_pieces_that_fit() {
         for full in [1, 2, 3, 4, 5, 16, 31, 32, 64, 128, 512] {
-            for devices in [&[][..], &[Cpu], &[Cpu, Gpu], &[Cpu; 5]] {
+            let routes = [line(&[]), line(&[Cpu]), line(&[Cpu, Gpu]), line(&[Cpu; 5])];
+            let rounds = [round(&[Cpu, Cpu]), round(&[Cpu, Gpu]), round(&[Cpu; 3]), round(&[Cpu; 5])];
+            for route in routes.into_iter().chain(rounds) {
                 for (past, work) in [(0, FLAT), (0, GROWING), (30_000, GROWING)] {
                     for n in 0..1500 {
-                        let sizes = micro_batches(past, n, full, devices, work);
+                        let sizes = micro_batches(past, n, full, route, work);
                         assert_eq!(sizes.iter().sum::<usize>(), n);
                         let least = n.min(FEWEST).min(full.div_ceil(2));
                         let fit = sizes.iter().all(|&s| (least..=full).contains(&s));
-                        assert!(fit, "{n} behind {past} {full} {devices:?}: {sizes:?}");
+                        assert!(fit, "{n} behind {past} {full} {route:?}: {sizes:?}");
                     }
                 }
             }
@@ -110,7 +158,7 @@ mod tests {
 
     #[test]
     fn one_device_gets_full_ones_and_several_small_ones() {
-        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, devices, FLAT);
+        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, line(devices), FLAT);
         assert_eq!(sizes(300, 128, &[Cpu]), [128, 128, 44]);
         assert_eq!(sizes(1024, 128, &[Cpu; 2]), [64, 80, 80, 80, 96, 96, 96, 96, 96, 80, 80, 64, 16]);
         let five = sizes(1024, 128, &[Cpu; 5]);
@@ -129,7 +177,7 @@ mod tests {
     #[test]
     fn later_ones_have_fewer_tokens_and_those_at_the_ends_take_less() {
         for (past, n, n_devices) in [(0, 2048, 2), (0, 2048, 4), (0, 6000, 2), (500, 3000, 3)] {
-            let sizes = micro_batches(past, n, 512, &vec![Cpu; n_devices], GROWING);
+            let sizes = micro_batches(past, n, 512, line(&vec![Cpu; n_devices]), GROWING);
             assert!(sizes.is_sorted_by(|a, b| a >= b) && sizes[0] > 2 * sizes[sizes.len() - 2], "{sizes:?}");
             let mut before = past;
             let costs: Vec<f64> = sizes.iter().map(|&size| (GROWING.cost(before, size), before += size).0).collect();
@@ -141,10 +189,29 @@ mod tests {
             assert!(different.len() <= 12, "{different:?}");
         }
         let usual: std::collections::BTreeSet<_> =
-            micro_batches(0, 2048, 128, &[Cpu; 2], GROWING).into_iter().collect();
+            micro_batches(0, 2048, 128, line(&[Cpu; 2]), GROWING).into_iter().collect();
         assert!(usual.len() <= 8, "{usual:?}");
         // Behind a long text tokens take as long as one another.
-        let late = micro_batches(50_000, 1024, 128, &[Cpu; 2], GROWING);
+        let late = micro_batches(50_000, 1024, 128, line(&[Cpu; 2]), GROWING);
         assert_eq!(late, [64, 80, 80, 96, 96, 96, 96, 96, 96, 80, 80, 64]);
+    }
+    #[test]
+    fn where_the_last_device_has_both_ends_only_those_at_the_ends_are_small() {
+        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, round(devices), GROWING);
+        assert_eq!(sizes(512, 128, &[Cpu; 2]), [16, 32, 64, 128, 128, 80, 32, 16, 16]);
+        assert_eq!(sizes(100, 128, &[Cpu; 2]), [16, 32, 24, 16, 12]);
+        assert_eq!(sizes(2048, 512, &[Cpu; 2]), [16, 32, 64, 128, 272, 512, 512, 256, 128, 64, 32, 16, 16]);
+        // Three have two in between, as two have in a line.
+        let three = sizes(2048, 128, &[Cpu; 3]);
+        let two = micro_batches(0, 2048, 128, line(&[Cpu; 2]), GROWING);
+        assert_eq!(three.iter().max(), two.iter().max());
+        assert!(three.iter().skip(3).is_sorted_by(|a, b| a >= b) && three[..3] == [16, 32, 64], "{three:?}");
+        for devices in [&[Cpu; 2][..], &[Cpu; 3], &[Cpu; 4]] {
+            let different: std::collections::BTreeSet<_> = sizes(2048, 128, devices).into_iter().collect();
+            assert!(different.len() <= 11, "{different:?}");
+        }
+        // What waits for its weights has nothing to win by small ones.
+        assert_eq!(sizes(2048, 512, &[Gpu; 2]), [256, 512, 512, 384, 256, 128]);
+        assert_eq!(sizes(2048, 128, &[Gpu, Cpu]), [128; 16]);
     }
 }

@@ -7,6 +7,7 @@
 use crate::arch::net::{self, Feed, Outputs, Sampling};
 use crate::engine::{DEADLINE, Engine};
 use crate::error::{Error, Result};
+use crate::runs::Run;
 use bytes::Bytes;
 use outboard_core::{Pending, Queue, try_at_once};
 use outboard_scheduler::Scheduler;
@@ -33,8 +34,7 @@ pub(crate) struct Ahead {
 }
 
 struct Step {
-    program: usize,
-    run: u64,
+    run: Run,
     /// Position of the token that it samples.
     at: usize,
     id: Pending<Bytes>,
@@ -88,22 +88,21 @@ impl Engine {
     /// Enqueues a prompt behind what is in the cache; [`Engine::next_id`] gives the token that follows.
     pub fn prompt(&mut self, tokens: &[u32], sampling: Sampling) -> Result<()> {
         self.answered = 0;
-        let (program, run) = self.enqueue_prompt(tokens, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
-        self.expect_id(program, run, sampling.log_prob)
+        let run = self.enqueue_prompt(tokens, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
+        self.expect_id(run, sampling.log_prob)
     }
 
     /// Enqueues a step: the token sampled last goes through the model, and the next one is sampled.
     pub fn step(&mut self, sampling: Sampling) -> Result<()> {
         self.check_room(1)?;
-        let (program, run) =
-            self.enqueue(&[0], Feed::Sampled, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
-        self.expect_id(program, run, sampling.log_prob)
+        let run = self.enqueue(&[0], Feed::Sampled, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
+        self.expect_id(run, sampling.log_prob)
     }
 
-    pub(crate) fn expect_id(&mut self, program: usize, run: u64, log_prob: bool) -> Result<()> {
-        let id = self.read(program, net::SAMPLED)?;
-        let log_prob = if log_prob { Some(self.read(program, net::LOG_PROBS)?) } else { None };
-        self.ahead.steps.push_back(Step { program, run, at: self.n_past, id, log_prob });
+    pub(crate) fn expect_id(&mut self, run: Run, log_prob: bool) -> Result<()> {
+        let id = self.read(&run.program, net::SAMPLED)?;
+        let log_prob = if log_prob { Some(self.read(&run.program, net::LOG_PROBS)?) } else { None };
+        self.ahead.steps.push_back(Step { run, at: self.n_past, id, log_prob });
         Ok(())
     }
 
@@ -120,11 +119,11 @@ impl Engine {
     /// Waits for the oldest step that is under way: its token, and its log-probability if that was asked for.
     pub fn next_id(&mut self) -> Result<(u32, Option<f32>)> {
         let step = self.ahead.steps.pop_front().ok_or_else(|| Error::Request("no step is under way".into()))?;
-        let id = self.wait(step.id, step.program)?;
-        let log_prob = step.log_prob.map(|p| self.wait(p, step.program)).transpose()?;
+        let id = self.wait(step.id, &step.run.program)?;
+        let log_prob = step.log_prob.map(|p| self.wait(p, &step.run.program)).transpose()?;
         self.ahead.came();
         // What came before this run has been handed over by now.
-        self.scheduler().settle(step.run);
+        self.scheduler().settle(step.run.number);
         let short = || Error::Plan("a device gave less than a number".into());
         let id = i32::from_le_bytes(*id.first_chunk().ok_or_else(short)?);
         let id = u32::try_from(id).map_err(|_| Error::Request("a device gave a negative token".into()))?;

@@ -3,6 +3,8 @@
 use crate::arch::net::{Feed, GraphShape, Outputs, Sampling};
 use crate::engine::{Engine, GREEDY};
 use crate::error::Result;
+use outboard_scheduler::Program;
+use std::sync::Arc;
 
 /// Bytes that go from one device to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,14 +24,13 @@ pub struct StepCopy {
 impl Engine {
     /// The plan of a step, for people.
     pub fn describe(&mut self) -> Result<String> {
-        let program = self.step_program()?;
-        Ok(self.programs[program].1.plan().to_string())
+        Ok(self.step_program()?.plan().to_string())
     }
 
     /// What goes from device to device for each token that is decoded, in that order.
     pub fn step_copies(&mut self) -> Result<Vec<StepCopy>> {
         let program = self.step_program()?;
-        let plan = self.programs[program].1.plan();
+        let plan = program.plan();
         let copy = |c: &outboard_scheduler::split::Copy| StepCopy {
             what: plan.graph.label(c.tensor),
             bytes: c.bytes as u64,
@@ -48,8 +49,8 @@ impl Engine {
         Ok(self.scheduler().finish()?)
     }
 
-    /// The program of a greedy step, by its number.
-    fn step_program(&mut self) -> Result<usize> {
+    /// The program of a greedy step.
+    fn step_program(&mut self) -> Result<Arc<Program>> {
         let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
         let n_ctx = self.n_ctx();
         self.program(GraphShape { n_tokens: 1, n_ctx, feed: Feed::Sampled, history: false, outputs })

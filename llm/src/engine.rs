@@ -2,12 +2,13 @@
 
 use crate::allocate::{Bound, Item, Mapped, allocate, kept};
 use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Place, Sampling};
-use crate::batches::micro_batches;
+use crate::batches::{Route, micro_batches};
 use crate::decode::Ahead;
 use crate::error::{Error, Result};
 use crate::failover::{Failover, Seat};
 use crate::model::Model;
 use crate::parts::Parts;
+use crate::runs::{Inputs, Run, Runs};
 use crate::split::{Share, split};
 use crate::text::Text;
 use crate::upload::{fill, upload};
@@ -17,7 +18,7 @@ use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
 use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -89,9 +90,9 @@ pub struct DeviceLoad {
     pub id: String,
     /// What kind of device it is.
     pub kind: DeviceKind,
-    /// First and last layer, if any. A layer that is on two devices counts to the one with its part of the cache: one that has nothing but
-    /// the rest of a layer has `None`.
-    pub layers: Option<(usize, usize)>,
+    /// First and last layer of those that follow one another: none, or two such ranges on the device with both ends of the model. A layer
+    /// that is on two devices counts to the one with its part of the cache: one that has nothing but the rest of a layer has none.
+    pub layers: Vec<(usize, usize)>,
     /// Bytes of weights.
     pub weight_bytes: u64,
     /// Bytes of the KV cache.
@@ -103,7 +104,7 @@ pub struct DeviceLoad {
 impl DeviceLoad {
     /// Whether it has a part of the model.
     pub fn is_used(&self) -> bool {
-        self.layers.is_some() || self.weight_bytes > 0
+        !self.layers.is_empty() || self.weight_bytes > 0
     }
 }
 
@@ -114,7 +115,7 @@ pub struct Engine {
     pub(crate) bound: Bound,
     pub(crate) homes: Homes,
     pub(crate) loads: Vec<DeviceLoad>,
-    pub(crate) programs: Vec<(GraphShape, Program)>,
+    pub(crate) programs: Vec<(GraphShape, Arc<Program>)>,
     parts: Parts,
     n_ctx: usize,
     n_ubatch: usize,
@@ -225,7 +226,9 @@ impl Placed {
         for (d, device) in scheduler.devices().iter().enumerate() {
             let bytes = |weight: bool| {
                 let mine = items.iter().filter(|i| i.device == d && (i.kind == LeafKind::Weight) == weight);
-                mine.map(|i| i.size).sum::<u64>()
+                // Leaves of one tensor share its memory.
+                let mut seen = HashSet::new();
+                mine.filter(|i| !weight || seen.insert(net::file_name(&i.leaf))).map(|i| i.size).sum::<u64>()
             };
             loads.push(DeviceLoad {
                 id: device.info().id.clone(),
@@ -237,8 +240,9 @@ impl Placed {
             });
         }
         let kept_bytes = |d: usize, device: &dyn Device| {
+            let mut seen = HashSet::new();
             let there = |i: &&Item| i.device == d && kept(kept_weights, &i.leaf, device).is_some();
-            items.iter().filter(there).map(|i| i.size).sum::<u64>()
+            items.iter().filter(there).filter(|i| seen.insert(net::file_name(&i.leaf))).map(|i| i.size).sum::<u64>()
         };
         let in_place = |device: &Arc<dyn Device>| match options.mmap {
             true => device.import(model.gguf().file()),
@@ -374,8 +378,8 @@ impl Engine {
         let mut all = Vec::new();
         for batch in tokens.chunks(self.n_ubatch) {
             self.text.read(self.n_past, batch);
-            let (program, _) = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
-            let logits = self.read(program, net::LOGITS)?.wait(DEADLINE)?;
+            let run = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
+            let logits = self.read(&run.program, net::LOGITS)?.wait(DEADLINE)?;
             all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
         Ok(all)
@@ -400,18 +404,29 @@ impl Engine {
         }
     }
 
+    /// What `f` says of the way of a prompt.
+    fn by_route<T>(&self, f: impl FnOnce(Route<'_>) -> T) -> T {
+        let (devices, round) = self.parts.way(self.homes());
+        let devices: Vec<DeviceKind> = devices.iter().filter_map(|&d| Some(self.loads.get(d)?.kind)).collect();
+        f(Route { devices: &devices, round })
+    }
+
+    /// Micro-batches that are to be enqueued in order.
+    pub(crate) fn runs<T>(&self) -> Runs<T> {
+        Runs::new(self.by_route(|route| route.lead()))
+    }
+
     /// Tokens behind those in the cache as micro-batches. The text has them from now on: all of it is known before any of it may fail.
     pub(crate) fn micro_batches<'t>(&mut self, tokens: &'t [u32]) -> Result<Vec<&'t [u32]>> {
         self.check_room(tokens.len())?;
-        let stages = self.parts.stages(self.homes());
-        let devices: Vec<DeviceKind> = stages.iter().filter_map(|&d| Some(self.loads.get(d)?.kind)).collect();
         let mut rest = tokens;
         let batch = |size: usize| {
             let (batch, behind) = rest.split_at(size.min(rest.len()));
             rest = behind;
             batch
         };
-        let sizes = micro_batches(self.n_past, tokens.len(), self.n_ubatch, &devices, self.parts.work());
+        let (past, n, full, work) = (self.n_past, tokens.len(), self.n_ubatch, self.parts.work());
+        let sizes = self.by_route(|route| micro_batches(past, n, full, route, work));
         let batches: Vec<&[u32]> = sizes.into_iter().map(batch).collect();
         self.text.truncate(self.n_past);
         batches.iter().for_each(|batch| self.text.read(self.text.len(), batch));
@@ -419,36 +434,57 @@ impl Engine {
     }
 
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
-    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<(usize, u64)> {
-        let batches = self.micro_batches(tokens)?;
-        let (end, before) = batches.split_last().ok_or_else(|| Error::Request("the prompt is empty".into()))?;
-        for batch in before {
-            self.enqueue(batch, Feed::Input, history, Outputs::None)?;
+    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<Run> {
+        let mut batches: Vec<(&[u32], Outputs)> =
+            self.micro_batches(tokens)?.into_iter().map(|batch| (batch, Outputs::None)).collect();
+        if let Some((_, outputs)) = batches.last_mut() {
+            *outputs = last;
         }
-        self.enqueue(end, Feed::Input, history, last)
+        let run = self.enqueue_batches(&batches, history)?;
+        run.ok_or_else(|| Error::Request("the prompt is empty".into()))
     }
 
-    /// Enqueues one micro-batch; gives the number of its program, and of the run. With [`Feed::Sampled`] only the length of the
-    /// batch counts.
-    pub(crate) fn enqueue(
-        &mut self,
-        batch: &[u32],
-        feed: Feed,
-        history: bool,
-        outputs: Outputs,
-    ) -> Result<(usize, u64)> {
+    /// Enqueues micro-batches, and gives the last run.
+    pub(crate) fn enqueue_batches(&mut self, batches: &[(&[u32], Outputs)], history: bool) -> Result<Option<Run>> {
+        let mut runs = self.runs();
+        let mut enqueue = || -> Result<Option<Run>> {
+            let mut last = None;
+            for &(batch, outputs) in batches {
+                let shape =
+                    GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed: Feed::Input, history, outputs };
+                last = runs.push(self, shape, batch, &[], ())?;
+            }
+            while let Some(run) = runs.next(self)? {
+                last = Some(run);
+            }
+            Ok(last.map(|(run, ())| run))
+        };
+        let last = enqueue();
+        runs.abandon(self);
+        last
+    }
+
+    /// Enqueues one micro-batch. With [`Feed::Sampled`] only the length of the batch counts.
+    pub(crate) fn enqueue(&mut self, batch: &[u32], feed: Feed, history: bool, outputs: Outputs) -> Result<Run> {
         let shape = GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs };
-        self.enqueue_shape(shape, batch, &[])
+        let (program, inputs) = self.next_run(shape, batch, &[])?;
+        let number = self.scheduler.run(&program, &inputs)?;
+        self.n_past += batch.len();
+        Ok(Run { program, number })
     }
 
-    /// [`Engine::enqueue`] with a shape of the batch's length; `targets` are what [`Outputs::Scores`] asks for.
-    pub(crate) fn enqueue_shape(&mut self, shape: GraphShape, batch: &[u32], targets: &[u32]) -> Result<(usize, u64)> {
-        let number = self.program(shape)?;
-        let program = &self.programs[number].1;
+    /// The program and the inputs of a batch behind what is in the cache.
+    pub(crate) fn next_run(
+        &mut self,
+        shape: GraphShape,
+        batch: &[u32],
+        targets: &[u32],
+    ) -> Result<(Arc<Program>, Inputs)> {
+        let program = self.program(shape)?;
         let graph = program.graph();
         let first = self.n_past as i32;
         let n = batch.len() as i32;
-        let mut inputs: Vec<(TensorId, Bytes)> = Vec::with_capacity(4);
+        let mut inputs: Inputs = Vec::with_capacity(4);
         let mut input = |name: &str, values: &mut dyn Iterator<Item = i32>| {
             if let Some(id) = graph.find(name) {
                 inputs.push((id, values.flat_map(i32::to_le_bytes).collect::<Vec<u8>>().into()));
@@ -459,19 +495,17 @@ impl Engine {
         input(net::OUTPUT_ROWS, &mut (n - shape.outputs.rows() as i32..n));
         input(net::TARGETS, &mut targets.iter().map(|&t| t as i32));
         input(net::SAMPLE_STEPS, &mut std::iter::once(first + n - 1));
-        let run = self.scheduler.run(program, &inputs)?;
-        self.n_past += batch.len();
-        Ok((number, run))
+        Ok((program, inputs))
     }
 
     pub(crate) fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
 
-    /// The compiled graph of a shape, by its number.
-    pub(crate) fn program(&mut self, shape: GraphShape) -> Result<usize> {
-        if let Some(number) = self.programs.iter().position(|(s, _)| *s == shape) {
-            return Ok(number);
+    /// The compiled graph of a shape.
+    pub(crate) fn program(&mut self, shape: GraphShape) -> Result<Arc<Program>> {
+        if let Some((_, program)) = self.programs.iter().find(|(s, _)| *s == shape) {
+            return Ok(program.clone());
         }
         let model_graph = self.model.graph(shape)?;
         let graph = model_graph.graph.clone();
@@ -482,19 +516,18 @@ impl Engine {
             let slice = self.bound.get(name).ok_or_else(|| Error::Plan(format!("{kind:?} {name} was not loaded")))?;
             bound.insert(id, slice.clone());
         }
-        let program = self.scheduler.prepare(plan, &bound)?;
+        let program = Arc::new(self.scheduler.prepare(plan, &bound)?);
         if self.programs.len() >= MAX_PROGRAMS {
             // The oldest goes, but not the one for single tokens, which is needed for every step.
             let oldest = self.programs.iter().position(|(s, _)| s.feed == Feed::Input).unwrap_or(0);
             self.programs.remove(oldest);
         }
-        self.programs.push((shape, program));
-        Ok(self.programs.len() - 1)
+        self.programs.push((shape, program.clone()));
+        Ok(program)
     }
 
     /// An output of the run that was enqueued last.
-    pub(crate) fn read(&self, program: usize, output: &str) -> Result<Pending<Bytes>> {
-        let program = &self.programs[program].1;
+    pub(crate) fn read(&self, program: &Program, output: &str) -> Result<Pending<Bytes>> {
         let id = program.graph().outputs().find(|&id| program.graph().tensor(id).name() == output);
         let id = id.ok_or_else(|| Error::Plan(format!("the graph has no output {output}")))?;
         Ok(self.scheduler.read(program, id)?)

@@ -5,7 +5,7 @@
 //! those that have come back: weights stay where they are, what moves is uploaded, and the text so far is read again as it was read
 //! before, so that the cache, and every token from there, is the same as without the fault.
 
-use crate::arch::net::{self, Feed, Outputs, Sampling};
+use crate::arch::net::{self, Outputs, Sampling};
 use crate::engine::{Engine, LoadOptions, Overrides, Placed};
 use crate::error::{Error, Result};
 use crate::watch::watched;
@@ -200,20 +200,20 @@ impl Engine {
 
     /// Enqueues what is missing in the cache, as it was read before; the token behind it is sampled.
     fn read_again(&mut self, sampling: Sampling) -> Result<()> {
-        let history = sampling.penalty.is_some();
-        loop {
-            let range = self.text.batch(self.n_past);
-            let tokens = self.text.tokens(range.clone()).to_vec();
-            if tokens.is_empty() {
-                return Err(Error::Request("there is no text to go on from".into()));
-            }
-            let last = range.end >= self.text.len();
-            let outputs = if last { Outputs::Sample(sampling) } else { Outputs::None };
-            let (program, run) = self.enqueue(&tokens, Feed::Input, history, outputs)?;
-            if last {
-                return self.expect_id(program, run, sampling.log_prob);
-            }
+        let mut at = self.n_past;
+        let mut batches: Vec<(Vec<u32>, Outputs)> = Vec::new();
+        while at < self.text.len() {
+            let range = self.text.batch(at);
+            at = range.end;
+            batches.push((self.text.tokens(range).to_vec(), Outputs::None));
         }
+        if let Some((_, outputs)) = batches.last_mut() {
+            *outputs = Outputs::Sample(sampling);
+        }
+        let batches: Vec<(&[u32], Outputs)> = batches.iter().map(|(batch, outputs)| (&batch[..], *outputs)).collect();
+        let run = self.enqueue_batches(&batches, sampling.penalty.is_some())?;
+        let run = run.ok_or_else(|| Error::Request("there is no text to go on from".into()))?;
+        self.expect_id(run, sampling.log_prob)
     }
 }
 

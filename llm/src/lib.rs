@@ -17,6 +17,7 @@ pub mod hparams;
 pub mod model;
 pub mod parts;
 pub mod perplexity;
+mod runs;
 pub mod split;
 pub mod stop;
 mod text;

@@ -1,6 +1,6 @@
 //! What each part of a model weighs, and how much of it a token reads: what a split divides, and what predictions are made of.
 
-use crate::arch::net::{Feed, GraphShape, ModelGraph, Outputs, Place, Sampling};
+use crate::arch::net::{Feed, GraphShape, ModelGraph, Outputs, Place, Sampling, file_name};
 use crate::engine::GREEDY;
 use crate::error::Result;
 use crate::hparams::Hparams;
@@ -8,6 +8,7 @@ use crate::model::Model;
 use crate::split::Sizes;
 use crate::work::Work;
 use outboard_core::LeafKind;
+use std::collections::HashSet;
 
 /// A part of a model: a section, or what lies before or behind all sections.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -34,6 +35,8 @@ pub struct Parts {
     pub first: Part,
     /// What goes with the last section: output norm and matrix.
     pub last: Part,
+    /// Bytes of weights that count to both `first` and `last`, and take memory once where these are on one device.
+    pub tied_bytes: u64,
     /// Tokens of context that the cache has room for.
     pub n_ctx: usize,
 }
@@ -46,7 +49,7 @@ impl Parts {
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
         let sections: Vec<Part> = step.layers().map(|layer| Part { layer, ..Part::default() }).collect();
         let last = Part { layer: sections.last().map_or(0, |section| section.layer), ..Part::default() };
-        let mut parts = Parts { sections, first: Part::default(), last, n_ctx };
+        let mut parts = Parts { sections, first: Part::default(), last, tied_bytes: 0, n_ctx };
         parts.weigh_leaves(model.hparams(), &step);
         for node in prompt.graph.nodes() {
             let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx);
@@ -57,9 +60,15 @@ impl Parts {
 
     fn weigh_leaves(&mut self, hparams: &Hparams, model: &ModelGraph) {
         let graph = &model.graph;
+        let mut embedding = HashSet::new();
         for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
             let (name, bytes) = (graph.tensor(id).name(), graph.tensor(id).layout().span() as u64);
             let place = model.place(id);
+            match place {
+                Place::Embedding => drop(embedding.insert(file_name(name))),
+                Place::Head if embedding.contains(file_name(name)) => self.tied_bytes += bytes,
+                _ => {}
+            }
             let part = self.at(place);
             if kind == LeafKind::Weight {
                 part.weight_bytes += bytes;
@@ -91,25 +100,33 @@ impl Parts {
         self.all().map(|part| part.work).sum()
     }
 
-    /// First and last layer of a device, where `homes` has a device for each section. A layer whose sections are on several counts to
-    /// the device of the first one, which has its part of the cache; `None` if none does.
-    pub fn layers_on(&self, homes: &[usize], device: usize) -> Option<(usize, usize)> {
+    /// Layers of a device, where `homes` has a device for each section: first and last of those that follow one another. A layer whose
+    /// sections are on several counts to the device of the first one, which has its part of the cache.
+    pub fn layers_on(&self, homes: &[usize], device: usize) -> Vec<(usize, usize)> {
+        let mut ranges: Vec<(usize, usize)> = Vec::new();
         let mut before = None;
-        let begins = |(section, home): (&Part, &usize)| {
+        for (section, &home) in self.sections.iter().zip(homes) {
             let begins = before.replace(section.layer) != Some(section.layer);
-            (begins && *home == device).then_some(section.layer)
-        };
-        let mut mine = self.sections.iter().zip(homes).filter_map(begins);
-        let first = mine.next()?;
-        Some((first, mine.last().unwrap_or(first)))
+            if !begins || home != device {
+                continue;
+            }
+            match ranges.last_mut().filter(|(_, last)| last + 1 == section.layer) {
+                Some((_, last)) => *last = section.layer,
+                None => ranges.push((section.layer, section.layer)),
+            }
+        }
+        ranges
     }
 
-    /// The devices that a prompt passes before its end, in order, where `homes` has a device for each section.
-    pub fn stages(&self, homes: &[usize]) -> Vec<usize> {
+    /// The way of a prompt before its end, where `homes` has a device for each section: its devices in order, and whether it comes back to
+    /// the first one in the end.
+    pub fn way(&self, homes: &[usize]) -> (Vec<usize>, bool) {
         let working = self.sections.iter().zip(homes).filter(|(section, _)| section.work != Work::default());
-        let mut stages: Vec<usize> = working.map(|(_, &home)| home).collect();
-        stages.dedup();
-        stages
+        let mut devices: Vec<usize> = working.map(|(_, &home)| home).collect();
+        devices.dedup();
+        let round = devices.len() > 1 && devices.first() == devices.last();
+        devices.truncate(devices.len() - usize::from(round));
+        (devices, round)
     }
 
     /// What a split has to weigh.
@@ -120,6 +137,7 @@ impl Parts {
             work: self.sections.iter().map(|part| part.work.cost(0, self.n_ctx)).collect(),
             first: bytes(&self.first),
             last: bytes(&self.last),
+            tied: self.tied_bytes,
         }
     }
 
@@ -131,7 +149,7 @@ impl Parts {
         };
         let part = |part: &Part| Part { cache_bytes: scaled(part.cache_bytes), ..*part };
         let sections = self.sections.iter().map(part).collect();
-        Parts { sections, first: part(&self.first), last: part(&self.last), n_ctx }
+        Parts { sections, first: part(&self.first), last: part(&self.last), n_ctx, ..*self }
     }
 
     /// Bytes of cache that one more token of context takes, of all layers together.

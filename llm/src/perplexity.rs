@@ -10,6 +10,7 @@ use crate::arch::net::{self, Feed, GraphShape, Outputs};
 use crate::batches::FEWEST;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::runs::{Run, Runs};
 use bytes::Bytes;
 use outboard_core::Pending;
 use std::collections::VecDeque;
@@ -55,22 +56,21 @@ impl Estimate {
 /// what a session may have.
 const AHEAD: usize = 32;
 
-/// A micro-batch that was enqueued.
+/// What is known of a micro-batch before it is enqueued.
+#[derive(Clone, Copy)]
 struct Batch {
-    run: u64,
-    scores: Option<Scores>,
+    /// How many log-probabilities it gives, and how many of them, the first ones, do not count.
+    rows: usize,
+    skip: usize,
     /// Whether its chunk ends with it.
     last: bool,
 }
 
-/// Log-probabilities that are under way.
+/// A micro-batch that was enqueued, and its log-probabilities, if it gives any.
 struct Scores {
-    /// The number of the program, for who asks what is waited for: it may be another one by then.
-    program: usize,
-    bytes: Pending<Bytes>,
-    /// How many they are, and how many of them, the first ones, do not count.
-    rows: usize,
-    skip: usize,
+    run: Run,
+    bytes: Option<Pending<Bytes>>,
+    batch: Batch,
 }
 
 /// How many chunks of `size` tokens a text of `tokens` tokens has. Fails if it has none, or if they are too short to have a second half.
@@ -107,13 +107,16 @@ pub fn perplexity(
     engine.check_vocabulary(text)?;
     engine.check_vocabulary(bos.as_slice())?;
     engine.answered = 0;
-    let estimate = estimate(engine, text, bos, most, on_chunk);
+    let mut runs = engine.runs();
+    let estimate = estimate(engine, &mut runs, text, bos, most, on_chunk);
+    runs.abandon(engine);
     engine.truncate(0);
     estimate
 }
 
 fn estimate(
     engine: &mut Engine,
+    runs: &mut Runs<Batch>,
     text: &[u32],
     bos: Option<u32>,
     most: usize,
@@ -121,7 +124,7 @@ fn estimate(
 ) -> Result<Estimate> {
     let size = engine.n_ctx();
     let mut estimate = Estimate::default();
-    let mut under_way: VecDeque<Batch> = VecDeque::new();
+    let mut under_way: VecDeque<Scores> = VecDeque::new();
     for chunk in text.chunks_exact(size).take(most) {
         let mut chunk = chunk.to_vec();
         if let (Some(first), Some(bos)) = (chunk.first_mut(), bos) {
@@ -131,7 +134,7 @@ fn estimate(
         // Nothing follows the last token.
         let tokens = chunk.get(..size - 1).unwrap_or_default();
         for tokens in engine.micro_batches(tokens)? {
-            under_way.push_back(engine.enqueue_scores(&chunk, tokens)?);
+            under_way.extend(engine.enqueue_scores(runs, &chunk, tokens)?);
             while under_way.len() > AHEAD
                 && let Some(oldest) = under_way.pop_front()
             {
@@ -141,8 +144,11 @@ fn estimate(
             }
         }
     }
-    for batch in under_way {
-        if engine.add_scores(batch, &mut estimate, on_chunk)?.is_break() {
+    while let Some(ended) = runs.next(engine)? {
+        under_way.push_back(engine.scores_of(ended)?);
+    }
+    for scores in under_way {
+        if engine.add_scores(scores, &mut estimate, on_chunk)?.is_break() {
             break;
         }
     }
@@ -150,8 +156,9 @@ fn estimate(
 }
 
 impl Engine {
-    /// Reads the next micro-batch of a chunk, and has those that follow its tokens scored as far as they count.
-    fn enqueue_scores(&mut self, chunk: &[u32], tokens: &[u32]) -> Result<Batch> {
+    /// Reads the next micro-batch of a chunk, and has those that follow its tokens scored as far as they count. Gives the oldest one whose
+    /// rest was not enqueued yet, if it is now.
+    fn enqueue_scores(&mut self, runs: &mut Runs<Batch>, chunk: &[u32], tokens: &[u32]) -> Result<Option<Scores>> {
         let (at, n) = (self.n_past(), tokens.len());
         let end = at + n;
         let counting = end.saturating_sub(at.max(chunk.len() / 2));
@@ -160,24 +167,28 @@ impl Engine {
         let outputs = if rows > 0 { Outputs::Scores(rows) } else { Outputs::None };
         let shape = GraphShape { n_tokens: n, n_ctx: self.n_ctx(), feed: Feed::Input, history: false, outputs };
         let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
-        let (program, run) = self.enqueue_shape(shape, tokens, targets)?;
-        let scores = match rows {
-            0 => None,
-            _ => Some(Scores { program, bytes: self.read(program, net::LOG_PROBS)?, rows, skip: rows - counting }),
-        };
-        Ok(Batch { run, scores, last: end + 1 == chunk.len() })
+        let batch = Batch { rows, skip: rows - counting, last: end + 1 == chunk.len() };
+        let ended = runs.push(self, shape, tokens, targets, batch)?;
+        ended.map(|ended| self.scores_of(ended)).transpose()
+    }
+
+    /// Asks for the scores of a micro-batch that was enqueued last.
+    fn scores_of(&self, (run, batch): (Run, Batch)) -> Result<Scores> {
+        let bytes = (batch.rows > 0).then(|| self.read(&run.program, net::LOG_PROBS)).transpose()?;
+        Ok(Scores { run, bytes, batch })
     }
 
     /// Waits for the scores of a micro-batch, and tells of the chunk that ends with it.
     fn add_scores(
         &mut self,
-        batch: Batch,
+        scores: Scores,
         estimate: &mut Estimate,
         on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        if let Some(Scores { program, bytes, rows, skip }) = batch.scores {
-            let bytes = self.wait(bytes, program)?;
-            self.scheduler().settle(batch.run);
+        let Scores { run, bytes, batch: Batch { rows, skip, last } } = scores;
+        if let Some(bytes) = bytes {
+            let bytes = self.wait(bytes, &run.program)?;
+            self.scheduler().settle(run.number);
             let (scores, rest) = bytes.as_chunks();
             if scores.len() != rows || !rest.is_empty() {
                 let got = bytes.len();
@@ -194,7 +205,7 @@ impl Engine {
                 estimate.add(log_prob);
             }
         }
-        match batch.last {
+        match last {
             false => Ok(ControlFlow::Continue(())),
             true => {
                 estimate.chunks += 1;

@@ -3,6 +3,11 @@
 //! Sections (the attention of a layer, or its feed-forward block: [`crate::arch::net::ModelGraph`]) follow one another through the
 //! devices, so that each boundary costs one copy of the residual stream. The embedding goes with the first section (token ids
 //! travel, not rows), the output matrix with the last (nothing waits in between).
+//!
+//! The last device has the beginning of the model too, half of its part. A token that is sampled has to come to the embedding anyway: now
+//! it is there, and what goes from the last device to the first is the residual stream, so that a token crosses the network as often as
+//! without. Where embedding and output are one matrix, one device holds it, not two. And a prompt is through sooner: what a device waits
+//! for in the beginning, and others wait for in the end, is half of a part and not a whole one ([`crate::batches`]).
 
 use crate::error::{Error, Result};
 use outboard_core::error::Bytes;
@@ -18,12 +23,14 @@ pub struct Sizes {
     pub first: u64,
     /// Bytes that go with the last section: output norm and matrix.
     pub last: u64,
+    /// How many of `first` and `last` are the same, if both are on one device.
+    pub tied: u64,
 }
 
 impl Sizes {
-    /// Bytes of all.
+    /// Bytes of all, on one device.
     pub fn bytes(&self) -> u64 {
-        self.sections.iter().sum::<u64>() + self.first + self.last
+        self.sections.iter().sum::<u64>() + self.first + self.last - self.tied
     }
 }
 
@@ -42,7 +49,8 @@ pub struct Share {
 ///
 /// Sections are divided in proportion to the weights by the time that a prompt takes in them, as prompts are what devices do at the
 /// same time. Where that does not fit, they are divided by their bytes; where that does not fit either, they move on to devices with
-/// room, keeping the order; where nothing fits, the error says what is missing and where.
+/// room, keeping the order; where nothing fits, the error says what is missing and where. The last device has the beginning as well,
+/// unless there is no room for it.
 pub fn split(sizes: &Sizes, shares: &[Share]) -> Result<Vec<usize>> {
     let total_weight: f64 = shares.iter().map(|s| s.weight).sum();
     if !(total_weight > 0.0 && total_weight.is_finite()) || shares.iter().any(|s| s.weight < 0.0) {
@@ -50,9 +58,9 @@ pub fn split(sizes: &Sizes, shares: &[Share]) -> Result<Vec<usize>> {
     }
     let bytes: Vec<f64> = sizes.sections.iter().map(|&bytes| bytes as f64).collect();
     for measure in [&sizes.work, &bytes] {
-        let wanted = proportional(measure, shares, total_weight);
-        if fits(sizes, shares, &wanted) {
-            return Ok(wanted);
+        let wanted = [round(measure, shares, total_weight), Some(proportional(measure, shares, total_weight))];
+        if let Some(homes) = wanted.into_iter().flatten().find(|homes| fits(sizes, shares, homes)) {
+            return Ok(homes);
         }
     }
     fill(sizes, shares).ok_or_else(|| {
@@ -67,6 +75,28 @@ pub fn split(sizes: &Sizes, shares: &[Share]) -> Result<Vec<usize>> {
 
 /// By how much a section is smaller than the average if it is next to nothing.
 const NEXT_TO_NOTHING: f64 = 10.0;
+
+/// As [`proportional`], but with half of the last device's part in the beginning; `None` if either half would be nothing. The halves need not
+/// be alike: what is between them is divided as if the first were what it has become.
+fn round(measure: &[f64], shares: &[Share], total_weight: f64) -> Option<Vec<usize>> {
+    let last = shares.iter().rposition(|s| s.weight > 0.0)?;
+    let total: f64 = measure.iter().sum();
+    let half = shares[last].weight / total_weight * total / 2.0;
+    let mut before = 0.0;
+    let beginning = measure.iter().take_while(|&section| (before + section / 2.0 < half, before += section).0).count();
+    let (measure_of, rest) = measure.split_at(beginning);
+    let taken = measure_of.iter().sum::<f64>() / total * total_weight;
+    let mut shares = shares.to_vec();
+    shares[last].weight -= taken;
+    if beginning == 0 || shares[last].weight <= 0.0 {
+        return None;
+    }
+    let mut homes = vec![last; beginning];
+    homes.extend(proportional(rest, &shares, total_weight - taken));
+    // Either half, and something in between.
+    let between = homes.iter().skip(beginning).any(|&home| home != last);
+    (between && homes.last() == Some(&last) && homes.get(beginning) != Some(&last)).then_some(homes)
+}
 
 /// Boundaries where the sums of a measure come closest to the parts. What is next to nothing stays with what is before it: no device is
 /// given the end of a model for its sake.
@@ -99,7 +129,7 @@ fn fits(sizes: &Sizes, shares: &[Share], homes: &[usize]) -> bool {
     }
     if let (Some(&first), Some(&last)) = (homes.first(), homes.last()) {
         used[first] += sizes.first;
-        used[last] += sizes.last;
+        used[last] += sizes.last - if first == last { sizes.tied } else { 0 };
     }
     used.iter().zip(shares).all(|(&used, share)| used <= share.capacity)
 }
@@ -112,8 +142,11 @@ fn fill(sizes: &Sizes, shares: &[Share]) -> Option<Vec<usize>> {
     let mut at = 0;
     let mut used = sizes.first;
     for (i, &bytes) in sizes.sections.iter().enumerate() {
-        let extra = if i + 1 == n { sizes.last } else { 0 };
-        while used + bytes + extra > shares[*devices.get(at)?].capacity {
+        let extra = |at: usize| match i + 1 == n {
+            true => sizes.last - if at == 0 { sizes.tied } else { 0 },
+            false => 0,
+        };
+        while used + bytes + extra(at) > shares[*devices.get(at)?].capacity {
             at += 1;
             used = if homes.is_empty() { sizes.first } else { 0 };
         }
@@ -132,15 +165,39 @@ mod tests {
     }
 
     fn sizes(n: usize) -> Sizes {
-        Sizes { sections: vec![10; n], work: vec![2.5; n], first: 30, last: 30 }
+        Sizes { sections: vec![10; n], work: vec![2.5; n], first: 30, last: 30, tied: 0 }
     }
 
     #[test]
     fn in_proportion() {
-        let s = split(&sizes(8), &[share(1000, 1.0), share(1000, 3.0)]).unwrap();
-        assert_eq!(s, [0, 0, 1, 1, 1, 1, 1, 1]);
-        let s = split(&sizes(4), &[share(1000, 1.0), share(1000, 0.0), share(1000, 1.0)]).unwrap();
-        assert_eq!(s, [0, 0, 2, 2]);
+        let split = |n: usize, weights: &[f64]| {
+            let shares: Vec<Share> = weights.iter().map(|&weight| share(1000, weight)).collect();
+            split(&sizes(n), &shares).unwrap()
+        };
+        assert_eq!(split(8, &[1.0, 3.0]), [1, 1, 1, 0, 0, 1, 1, 1]);
+        assert_eq!(split(4, &[1.0, 0.0, 1.0]), [2, 0, 0, 2]);
+        assert_eq!(split(12, &[1.0, 1.0, 1.0, 0.0]), [2, 2, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2]);
+        // Half of a part that is one section, or next to nothing, is nothing.
+        assert_eq!(split(4, &[3.0, 1.0]), [0, 0, 0, 1]);
+        assert_eq!(split(8, &[1.0, 0.0]), [0; 8]);
+        assert_eq!(split(2, &[1.0, 1.0]), [0, 1]);
+        // What the first half has too much, the second has less.
+        assert_eq!(split(10, &[1.0, 1.0]), [1, 1, 0, 0, 0, 0, 0, 1, 1, 1]);
+        assert_eq!(split(7, &[4.0, 3.0]), [1, 0, 0, 0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn in_line_where_the_beginning_has_no_room_on_the_last() {
+        // Half of the sections, the output, and perhaps the embedding.
+        let with = |capacity: u64| split(&sizes(8), &[share(1000, 1.0), share(capacity, 1.0)]).unwrap();
+        assert_eq!(with(4 * 10 + 30 + 30), [1, 1, 0, 0, 0, 0, 1, 1]);
+        assert_eq!(with(4 * 10 + 30 + 29), [0, 0, 0, 0, 1, 1, 1, 1]);
+        // One matrix for both.
+        let tied = Sizes { tied: 25, ..sizes(8) };
+        let with = |capacity: u64| split(&tied, &[share(1000, 1.0), share(capacity, 1.0)]).unwrap();
+        assert_eq!((with(4 * 10 + 35)[0], with(4 * 10 + 34)[0]), (1, 0));
+        assert_eq!(split(&tied, &[share(8 * 10 + 35, 1.0)]).unwrap(), [0; 8]);
+        assert!(split(&tied, &[share(8 * 10 + 34, 1.0)]).is_err());
     }
 
     #[test]
@@ -158,7 +215,8 @@ mod tests {
 
     #[test]
     fn moves_on_where_it_does_not_fit() {
-        let s = split(&sizes(8), &[share(50, 1.0), share(1000, 1.0)]).unwrap();
+        let small = Sizes { first: 10, ..sizes(8) };
+        let s = split(&small, &[share(39, 1.0), share(1000, 1.0)]).unwrap();
         assert_eq!(s, [0, 0, 1, 1, 1, 1, 1, 1]);
         let s = split(&sizes(2), &[share(5, 1.0), share(1000, 1.0)]).unwrap();
         assert_eq!(s, [1, 1]);

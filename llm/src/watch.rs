@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// Waits for a result of a program; ends early if the run is cancelled.
-    pub(crate) fn wait(&self, mut pending: Pending<Bytes>, program: usize) -> Result<Bytes> {
+    pub(crate) fn wait(&self, mut pending: Pending<Bytes>, program: &Program) -> Result<Bytes> {
         let start = Instant::now();
         let mut late: Option<Late<'_>> = None;
         loop {
@@ -72,7 +72,6 @@ impl Engine {
                 return Err(outboard_core::Error::Timeout { what: self.doing(), after }.into());
             }
             let Some(watch) = self.watch.as_ref().filter(|_| after >= FIRST) else { continue };
-            let Some((_, program)) = self.programs.get(program) else { continue };
             let late = late.get_or_insert_with(|| Late::new(self.scheduler(), program));
             if let Some(who) = late.who() {
                 watch(&Stall { who, doing: self.doing(), after });

@@ -303,7 +303,7 @@ fn weights_that_stay_where_they_are_are_not_taken_twice() {
     engine.set_failover(Box::new(helper.clone()));
     world.run(&mut engine, &PROMPT, &sampled()).unwrap();
     assert_eq!(helper.told.lock().unwrap().len(), 1);
-    assert_eq!(engine.loads()[0].layers, Some((0, 1)));
+    assert_eq!(engine.loads()[0].layers, [(0, 1)]);
 }
 
 #[test]

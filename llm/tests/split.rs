@@ -57,13 +57,18 @@ fn run(engine: &mut Engine, tokenizer: &Tokenizer) -> Outcome {
 /// What holds for every split.
 fn check_homes(engine: &Engine) {
     let (homes, n_layer) = (engine.homes(), engine.model().hparams().n_layer);
-    assert!(homes.is_sorted() && homes.len() == 2 * n_layer, "{homes:?}");
+    // In order, but for what the last one has of the beginning.
+    let round = homes.len() - homes.iter().position(|home| Some(home) != homes.last()).unwrap_or(homes.len());
+    let in_order = if homes.first() == homes.last() { &homes[homes.len() - round..] } else { homes };
+    assert!(in_order.is_sorted() && homes.len() == 2 * n_layer, "{homes:?}");
     // Every layer counts to one device, and to the one with its part of the cache.
-    let layers: Vec<usize> = engine.loads().iter().filter_map(|l| l.layers).flat_map(|(a, b)| a..=b).collect();
+    let mut layers: Vec<usize> =
+        engine.loads().iter().flat_map(|l| &l.layers).flat_map(|&(first, last)| first..=last).collect();
+    layers.sort_unstable();
     assert_eq!(layers, (0..n_layer).collect::<Vec<_>>(), "{homes:?}");
     for (d, load) in engine.loads().iter().enumerate() {
         assert_eq!(load.is_used(), homes.contains(&d), "{load:?} {homes:?}");
-        assert_eq!(load.layers.is_some(), homes.iter().step_by(2).any(|home| *home == d), "{load:?} {homes:?}");
+        assert_eq!(!load.layers.is_empty(), homes.iter().step_by(2).any(|home| *home == d), "{load:?} {homes:?}");
     }
     let divided: Vec<usize> = (0..n_layer).filter(|il| homes[2 * il] != homes[2 * il + 1]).collect();
     assert_eq!(engine.divided_layers().iter().map(|(layer, _)| *layer).collect::<Vec<_>>(), divided, "{homes:?}");
@@ -72,7 +77,7 @@ fn check_homes(engine: &Engine) {
 fn check(name: &str) {
     let model = model(name);
     let mut one = load(&model, &[1.0], None).unwrap();
-    assert_eq!(one.loads()[0].layers, Some((0, model.hparams().n_layer - 1)));
+    assert_eq!(one.loads()[0].layers, [(0, model.hparams().n_layer - 1)]);
     check_homes(&one);
     let tokenizer = small::tokenizer();
     let want = run(&mut one, &tokenizer);
@@ -97,7 +102,7 @@ fn check(name: &str) {
             check(engine, "divided by memory");
         }
     }
-    for homes in [[0, 0, 0, 1], [0, 1, 1, 1]] {
+    for homes in [[0, 0, 0, 1], [0, 1, 1, 1], [1, 0, 1, 1]] {
         assert!(seen.contains(&homes[..]), "{name}, never {homes:?}: {seen:?}");
     }
 }

@@ -12,7 +12,7 @@ use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SplitMode};
 use crate::devices::{self, DeviceSet};
 use crate::measure::{Sample, Side, Test, median, progress};
-use crate::model::{self, Loaded};
+use crate::model::{self, Layers, Loaded};
 use crate::print;
 use crate::trace::{TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
@@ -262,7 +262,7 @@ fn gather(
         devices.push(DeviceRow {
             id: load.id.clone(),
             host: member.map(|m| m.host.clone()).unwrap_or_default(),
-            layers: load.layers,
+            layers: Layers::new(&load.layers),
             weight_bytes: load.weight_bytes,
             cache_bytes: load.cache_bytes,
             compute_bytes: load.compute_bytes,
@@ -357,7 +357,11 @@ fn changes(present: &Present) -> Vec<Change> {
             missing_bytes: outlook.missing.unwrap_or(0),
             room_bytes: room,
             context_tokens: room / per_token,
-            devices: outlook.devices.into_iter().map(|(id, layers)| report::Place { id, layers }).collect(),
+            devices: outlook
+                .devices
+                .into_iter()
+                .map(|(id, layers)| report::Place { id, layers: Layers::new(&layers) })
+                .collect(),
             decode_tps: outlook.token_ms.filter(|ms| *ms > 0.0).map(|ms| 1e3 / ms),
             prompt_tps: outlook.prompt_ms.filter(|ms| *ms > 0.0).map(|ms| 1e3 * present.prompt_tokens as f64 / ms),
             notes: outlook.notes,
@@ -373,7 +377,8 @@ fn timeline(engine: &Engine, decode: &Measured) -> Option<Timeline> {
     let id = |d: usize| engine.loads().get(d).map(|l| l.id.as_str());
     let first = id(*engine.homes().first()?)?;
     let (range, n) = (decode.sample.range, decode.test.tokens());
-    let token = decode.trace.one_token(first, range, n)?;
+    let round = engine.homes().first() == engine.homes().last();
+    let token = decode.trace.one_token(first, round, range, n)?;
     let row = |device: &str| engine.loads().iter().position(|l| l.id == device);
     let work = decode.trace.work(token).into_iter();
     let spans = work.filter_map(|(device, start, end)| Some((row(device)?, start, end))).collect();

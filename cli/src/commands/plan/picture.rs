@@ -1,7 +1,7 @@
 //! The plan as a picture: what each device holds, and one token on its way through them.
 
 use super::report::{DeviceRow, Report};
-use crate::{model, print};
+use crate::print;
 use anyhow::{Context, Result};
 use outboard_core::error::Bytes;
 use std::fs::{File, OpenOptions};
@@ -132,11 +132,11 @@ impl Page {
         let most = devices.iter().map(held).max().unwrap_or(0).max(1) as f64;
         self.head("memory", &[("weights", "weights"), ("cache", "KV cache"), ("results", "results")]);
         for device in devices {
-            let layers = match device.layers {
-                None if device.weight_bytes > 0 => "parts of layers".to_owned(),
-                None => "no layers".to_owned(),
-                Some((first, last)) if first == last => format!("layer {first}"),
-                layers => format!("layers {}", model::layers(layers)),
+            let layers = match device.layers.count() {
+                0 if device.weight_bytes > 0 => "parts of layers".to_owned(),
+                0 => "no layers".to_owned(),
+                1 => format!("layer {}", device.layers),
+                _ => format!("layers {}", device.layers),
             };
             self.label(device, &layers);
             let mut x = LEFT;
@@ -327,12 +327,13 @@ mod tests {
     use super::*;
     use crate::commands::plan::report::{ModelRow, Times};
     use crate::devices::Net;
+    use crate::model::Layers;
 
-    fn device(id: &str, layers: Option<(usize, usize)>) -> DeviceRow {
+    fn device(id: &str, layers: &[(usize, usize)]) -> DeviceRow {
         DeviceRow {
             id: id.into(),
             host: id.into(),
-            layers,
+            layers: Layers::new(layers),
             weight_bytes: 3 << 20,
             cache_bytes: 1 << 20,
             compute_bytes: 1 << 18,
@@ -355,7 +356,7 @@ mod tests {
             n_ctx: 512,
             n_ctx_train: 2048,
             fits: true,
-            devices: vec![device("a<b>:1/CPU0", Some((0, 3))), device("[::1]:50052/CPU0", Some((4, 7)))],
+            devices: vec![device("a<b>:1/CPU0", &[(0, 3)]), device("[::1]:50052/CPU0", &[(4, 7)])],
             token_ms: 5.0,
             decode_tps: 200.0,
             decode_tokens: 32,

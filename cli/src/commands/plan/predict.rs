@@ -13,11 +13,11 @@
 //! Models are divided as a load divides them, and nothing is said of the times where the user has placed weights by name.
 
 use outboard_core::DeviceKind;
-use outboard_llm::batches::micro_batches;
+use outboard_llm::batches::{Route, micro_batches};
 use outboard_llm::parts::{Part, Parts};
 use outboard_llm::split::{Share, split};
 use outboard_llm::work::Work;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A device, as far as predictions know it.
 #[derive(Clone, Debug, PartialEq)]
@@ -153,20 +153,40 @@ impl Ways {
     }
 }
 
-/// Milliseconds until a prompt has passed all stages. A stage takes so many milliseconds for each unit of its work, and works on one
-/// micro-batch of so many tokens at a time; what leaves a stage is at the next one after its `ways`.
-fn pipeline_ms(stages: &[(f64, Work)], ways: &[f64], batches: &[usize]) -> f64 {
-    let mut done = vec![0.0f64; stages.len()];
+/// A part of a model on the way of a prompt.
+#[derive(Clone, Copy, Debug)]
+struct Stage {
+    device: usize,
+    /// Milliseconds for each unit of its work.
+    ms: f64,
+    work: Work,
+    /// Milliseconds from it to the next one.
+    way: f64,
+}
+
+/// Milliseconds until a prompt has passed all stages. A device works on one micro-batch of so many tokens at a time, and on the first
+/// stage of `lead` micro-batches before it goes on with the oldest of them.
+fn pipeline_ms(stages: &[Stage], batches: &[usize], lead: usize) -> f64 {
+    let mut free: BTreeMap<usize, f64> = BTreeMap::new();
+    let mut pass = |there: f64, stage: &Stage, (past, tokens): (usize, usize)| {
+        let free = free.entry(stage.device).or_default();
+        *free = there.max(*free) + stage.ms * stage.work.cost(past, tokens);
+        *free + stage.way
+    };
+    let Some((first, rest)) = stages.split_first() else { return 0.0 };
+    let mut begun = VecDeque::new();
     let mut past = 0;
-    for &tokens in batches {
-        let mut there = 0.0f64;
-        for (stage, ((ms, work), done)) in stages.iter().zip(&mut done).enumerate() {
-            *done = there.max(*done) + ms * work.cost(past, tokens);
-            there = *done + ways.get(stage).copied().unwrap_or(0.0);
+    let mut coming = batches.iter().map(|&tokens| ((past, tokens), past += tokens).0).collect::<VecDeque<_>>();
+    let mut done = 0.0;
+    loop {
+        let next = coming.pop_front();
+        begun.extend(next.map(|batch| (pass(0.0, first, batch), batch)));
+        if next.is_some() && begun.len() <= lead {
+            continue;
         }
-        past += tokens;
+        let Some((there, batch)) = begun.pop_front() else { return done };
+        done = rest.iter().fold(there, |there, stage| pass(there, stage, batch));
     }
-    done.last().copied().unwrap_or(0.0)
 }
 
 /// The bytes that one more device would have to hold so that the model fits; `None` if it does fit.
@@ -235,8 +255,8 @@ struct Sums {
 /// What would be.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Outlook {
-    /// The devices, and the first and last layer of each.
-    pub(super) devices: Vec<(String, Option<(usize, usize)>)>,
+    /// The devices, and the layers of each.
+    pub(super) devices: Vec<(String, Vec<(usize, usize)>)>,
     /// Bytes that are missing, if it would not fit.
     pub(super) missing: Option<u64>,
     /// `None` if it would not fit, or the speed of a device is not known.
@@ -339,28 +359,47 @@ impl Present {
         let mut unknown = |what: &str, d: usize| {
             note(format!("{what} of {} is not known: it has nothing of the kind to compute now", members[d].id));
         };
-        let mut used: Vec<usize> = homes.to_vec();
-        used.dedup();
         let mut token_ms = Some(ways.iter().sum::<f64>());
-        for &d in &used {
+        for d in homes.iter().copied().collect::<BTreeSet<_>>() {
             let ms = members[d].speed.map(|speed| speed.decode * read_bytes(&self.parts, homes, d) as f64);
             if ms.is_none() {
                 unknown("the speed", d);
             }
             token_ms = token_ms.zip(ms).map(|(sum, ms)| sum + ms);
         }
-        let used = self.parts.stages(homes);
-        let mut stages = Vec::with_capacity(used.len());
+        let (used, round) = self.parts.way(homes);
+        let mut speeds = BTreeMap::new();
         for (d, speed) in used.iter().filter_map(|&d| Some((d, members[d].speed?))) {
             match speed.prompt {
-                Some(ms) => stages.push((ms, work(&self.parts, homes, d))),
+                Some(ms) => drop(speeds.insert(d, ms)),
                 None => unknown("the speed with prompts", d),
             }
         }
-        let kinds: Vec<DeviceKind> = used.iter().map(|&d| members[d].kind).collect();
-        let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, &kinds, self.parts.work());
-        let prompt_ms = (stages.len() == used.len()).then(|| pipeline_ms(&stages, &ways, &sizes));
+        let prompt_ms = (speeds.len() == used.len()).then(|| {
+            let kinds: Vec<DeviceKind> = used.iter().map(|&d| members[d].kind).collect();
+            let route = Route { devices: &kinds, round };
+            let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, route, self.parts.work());
+            pipeline_ms(&self.stages(homes, &speeds, &ways), &sizes, route.lead())
+        });
         Sums { token_ms, prompt_ms }
+    }
+
+    /// What a prompt passes on its way, with the speeds of devices and the ways from one to the next.
+    fn stages(&self, homes: &[usize], speeds: &BTreeMap<usize, f64>, ways: &[f64]) -> Vec<Stage> {
+        let mut stages: Vec<Stage> = Vec::new();
+        for (&device, section) in homes.iter().zip(&self.parts.sections) {
+            // What has nothing to do with prompts may have no speed.
+            let Some(&ms) = speeds.get(&device) else { continue };
+            match stages.last_mut().filter(|stage| stage.device == device) {
+                Some(stage) => stage.work += section.work,
+                None => stages.push(Stage { device, ms, work: section.work, way: 0.0 }),
+            }
+        }
+        let between = stages.len().saturating_sub(1);
+        for (stage, &way) in stages.iter_mut().take(between).zip(ways) {
+            stage.way = way;
+        }
+        stages
     }
 }
 
@@ -375,7 +414,7 @@ mod tests {
         let part = |layer| Part { weight_bytes: 100, cache_bytes: 20, read_bytes: 100, work: UNIT, layer };
         let none = Part { weight_bytes: 200, ..Part::default() };
         let last = Part { read_bytes: 200, layer: layers - 1, ..none };
-        Parts { sections: (0..layers).map(part).collect(), first: none, last, n_ctx: 10 }
+        Parts { sections: (0..layers).map(part).collect(), first: none, last, tied_bytes: 0, n_ctx: 10 }
     }
 
     fn member(id: &str, host: &str, capacity: u64) -> Member {
@@ -387,9 +426,9 @@ mod tests {
     fn two_hosts() -> Present {
         let members = vec![member("a/0", "a", 2000), member("b/0", "b", 2000)];
         let ways = Ways { within: None, between: Some(1.0), assumed: false };
-        let homes = vec![0, 0, 0, 0, 1, 1, 1, 1];
-        // 4 layers, 4 layers and the head, two ways; four micro-batches of 16, of which the last waits for the first stage.
-        let (token_ms, prompt_ms) = (4.0 + 6.0 + 2.0, 4.0 * 6.4 + 1.0 + 6.4);
+        let homes = vec![1, 1, 0, 0, 0, 0, 1, 1];
+        // 4 layers, 4 layers and the head, two ways; four micro-batches of 16 on the first host, one before and behind it on the other.
+        let (token_ms, prompt_ms) = (4.0 + 6.0 + 2.0, 3.2 + 1.0 + 4.0 * 6.4 + 1.0 + 3.2);
         let (n_ubatch, prompt_tokens) = (16, 64);
         let (single, scattered) = (false, false);
         Present {
@@ -453,22 +492,35 @@ mod tests {
 
     #[test]
     fn the_slowest_stage_bounds_a_prompt() {
-        let (fast, slow) = ((1.0, UNIT), (2.0, UNIT));
-        assert_eq!(pipeline_ms(&[fast], &[], &[4, 4]), 8.0);
+        let stage = |device, ms, way| Stage { device, ms, work: UNIT, way };
+        assert_eq!(pipeline_ms(&[stage(0, 1.0, 0.0)], &[4, 4], 0), 8.0);
         // The second stage is the slow one: it begins when the first micro-batch has come, and then never waits.
-        assert_eq!(pipeline_ms(&[fast, slow], &[0.5], &[4, 4, 4]), 4.0 + 0.5 + 24.0);
+        assert_eq!(pipeline_ms(&[stage(0, 1.0, 0.5), stage(1, 2.0, 0.0)], &[4, 4, 4], 0), 4.0 + 0.5 + 24.0);
         // The first one is: the second waits for each, and ends its last one behind it.
-        assert_eq!(pipeline_ms(&[slow, fast], &[0.5], &[4, 4, 4]), 24.0 + 0.5 + 4.0);
-        assert_eq!((pipeline_ms(&[], &[], &[4]), pipeline_ms(&[fast], &[], &[])), (0.0, 0.0));
+        assert_eq!(pipeline_ms(&[stage(0, 2.0, 0.5), stage(1, 1.0, 0.0)], &[4, 4, 4], 0), 24.0 + 0.5 + 4.0);
+        assert_eq!((pipeline_ms(&[], &[4], 0), pipeline_ms(&[stage(0, 1.0, 0.0)], &[], 3)), (0.0, 0.0));
         // Tokens behind others take longer.
         let growing = Work { token: 1.0, context: 0.5 };
-        assert_eq!(pipeline_ms(&[(1.0, growing)], &[], &[2, 2]), growing.cost(0, 4));
+        assert_eq!(pipeline_ms(&[Stage { work: growing, ..stage(0, 1.0, 0.0) }], &[2, 2], 0), growing.cost(0, 4));
+    }
+
+    #[test]
+    fn a_device_begins_others_while_it_would_wait() {
+        let stage = |device, ms| Stage { device, ms, work: UNIT, way: 0.0 };
+        let round = [stage(1, 1.0), stage(0, 2.0), stage(1, 1.0)];
+        // It waits for each to come back.
+        assert_eq!(pipeline_ms(&round, &[4; 5], 0), 5.0 * 16.0);
+        // Both have always something to do, but for the first way in and the last way out.
+        for lead in [2, 3, 9] {
+            assert_eq!(pipeline_ms(&round, &[4; 5], lead), 4.0 + 5.0 * 8.0 + 4.0, "{lead}");
+        }
+        assert_eq!(pipeline_ms(&round, &[1, 2, 4, 4, 4, 2, 1], 4), 1.0 + 18.0 * 2.0 + 1.0);
     }
 
     #[test]
     fn without_a_host_its_layers_move() {
         let alone = two_hosts().without("b");
-        assert_eq!(alone.devices, [("a/0".to_owned(), Some((0, 7)))]);
+        assert_eq!(alone.devices, [("a/0".to_owned(), vec![(0, 7)])]);
         // All layers and the head, no way; the prompt as a whole.
         assert!(close(alone.token_ms, 10.0) && close(alone.prompt_ms, 8.0 * 0.1 * 64.0), "{alone:?}");
         assert!(alone.notes.is_empty() && alone.missing.is_none(), "{alone:?}");
@@ -483,8 +535,8 @@ mod tests {
     #[test]
     fn another_host_takes_its_part() {
         let three = two_hosts().with_another("a");
-        let layers: Vec<_> = three.devices.iter().map(|(_, layers)| *layers).collect();
-        assert_eq!(layers, [Some((0, 2)), Some((3, 4)), Some((5, 7))]);
+        let layers: Vec<_> = three.devices.iter().map(|(_, layers)| layers.clone()).collect();
+        assert_eq!(layers, [vec![(1, 3)], vec![(4, 5)], vec![(0, 0), (6, 7)]]);
         assert_eq!(three.devices[2].0, "another a/0");
         assert!(close(three.token_ms, 10.0 + 3.0), "{three:?}");
         let prompt = three.prompt_ms.unwrap();
@@ -493,11 +545,11 @@ mod tests {
         let mut single = two_hosts();
         (single.single, single.members[1].share, single.homes) = (true, 0.0, vec![0; 8]);
         let three = single.with_another("a");
-        assert_eq!(three.devices.iter().filter(|(_, layers)| layers.is_some()).count(), 1);
+        assert_eq!(three.devices.iter().filter(|(_, layers)| !layers.is_empty()).count(), 1);
         // Without the device that has everything, the next one has it.
         single.members[1].speed = None;
         let other = single.without("a");
-        assert_eq!((other.devices[0].1, other.token_ms, other.prompt_ms), (Some((0, 7)), None, None));
+        assert_eq!((&other.devices[0].1[..], other.token_ms, other.prompt_ms), (&[(0, 7)][..], None, None));
         assert!(other.notes[0].contains("the speed of b/0 is not known"), "{other:?}");
     }
 

@@ -1,7 +1,7 @@
 //! What `outboard plan` prints: JSON, and text for people.
 
 use crate::devices::Net;
-use crate::model::{self, Loaded};
+use crate::model::{Layers, Loaded};
 use crate::print;
 use outboard_core::error::Bytes;
 use serde::Serialize;
@@ -53,8 +53,8 @@ pub(super) struct DeviceRow {
     pub(super) id: String,
     /// Its server; a local device is its own.
     pub(super) host: String,
-    /// First and last.
-    pub(super) layers: Option<(usize, usize)>,
+    #[serde(flatten)]
+    pub(super) layers: Layers,
     pub(super) weight_bytes: u64,
     pub(super) cache_bytes: u64,
     pub(super) compute_bytes: u64,
@@ -124,7 +124,8 @@ pub(super) struct Change {
 #[derive(Debug, Serialize)]
 pub(super) struct Place {
     pub(super) id: String,
-    pub(super) layers: Option<(usize, usize)>,
+    #[serde(flatten)]
+    pub(super) layers: Layers,
 }
 
 impl Report {
@@ -258,6 +259,6 @@ impl Change {
 
     /// Layers of each device, in their order.
     fn layers(&self) -> String {
-        self.devices.iter().map(|d| model::layers(d.layers)).collect::<Vec<_>>().join(" ")
+        self.devices.iter().map(|d| d.layers.to_string()).collect::<Vec<_>>().join(" ")
     }
 }
