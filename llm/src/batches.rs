@@ -54,10 +54,15 @@ pub struct Route<'a> {
 /// than it should.
 const SPARE: usize = 1;
 
+/// Bytes of micro-batches that have begun behind the oldest one, at most: half of what a server keeps for those who have not taken it yet.
+const MOST_BEGUN: u64 = 128 << 20;
+
 impl Route<'_> {
-    /// How many micro-batches begin before the oldest of them goes on behind its first device.
-    pub fn lead(self) -> usize {
-        if self.round { self.devices.len() + SPARE } else { 0 }
+    /// How many micro-batches begin before the oldest of them goes on behind its first device, if each hands over so many bytes at most.
+    pub fn lead(self, bytes: u64) -> usize {
+        let room = MOST_BEGUN / bytes.max(1);
+        let wanted = if self.round { self.devices.len() + SPARE } else { 0 };
+        usize::try_from(room).map_or(wanted, |room| room.min(wanted))
     }
 }
 
@@ -126,6 +131,14 @@ mod tests {
     const FLAT: Work = Work { token: 5.0, context: 0.0 };
     /// A token behind 800 others takes twice as long as the first.
     const GROWING: Work = Work { token: 5.0, context: 5.0 / 800.0 };
+
+    #[test]
+    fn some_begin_before_the_oldest_comes_back() {
+        let (two, four) = (round(&[Cpu; 2]), round(&[Cpu; 4]));
+        assert_eq!([line(&[Cpu; 2]).lead(1), two.lead(0), two.lead(1 << 20), four.lead(1 << 20)], [0, 3, 3, 5]);
+        // Fewer where each is large: beside the oldest they are what a server keeps.
+        assert_eq!([64 << 20, 128 << 20, 129 << 20].map(|bytes| two.lead(bytes)), [2, 1, 0]);
+    }
 
     /// From device to device.
     fn line(devices: &[DeviceKind]) -> Route<'_> {

@@ -413,7 +413,8 @@ impl Engine {
 
     /// Micro-batches that are to be enqueued in order.
     pub(crate) fn runs<T>(&self) -> Runs<T> {
-        Runs::new(self.by_route(|route| route.lead()))
+        let hidden = 4 * self.n_ubatch as u64 * self.model.hparams().n_embd as u64;
+        Runs::new(self.by_route(|route| route.lead(hidden)))
     }
 
     /// Tokens behind those in the cache as micro-batches. The text has them from now on: all of it is known before any of it may fail.

@@ -379,7 +379,7 @@ impl Present {
             let kinds: Vec<DeviceKind> = used.iter().map(|&d| members[d].kind).collect();
             let route = Route { devices: &kinds, round };
             let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, route, self.parts.work());
-            pipeline_ms(&self.stages(homes, &speeds, &ways), &sizes, route.lead())
+            pipeline_ms(&self.stages(homes, &speeds, &ways), &sizes, route.lead(0))
         });
         Sums { token_ms, prompt_ms }
     }
