@@ -85,14 +85,27 @@ fn upload_with(device: &Arc<dyn Device>, data: &[Bytes], known: &[Option<Digest>
         known.get(i).copied().flatten().into_iter().for_each(|d| cell.set(d).unwrap());
         contents.push(Content { dst, data: data.clone(), digest: cell });
     }
-    let stats = || RemoteDevice::of(device.as_ref()).unwrap().net_stats().sent_bytes;
-    let (before, done) = (stats(), AtomicU64::new(0));
+    let (before, done) = (sent(device), AtomicU64::new(0));
     let batch = [DeviceContents { device: device.clone(), contents }];
     let result = device.content().unwrap().upload(&batch, &|n| _ = done.fetch_add(n, Ordering::Relaxed));
     if result.is_ok() {
         assert_eq!(done.into_inner(), data.iter().map(|d| d.len() as u64).sum::<u64>());
     }
-    Outcome { slices, sent: stats() - before, result }
+    Outcome { slices, sent: sent(device) - before, result }
+}
+
+/// Bytes sent to a device's server, once they stay the same for a while: a thread counts what it has written behind the write, when the
+/// server may have it already.
+fn sent(device: &Arc<dyn Device>) -> u64 {
+    let stats = || RemoteDevice::of(device.as_ref()).unwrap().net_stats().sent_bytes;
+    let (mut last, mut same) = (stats(), 0);
+    while same < 3 {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = stats();
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    last
 }
 
 /// Uploads and checks what has arrived; gives the bytes sent.
