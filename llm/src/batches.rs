@@ -208,6 +208,7 @@ mod tests {
         let late = micro_batches(50_000, 1024, 128, line(&[Cpu; 2]), GROWING);
         assert_eq!(late, [64, 80, 80, 96, 96, 96, 96, 96, 96, 80, 80, 64]);
     }
+
     #[test]
     fn where_the_last_device_has_both_ends_only_those_at_the_ends_are_small() {
         let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, round(devices), GROWING);

@@ -225,10 +225,7 @@ impl Placed {
         let mut loads = Vec::new();
         for (d, device) in scheduler.devices().iter().enumerate() {
             let bytes = |weight: bool| {
-                let mine = items.iter().filter(|i| i.device == d && (i.kind == LeafKind::Weight) == weight);
-                // Leaves of one tensor share its memory.
-                let mut seen = HashSet::new();
-                mine.filter(|i| !weight || seen.insert(net::file_name(&i.leaf))).map(|i| i.size).sum::<u64>()
+                bytes_of(items.iter().filter(|i| i.device == d && (i.kind == LeafKind::Weight) == weight))
             };
             loads.push(DeviceLoad {
                 id: device.info().id.clone(),
@@ -240,9 +237,8 @@ impl Placed {
             });
         }
         let kept_bytes = |d: usize, device: &dyn Device| {
-            let mut seen = HashSet::new();
             let there = |i: &&Item| i.device == d && kept(kept_weights, &i.leaf, device).is_some();
-            items.iter().filter(there).filter(|i| seen.insert(net::file_name(&i.leaf))).map(|i| i.size).sum::<u64>()
+            bytes_of(items.iter().filter(there))
         };
         let in_place = |device: &Arc<dyn Device>| match options.mmap {
             true => device.import(model.gguf().file()),
@@ -436,33 +432,30 @@ impl Engine {
 
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
     pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<Run> {
-        let mut batches: Vec<(&[u32], Outputs)> =
-            self.micro_batches(tokens)?.into_iter().map(|batch| (batch, Outputs::None)).collect();
-        if let Some((_, outputs)) = batches.last_mut() {
-            *outputs = last;
-        }
-        let run = self.enqueue_batches(&batches, history)?;
+        let batches = self.micro_batches(tokens)?;
+        let run = self.enqueue_batches(&batches, history, last)?;
         run.ok_or_else(|| Error::Request("the prompt is empty".into()))
     }
 
-    /// Enqueues micro-batches, and gives the last run.
-    pub(crate) fn enqueue_batches(&mut self, batches: &[(&[u32], Outputs)], history: bool) -> Result<Option<Run>> {
+    /// Enqueues micro-batches, of which the last one has outputs, and gives its run.
+    pub(crate) fn enqueue_batches(&mut self, batches: &[&[u32]], history: bool, last: Outputs) -> Result<Option<Run>> {
         let mut runs = self.runs();
         let mut enqueue = || -> Result<Option<Run>> {
-            let mut last = None;
-            for &(batch, outputs) in batches {
+            let mut run = None;
+            for (i, batch) in batches.iter().enumerate() {
+                let outputs = if i + 1 == batches.len() { last } else { Outputs::None };
                 let shape =
                     GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed: Feed::Input, history, outputs };
-                last = runs.push(self, shape, batch, &[], ())?;
+                run = runs.push(self, shape, batch, &[], ())?;
             }
-            while let Some(run) = runs.next(self)? {
-                last = Some(run);
+            while let Some(next) = runs.next(self)? {
+                run = Some(next);
             }
-            Ok(last.map(|(run, ())| run))
+            Ok(run.map(|(run, ())| run))
         };
-        let last = enqueue();
+        let run = enqueue();
         runs.abandon(self);
-        last
+        run
     }
 
     /// Enqueues one micro-batch. With [`Feed::Sampled`] only the length of the batch counts.
@@ -578,6 +571,12 @@ fn place(
     }
     let plans = plan(&with_results)?;
     Ok((with_results, plans))
+}
+
+/// Bytes of leaves on one device, where those of one tensor share its memory.
+fn bytes_of<'i>(items: impl Iterator<Item = &'i Item>) -> u64 {
+    let mut seen = HashSet::new();
+    items.filter(|i| seen.insert(net::file_name(&i.leaf))).map(|i| i.size).sum()
 }
 
 /// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from

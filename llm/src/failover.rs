@@ -200,18 +200,16 @@ impl Engine {
 
     /// Enqueues what is missing in the cache, as it was read before; the token behind it is sampled.
     fn read_again(&mut self, sampling: Sampling) -> Result<()> {
-        let mut at = self.n_past;
-        let mut batches: Vec<(Vec<u32>, Outputs)> = Vec::new();
-        while at < self.text.len() {
+        let text = self.text.tokens(self.n_past..self.text.len()).to_vec();
+        let (mut batches, mut rest, mut at) = (Vec::new(), &text[..], self.n_past);
+        while !rest.is_empty() {
             let range = self.text.batch(at);
             at = range.end;
-            batches.push((self.text.tokens(range).to_vec(), Outputs::None));
+            let (batch, behind) = rest.split_at(range.len());
+            batches.push(batch);
+            rest = behind;
         }
-        if let Some((_, outputs)) = batches.last_mut() {
-            *outputs = Outputs::Sample(sampling);
-        }
-        let batches: Vec<(&[u32], Outputs)> = batches.iter().map(|(batch, outputs)| (&batch[..], *outputs)).collect();
-        let run = self.enqueue_batches(&batches, sampling.penalty.is_some())?;
+        let run = self.enqueue_batches(&batches, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
         let run = run.ok_or_else(|| Error::Request("there is no text to go on from".into()))?;
         self.expect_id(run, sampling.log_prob)
     }

@@ -496,6 +496,7 @@ impl Scheduler {
         self.write(program, &inputs, |_| true)?;
         let mut result = Ok(());
         for step in program.steps.iter().skip(program.leading) {
+            result = result.and_then(|()| self.check_cancelled());
             for copy in &step.copies {
                 match if copy.early { handed.pop_front() } else { None } {
                     Some(handed) => self.take(copy, handed)?,
@@ -503,7 +504,7 @@ impl Scheduler {
                     None => self.transfer(&mut ahead, copy)?,
                 }
             }
-            result = result.and_then(|()| self.execute(step));
+            result = result.and_then(|()| self.on(step.device)?.execute(&step.executable));
         }
         result.map(|()| run)
     }
@@ -582,15 +583,13 @@ impl Scheduler {
     }
 
     fn step(&self, ahead: &mut Ahead, step: &Step) -> Result<()> {
+        self.check_cancelled()?;
         step.copies.iter().try_for_each(|copy| self.transfer(ahead, copy))?;
-        self.execute(step)
+        self.on(step.device)?.execute(&step.executable)
     }
 
-    fn execute(&self, step: &Step) -> Result<()> {
-        match self.cancel.load(Ordering::Relaxed) {
-            true => Err(Error::Cancelled),
-            false => self.on(step.device)?.execute(&step.executable),
-        }
+    fn check_cancelled(&self) -> Result<()> {
+        if self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 
     /// The bytes of an output of the last run, in its layout.

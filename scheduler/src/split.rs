@@ -9,7 +9,7 @@ use crate::plan::PlanError;
 use outboard_core::graph::{MAX_NAME, clip};
 use outboard_core::op::View;
 use outboard_core::{Graph, GraphBuilder, Layout, LeafKind, Tensor, TensorId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// Where a tensor's bytes are.
@@ -92,9 +92,9 @@ impl Splits {
         let Some(last) = self.splits.last() else { return 0 };
         let n = self.splits.iter().take_while(|split| split.device != last.device).count() + 1;
         let (leading, rest) = self.splits.split_at(n);
-        let computes = |id: &TensorId| leading.iter().any(|split| split.nodes.contains(id));
+        let computed: HashSet<&TensorId> = leading.iter().flat_map(|split| &split.nodes).collect();
         let left = |place: &Place| match place {
-            Place::Node(id) => computes(id),
+            Place::Node(id) => computed.contains(id),
             Place::Copy(number) => leading.iter().any(|split| split.copies.contains(number)),
             Place::Bound(_) | Place::Input(..) => false,
         };
@@ -103,7 +103,7 @@ impl Splits {
             split.graph.nodes().filter(writes).any(|id| matches!(split.place(id), Some(Place::Input(..))))
         };
         let stays = rest.iter().flat_map(|split| &split.places).flatten().any(left)
-            || graph.outputs().any(|id| computes(&graph.tensor(id).root()))
+            || graph.outputs().any(|id| computed.contains(&graph.tensor(id).root()))
             || leading.iter().any(writes_input);
         if rest.is_empty() || stays { 0 } else { n }
     }

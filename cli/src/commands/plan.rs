@@ -377,7 +377,8 @@ fn timeline(engine: &Engine, decode: &Measured) -> Option<Timeline> {
     let id = |d: usize| engine.loads().get(d).map(|l| l.id.as_str());
     let first = id(*engine.homes().first()?)?;
     let (range, n) = (decode.sample.range, decode.test.tokens());
-    let round = engine.homes().first() == engine.homes().last();
+    let homes = engine.homes();
+    let round = homes.first() == homes.last() && homes.iter().any(|home| Some(home) != homes.first());
     let token = decode.trace.one_token(first, round, range, n)?;
     let row = |device: &str| engine.loads().iter().position(|l| l.id == device);
     let work = decode.trace.work(token).into_iter();
