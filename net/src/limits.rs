@@ -29,7 +29,7 @@ pub const AUTO_QUIC: Duration = Duration::from_millis(700);
 pub const QUIC_STREAMS: u32 = 16;
 /// Bytes in flight on one QUIC stream, each way; the same as a bulk stream's HTTP/2 window, which is the tighter bound.
 pub const QUIC_STREAM_WINDOW: u32 = 16 << 20;
-/// Bytes in flight on a QUIC connection, each way.
+/// Bytes in flight on a QUIC connection, each way: more than one stream of bulk data can take, so that commands have room beside it.
 pub const QUIC_WINDOW: u32 = 32 << 20;
 /// A QUIC connection that heard nothing for this long is gone. Clients find out sooner, by HTTP/2 pings on the stream of commands.
 pub const QUIC_IDLE: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ pub const MAX_GRAPH: usize = 16 << 20;
 pub const MAX_TENSOR: usize = 4 << 10;
 /// Largest encoded `Places`, in bytes: four varints for each tensor of the largest graph.
 pub const MAX_PLACES: usize = 3 << 20;
-/// Payloads up to this many bytes travel with the command; larger ones on the bulk connection, so that no command waits longer
+/// Payloads up to this many bytes travel with the command; larger ones on a bulk connection, so that no command waits longer
 /// than it takes to send this much.
 pub const MAX_INLINE: usize = 64 << 10;
 /// Bytes of a chunk on the bulk stream: large enough that headers do not matter, small enough to share a link fairly.

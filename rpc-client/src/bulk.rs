@@ -1,4 +1,4 @@
-//! The bulk thread of an endpoint: its connection, and a task for each queue that moves large payloads.
+//! The bulk threads of an endpoint: for each its connection, and a task for each queue that moves large payloads on it.
 
 use crate::link::Shared;
 use crate::queue::QueueInner;
@@ -8,7 +8,7 @@ use outboard_core::Result;
 use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Starts the thread; it connects at once.
+/// Starts a thread; it connects at once.
 pub(crate) fn start(shared: &Arc<Shared>) -> Result<UnboundedSender<Arc<QueueInner>>> {
     let runtime = runtime().map_err(|e| shared.lost(format!("no event loop: {e}")))?;
     let (queues, todo) = unbounded_channel();
@@ -26,7 +26,7 @@ async fn run(shared: &Arc<Shared>, mut todo: UnboundedReceiver<Arc<QueueInner>>)
     let Opened { conn, mut driver, .. } = match tokio::time::timeout(shared.options.connect_timeout, opening).await {
         Ok(Ok(opened)) => opened,
         Ok(Err(e)) => return shared.kill(e),
-        Err(_) => return shared.kill(shared.lost("no second connection for bulk data within the deadline")),
+        Err(_) => return shared.kill(shared.lost("no connection for bulk data within the deadline")),
     };
     tokio::select! {
         why = &mut driver => {

@@ -121,6 +121,11 @@ impl RemoteDevice {
         &self.link
     }
 
+    /// Handle of the buffer behind a slice of this device.
+    pub(crate) fn handle(&self, slice: &Slice) -> Result<u64> {
+        RemoteBuffer::handle_of(slice, self.uid)
+    }
+
     pub(crate) fn keeps_blobs(&self) -> bool {
         self.blobs
     }
@@ -219,7 +224,7 @@ impl Device for RemoteDevice {
         let shared = self.link.shared();
         let handle = shared.fresh();
         let encoded = graph::encode(&graph)?;
-        let places = places::encode(&graph, &placement, |slice| RemoteBuffer::handle_of(slice, self.uid))?;
+        let places = places::encode(&graph, &placement, |slice| self.handle(slice))?;
         let device = self.info.name.clone();
         let compile =
             |request| Request::Compile(v1::Compile { request, executable: handle, device, graph: encoded, places });

@@ -1,7 +1,7 @@
 //! The devices of rpc-servers as devices of this process.
 //!
 //! [`connect`] opens a session with each endpoint and gives its devices. Per endpoint there is one thread with the connection for
-//! commands and, once a large payload is moved, one with the connection for bulk data; callers put encoded commands into bounded
+//! commands and, once large payloads are moved, one or two with connections for these; callers put encoded commands into bounded
 //! lines and never wait for an event loop. A caller waits for the network only where it asks for a result: reads, `finish`,
 //! allocation, compilation.
 //!

@@ -11,7 +11,7 @@ use crate::queue::QueueInner;
 use crate::resume::resume;
 use outboard_core::device::Completer;
 use outboard_core::{Error, Pending, Result};
-use outboard_net::{Dialer, Endpoint};
+use outboard_net::{Carrier, Dialer, Endpoint};
 use outboard_proto::FEATURE_RESUME;
 use outboard_proto::limits::MAX_FREE;
 use outboard_proto::v1::control_request::Request;
@@ -26,6 +26,9 @@ use tokio::sync::{Notify, watch};
 
 /// Bytes of requests that wait for the control stream: a graph or two.
 const CONTROL_LANE: usize = 4 << 20;
+/// Connections for bulk data, at most. One alone does not always fill a line: congestion control by rate (BBR) sends a little less
+/// than it has seen to arrive, and one that has lost a packet takes a while.
+pub(crate) const BULK_CONNECTIONS: usize = 2;
 /// How long the last one who lets go of an endpoint waits for the server to have freed all.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Longest time that a session is tried to be taken up again, whatever its server says: a run has better things to do.
@@ -54,7 +57,7 @@ pub(crate) struct Shared {
     pub(crate) freed: Notify,
     queues: Mutex<Queues>,
     pub(crate) jobs: UnboundedSender<Job>,
-    bulk: OnceLock<Result<UnboundedSender<Arc<QueueInner>>>>,
+    bulk: [OnceLock<Result<UnboundedSender<Arc<QueueInner>>>>; BULK_CONNECTIONS],
 }
 
 #[derive(Default)]
@@ -114,7 +117,7 @@ impl Shared {
             freed: Notify::new(),
             queues: Mutex::default(),
             jobs,
-            bulk: OnceLock::new(),
+            bulk: Default::default(),
         })
     }
 
@@ -248,9 +251,20 @@ impl Shared {
         lock(&self.queues).known.contains(&uid)
     }
 
-    /// Opens the bulk stream of a queue; the first starts the thread.
+    /// Bulk connections that there can be. On QUIC all are streams of one connection, with one congestion control: a second stream would
+    /// gain nothing, and both together could take the room that commands need.
+    pub(crate) fn bulk_connections(&self) -> usize {
+        match self.dialer.carrier() {
+            Carrier::Quic => 1,
+            _ => BULK_CONNECTIONS,
+        }
+    }
+
+    /// Opens the bulk stream of a queue on the connection that it is to have; the first one there starts its thread.
     pub(crate) fn open_bulk(self: &Arc<Self>, queue: &Arc<QueueInner>) -> Result<()> {
-        let sender = self.bulk.get_or_init(|| bulk::start(self)).as_ref().map_err(Clone::clone)?;
+        let unknown = || Error::Misuse(format!("there is no bulk connection {}", queue.bulk_connection));
+        let slot = self.bulk.get(queue.bulk_connection).ok_or_else(unknown)?;
+        let sender = slot.get_or_init(|| bulk::start(self)).as_ref().map_err(Clone::clone)?;
         sender.send(queue.clone()).map_err(|_| self.gone())
     }
 }

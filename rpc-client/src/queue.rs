@@ -31,6 +31,8 @@ pub(crate) struct QueueInner {
     device: Arc<str>,
     pub(crate) lane: Arc<Lane>,
     pub(crate) bulk: Arc<Lane>,
+    /// Number of the connection that the bulk stream is opened on.
+    pub(crate) bulk_connection: usize,
     order: Mutex<Order>,
     sent: AtomicU64,
     failed: OnceLock<Error>,
@@ -170,6 +172,11 @@ pub(crate) struct RemoteQueue {
 impl RemoteQueue {
     /// Opens a queue. What goes wrong on the way comes out at its commands.
     pub(crate) fn open(device: &RemoteDevice) -> Result<RemoteQueue> {
+        RemoteQueue::open_with(device, 0, BULK_LANE)
+    }
+
+    /// Opens a queue whose bulk data goes on the bulk connection of this number, for which some bytes of it may wait.
+    pub(crate) fn open_with(device: &RemoteDevice, bulk_connection: usize, ahead: usize) -> Result<RemoteQueue> {
         let link = device.link().clone();
         let shared = link.shared();
         shared.check()?;
@@ -177,7 +184,8 @@ impl RemoteQueue {
             uid: fresh_uid(),
             device: device.info().id.as_str().into(),
             lane: Lane::new(COMMAND_LANE),
-            bulk: Lane::new(BULK_LANE),
+            bulk: Lane::new(ahead),
+            bulk_connection,
             order: Mutex::default(),
             sent: AtomicU64::new(0),
             failed: OnceLock::new(),
@@ -218,11 +226,6 @@ impl RemoteQueue {
         self.inner.check()
     }
 
-    /// Handle of the buffer behind a slice of this device.
-    pub(crate) fn handle(&self, slice: &Slice) -> Result<u64> {
-        RemoteBuffer::handle_of(slice, self.device)
-    }
-
     /// Writes `data`, under its digest if there is one; `sent` is told the bytes of each part that is on its way.
     pub(crate) fn send(&self, dst: &Slice, data: Bytes, digest: Option<Digest>, sent: &dyn Fn(u64)) -> Result<()> {
         self.same_len(data.len() as u64, dst)?;
@@ -248,6 +251,11 @@ impl RemoteQueue {
             sent(len);
         }
         Ok(())
+    }
+
+    /// Opens the bulk stream before there is anything for it.
+    pub(crate) fn prepare_bulk(&self) -> Result<()> {
+        self.ensure_bulk(&mut lock(&self.inner.order))
     }
 
     fn ensure_bulk(&self, order: &mut Order) -> Result<()> {
@@ -302,7 +310,7 @@ impl Queue for RemoteQueue {
         let waiting = match bulk {
             false => Waiting::Read { to, len: src.len() },
             true => {
-                self.ensure_bulk(&mut lock(&self.inner.order))?;
+                self.prepare_bulk()?;
                 let len = usize::try_from(src.len()).unwrap_or(usize::MAX);
                 let mut room = Vec::new();
                 let no_room = |_| Error::Request(format!("{}: no memory here for {len} bytes", self.inner.device));

@@ -2,13 +2,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 mod common;
+#[path = "common/proxy.rs"]
+#[allow(unreachable_pub)]
+mod proxy;
 
 use common::{WAIT, buffer, endpoint, f32s, read};
 use outboard_core::device::Bytes;
 use outboard_core::*;
 use outboard_host::{Host, MemoryBudget};
 use outboard_reference::reference_device;
-use outboard_rpc_client::{ClientOptions, RemoteDevice, connect};
+use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
 use outboard_rpc_server::{BlobOptions, Blobs, Limits, Server, ServerConfig, Trust};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -439,6 +442,50 @@ fn devices_of_an_endpoint_share_what_is_sent() {
         }
         assert!(read(devices[0].queue().unwrap().as_ref(), &again) == data[8][..]);
     }
+}
+
+/// Through a relay that sees single connections: that of the commands, and those for bulk data.
+fn through(proxy: &proxy::Proxy) -> Arc<dyn Device> {
+    connect(&[Endpoint::parse(&proxy.addr.to_string()).unwrap()], &ClientOptions::default()).unwrap().remove(0)
+}
+
+#[test]
+fn a_load_goes_on_several_connections() {
+    let dir = tempfile::tempdir().unwrap();
+    let (plain, _) = common::server();
+    let data: Vec<Bytes> = (0..64).map(|i| bytes(100 + i, (1 << 20) + i as usize)).collect();
+    for server in [plain, server(dir.path())] {
+        let proxy = proxy::Proxy::start(server.local_addr());
+        let device = through(&proxy);
+        upload(&device, &data);
+        assert_eq!(proxy.count(), 3);
+        // Again, on the same ones.
+        upload(&device, &data);
+        assert_eq!(proxy.count(), 3);
+    }
+}
+
+#[test]
+fn a_load_ends_when_one_of_its_connections_does() {
+    let (server, _) = common::server();
+    let data: Vec<Bytes> = (0..64).map(|i| bytes(100 + i, 1 << 20)).collect();
+    for cut in [1, 2] {
+        let proxy = proxy::Proxy::start(server.local_addr());
+        let device = through(&proxy);
+        let error = std::thread::scope(|scope| {
+            let load = scope.spawn(|| upload_with(&device, &data, &[]).result);
+            while proxy.count() < 3 {
+                std::thread::yield_now();
+            }
+            // Both are in the middle of something.
+            (1..3).for_each(|connection| proxy.allow(connection, 1 << 16));
+            proxy.cut(cut);
+            load.join().unwrap().unwrap_err().to_string()
+        });
+        assert!(error.starts_with(&proxy.addr.to_string()) && error.contains("connection"), "{error}");
+    }
+    // Other clients notice nothing.
+    upload(&devices(&server)[0], &data);
 }
 
 #[test]

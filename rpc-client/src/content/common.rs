@@ -1,6 +1,6 @@
 //! Contents that several servers need: this process sends each to one of them, its origin, and the others get it from there.
 //!
-//! Origins are dealt out in turn, so that every server sends as much as it gets. What a server has already it does not take from
+//! Origins are dealt out so that each gets as many bytes as the others. What a server has already it does not take from
 //! another. It accepts what it takes, and lets the origin offer it, on queues of their own: a server that waits for another one
 //! never holds up what comes to it from this process.
 
@@ -45,11 +45,6 @@ impl Common {
         self.set(State::There(event));
     }
 
-    /// Whether its fate is known: it can be had, or never will.
-    pub(super) fn is_known(&self) -> bool {
-        *lock(&self.state) != State::Coming
-    }
-
     /// Waits until its fate is known. The origin's own deadlines end this.
     fn wait(&self) -> State {
         let mut state = lock(&self.state);
@@ -70,15 +65,19 @@ pub(super) fn find(uploads: &mut [Upload<'_>]) {
             wanted.entry((item.data.as_ptr(), item.data.len())).or_default().push((u, i));
         }
     }
-    let mut several: Vec<_> = wanted.into_values().filter(|at| at.len() > 1).collect();
-    // In the order of the file, so that each origin sends early what others wait for.
-    several.sort();
-    for (turn, at) in several.iter().enumerate() {
-        let Some(&(origin, item)) = at.get(turn % at.len()) else { continue };
+    let several = wanted.into_iter().filter(|(_, at)| at.len() > 1).map(|((_, len), at)| (len as u64, at));
+    let mut several: Vec<_> = several.collect();
+    // The largest first, as they are sent.
+    several.sort_by(|(a, at), (b, bt)| b.cmp(a).then_with(|| at.cmp(bt)));
+    let mut dealt: HashMap<usize, u64> = HashMap::new();
+    for (len, at) in &several {
+        let so_far = |&&(u, _): &&(usize, usize)| dealt.get(&u).copied().unwrap_or_default();
+        let Some(&(origin, item)) = at.iter().min_by_key(so_far) else { continue };
         let takers: Vec<_> = at.iter().filter(|&&(u, _)| u != origin && reaches(uploads, origin, u)).collect();
         if takers.is_empty() {
             continue;
         }
+        *dealt.entry(origin).or_default() += len;
         let common = Common { origin, item, state: Mutex::new(State::Coming), changed: Condvar::new() };
         let common = Arc::new(common);
         for &&(u, i) in takers.iter().chain([&&(origin, item)]) {

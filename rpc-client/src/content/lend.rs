@@ -4,11 +4,11 @@
 //! The lender places what is asked for in memory that it has to spare, and sends it on to the borrower. A lender without memory to
 //! spare, or whose file turns out to be damaged, lends nothing; then this process sends.
 
-use super::{FINISH_WAIT, Item, PLACE_BATCH, Upload, carry};
+use super::{FINISH_WAIT, Item, PLACE_BATCH, Upload, Ways, carry};
 use crate::queue::RemoteQueue;
 use outboard_core::{Device, PeerTransfer, Queue, Result, Slice, Usage, at_once};
 use outboard_proto::blobs::{Blob, Place};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::Receiver;
 
 /// Offsets in a lender's memory are multiples of this.
 const ALIGN: u64 = 256;
@@ -66,9 +66,8 @@ pub(super) fn borrow_all<'i>(
     upload: &Upload<'_>,
     all: &[Upload<'_>],
     loans: &Receiver<Loan<'i>>,
-    to_send: &Sender<&'i Item>,
+    ways: &Ways<'i>,
 ) -> Result<()> {
-    let mut handed = 0;
     let mut next = loans.recv().ok();
     while let Some(first) = next.take() {
         let (lender, mut bytes) = (first.lender, room(first.item));
@@ -89,10 +88,10 @@ pub(super) fn borrow_all<'i>(
         for (i, item) in batch.into_iter().enumerate() {
             if came.get(i).copied().unwrap_or(false) {
                 if let Some((first, _)) = item.places.first() {
-                    upload.came(item, &upload.target(*first)?.queue, &mut handed)?;
+                    upload.came(item, upload.target(*first)?.sending(0)?)?;
                 }
             } else {
-                _ = to_send.send(item);
+                _ = ways.bring(upload, item);
             }
         }
         if next.is_none() {
@@ -112,7 +111,7 @@ fn borrow(upload: &Upload<'_>, lender: &Upload<'_>, items: &[&Item]) -> Result<V
     let mut offset = 0;
     for item in items {
         let slice = Slice::new(buffer.clone(), offset, item.len())?;
-        places.push(Place { blob: item.blob(), buffer: from.handle(&slice)?, offset });
+        places.push(Place { blob: item.blob(), buffer: source.handle(&slice)?, offset });
         slices.push(slice);
         offset += room(item);
     }

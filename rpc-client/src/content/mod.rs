@@ -2,10 +2,10 @@
 //!
 //! For each endpoint there are three stages, on threads of their own. The first computes digests that are not known yet and asks
 //! the server which of them it has; where it must compute, it asks in windows, so that the others need not wait for the whole
-//! file. The second lets the server place what it has. The third sends the rest from the mapped file on the bulk connection, with
+//! file. The second lets the server place what it has. The third sends the rest from the mapped file on the bulk connections, with
 //! the digests, so that the server can check and keep it. Servers that keep nothing are not asked, and nothing is hashed for them.
 //! What several devices of an endpoint need is sent to the first, which hands it on; what several endpoints need is sent to one
-//! of them, from where the others get it ([`common`]); what one of them has already it lends to the others ([`lend`]).
+//! of them, from where the others take it ([`common`]); what one of them has already it lends to the others ([`lend`]).
 //!
 //! Bytes that wait are those of the queues' bulk lanes; nothing is copied in this process.
 
@@ -13,6 +13,8 @@ mod common;
 mod lend;
 
 use crate::device::RemoteDevice;
+use crate::link::BULK_CONNECTIONS;
+use crate::lock;
 use crate::queue::RemoteQueue;
 use bytes::Bytes;
 use common::{Common, Sources};
@@ -22,10 +24,11 @@ use outboard_core::{
 };
 use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
 use outboard_proto::graph::bits_to_flags;
-use outboard_proto::limits::{MAX_BLOBS, MIN_BLOB};
+use outboard_proto::limits::{MAX_BLOBS, MAX_INLINE, MIN_BLOB};
 use outboard_proto::v1;
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -42,6 +45,8 @@ const CHECKED_TOGETHER: usize = 64;
 const SLOWEST_DISK: u64 = 8 << 20;
 /// Bytes that devices of an endpoint hand one another before they are waited for: they may lie in the server's memory.
 const HANDED_AHEAD: u64 = 128 << 20;
+/// Bytes that wait for a connection: little, so that none has much more to send in the end than the others.
+const SENT_AHEAD: usize = 2 << 20;
 /// Longest wait for a server to have taken what was sent, when all of it has left this process but some ten megabytes.
 const FINISH_WAIT: Duration = Duration::from_secs(600);
 
@@ -55,13 +60,14 @@ impl ContentUpload for RemoteDevice {
         for DeviceContents { device, contents } in batch {
             let remote = RemoteDevice::of(device.as_ref());
             let remote = remote.ok_or_else(|| Error::Misuse(format!("{} is not remote", device.info().id)))?;
-            let target = Target { device: remote, queue: RemoteQueue::open(remote)?, taking: OnceLock::new() };
+            let target = Target { device: remote, sending: Default::default(), taking: OnceLock::new() };
             let same = |u: &&mut Upload<'_>| u.devices.iter().any(|d| Arc::ptr_eq(d.device.link(), remote.link()));
             match endpoints.iter_mut().find(same) {
                 Some(upload) => upload.add(target, contents),
                 None => {
                     let number = endpoints.len();
-                    let mut upload = Upload { number, devices: Vec::new(), items: Vec::new(), progress };
+                    let mut upload =
+                        Upload { number, devices: Vec::new(), items: Vec::new(), handed: AtomicU64::new(0), progress };
                     upload.add(target, contents);
                     endpoints.push(upload);
                 }
@@ -80,29 +86,40 @@ fn panicked() -> Error {
     Error::Misuse("a thread of an upload panicked; this is a bug of Outboard".into())
 }
 
-/// A device with a queue for its contents.
+/// A device, and the queues for its contents: opened when there is something for them.
 struct Target<'d> {
     device: &'d RemoteDevice,
-    queue: RemoteQueue,
-    /// For what comes from other servers, once there is any.
+    /// For what this process sends, one for each sender, whose bulk connection it uses.
+    sending: [OnceLock<RemoteQueue>; BULK_CONNECTIONS],
+    /// For what comes from other servers.
     taking: OnceLock<RemoteQueue>,
 }
 
 impl Target<'_> {
+    /// The queue for what a sender sends.
+    fn sending(&self, sender: usize) -> Result<&RemoteQueue> {
+        let bug = || Error::Misuse(format!("there is no sender {sender}; this is a bug of Outboard"));
+        let slot = self.sending.get(sender).ok_or_else(bug)?;
+        opened(slot, || RemoteQueue::open_with(self.device, sender, SENT_AHEAD))
+    }
+
     /// The queue for what comes from other servers.
     fn taking(&self) -> Result<&RemoteQueue> {
-        if let Some(queue) = self.taking.get() {
-            return Ok(queue);
-        }
-        // Only one thread of an upload gets here.
-        let queue = RemoteQueue::open(self.device)?;
-        Ok(self.taking.get_or_init(|| queue))
+        opened(&self.taking, || RemoteQueue::open(self.device))
     }
 
     /// Waits until its device has done everything.
     fn finish(&self) -> Result<()> {
-        self.queue.finish(FINISH_WAIT)?;
-        self.taking.get().map_or(Ok(()), |queue| queue.finish(FINISH_WAIT))
+        let mut open = self.sending.iter().chain([&self.taking]).filter_map(OnceLock::get);
+        open.try_for_each(|queue| queue.finish(FINISH_WAIT))
+    }
+}
+
+/// The queue of a slot. Of two that are opened at the same time, one is closed again.
+fn opened(slot: &OnceLock<RemoteQueue>, open: impl FnOnce() -> Result<RemoteQueue>) -> Result<&RemoteQueue> {
+    match slot.get() {
+        Some(queue) => Ok(queue),
+        None => open().map(|queue| slot.get_or_init(|| queue)),
     }
 }
 
@@ -130,12 +147,34 @@ impl Item {
     }
 }
 
+/// How what an endpoint does not have gets there.
+#[derive(Clone)]
+struct Ways<'i> {
+    /// This process sends it.
+    to_send: Sender<&'i Item>,
+    /// The server that this process sends it to hands it on.
+    to_take: Sender<(&'i Item, &'i Common)>,
+}
+
+impl<'i> Ways<'i> {
+    /// Lets an item go its way. `false` if that has ended, for which there is an error of its own.
+    fn bring(&self, upload: &Upload<'_>, item: &'i Item) -> bool {
+        match upload.elsewhere(item) {
+            Some(common) => self.to_take.send((item, common)).is_ok(),
+            None => self.to_send.send(item).is_ok(),
+        }
+    }
+}
+
 /// Where blobs go on, once the server was asked about them.
 struct Stages<'i> {
     to_place: Sender<&'i Item>,
     to_borrow: Sender<Loan<'i>>,
-    to_send: Sender<&'i Item>,
+    ways: Ways<'i>,
 }
+
+/// What is to be sent, for all senders; `None` when one of them has failed.
+type Sending<'i> = Mutex<Option<Receiver<&'i Item>>>;
 
 /// All that goes to one endpoint.
 struct Upload<'a> {
@@ -143,6 +182,8 @@ struct Upload<'a> {
     number: usize,
     devices: Vec<Target<'a>>,
     items: Vec<Item>,
+    /// Bytes that devices of the endpoint hand one another and may not have taken yet.
+    handed: AtomicU64,
     progress: &'a (dyn Fn(u64) + Sync),
 }
 
@@ -179,47 +220,60 @@ impl<'d> Upload<'d> {
         let _origin = common::Origin(self);
         let may_borrow = lend::possible(self, all);
         let ask = self.keeps_blobs() || may_borrow;
+        // The largest first: what is left in the end is small, and no connection has much to send while the others have nothing.
+        let mut items: Vec<&Item> = self.items.iter().collect();
+        items.sort_by_key(|item| Reverse(item.len()));
         let (blobs, small): (Vec<&Item>, Vec<&Item>) =
-            self.items.iter().partition(|item| ask && item.len() >= MIN_BLOB);
+            items.into_iter().partition(|item| ask && item.len() >= MIN_BLOB);
+        if self.items.iter().any(|item| item.len() > MAX_INLINE as u64) {
+            // The first bulk connection is opened while the server is asked.
+            self.target(0)?.sending(0)?.prepare_bulk()?;
+        }
+        let senders = self.first()?.link().shared().bulk_connections().min(self.items.len());
         let (to_send, sending) = channel();
+        let (to_take, taking) = channel();
         let (to_place, placing) = channel();
         let (to_borrow, borrowing) = channel();
-        let placing = Mutex::new(placing);
+        let (sending, placing) = (Mutex::new(Some(sending)), Mutex::new(placing));
+        let ways = Ways { to_send, to_take };
         // Until everything has come: what a queue has not done yet ends with it.
         let mut sources = Sources::default();
         std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for _ in 0..PLACING.min(blobs.len()) {
-                let (to_send, placing) = (to_send.clone(), &placing);
-                threads.push(scope.spawn(move || self.place_all(placing, &to_send)));
+                let (ways, placing) = (ways.clone(), &placing);
+                threads.push(scope.spawn(move || self.place_all(placing, &ways)));
             }
-            // What is no blob would be in the question's way, hundreds of messages of some bytes: it waits for the first answer, all but
-            // one, for which the bulk connection is opened meanwhile. Sending to a thread fails only if it has ended with an error,
-            // which is found below.
-            let now = if blobs.is_empty() { small.len() } else { small.len().min(1) };
-            let (now, small) = small.split_at(now);
-            now.iter().for_each(|item| _ = to_send.send(item));
             if !blobs.is_empty() && may_borrow {
-                let to_send = to_send.clone();
-                threads.push(scope.spawn(move || lend::borrow_all(self, all, &borrowing, &to_send)));
+                let ways = ways.clone();
+                threads.push(scope.spawn(move || lend::borrow_all(self, all, &borrowing, &ways)));
             }
-            let stages = Stages { to_place, to_borrow, to_send };
-            threads.push(scope.spawn(move || self.ask_all(all, &blobs, small, &stages)));
-            let sent = self.send_all(sending, all, &mut sources);
+            if self.items.iter().any(|item| self.elsewhere(item).is_some()) {
+                threads.push(scope.spawn(|| self.take_all(taking, all, &mut sources)));
+            }
+            for sender in 1..senders {
+                let sending = &sending;
+                threads.push(scope.spawn(move || self.send_all(sender, sending)));
+            }
+            let stages = Stages { to_place, to_borrow, ways };
+            threads.push(scope.spawn(move || self.ask_all(all, &blobs, &small, &stages)));
+            let sent = self.send_all(0, &sending);
             threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
         })?;
         self.devices.iter().try_for_each(Target::finish)?;
         self.check_taken()
     }
 
-    /// Asks about all blobs and hands them to the stage that they need; what is `small` is sent when there is an answer.
+    /// Asks about all blobs and hands them to the stage that they need. What is too `small` for that would be in the question's way,
+    /// hundreds of messages of some bytes: it waits for the first answer, if there is one.
     fn ask_all<'i>(
         &self,
         all: &[Upload<'_>],
         mut blobs: &[&'i Item],
-        mut small: &[&'i Item],
+        small: &[&'i Item],
         stages: &Stages<'i>,
     ) -> Result<()> {
+        let mut waiting = small.iter();
         while !blobs.is_empty() {
             let mut unknown = 0;
             let fits = |item: &&&Item| {
@@ -235,15 +289,15 @@ impl<'d> Upload<'d> {
             let have = if self.keeps_blobs() { self.ask(&asked)? } else { vec![false; asked.len()] };
             let (here, missing): (Vec<_>, Vec<_>) = window.iter().zip(have).partition(|(_, have)| *have);
             let mut going = here.into_iter().all(|(item, _)| stages.to_place.send(item).is_ok());
-            going &= std::mem::take(&mut small).iter().all(|item| stages.to_send.send(item).is_ok());
+            going &= waiting.by_ref().all(|item| stages.ways.bring(self, item));
             // What comes from its origin need not be borrowed.
             let (common, missing): (Vec<&Item>, Vec<&Item>) =
                 missing.into_iter().map(|(item, _)| *item).partition(|item| self.elsewhere(item).is_some());
-            going &= common.into_iter().all(|item| stages.to_send.send(item).is_ok());
+            going &= common.into_iter().all(|item| stages.ways.bring(self, item));
             for (loan, item) in lend::find(self, all, &missing).into_iter().zip(missing) {
                 going &= match loan {
                     Some(loan) => stages.to_borrow.send(loan).is_ok(),
-                    None => stages.to_send.send(item).is_ok(),
+                    None => stages.ways.bring(self, item),
                 };
             }
             // A stage that has ended has its own error.
@@ -251,6 +305,7 @@ impl<'d> Upload<'d> {
                 return Ok(());
             }
         }
+        waiting.all(|item| stages.ways.bring(self, item));
         Ok(())
     }
 
@@ -270,10 +325,10 @@ impl<'d> Upload<'d> {
         flags.ok_or_else(|| shared.lost("answered about another number of weights than was asked"))
     }
 
-    /// Lets the server place blobs until there are no more; those that it turns out not to have are sent.
-    fn place_all<'i>(&self, placing: &Mutex<Receiver<&'i Item>>, to_send: &Sender<&'i Item>) -> Result<()> {
+    /// Lets the server place blobs until there are no more; those that it turns out not to have go another way.
+    fn place_all<'i>(&self, placing: &Mutex<Receiver<&'i Item>>, ways: &Ways<'i>) -> Result<()> {
         loop {
-            let batch = gather(&crate::lock(placing));
+            let batch = gather(&lock(placing));
             if batch.is_empty() {
                 return Ok(());
             }
@@ -284,7 +339,7 @@ impl<'d> Upload<'d> {
                         self.announce(item, None)?;
                         (self.progress)(item.len() * item.places.len() as u64);
                     }
-                    false => _ = to_send.send(item),
+                    false => _ = ways.bring(self, item),
                 }
             }
         }
@@ -294,7 +349,7 @@ impl<'d> Upload<'d> {
     fn places_of(&self, item: &Item) -> Result<Vec<Place>> {
         let blob = item.blob();
         let place = |(number, dst): &(usize, Slice)| {
-            let buffer = self.target(*number)?.queue.handle(dst)?;
+            let buffer = self.target(*number)?.device.handle(dst)?;
             Ok(Place { blob, buffer, offset: dst.offset() })
         };
         item.places.iter().map(place).collect()
@@ -347,48 +402,36 @@ impl<'d> Upload<'d> {
         item.common.as_deref().filter(|c| c.origin != self.number)
     }
 
-    /// Sends items as they come, and takes from other servers what these have got.
-    fn send_all(&self, sending: Receiver<&Item>, all: &[Upload<'_>], sources: &mut Sources) -> Result<()> {
-        let mut handed = 0;
-        let mut coming: VecDeque<(&Item, &Common)> = VecDeque::new();
-        let mut take = |item: &Item, common: &Common, handed: &mut u64| -> Result<bool> {
-            let Some((first, dst)) = item.places.first() else { return Ok(true) };
-            let target = self.target(*first)?;
-            let taken = sources.take(all, common, dst, target)?;
-            if taken {
-                self.came(item, target.taking()?, handed)?;
-            }
-            Ok(taken)
-        };
-        for item in sending {
-            match self.elsewhere(item) {
-                Some(common) => coming.push_back((item, common)),
-                None => self.send(item, &mut handed)?,
-            }
-            while let Some(&(item, common)) = coming.front()
-                && common.is_known()
-            {
-                coming.pop_front();
-                if !take(item, common, &mut handed)? {
-                    return Ok(());
-                }
-            }
+    /// Sends items as they come.
+    fn send_all(&self, sender: usize, sending: &Sending<'_>) -> Result<()> {
+        loop {
+            let next = lock(sending).as_ref().and_then(|items| items.recv().ok());
+            let Some(item) = next else { return Ok(()) };
+            // The others end with what they are at.
+            self.send(sender, item).inspect_err(|_| *lock(sending) = None)?;
         }
-        for (item, common) in coming {
+    }
+
+    /// Takes items from other servers when these have got them.
+    fn take_all(&self, taking: Receiver<(&Item, &Common)>, all: &[Upload<'_>], sources: &mut Sources) -> Result<()> {
+        for (item, common) in taking {
+            let Some((first, dst)) = item.places.first() else { continue };
+            let target = self.target(*first)?;
             // Where its origin has failed, the whole batch fails with what that says.
-            if !take(item, common, &mut handed)? {
+            if !sources.take(all, common, dst, target)? {
                 return Ok(());
             }
+            self.came(item, target.taking()?)?;
         }
         Ok(())
     }
 
     /// An item has come from another server, or comes on `queue`.
-    fn came(&self, item: &Item, queue: &RemoteQueue, handed: &mut u64) -> Result<()> {
+    fn came(&self, item: &Item, queue: &RemoteQueue) -> Result<()> {
         item.foreign.store(true, Ordering::Relaxed);
         self.announce(item, Some(queue))?;
         (self.progress)(item.len());
-        self.hand_on(item, queue, handed)
+        self.hand_on(0, item, queue)
     }
 
     /// Lets the server check what it has taken from others, and keep it.
@@ -420,17 +463,18 @@ impl<'d> Upload<'d> {
     }
 
     /// Sends one item to its first place, from where the other devices of the endpoint get it.
-    fn send(&self, item: &Item, handed: &mut u64) -> Result<()> {
+    fn send(&self, sender: usize, item: &Item) -> Result<()> {
         let Some((first, dst)) = item.places.first() else { return Ok(()) };
         let source = self.target(*first)?;
+        let queue = source.sending(sender)?;
         let digest = item.digest.get().filter(|_| item.len() >= MIN_BLOB && source.device.keeps_blobs());
-        source.queue.send(dst, item.data.clone(), digest.copied(), self.progress)?;
-        self.announce(item, Some(&source.queue))?;
-        self.hand_on(item, &source.queue, handed)
+        queue.send(dst, item.data.clone(), digest.copied(), self.progress)?;
+        self.announce(item, Some(queue))?;
+        self.hand_on(sender, item, queue)
     }
 
-    /// Gives an item that comes on `queue` to its further places; `handed` counts the bytes that these may not have taken yet.
-    fn hand_on(&self, item: &Item, queue: &RemoteQueue, handed: &mut u64) -> Result<()> {
+    /// Gives an item that comes on `queue` to its further places, which take it on the queues of a sender.
+    fn hand_on(&self, sender: usize, item: &Item, queue: &RemoteQueue) -> Result<()> {
         let Some(((first, dst), others)) = item.places.split_first() else { return Ok(()) };
         let source = self.target(*first)?;
         for (number, other) in others {
@@ -441,14 +485,13 @@ impl<'d> Upload<'d> {
                 Some((from, to)) => {
                     let ticket = random_ticket()?;
                     from.offer(queue, ticket, dst, target.device)?;
-                    to.accept(&target.queue, ticket, other)?;
-                    *handed += item.len();
-                    if *handed >= HANDED_AHEAD {
+                    to.accept(target.sending(sender)?, ticket, other)?;
+                    if self.handed.fetch_add(item.len(), Ordering::Relaxed) + item.len() >= HANDED_AHEAD {
                         self.devices.iter().try_for_each(Target::finish)?;
-                        *handed = 0;
+                        self.handed.store(0, Ordering::Relaxed);
                     }
                 }
-                None => target.queue.send(other, item.data.clone(), None, &|_| {})?,
+                None => target.sending(sender)?.send(other, item.data.clone(), None, &|_| {})?,
             }
             (self.progress)(item.len());
         }
