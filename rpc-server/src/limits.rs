@@ -105,7 +105,7 @@ impl Default for SessionLimits {
     }
 }
 
-/// Queues of one client that may each have [`KIB_IN_FLIGHT`] on the way: more than a host has devices.
+/// Queues of one client that may each have [`KIB_IN_FLIGHT`] on the way: those of a run, and two for the weights, of several devices.
 pub(crate) const WIDE_QUEUES: usize = 16;
 /// Kibibytes of payload that wait in each further queue of a client; more than a chunk.
 pub(crate) const NARROW_KIB: u32 = 4 << 10;
@@ -139,6 +139,8 @@ pub(crate) const MARK_COMMANDS: u32 = 64;
 pub(crate) const MARK_KIB: u32 = 4 << 10;
 /// Chunks that wait between a bulk stream and its queue, in each direction.
 pub(crate) const BULK_CHUNKS: usize = 4;
+/// How long a client has to find out that a bulk stream has ended in the middle of something, before its queue says so.
+pub(crate) const CUT_STREAM: Duration = Duration::from_secs(1);
 /// Replies that wait for a control stream; a client that does not read stops it.
 pub(crate) const REPLIES: usize = 64;
 /// Commands that are read while one waits for others: enough to see a client go that has enqueued some steps.

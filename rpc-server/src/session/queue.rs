@@ -10,7 +10,7 @@ use super::{Session, unknown};
 use crate::accounts::Share;
 use crate::blobs::{Blob, Blobs, Receiver};
 use crate::devices::Devices;
-use crate::limits::{BULK_CHUNKS, MARK_COMMANDS, MARK_KIB, OPEN_TIMEOUT};
+use crate::limits::{BULK_CHUNKS, CUT_STREAM, MARK_COMMANDS, MARK_KIB, OPEN_TIMEOUT};
 use crate::lock;
 use crate::logs::limited;
 use crate::metrics::Metrics;
@@ -406,7 +406,12 @@ impl QueueRunner {
                 chunk = chunks.recv() => chunk,
                 () = session.until_closed() => return Err(Error::Cancelled),
             };
-            let chunk = chunk.ok_or_else(|| Error::Request("the bulk stream ended before its payload".into()))?;
+            let Some(chunk) = chunk else {
+                // Whose connection was lost finds that out itself, and says better than this what is to be done.
+                tokio::time::sleep(CUT_STREAM).await;
+                let detail = "the stream of bulk data ended in the middle of a payload: its connection was lost, or the client has closed it";
+                return Err(Error::Request(detail.into()));
+            };
             let len = chunk.data.len() as u64;
             if chunk.transfer != transfer || len == 0 || len > dst.len() - at {
                 return Err(Error::Request(format!(
