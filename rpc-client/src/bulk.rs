@@ -3,44 +3,61 @@
 use crate::link::Shared;
 use crate::queue::QueueInner;
 use crate::replies;
-use crate::transport::{self, Conn, Opened, Purpose, runtime};
+use crate::transport::{self, Opened, Purpose, runtime};
 use outboard_core::Result;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
 
-/// Starts a thread; it connects at once.
-pub(crate) fn start(shared: &Arc<Shared>) -> Result<UnboundedSender<Arc<QueueInner>>> {
+/// A connection that no queue has used for this long is closed: most have their time when weights are loaded.
+const IDLE: Duration = Duration::from_secs(5);
+/// How long its end may take.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// Starts the thread of a connection; it connects at once.
+pub(crate) fn start(shared: &Arc<Shared>, number: usize) -> Result<UnboundedSender<Arc<QueueInner>>> {
     let runtime = runtime().map_err(|e| shared.lost(format!("no event loop: {e}")))?;
     let (queues, todo) = unbounded_channel();
     let state = shared.clone();
     let spawned = std::thread::Builder::new().name(format!("bulk {}", shared.name)).spawn(move || {
-        runtime.block_on(run(&state, todo));
+        runtime.block_on(run(&state, number, todo));
         runtime.shutdown_background();
     });
     spawned.map_err(|e| shared.lost(format!("no thread: {e}")))?;
     Ok(queues)
 }
 
-async fn run(shared: &Arc<Shared>, mut todo: UnboundedReceiver<Arc<QueueInner>>) {
+async fn run(shared: &Arc<Shared>, number: usize, mut todo: UnboundedReceiver<Arc<QueueInner>>) {
     let opening = transport::open(&shared.dialer, &shared.counters, Purpose::Bulk);
     let Opened { conn, mut driver, .. } = match tokio::time::timeout(shared.options.connect_timeout, opening).await {
         Ok(Ok(opened)) => opened,
         Ok(Err(e)) => return shared.kill(e),
         Err(_) => return shared.kill(shared.lost("no connection for bulk data within the deadline")),
     };
-    tokio::select! {
-        why = &mut driver => {
-            if !shared.leaving() {
-                shared.kill(shared.lost(why));
+    let mut streams = JoinSet::new();
+    loop {
+        tokio::select! {
+            why = &mut driver => {
+                // One that nobody uses is no loss: the next queue gets another.
+                let unused = streams.is_empty() && shared.leave_bulk(number, &todo);
+                if !unused && !shared.leaving() {
+                    shared.kill(shared.lost(why));
+                }
+                return;
             }
+            Some(queue) = todo.recv() => {
+                streams.spawn(replies::receive_bulk(shared.clone(), conn.clone(), queue));
+            }
+            Some(_) = streams.join_next() => {}
+            () = tokio::time::sleep(IDLE), if streams.is_empty() => {
+                if shared.leave_bulk(number, &todo) {
+                    drop(conn);
+                    let _ = tokio::time::timeout(CLOSING, driver).await;
+                    return;
+                }
+            }
+            () = shared.until_over() => return,
         }
-        () = streams(shared, &conn, &mut todo) => {}
-        () = shared.until_over() => {}
-    }
-}
-
-async fn streams(shared: &Arc<Shared>, conn: &Conn, todo: &mut UnboundedReceiver<Arc<QueueInner>>) {
-    while let Some(queue) = todo.recv().await {
-        tokio::spawn(replies::receive_bulk(shared.clone(), conn.clone(), queue));
     }
 }

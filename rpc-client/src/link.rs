@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{Notify, watch};
 
 /// Bytes of requests that wait for the control stream: a graph or two.
@@ -57,7 +57,8 @@ pub(crate) struct Shared {
     pub(crate) freed: Notify,
     queues: Mutex<Queues>,
     pub(crate) jobs: UnboundedSender<Job>,
-    bulk: [OnceLock<Result<UnboundedSender<Arc<QueueInner>>>>; BULK_CONNECTIONS],
+    /// Bulk connections that are open, and where their queues go.
+    bulk: [Mutex<Option<UnboundedSender<Arc<QueueInner>>>>; BULK_CONNECTIONS],
 }
 
 #[derive(Default)]
@@ -260,12 +261,21 @@ impl Shared {
         }
     }
 
-    /// Opens the bulk stream of a queue on the connection that it is to have; the first one there starts its thread.
+    /// Opens the bulk stream of a queue on the connection that it is to have, which is opened first if it is not there.
     pub(crate) fn open_bulk(self: &Arc<Self>, queue: &Arc<QueueInner>) -> Result<()> {
         let unknown = || Error::Misuse(format!("there is no bulk connection {}", queue.bulk_connection));
-        let slot = self.bulk.get(queue.bulk_connection).ok_or_else(unknown)?;
-        let sender = slot.get_or_init(|| bulk::start(self)).as_ref().map_err(Clone::clone)?;
-        sender.send(queue.clone()).map_err(|_| self.gone())
+        let mut slot = lock(self.bulk.get(queue.bulk_connection).ok_or_else(unknown)?);
+        let queues = match &*slot {
+            Some(queues) => queues,
+            None => slot.insert(bulk::start(self, queue.bulk_connection)?),
+        };
+        queues.send(queue.clone()).map_err(|_| self.gone())
+    }
+
+    /// Forgets a bulk connection, so that the next queue opens another, unless queues are on their way to this one.
+    pub(crate) fn leave_bulk(&self, number: usize, todo: &UnboundedReceiver<Arc<QueueInner>>) -> bool {
+        let slot = self.bulk.get(number).map(lock).filter(|_| todo.is_empty());
+        slot.is_some_and(|mut slot| slot.take().is_some())
     }
 }
 

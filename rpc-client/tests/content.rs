@@ -462,6 +462,12 @@ fn a_load_goes_on_several_connections() {
         // Again, on the same ones.
         upload(&device, &data);
         assert_eq!(proxy.count(), 3);
+        // Those that nobody uses may break.
+        std::thread::sleep(Duration::from_secs(1));
+        (1..3).for_each(|connection| proxy.cut(connection));
+        std::thread::sleep(Duration::from_secs(1));
+        upload(&device, &data);
+        assert!(proxy.count() > 3);
     }
 }
 
@@ -552,12 +558,39 @@ fn sent_by(devices: &[Arc<dyn Device>; 2]) -> (u64, u64) {
     (a.sent_bytes + b.sent_bytes, a.peer_bytes + b.peer_bytes)
 }
 
-fn first_of_each(endpoints: [outboard_rpc_client::Endpoint; 2]) -> [Arc<dyn Device>; 2] {
+fn first_of_each(endpoints: [Endpoint; 2]) -> [Arc<dyn Device>; 2] {
     let all = connect(&endpoints, &ClientOptions::default()).unwrap();
-    let of = |e: &outboard_rpc_client::Endpoint| {
-        all.iter().find(|d| RemoteDevice::of(d.as_ref()).unwrap().endpoint() == e).unwrap().clone()
-    };
+    let of = |e: &Endpoint| all.iter().find(|d| RemoteDevice::of(d.as_ref()).unwrap().endpoint() == e).unwrap().clone();
     endpoints.each_ref().map(of)
+}
+
+#[test]
+fn servers_that_wait_for_each_other_end_a_load_that_fails() {
+    let servers = [common::server().0, common::server().0];
+    let proxies = servers.each_ref().map(|server| proxy::Proxy::start(server.local_addr()));
+    let devices = first_of_each(proxies.each_ref().map(|p| Endpoint::parse(&p.addr.to_string()).unwrap()));
+    let data: Vec<Bytes> = (0..48).map(|i| bytes(100 + i, 1 << 20)).collect();
+    let contents = |device: &Arc<dyn Device>| {
+        let content = |data: &Bytes| Content {
+            dst: buffer(device, data.len() as u64),
+            data: data.clone(),
+            digest: Arc::default(),
+        };
+        DeviceContents { device: device.clone(), contents: data.iter().map(content).collect() }
+    };
+    let batch = devices.each_ref().map(contents);
+    let done = AtomicU64::new(0);
+    let error = std::thread::scope(|scope| {
+        let progress = |n| _ = done.fetch_add(n, Ordering::Relaxed);
+        let load = scope.spawn(move || devices[0].content().unwrap().upload(&batch, &progress));
+        while done.load(Ordering::Relaxed) < 4 << 20 {
+            std::thread::yield_now();
+        }
+        // Each has sent the other something, and still owes it more.
+        proxies.iter().for_each(proxy::Proxy::go_silent);
+        load.join().unwrap().unwrap_err().to_string()
+    });
+    assert!(proxies.iter().any(|proxy| error.starts_with(&proxy.addr.to_string())), "{error}");
 }
 
 #[test]

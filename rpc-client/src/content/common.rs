@@ -4,7 +4,7 @@
 //! another. It accepts what it takes, and lets the origin offer it, on queues of their own: a server that waits for another one
 //! never holds up what comes to it from this process.
 
-use super::{Target, Upload, carry};
+use super::{Batch, Target, Upload, carry};
 use crate::lock;
 use crate::queue::RemoteQueue;
 use outboard_core::{Error, Event, PeerTransfer, Queue, Result, Slice};
@@ -27,7 +27,7 @@ enum State {
     Coming,
     /// In its first place at the origin; what is still on its way there is before an event of that device.
     There(Option<Event>),
-    /// The origin has failed.
+    /// The batch has failed.
     Gone,
 }
 
@@ -45,7 +45,7 @@ impl Common {
         self.set(State::There(event));
     }
 
-    /// Waits until its fate is known. The origin's own deadlines end this.
+    /// Waits until its fate is known. The origin's own deadlines end this, as a batch that fails gives everything up.
     fn wait(&self) -> State {
         let mut state = lock(&self.state);
         while *state == State::Coming {
@@ -72,15 +72,13 @@ pub(super) fn find(uploads: &mut [Upload<'_>]) {
     let mut dealt: HashMap<usize, u64> = HashMap::new();
     for (len, at) in &several {
         let so_far = |&&(u, _): &&(usize, usize)| dealt.get(&u).copied().unwrap_or_default();
-        let Some(&(origin, item)) = at.iter().min_by_key(so_far) else { continue };
-        let takers: Vec<_> = at.iter().filter(|&&(u, _)| u != origin && reaches(uploads, origin, u)).collect();
-        if takers.is_empty() {
-            continue;
-        }
+        let origins = at.iter().filter(|&&(u, _)| !takers(uploads, at, u).is_empty());
+        let Some(&(origin, item)) = origins.min_by_key(so_far) else { continue };
+        let takers = takers(uploads, at, origin);
         *dealt.entry(origin).or_default() += len;
         let common = Common { origin, item, state: Mutex::new(State::Coming), changed: Condvar::new() };
         let common = Arc::new(common);
-        for &&(u, i) in takers.iter().chain([&&(origin, item)]) {
+        for (u, i) in takers.into_iter().chain([(origin, item)]) {
             if let Some(item) = uploads.get_mut(u).and_then(|upload| upload.items.get_mut(i)) {
                 item.common = Some(common.clone());
             }
@@ -88,19 +86,19 @@ pub(super) fn find(uploads: &mut [Upload<'_>]) {
     }
 }
 
+/// Who of `at` can take an item from one of them.
+fn takers(uploads: &[Upload<'_>], at: &[(usize, usize)], from: usize) -> Vec<(usize, usize)> {
+    at.iter().copied().filter(|&(u, _)| u != from && reaches(uploads, from, u)).collect()
+}
+
 fn reaches(uploads: &[Upload<'_>], from: usize, to: usize) -> bool {
     let first = |u: usize| uploads.get(u).and_then(|upload| upload.devices.first()).map(|target| target.device);
     first(from).zip(first(to)).is_some_and(|(from, to)| from.reaches(to))
 }
 
-/// Whatever way the upload to an endpoint ends, nobody waits for it any more.
-pub(super) struct Origin<'u, 'd>(pub(super) &'u Upload<'d>);
-
-impl Drop for Origin<'_, '_> {
-    fn drop(&mut self) {
-        let mine = self.0.items.iter().filter_map(|item| item.common.as_ref()).filter(|c| c.origin == self.0.number);
-        mine.for_each(|common| common.set(State::Gone));
-    }
+/// Nobody waits any more for what an upload was to send to others.
+pub(super) fn give_up(upload: &Upload<'_>) {
+    upload.items.iter().filter_map(|item| item.common.as_ref()).for_each(|common| common.set(State::Gone));
 }
 
 /// What brings items from their origins, on a queue of each of these.
@@ -108,16 +106,16 @@ impl Drop for Origin<'_, '_> {
 pub(super) struct Sources(HashMap<(usize, usize), RemoteQueue>);
 
 impl Sources {
-    /// Brings an item from its origin, once it is there, to a place. `false` if the origin has failed; it says why itself.
+    /// Brings an item from its origin, once it is there, to a place. `false` if the batch has failed; who did says why.
     pub(super) fn take(
         &mut self,
-        all: &[Upload<'_>],
+        batch: &Batch<'_>,
         common: &Common,
         dst: &Slice,
         target: &Target<'_>,
     ) -> Result<bool> {
         let bug = || Error::Misuse("a content without an origin; this is a bug of Outboard".into());
-        let origin = all.get(common.origin).ok_or_else(bug)?;
+        let origin = batch.uploads.get(common.origin).ok_or_else(bug)?;
         let (number, src) = origin.items.get(common.item).and_then(|item| item.places.first()).ok_or_else(bug)?;
         let source = origin.target(*number)?;
         let State::There(event) = common.wait() else { return Ok(false) };

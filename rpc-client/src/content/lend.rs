@@ -4,7 +4,7 @@
 //! The lender places what is asked for in memory that it has to spare, and sends it on to the borrower. A lender without memory to
 //! spare, or whose file turns out to be damaged, lends nothing; then this process sends.
 
-use super::{FINISH_WAIT, Item, PLACE_BATCH, Upload, Ways, carry};
+use super::{Batch, FINISH_WAIT, Item, PLACE_BATCH, Upload, Ways, carry};
 use crate::queue::RemoteQueue;
 use outboard_core::{Device, PeerTransfer, Queue, Result, Slice, Usage, at_once};
 use outboard_proto::blobs::{Blob, Place};
@@ -25,18 +25,18 @@ fn room(item: &Item) -> u64 {
 }
 
 /// The endpoints that could lend anything to this one.
-fn lenders<'a, 'd>(upload: &Upload<'_>, all: &'a [Upload<'d>]) -> impl Iterator<Item = &'a Upload<'d>> {
+fn lenders<'a, 'd>(upload: &Upload<'_>, batch: &'a Batch<'d>) -> impl Iterator<Item = &'a Upload<'d>> {
     let number = upload.number;
-    all.iter().filter(move |other| other.number != number && other.keeps_blobs())
+    batch.uploads.iter().filter(move |other| other.number != number && other.keeps_blobs())
 }
 
 /// Whether anybody could lend anything.
-pub(super) fn possible(upload: &Upload<'_>, all: &[Upload<'_>]) -> bool {
-    lenders(upload, all).next().is_some()
+pub(super) fn possible(upload: &Upload<'_>, batch: &Batch<'_>) -> bool {
+    lenders(upload, batch).next().is_some()
 }
 
 /// Who lends each of these to the endpoint of `upload`, which does not have them.
-pub(super) fn find<'i>(upload: &Upload<'_>, all: &[Upload<'_>], missing: &[&'i Item]) -> Vec<Option<Loan<'i>>> {
+pub(super) fn find<'i>(upload: &Upload<'_>, batch: &Batch<'_>, missing: &[&'i Item]) -> Vec<Option<Loan<'i>>> {
     let blobs: Vec<Blob> = missing.iter().map(|item| item.blob()).collect();
     let mut loans: Vec<Option<Loan<'i>>> = missing.iter().map(|_| None).collect();
     if blobs.is_empty() {
@@ -48,7 +48,7 @@ pub(super) fn find<'i>(upload: &Upload<'_>, all: &[Upload<'_>], missing: &[&'i I
         let useful = have.contains(&true) && reaches(lender, upload);
         (lender.number, if useful { have } else { Vec::new() })
     };
-    let lenders: Vec<_> = lenders(upload, all).collect();
+    let lenders: Vec<_> = lenders(upload, batch).collect();
     for (lender, have) in at_once(&lenders, |lender| ask(lender)) {
         for ((loan, item), _) in loans.iter_mut().zip(missing).zip(have).filter(|(_, have)| *have) {
             loan.get_or_insert(Loan { item, lender });
@@ -64,34 +64,31 @@ fn reaches(from: &Upload<'_>, to: &Upload<'_>) -> bool {
 /// Brings loans to the endpoint of `upload` as they are found; what does not come is sent.
 pub(super) fn borrow_all<'i>(
     upload: &Upload<'_>,
-    all: &[Upload<'_>],
+    batch: &Batch<'_>,
     loans: &Receiver<Loan<'i>>,
     ways: &Ways<'i>,
 ) -> Result<()> {
     let mut next = loans.recv().ok();
-    while let Some(first) = next.take() {
+    while let Some(first) = next.take().filter(|_| !batch.has_failed()) {
         let (lender, mut bytes) = (first.lender, room(first.item));
-        let mut batch = vec![first.item];
-        // The rest of a batch is whatever there is from the same lender.
+        let mut items = vec![first.item];
+        // The rest is whatever there is from the same lender.
         while let Ok(loan) = loans.try_recv() {
             if loan.lender != lender || bytes + room(loan.item) > PLACE_BATCH {
                 next = Some(loan);
                 break;
             }
             bytes += room(loan.item);
-            batch.push(loan.item);
+            items.push(loan.item);
         }
-        let came = match all.iter().find(|u| u.number == lender) {
-            Some(lender) => borrow(upload, lender, &batch)?,
+        let came = match batch.uploads.iter().find(|u| u.number == lender) {
+            Some(lender) => borrow(upload, lender, &items)?,
             None => Vec::new(),
         };
-        for (i, item) in batch.into_iter().enumerate() {
-            if came.get(i).copied().unwrap_or(false) {
-                if let Some((first, _)) = item.places.first() {
-                    upload.came(item, upload.target(*first)?.sending(0)?)?;
-                }
-            } else {
-                _ = ways.bring(upload, item);
+        for (i, item) in items.into_iter().enumerate() {
+            match came.get(i).copied().unwrap_or(false) {
+                true => upload.came(item)?,
+                false => _ = ways.bring(upload, item),
             }
         }
         if next.is_none() {

@@ -1,11 +1,13 @@
 //! Weights as content: what a server has already is not sent.
 //!
-//! For each endpoint there are three stages, on threads of their own. The first computes digests that are not known yet and asks
+//! For each endpoint there are stages, on threads of their own. The first computes digests that are not known yet and asks
 //! the server which of them it has; where it must compute, it asks in windows, so that the others need not wait for the whole
-//! file. The second lets the server place what it has. The third sends the rest from the mapped file on the bulk connections, with
+//! file. The second lets the server place what it has. The last sends the rest from the mapped file on the bulk connections, with
 //! the digests, so that the server can check and keep it. Servers that keep nothing are not asked, and nothing is hashed for them.
 //! What several devices of an endpoint need is sent to the first, which hands it on; what several endpoints need is sent to one
 //! of them, from where the others take it ([`common`]); what one of them has already it lends to the others ([`lend`]).
+//!
+//! When a stage fails, so does the whole batch, and all that wait for one another are let go.
 //!
 //! Bytes that wait are those of the queues' bulk lanes; nothing is copied in this process.
 
@@ -28,7 +30,7 @@ use outboard_proto::limits::{MAX_BLOBS, MAX_INLINE, MIN_BLOB};
 use outboard_proto::v1;
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -67,16 +69,16 @@ impl ContentUpload for RemoteDevice {
                 None => {
                     let number = endpoints.len();
                     let mut upload =
-                        Upload { number, devices: Vec::new(), items: Vec::new(), handed: AtomicU64::new(0), progress };
+                        Upload { number, devices: Vec::new(), items: Vec::new(), handed: Mutex::default(), progress };
                     upload.add(target, contents);
                     endpoints.push(upload);
                 }
             }
         }
         common::find(&mut endpoints);
-        let all = &endpoints[..];
+        let batch = &Batch { uploads: endpoints, failed: AtomicBool::new(false) };
         std::thread::scope(|scope| {
-            let threads: Vec<_> = all.iter().map(|u| scope.spawn(|| u.run(all))).collect();
+            let threads: Vec<_> = batch.uploads.iter().map(|u| scope.spawn(|| batch.stage(|| u.run(batch)))).collect();
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).fold(Ok(()), Result::and)
         })
     }
@@ -173,8 +175,35 @@ struct Stages<'i> {
     ways: Ways<'i>,
 }
 
-/// What is to be sent, for all senders; `None` when one of them has failed.
-type Sending<'i> = Mutex<Option<Receiver<&'i Item>>>;
+/// The uploads to all endpoints. One that fails ends them all.
+struct Batch<'a> {
+    uploads: Vec<Upload<'a>>,
+    failed: AtomicBool,
+}
+
+impl Batch<'_> {
+    /// Does the work of a stage. If it fails, or panics, nobody waits for anything of it any more.
+    fn stage(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
+        struct Failure<'b, 'a>(&'b Batch<'a>);
+        impl Drop for Failure<'_, '_> {
+            fn drop(&mut self) {
+                self.0.failed.store(true, Ordering::Release);
+                self.0.uploads.iter().for_each(common::give_up);
+            }
+        }
+        let failure = Failure(self);
+        let done = work();
+        if done.is_ok() {
+            std::mem::forget(failure);
+        }
+        done
+    }
+
+    /// Whether to stop: who has failed has said why.
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+}
 
 /// All that goes to one endpoint.
 struct Upload<'a> {
@@ -183,7 +212,7 @@ struct Upload<'a> {
     devices: Vec<Target<'a>>,
     items: Vec<Item>,
     /// Bytes that devices of the endpoint hand one another and may not have taken yet.
-    handed: AtomicU64,
+    handed: Mutex<u64>,
     progress: &'a (dyn Fn(u64) + Sync),
 }
 
@@ -216,9 +245,8 @@ impl<'d> Upload<'d> {
         self.devices.first().is_some_and(|d| d.device.keeps_blobs())
     }
 
-    fn run(&self, all: &[Upload<'_>]) -> Result<()> {
-        let _origin = common::Origin(self);
-        let may_borrow = lend::possible(self, all);
+    fn run(&self, batch: &Batch<'_>) -> Result<()> {
+        let may_borrow = lend::possible(self, batch);
         let ask = self.keeps_blobs() || may_borrow;
         // The largest first: what is left in the end is small, and no connection has much to send while the others have nothing.
         let mut items: Vec<&Item> = self.items.iter().collect();
@@ -234,30 +262,30 @@ impl<'d> Upload<'d> {
         let (to_take, taking) = channel();
         let (to_place, placing) = channel();
         let (to_borrow, borrowing) = channel();
-        let (sending, placing) = (Mutex::new(Some(sending)), Mutex::new(placing));
+        let (sending, placing) = (&Mutex::new(sending), &Mutex::new(placing));
         let ways = Ways { to_send, to_take };
         // Until everything has come: what a queue has not done yet ends with it.
         let mut sources = Sources::default();
         std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for _ in 0..PLACING.min(blobs.len()) {
-                let (ways, placing) = (ways.clone(), &placing);
-                threads.push(scope.spawn(move || self.place_all(placing, &ways)));
+                let ways = ways.clone();
+                threads.push(scope.spawn(move || batch.stage(|| self.place_all(batch, placing, &ways))));
             }
             if !blobs.is_empty() && may_borrow {
                 let ways = ways.clone();
-                threads.push(scope.spawn(move || lend::borrow_all(self, all, &borrowing, &ways)));
+                threads.push(scope.spawn(move || batch.stage(|| lend::borrow_all(self, batch, &borrowing, &ways))));
             }
             if self.items.iter().any(|item| self.elsewhere(item).is_some()) {
-                threads.push(scope.spawn(|| self.take_all(taking, all, &mut sources)));
+                let sources = &mut sources;
+                threads.push(scope.spawn(move || batch.stage(|| self.take_all(batch, taking, sources))));
             }
             for sender in 1..senders {
-                let sending = &sending;
-                threads.push(scope.spawn(move || self.send_all(sender, sending)));
+                threads.push(scope.spawn(move || batch.stage(|| self.send_all(batch, sender, sending))));
             }
             let stages = Stages { to_place, to_borrow, ways };
-            threads.push(scope.spawn(move || self.ask_all(all, &blobs, &small, &stages)));
-            let sent = self.send_all(0, &sending);
+            threads.push(scope.spawn(move || batch.stage(|| self.ask_all(batch, &blobs, &small, &stages))));
+            let sent = batch.stage(|| self.send_all(batch, 0, sending));
             threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
         })?;
         self.devices.iter().try_for_each(Target::finish)?;
@@ -268,13 +296,13 @@ impl<'d> Upload<'d> {
     /// hundreds of messages of some bytes: it waits for the first answer, if there is one.
     fn ask_all<'i>(
         &self,
-        all: &[Upload<'_>],
+        batch: &Batch<'_>,
         mut blobs: &[&'i Item],
         small: &[&'i Item],
         stages: &Stages<'i>,
     ) -> Result<()> {
         let mut waiting = small.iter();
-        while !blobs.is_empty() {
+        while !blobs.is_empty() && !batch.has_failed() {
             let mut unknown = 0;
             let fits = |item: &&&Item| {
                 // What is known costs nothing; of the rest there is at least one.
@@ -294,7 +322,7 @@ impl<'d> Upload<'d> {
             let (common, missing): (Vec<&Item>, Vec<&Item>) =
                 missing.into_iter().map(|(item, _)| *item).partition(|item| self.elsewhere(item).is_some());
             going &= common.into_iter().all(|item| stages.ways.bring(self, item));
-            for (loan, item) in lend::find(self, all, &missing).into_iter().zip(missing) {
+            for (loan, item) in lend::find(self, batch, &missing).into_iter().zip(missing) {
                 going &= match loan {
                     Some(loan) => stages.to_borrow.send(loan).is_ok(),
                     None => stages.ways.bring(self, item),
@@ -326,14 +354,14 @@ impl<'d> Upload<'d> {
     }
 
     /// Lets the server place blobs until there are no more; those that it turns out not to have go another way.
-    fn place_all<'i>(&self, placing: &Mutex<Receiver<&'i Item>>, ways: &Ways<'i>) -> Result<()> {
+    fn place_all<'i>(&self, batch: &Batch<'_>, placing: &Mutex<Receiver<&'i Item>>, ways: &Ways<'i>) -> Result<()> {
         loop {
-            let batch = gather(&lock(placing));
-            if batch.is_empty() {
+            let items = gather(&lock(placing));
+            if items.is_empty() || batch.has_failed() {
                 return Ok(());
             }
-            let placed = self.place(&batch)?;
-            for (item, placed) in batch.into_iter().zip(placed) {
+            let placed = self.place(&items)?;
+            for (item, placed) in items.into_iter().zip(placed) {
                 match placed {
                     true => {
                         self.announce(item, None)?;
@@ -385,7 +413,7 @@ impl<'d> Upload<'d> {
         Ok(flags)
     }
 
-    fn target(&self, number: usize) -> Result<&Target<'_>> {
+    fn target(&self, number: usize) -> Result<&Target<'d>> {
         self.devices.get(number).ok_or_else(|| Error::Misuse("a place on a device that is not in the batch".into()))
     }
 
@@ -403,35 +431,38 @@ impl<'d> Upload<'d> {
     }
 
     /// Sends items as they come.
-    fn send_all(&self, sender: usize, sending: &Sending<'_>) -> Result<()> {
+    fn send_all(&self, batch: &Batch<'_>, sender: usize, sending: &Mutex<Receiver<&Item>>) -> Result<()> {
         loop {
-            let next = lock(sending).as_ref().and_then(|items| items.recv().ok());
-            let Some(item) = next else { return Ok(()) };
-            // The others end with what they are at.
-            self.send(sender, item).inspect_err(|_| *lock(sending) = None)?;
+            let next = lock(sending).recv();
+            match next {
+                Ok(item) if !batch.has_failed() => self.send(sender, item)?,
+                _ => return Ok(()),
+            }
         }
     }
 
     /// Takes items from other servers when these have got them.
-    fn take_all(&self, taking: Receiver<(&Item, &Common)>, all: &[Upload<'_>], sources: &mut Sources) -> Result<()> {
+    fn take_all(&self, batch: &Batch<'_>, taking: Receiver<(&Item, &Common)>, sources: &mut Sources) -> Result<()> {
         for (item, common) in taking {
             let Some((first, dst)) = item.places.first() else { continue };
             let target = self.target(*first)?;
-            // Where its origin has failed, the whole batch fails with what that says.
-            if !sources.take(all, common, dst, target)? {
+            if batch.has_failed() || !sources.take(batch, common, dst, target)? {
                 return Ok(());
             }
-            self.came(item, target.taking()?)?;
+            self.came(item)?;
         }
         Ok(())
     }
 
-    /// An item has come from another server, or comes on `queue`.
-    fn came(&self, item: &Item, queue: &RemoteQueue) -> Result<()> {
+    /// An item has been lent by another server, and is there, or comes from its origin on the queue for that.
+    fn came(&self, item: &Item) -> Result<()> {
+        let Some((first, _)) = item.places.first() else { return Ok(()) };
+        let queue = self.target(*first)?.taking()?;
         item.foreign.store(true, Ordering::Relaxed);
-        self.announce(item, Some(queue))?;
+        // Without an event: one of this queue could be behind something that waits for what others are to take from here.
+        self.announce(item, None)?;
         (self.progress)(item.len());
-        self.hand_on(0, item, queue)
+        self.hand_on(item, queue, Target::taking)
     }
 
     /// Lets the server check what it has taken from others, and keep it.
@@ -470,11 +501,16 @@ impl<'d> Upload<'d> {
         let digest = item.digest.get().filter(|_| item.len() >= MIN_BLOB && source.device.keeps_blobs());
         queue.send(dst, item.data.clone(), digest.copied(), self.progress)?;
         self.announce(item, Some(queue))?;
-        self.hand_on(sender, item, queue)
+        self.hand_on(item, queue, |target| target.sending(sender))
     }
 
-    /// Gives an item that comes on `queue` to its further places, which take it on the queues of a sender.
-    fn hand_on(&self, sender: usize, item: &Item, queue: &RemoteQueue) -> Result<()> {
+    /// Gives an item that comes on `queue` to its further places, which take it on a queue `of` their devices.
+    fn hand_on<'t>(
+        &'t self,
+        item: &Item,
+        queue: &RemoteQueue,
+        of: impl Fn(&'t Target<'d>) -> Result<&'t RemoteQueue>,
+    ) -> Result<()> {
         let Some(((first, dst), others)) = item.places.split_first() else { return Ok(()) };
         let source = self.target(*first)?;
         for (number, other) in others {
@@ -485,15 +521,23 @@ impl<'d> Upload<'d> {
                 Some((from, to)) => {
                     let ticket = random_ticket()?;
                     from.offer(queue, ticket, dst, target.device)?;
-                    to.accept(target.sending(sender)?, ticket, other)?;
-                    if self.handed.fetch_add(item.len(), Ordering::Relaxed) + item.len() >= HANDED_AHEAD {
-                        self.devices.iter().try_for_each(Target::finish)?;
-                        self.handed.store(0, Ordering::Relaxed);
-                    }
+                    to.accept(of(target)?, ticket, other)?;
+                    self.handed(item.len())?;
                 }
-                None => target.sending(sender)?.send(other, item.data.clone(), None, &|_| {})?,
+                None => of(target)?.send(other, item.data.clone(), None, &|_| {})?,
             }
             (self.progress)(item.len());
+        }
+        Ok(())
+    }
+
+    /// Counts bytes that devices hand one another, and waits for these when there are many.
+    fn handed(&self, bytes: u64) -> Result<()> {
+        let mut handed = lock(&self.handed);
+        *handed += bytes;
+        if *handed >= HANDED_AHEAD {
+            self.devices.iter().try_for_each(Target::finish)?;
+            *handed = 0;
         }
         Ok(())
     }
