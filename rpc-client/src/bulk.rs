@@ -12,8 +12,6 @@ use tokio::task::JoinSet;
 
 /// A connection that no queue has used for this long is closed: most have their time when weights are loaded.
 const IDLE: Duration = Duration::from_secs(5);
-/// How long its end may take.
-const CLOSING: Duration = Duration::from_secs(1);
 
 /// Starts the thread of a connection; it connects at once.
 pub(crate) fn start(shared: &Arc<Shared>, number: usize) -> Result<UnboundedSender<Arc<QueueInner>>> {
@@ -52,8 +50,6 @@ async fn run(shared: &Arc<Shared>, number: usize, mut todo: UnboundedReceiver<Ar
             Some(_) = streams.join_next() => {}
             () = tokio::time::sleep(IDLE), if streams.is_empty() => {
                 if shared.leave_bulk(number, &todo) {
-                    drop(conn);
-                    let _ = tokio::time::timeout(CLOSING, driver).await;
                     return;
                 }
             }

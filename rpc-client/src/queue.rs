@@ -221,6 +221,11 @@ impl RemoteQueue {
         self.inner.push(command)
     }
 
+    /// Gives the queue up: who waits for it gets the error.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.inner.fail(error);
+    }
+
     /// Fails if the queue has.
     pub(crate) fn check(&self) -> Result<()> {
         self.inner.check()
@@ -262,10 +267,10 @@ impl RemoteQueue {
         if order.bulk_open {
             return Ok(());
         }
+        self.inner.shared.open_bulk(&self.inner)?;
         let open = v1::OpenBulk { session: Some(self.inner.shared.session.clone()), queue: self.inner.uid };
         let message = v1::BulkUp { part: Some(v1::bulk_up::Part::Open(open)) };
         self.inner.bulk.push(|out| frame::push(out, &message));
-        self.inner.shared.open_bulk(&self.inner)?;
         order.bulk_open = true;
         Ok(())
     }

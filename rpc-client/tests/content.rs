@@ -17,7 +17,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 fn server_with(options: &BlobOptions) -> Server {
     let host = Host::new();
@@ -566,31 +566,36 @@ fn first_of_each(endpoints: [Endpoint; 2]) -> [Arc<dyn Device>; 2] {
 
 #[test]
 fn servers_that_wait_for_each_other_end_a_load_that_fails() {
-    let servers = [common::server().0, common::server().0];
-    let proxies = servers.each_ref().map(|server| proxy::Proxy::start(server.local_addr()));
-    let devices = first_of_each(proxies.each_ref().map(|p| Endpoint::parse(&p.addr.to_string()).unwrap()));
     let data: Vec<Bytes> = (0..48).map(|i| bytes(100 + i, 1 << 20)).collect();
-    let contents = |device: &Arc<dyn Device>| {
-        let content = |data: &Bytes| Content {
-            dst: buffer(device, data.len() as u64),
-            data: data.clone(),
-            digest: Arc::default(),
+    for silent in [&[0, 1][..], &[0], &[1]] {
+        let servers = [common::server().0, common::server().0];
+        let proxies = servers.each_ref().map(|server| proxy::Proxy::start(server.local_addr()));
+        let devices = first_of_each(proxies.each_ref().map(|p| Endpoint::parse(&p.addr.to_string()).unwrap()));
+        let contents = |device: &Arc<dyn Device>| {
+            let content = |data: &Bytes| Content {
+                dst: buffer(device, data.len() as u64),
+                data: data.clone(),
+                digest: Arc::default(),
+            };
+            DeviceContents { device: device.clone(), contents: data.iter().map(content).collect() }
         };
-        DeviceContents { device: device.clone(), contents: data.iter().map(content).collect() }
-    };
-    let batch = devices.each_ref().map(contents);
-    let done = AtomicU64::new(0);
-    let error = std::thread::scope(|scope| {
-        let progress = |n| _ = done.fetch_add(n, Ordering::Relaxed);
-        let load = scope.spawn(move || devices[0].content().unwrap().upload(&batch, &progress));
-        while done.load(Ordering::Relaxed) < 4 << 20 {
-            std::thread::yield_now();
-        }
-        // Each has sent the other something, and still owes it more.
-        proxies.iter().for_each(proxy::Proxy::go_silent);
-        load.join().unwrap().unwrap_err().to_string()
-    });
-    assert!(proxies.iter().any(|proxy| error.starts_with(&proxy.addr.to_string())), "{error}");
+        let batch = devices.each_ref().map(contents);
+        let done = AtomicU64::new(0);
+        let (error, took) = std::thread::scope(|scope| {
+            let progress = |n| _ = done.fetch_add(n, Ordering::Relaxed);
+            let load = scope.spawn(move || devices[0].content().unwrap().upload(&batch, &progress));
+            while done.load(Ordering::Relaxed) < 4 << 20 {
+                std::thread::yield_now();
+            }
+            // Each has sent the other something, and still owes it more.
+            let start = Instant::now();
+            silent.iter().for_each(|&i| proxies[i].go_silent());
+            (load.join().unwrap().unwrap_err().to_string(), start.elapsed())
+        });
+        assert!(proxies.iter().any(|proxy| error.starts_with(&proxy.addr.to_string())), "{error}");
+        assert!(took < WAIT, "{error}, but after {took:?}");
+        println!("{silent:?}: {error}, after {took:?}");
+    }
 }
 
 #[test]

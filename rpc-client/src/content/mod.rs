@@ -76,11 +76,12 @@ impl ContentUpload for RemoteDevice {
             }
         }
         common::find(&mut endpoints);
-        let batch = &Batch { uploads: endpoints, failed: AtomicBool::new(false) };
+        let batch = &Batch { uploads: endpoints, failed: OnceLock::new() };
         std::thread::scope(|scope| {
             let threads: Vec<_> = batch.uploads.iter().map(|u| scope.spawn(|| batch.stage(|| u.run(batch)))).collect();
-            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(panicked()))).fold(Ok(()), Result::and)
-        })
+            threads.into_iter().for_each(|t| _ = t.join());
+        });
+        batch.failed.get().cloned().map_or(Ok(()), Err)
     }
 }
 
@@ -110,10 +111,14 @@ impl Target<'_> {
         opened(&self.taking, || RemoteQueue::open(self.device))
     }
 
+    /// The queues that are open.
+    fn open(&self) -> impl Iterator<Item = &RemoteQueue> {
+        self.sending.iter().chain([&self.taking]).filter_map(OnceLock::get)
+    }
+
     /// Waits until its device has done everything.
     fn finish(&self) -> Result<()> {
-        let mut open = self.sending.iter().chain([&self.taking]).filter_map(OnceLock::get);
-        open.try_for_each(|queue| queue.finish(FINISH_WAIT))
+        self.open().try_for_each(|queue| queue.finish(FINISH_WAIT))
     }
 }
 
@@ -178,30 +183,37 @@ struct Stages<'i> {
 /// The uploads to all endpoints. One that fails ends them all.
 struct Batch<'a> {
     uploads: Vec<Upload<'a>>,
-    failed: AtomicBool,
+    /// What went wrong first.
+    failed: OnceLock<Error>,
 }
 
 impl Batch<'_> {
-    /// Does the work of a stage. If it fails, or panics, nobody waits for anything of it any more.
+    /// Does the work of a stage. If it fails, or panics, so does the batch.
     fn stage(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        struct Failure<'b, 'a>(&'b Batch<'a>);
-        impl Drop for Failure<'_, '_> {
+        struct Panic<'b, 'a>(&'b Batch<'a>);
+        impl Drop for Panic<'_, '_> {
             fn drop(&mut self) {
-                self.0.failed.store(true, Ordering::Release);
-                self.0.uploads.iter().for_each(common::give_up);
+                self.0.fail(panicked());
             }
         }
-        let failure = Failure(self);
+        let panic = Panic(self);
         let done = work();
-        if done.is_ok() {
-            std::mem::forget(failure);
-        }
-        done
+        std::mem::forget(panic);
+        done.inspect_err(|e| self.fail(e.clone()))
     }
 
-    /// Whether to stop: who has failed has said why.
+    /// Nobody waits any more: neither for what another upload was to bring, nor for a queue that may wait for such.
+    fn fail(&self, error: Error) {
+        let error = self.failed.get_or_init(|| error);
+        for upload in &self.uploads {
+            common::give_up(upload);
+            upload.devices.iter().flat_map(Target::open).for_each(|queue| queue.fail(error));
+        }
+    }
+
+    /// Whether to stop.
     fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
+        self.failed.get().is_some()
     }
 }
 
@@ -519,10 +531,10 @@ impl<'d> Upload<'d> {
             match peer.filter(|(peer, _)| peer.reaches(target.device)) {
                 _ if number == first => queue.copy(dst, other)?,
                 Some((from, to)) => {
+                    self.hands(item.len())?;
                     let ticket = random_ticket()?;
                     from.offer(queue, ticket, dst, target.device)?;
                     to.accept(of(target)?, ticket, other)?;
-                    self.handed(item.len())?;
                 }
                 None => of(target)?.send(other, item.data.clone(), None, &|_| {})?,
             }
@@ -531,14 +543,14 @@ impl<'d> Upload<'d> {
         Ok(())
     }
 
-    /// Counts bytes that devices hand one another, and waits for these when there are many.
-    fn handed(&self, bytes: u64) -> Result<()> {
+    /// Counts bytes that devices are about to hand one another, and waits for those before if they are many together.
+    fn hands(&self, bytes: u64) -> Result<()> {
         let mut handed = lock(&self.handed);
-        *handed += bytes;
-        if *handed >= HANDED_AHEAD {
+        if *handed > 0 && *handed + bytes > HANDED_AHEAD {
             self.devices.iter().try_for_each(Target::finish)?;
             *handed = 0;
         }
+        *handed += bytes;
         Ok(())
     }
 }

@@ -408,7 +408,10 @@ impl QueueRunner {
             };
             let Some(chunk) = chunk else {
                 // Whose connection was lost finds that out itself, and says better than this what is to be done.
-                tokio::time::sleep(CUT_STREAM).await;
+                tokio::select! {
+                    () = tokio::time::sleep(CUT_STREAM) => {}
+                    () = session.until_closed() => return Err(Error::Cancelled),
+                }
                 let detail = "the stream of bulk data ended in the middle of a payload: its connection was lost, or the client has closed it";
                 return Err(Error::Request(detail.into()));
             };
