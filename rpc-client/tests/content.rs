@@ -67,6 +67,16 @@ fn digest(data: &[u8]) -> Digest {
     Digest(*blake3::hash(data).as_bytes())
 }
 
+/// A place for the bytes on a device.
+fn content(device: &Arc<dyn Device>, data: &Bytes) -> Content {
+    Content { dst: buffer(device, data.len() as u64), data: data.clone(), digest: Arc::default() }
+}
+
+/// Places for all of them.
+fn all_of(data: &[Bytes], device: &Arc<dyn Device>) -> DeviceContents {
+    DeviceContents { device: device.clone(), contents: data.iter().map(|data| content(device, data)).collect() }
+}
+
 /// What one upload did.
 struct Outcome {
     slices: Vec<Slice>,
@@ -502,12 +512,7 @@ fn several_endpoints_in_one_batch() {
     let data = tensors();
     let mut batch = Vec::new();
     for device in &devices {
-        let content = |data: &Bytes| Content {
-            dst: buffer(device, data.len() as u64),
-            data: data.clone(),
-            digest: Arc::default(),
-        };
-        batch.push(DeviceContents { device: device.clone(), contents: data.iter().map(content).collect() });
+        batch.push(all_of(&data, device));
     }
     devices[0].content().unwrap().upload(&batch, &|_| {}).unwrap();
     for DeviceContents { device, contents } in &batch {
@@ -571,15 +576,7 @@ fn servers_that_wait_for_each_other_end_a_load_that_fails() {
         let servers = [common::server().0, common::server().0];
         let proxies = servers.each_ref().map(|server| proxy::Proxy::start(server.local_addr()));
         let devices = first_of_each(proxies.each_ref().map(|p| Endpoint::parse(&p.addr.to_string()).unwrap()));
-        let contents = |device: &Arc<dyn Device>| {
-            let content = |data: &Bytes| Content {
-                dst: buffer(device, data.len() as u64),
-                data: data.clone(),
-                digest: Arc::default(),
-            };
-            DeviceContents { device: device.clone(), contents: data.iter().map(content).collect() }
-        };
-        let batch = devices.each_ref().map(contents);
+        let batch = devices.each_ref().map(|device| all_of(&data, device));
         let done = AtomicU64::new(0);
         let (error, took) = std::thread::scope(|scope| {
             let progress = |n| _ = done.fetch_add(n, Ordering::Relaxed);
@@ -636,15 +633,9 @@ fn what_two_servers_need_is_sent_once() {
 /// A batch in which the first server gets little, and the second everything that the first has kept; checks what has arrived there and
 /// gives the bytes that this process and the first server have sent.
 fn load_beside_a_lender(devices: &[Arc<dyn Device>; 2], data: &[Bytes]) -> (u64, u64) {
-    let content = |device: &Arc<dyn Device>, data: &Bytes| Content {
-        dst: buffer(device, data.len() as u64),
-        data: data.clone(),
-        digest: Arc::default(),
-    };
     let [lender, borrower] = devices;
     let own = DeviceContents { device: lender.clone(), contents: vec![content(lender, &bytes(77, 5000))] };
-    let lent = data.iter().map(|d| content(borrower, d)).collect();
-    let batch = [own, DeviceContents { device: borrower.clone(), contents: lent }];
+    let batch = [own, all_of(data, borrower)];
     let (before, done) = (sent_by(devices), AtomicU64::new(0));
     lender.content().unwrap().upload(&batch, &|n| _ = done.fetch_add(n, Ordering::Relaxed)).unwrap();
     assert_eq!(done.into_inner(), total(data) + 5000);

@@ -96,7 +96,7 @@ fn reaches(uploads: &[Upload<'_>], from: usize, to: usize) -> bool {
     first(from).zip(first(to)).is_some_and(|(from, to)| from.reaches(to))
 }
 
-/// Nobody waits any more for what an upload was to send to others.
+/// Nobody waits any more for what an upload has in common with others.
 pub(super) fn give_up(upload: &Upload<'_>) {
     upload.items.iter().filter_map(|item| item.common.as_ref()).for_each(|common| common.set(State::Gone));
 }

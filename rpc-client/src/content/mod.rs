@@ -30,6 +30,7 @@ use outboard_proto::limits::{MAX_BLOBS, MAX_INLINE, MIN_BLOB};
 use outboard_proto::v1;
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -78,8 +79,9 @@ impl ContentUpload for RemoteDevice {
         common::find(&mut endpoints);
         let batch = &Batch { uploads: endpoints, failed: OnceLock::new() };
         std::thread::scope(|scope| {
-            let threads: Vec<_> = batch.uploads.iter().map(|u| scope.spawn(|| batch.stage(|| u.run(batch)))).collect();
-            threads.into_iter().for_each(|t| _ = t.join());
+            for upload in &batch.uploads {
+                scope.spawn(move || batch.stage(|| upload.run(batch)));
+            }
         });
         batch.failed.get().cloned().map_or(Ok(()), Err)
     }
@@ -189,17 +191,10 @@ struct Batch<'a> {
 
 impl Batch<'_> {
     /// Does the work of a stage. If it fails, or panics, so does the batch.
-    fn stage(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        struct Panic<'b, 'a>(&'b Batch<'a>);
-        impl Drop for Panic<'_, '_> {
-            fn drop(&mut self) {
-                self.0.fail(panicked());
-            }
+    fn stage(&self, work: impl FnOnce() -> Result<()>) {
+        if let Err(e) = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked())) {
+            self.fail(e);
         }
-        let panic = Panic(self);
-        let done = work();
-        std::mem::forget(panic);
-        done.inspect_err(|e| self.fail(e.clone()))
     }
 
     /// Nobody waits any more: neither for what another upload was to bring, nor for a queue that may wait for such.
@@ -279,27 +274,28 @@ impl<'d> Upload<'d> {
         // Until everything has come: what a queue has not done yet ends with it.
         let mut sources = Sources::default();
         std::thread::scope(|scope| {
-            let mut threads = Vec::new();
             for _ in 0..PLACING.min(blobs.len()) {
                 let ways = ways.clone();
-                threads.push(scope.spawn(move || batch.stage(|| self.place_all(batch, placing, &ways))));
+                scope.spawn(move || batch.stage(|| self.place_all(batch, placing, &ways)));
             }
             if !blobs.is_empty() && may_borrow {
                 let ways = ways.clone();
-                threads.push(scope.spawn(move || batch.stage(|| lend::borrow_all(self, batch, &borrowing, &ways))));
+                scope.spawn(move || batch.stage(|| lend::borrow_all(self, batch, &borrowing, &ways)));
             }
             if self.items.iter().any(|item| self.elsewhere(item).is_some()) {
                 let sources = &mut sources;
-                threads.push(scope.spawn(move || batch.stage(|| self.take_all(batch, taking, sources))));
+                scope.spawn(move || batch.stage(|| self.take_all(batch, taking, sources)));
             }
             for sender in 1..senders {
-                threads.push(scope.spawn(move || batch.stage(|| self.send_all(batch, sender, sending))));
+                scope.spawn(move || batch.stage(|| self.send_all(batch, sender, sending)));
             }
             let stages = Stages { to_place, to_borrow, ways };
-            threads.push(scope.spawn(move || batch.stage(|| self.ask_all(batch, &blobs, &small, &stages))));
-            let sent = batch.stage(|| self.send_all(batch, 0, sending));
-            threads.into_iter().fold(sent, |result, t| result.and(t.join().unwrap_or_else(|_| Err(panicked()))))
-        })?;
+            scope.spawn(move || batch.stage(|| self.ask_all(batch, &blobs, &small, &stages)));
+            batch.stage(|| self.send_all(batch, 0, sending));
+        });
+        if batch.has_failed() {
+            return Ok(());
+        }
         self.devices.iter().try_for_each(Target::finish)?;
         self.check_taken()
     }
