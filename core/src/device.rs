@@ -98,6 +98,27 @@ pub enum Usage {
 /// Longest wait of [`Queue::write_later`], should whoever gives the bytes forget its own deadline: a long prefill takes minutes.
 const LATER_LIMIT: Duration = Duration::from_secs(600);
 
+/// One of several clients that share a device, such as a session of a server. See [`Device::for_client`].
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// All queues with this number ([`fresh_uid`]) get as many turns on the device as one queue.
+    pub turns: u64,
+    /// Clients with this number ([`fresh_uid`]) share the room for transfers that wait as if they were one.
+    pub room: u64,
+    /// What the client's memory is counted on, beside the device's own limit.
+    pub account: Arc<dyn MemoryAccount>,
+}
+
+/// Counts what a client takes of the memory of devices.
+pub trait MemoryAccount: fmt::Debug + Send + Sync {
+    /// Takes `bytes` of the device with this uid, until what is returned is dropped. [`Error::OutOfMemory`] if the client may not
+    /// have so much.
+    fn take(&self, device: u64, info: &DeviceInfo, bytes: u64) -> Result<MemoryShare>;
+}
+
+/// Bytes on a [`MemoryAccount`], given back when dropped.
+pub type MemoryShare = Box<dyn fmt::Debug + Send + Sync>;
+
 /// A number that no other caller in this process gets: the identity of devices and queues in [`Event`].
 pub fn fresh_uid() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -217,41 +238,97 @@ impl Slice {
 pub struct Placement(Vec<Option<Slice>>);
 
 impl Placement {
-    /// Checks that every root that is not empty has a slice of the device with its size and alignment, and that nothing
-    /// is written to read-only memory. `slices` has one entry per tensor; those of views are ignored.
+    /// Checks that every root that is not empty has a slice of the device with its size and alignment, that nothing is written to
+    /// read-only memory, and that no node writes where it reads: a result may lie on a source only if it takes over that
+    /// source's memory as a whole ([`OpSpec::in_place`](crate::op::OpSpec::in_place)). So a kernel never has the same bytes as a source and
+    /// as a result. Results whose lives do not meet may share memory.
+    ///
+    /// `slices` has one entry per tensor; those of views are ignored.
     pub fn new(graph: &Graph, device: &dyn Device, slices: Vec<Option<Slice>>) -> Result<Placement> {
-        let wrong = |id: TensorId, why: String| Err(Error::Request(format!("placement of {}: {why}", graph.label(id))));
         if slices.len() != graph.tensors().len() {
             return Err(Error::Request(format!("{} places for {} tensors", slices.len(), graph.tensors().len())));
         }
-        let align = device.info().alignment as u64;
+        let placement = Placement(slices);
         for id in graph.ids() {
             let t = graph.tensor(id);
-            if t.root() != id || t.layout().span() == 0 {
-                continue;
-            }
-            let Some(slice) = &slices[id.index()] else { return wrong(id, "there is none".into()) };
-            let needed = t.layout().span() as u64;
-            if slice.len() < needed {
-                return wrong(id, format!("{} bytes, {needed} needed", slice.len()));
-            }
-            if slice.offset() % align != 0 {
-                return wrong(id, format!("offset {} is not a multiple of {align}", slice.offset()));
-            }
-            if slice.buffer().device() != device.uid() {
-                return wrong(id, "it is a buffer of another device".into());
-            }
-            if slice.buffer().is_read_only() && t.leaf() != Some(LeafKind::Weight) {
-                return wrong(id, "its memory can only be read".into());
+            if t.root() == id && t.layout().span() > 0 {
+                placement.check_root(graph, device, id).map_err(|why| wrong_place(graph, id, &why))?;
             }
         }
-        Ok(Placement(slices))
+        for id in graph.nodes() {
+            placement.check_node(graph, id).map_err(|why| wrong_place(graph, id, &why))?;
+        }
+        Ok(placement)
+    }
+
+    fn check_root(&self, graph: &Graph, device: &dyn Device, id: TensorId) -> std::result::Result<(), String> {
+        let t = graph.tensor(id);
+        let slice = self.get(id).ok_or("there is none")?;
+        let (needed, align) = (t.layout().span() as u64, device.info().alignment as u64);
+        if slice.len() < needed {
+            return Err(format!("{} bytes, {needed} needed", slice.len()));
+        }
+        if slice.offset() % align != 0 {
+            return Err(format!("offset {} is not a multiple of {align}", slice.offset()));
+        }
+        if slice.buffer().device() != device.uid() {
+            return Err("it is a buffer of another device".into());
+        }
+        if slice.buffer().is_read_only() && t.leaf() != Some(LeafKind::Weight) {
+            return Err("its memory can only be read".into());
+        }
+        Ok(())
+    }
+
+    /// A node that computes must not write what it reads, unless it takes over one source as a whole.
+    fn check_node(&self, graph: &Graph, id: TensorId) -> std::result::Result<(), String> {
+        let t = graph.tensor(id);
+        let Some(op) = t.op().filter(|op| !op.is_view()) else { return Ok(()) };
+        let Some(written) = self.range(graph, id) else { return Ok(()) };
+        let mut taken_over = false;
+        for (i, source) in t.srcs().iter().enumerate() {
+            let Some(source) = source.filter(|_| op.writes() != Some(i)) else { continue };
+            let Some(read) = self.range(graph, source).filter(|read| read.meets(&written)) else { continue };
+            let whole = read == written && graph.tensor(source).layout() == t.layout();
+            if taken_over || !whole || !op.in_place().contains(&i) {
+                return Err(format!("its result would lie on its source {}", graph.label(source)));
+            }
+            taken_over = true;
+        }
+        Ok(())
+    }
+
+    /// Where a tensor lies; `None` if it is empty.
+    fn range(&self, graph: &Graph, id: TensorId) -> Option<PlacedBytes> {
+        let t = graph.tensor(id);
+        let slice = self.get(t.root()).filter(|_| t.layout().span() > 0)?;
+        let start = slice.offset() + t.offset() as u64;
+        let buffer = Arc::as_ptr(slice.buffer()).cast::<()>();
+        Some(PlacedBytes { buffer, start, end: start + t.layout().span() as u64 })
     }
 
     /// The slice of a root tensor; `None` for views and empty tensors.
     pub fn get(&self, id: TensorId) -> Option<&Slice> {
         self.0.get(id.index()).and_then(Option::as_ref)
     }
+}
+
+/// Bytes of a buffer, which is told from others by its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PlacedBytes {
+    buffer: *const (),
+    start: u64,
+    end: u64,
+}
+
+impl PlacedBytes {
+    fn meets(&self, other: &PlacedBytes) -> bool {
+        self.buffer == other.buffer && self.start < other.end && other.start < self.end
+    }
+}
+
+fn wrong_place(graph: &Graph, id: TensorId, why: &str) -> Error {
+    Error::Request(format!("placement of {}: {why}", graph.label(id)))
 }
 
 /// A graph that a device has prepared, executed many times.
@@ -476,6 +553,13 @@ pub trait Device: Send + Sync {
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>>;
     /// A new queue.
     fn queue(&self) -> Result<Arc<dyn Queue>>;
+    /// The same device, with the same uid, as one of several clients has it: its memory is counted on the client's account, its
+    /// queues take turns with those of other clients, and what its graphs need beside their tensors (scratch memory) is its own, so
+    /// that nothing of one client can be read by another. Buffers, executables and queues of one client's device must not be
+    /// given to another's.
+    fn for_client(&self, _client: Client) -> Result<Arc<dyn Device>> {
+        Err(Error::Misuse(format!("{} cannot be shared by clients", self.info().id)))
+    }
     /// To be called after a queue has failed with [`Error::Peer`], when all its queues were dropped: makes sure that the device can
     /// be used again, with its buffers and executables as they were and nothing under way. For a remote device that may take
     /// as long as its server keeps them. An error means that they are lost.

@@ -12,12 +12,13 @@ pub mod graph;
 pub mod op;
 pub mod quant;
 pub mod shape;
+pub mod sort;
 
 pub use at_once::{at_once, try_at_once};
 pub use content::{Content, ContentUpload, DeviceContents, Digest};
 pub use device::{
-    Buffer, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryInfo, NodeSet, PeerTransfer, Pending, Placement,
-    Queue, Slice, Ticket, Usage,
+    Buffer, Client, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryAccount, MemoryInfo, MemoryShare, NodeSet,
+    PeerTransfer, Pending, Placement, Queue, Slice, Ticket, Usage,
 };
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -73,6 +73,39 @@ fn tensors_whose_data_lies_outside_their_buffer() {
 }
 
 #[test]
+fn results_that_lie_on_what_they_are_computed_of() {
+    let scene = Scene::new(Limits::default());
+    scene.attack(async |h: &mut Hostile| {
+        for device in 0..DEVICES.len() {
+            let buffer = device as u64 + 1;
+            let unary = || wire([leaf("x", "F32", &[256], &[]), node("SQR", &[256], &[1])]);
+            let binary = || wire([leaf("x", "F32", &[256], &[]), node("ADD", &[256], &[1, 1])]);
+            // The whole of a source may be taken over by an op that can do that, once.
+            assert!(h.compile_at(device, unary(), &[(0, buffer, 0, 1024), (1, buffer, 0, 1024)]).await.is_ok());
+            let on_source = "its result would lie on its source";
+            for graph in [unary(), binary()] {
+                for offset in [32, 512, 992] {
+                    let places = [(0, buffer, 0, 1024), (1, buffer, offset, 1024)];
+                    contains(h.compile_at(device, graph.clone(), &places).await, on_source);
+                    let places = [(0, buffer, offset, 1024), (1, buffer, 0, 1024)];
+                    contains(h.compile_at(device, graph.clone(), &places).await, on_source);
+                }
+                assert!(h.compile_at(device, graph, &[(0, buffer, 0, 1024), (1, buffer, 1024, 1024)]).await.is_ok());
+            }
+            contains(h.compile_at(device, binary(), &[(0, buffer, 0, 1024), (1, buffer, 0, 1024)]).await, on_source);
+            // A product cannot, and a row that is written cannot be read by the same node.
+            let product = wire([leaf("w", "F32", &[16, 16], &[]), node("MUL_MAT", &[16, 16], &[1, 1])]);
+            contains(h.compile_at(device, product, &[(0, buffer, 0, 1024), (1, buffer, 0, 1024)]).await, on_source);
+            let mut cache = leaf("cache", "F32", &[16, 16], &[]);
+            cache.leaf = "STATE".into();
+            let ids = leaf("ids", "I32", &[16], &[]);
+            let write = wire([cache, ids, node("SET_ROWS", &[16, 16], &[1, 1, 2])]);
+            contains(h.compile_at(device, write, &[(0, buffer, 0, 1024), (1, buffer, 2048, 64)]).await, on_source);
+        }
+    });
+}
+
+#[test]
 fn shapes_and_strides_that_overflow() {
     let scene = Scene::new(Limits::default());
     scene.attack(async |h: &mut Hostile| {

@@ -4,9 +4,9 @@
 
 use crate::limits::ClientLimits;
 use crate::lock;
+use outboard_core::device::fresh_uid;
 use outboard_core::error::Bytes;
-use outboard_core::{Buffer, Device, Error, Result};
-use std::any::Any;
+use outboard_core::{DeviceInfo, Error, MemoryAccount, MemoryShare, Result};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, Weak};
@@ -34,6 +34,8 @@ pub(crate) struct Accounts {
 #[derive(Debug)]
 pub(crate) struct Account {
     key: Key,
+    /// What devices know it by, see [`outboard_core::Client::room`].
+    pub(crate) room: u64,
     limits: ClientLimits,
     taken: Mutex<HashMap<What, u64>>,
 }
@@ -73,7 +75,8 @@ impl Accounts {
         if all.len() >= KEPT {
             all.retain(|_, account| account.strong_count() > 0);
         }
-        let account = Arc::new(Account { key: key.clone(), limits: self.limits.clone(), taken: Mutex::default() });
+        let (room, limits) = (fresh_uid(), self.limits.clone());
+        let account = Arc::new(Account { key: key.clone(), room, limits, taken: Mutex::default() });
         all.insert(key, Arc::downgrade(&account));
         account
     }
@@ -137,12 +140,12 @@ impl Account {
         self.take(What::Wide, 1, crate::limits::WIDE_QUEUES as u64)
     }
 
-    /// Memory of a device.
-    pub(crate) fn memory(self: &Arc<Self>, device: &dyn Device, bytes: u64) -> Result<Share> {
-        let what = What::Memory(device.uid());
+    /// Memory of the device with this uid.
+    fn memory(self: &Arc<Self>, device: u64, info: &DeviceInfo, bytes: u64) -> Result<Share> {
+        let what = What::Memory(device);
         let limit = self.limits.memory.unwrap_or(u64::MAX);
         self.take(what, bytes, limit).ok_or_else(|| {
-            let name = &device.info().name;
+            let name = &info.name;
             let device =
                 format!("{name} (one client may have {} there, see --client-memory of the server)", Bytes(limit));
             Error::OutOfMemory { device, needed: bytes, free: limit.saturating_sub(self.taken(what)) }
@@ -186,34 +189,13 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A buffer on its client's account, for as long as anything uses it: a graph, a command, or its handle.
+/// Memory of devices on a client's account, for as long as anything uses it: a graph, a command, or a handle.
 #[derive(Debug)]
-pub(crate) struct Accounted {
-    buffer: Arc<dyn Buffer>,
-    _share: Share,
-}
+pub(crate) struct DeviceMemory(pub(crate) Arc<Account>);
 
-impl Accounted {
-    pub(crate) fn new(buffer: Arc<dyn Buffer>, share: Share) -> Accounted {
-        Accounted { buffer, _share: share }
-    }
-}
-
-impl Buffer for Accounted {
-    fn size(&self) -> u64 {
-        self.buffer.size()
-    }
-
-    fn device(&self) -> u64 {
-        self.buffer.device()
-    }
-
-    fn is_read_only(&self) -> bool {
-        self.buffer.is_read_only()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self.buffer.as_any()
+impl MemoryAccount for DeviceMemory {
+    fn take(&self, device: u64, info: &DeviceInfo, bytes: u64) -> Result<MemoryShare> {
+        Ok(Box::new(self.0.memory(device, info, bytes)?))
     }
 }
 

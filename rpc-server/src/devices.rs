@@ -1,7 +1,7 @@
 //! The devices of this endpoint, by name, and which of them reach one another.
 
 use crate::accounts::Account;
-use outboard_core::{Device, Error, MemoryInfo, Result};
+use outboard_core::{Client, Device, Error, MemoryInfo, Result};
 use outboard_proto::{device, v1};
 use std::sync::Arc;
 
@@ -25,6 +25,12 @@ impl Devices {
         };
         let reaches = all.iter().map(reach).collect();
         Ok(Devices { all, reaches })
+    }
+
+    /// The same devices as one client has them.
+    pub(crate) fn for_client(&self, client: &Client) -> Result<Devices> {
+        let all = self.all.iter().map(|device| device.for_client(client.clone())).collect::<Result<_>>()?;
+        Ok(Devices { all, reaches: self.reaches.clone() })
     }
 
     pub(crate) fn all(&self) -> &[Arc<dyn Device>] {

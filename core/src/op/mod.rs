@@ -52,7 +52,7 @@ pub use norm::{Norm, NormKind};
 pub use penalty::Penalty;
 pub use repeat::Repeat;
 pub use rope::{Rope, RopeMode};
-pub use sample::Sample;
+pub use sample::{Candidate, Sample};
 pub use scale::Scale;
 pub use set_rows::SetRows;
 pub use soft_max::SoftMax;

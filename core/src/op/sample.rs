@@ -4,6 +4,7 @@
 //! random number is a function of seed and step alone (a counter, not a state).
 
 use super::*;
+use crate::sort::sort_by;
 
 /// Sources: logits F32 `[n, rows]` with dense rows, step I32 `[rows]` (the counter of the random numbers, for instance the
 /// position). Result: I32 `[rows]`, the index drawn.
@@ -88,10 +89,30 @@ pub fn uniform(seed: u64, step: i32, row: usize) -> f32 {
     (bits >> 40) as f32 / (1u64 << 24) as f32
 }
 
+/// A token that may be drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct Candidate {
+    logit: f32,
+    token: u32,
+}
+
 impl Sample {
-    /// The token that the op draws from one row of logits. `scratch` is reused between calls. Defined here, for every host
-    /// device alike, because the same seed has to give the same token everywhere. NaN counts as minus infinity.
-    pub fn draw(&self, logits: &[f32], step: i32, row: usize, scratch: &mut Vec<(f32, u32)>) -> i32 {
+    /// Candidates that [`Sample::draw`] needs room for with so many logits.
+    pub fn room(&self, logits: usize) -> usize {
+        if self.is_greedy() { 0 } else { 2 * logits }
+    }
+
+    fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
+    }
+
+    /// The token that the op draws from one row of logits. Defined here, for every host device alike, because the same seed has to
+    /// give the same token everywhere. NaN counts as minus infinity. Any token when `stop` has said `true` on the way.
+    ///
+    /// # Panics
+    /// If `room` has fewer than [`Sample::room`] candidates, of any content.
+    pub fn draw(&self, logits: &[f32], step: i32, row: usize, room: &mut [Candidate], stop: impl Fn() -> bool) -> i32 {
         let clean = |v: f32| if v.is_nan() { f32::NEG_INFINITY } else { v };
         let mut best = (f32::NEG_INFINITY, 0u32);
         for (i, &v) in logits.iter().enumerate() {
@@ -99,48 +120,57 @@ impl Sample {
                 best = (v, i as u32);
             }
         }
-        if self.temperature == 0.0 || self.top_k == 1 {
+        if self.is_greedy() {
             return best.1 as i32;
         }
-        scratch.clear();
-        scratch.extend(logits.iter().enumerate().map(|(i, &v)| (clean(v), i as u32)));
-        let by_logit = |a: &(f32, u32), b: &(f32, u32)| Order::Descending.compare(a.0, b.0).then(a.1.cmp(&b.1));
-        if self.top_k > 0 && self.top_k < scratch.len() {
-            scratch.select_nth_unstable_by(self.top_k - 1, by_logit);
-            scratch.truncate(self.top_k);
+        let (mut kept, buffer) = room.split_at_mut(logits.len());
+        for (i, (to, &v)) in kept.iter_mut().zip(logits).enumerate() {
+            *to = Candidate { logit: clean(v), token: i as u32 };
         }
-        scratch.sort_unstable_by(by_logit);
+        let by_logit =
+            |a: &Candidate, b: &Candidate| Order::Descending.compare(a.logit, b.logit).then(a.token.cmp(&b.token));
+        if self.top_k > 0 && self.top_k < kept.len() {
+            kept.select_nth_unstable_by(self.top_k - 1, by_logit);
+            kept = &mut kept[..self.top_k];
+        }
+        sort_by(kept, buffer, by_logit, stop);
         let weight = |v: f32, t: f32| ((v - best.0) / t).exp();
         if self.top_p < 1.0 {
-            let total: f32 = scratch.iter().map(|c| weight(c.0, 1.0)).sum();
+            let total: f32 = kept.iter().map(|c| weight(c.logit, 1.0)).sum();
             let mut sum = 0.0;
-            let keep = scratch.iter().position(|c| {
-                sum += weight(c.0, 1.0);
+            let last = kept.iter().position(|c| {
+                sum += weight(c.logit, 1.0);
                 sum >= self.top_p * total
             });
-            scratch.truncate(keep.map_or(scratch.len(), |k| k + 1));
+            let count = last.map_or(kept.len(), |k| k + 1);
+            kept = &mut kept[..count];
         }
         if self.min_p > 0.0 {
-            let keep = scratch.iter().take_while(|c| weight(c.0, 1.0) >= self.min_p).count();
-            scratch.truncate(keep.max(1));
+            let count = kept.iter().take_while(|c| weight(c.logit, 1.0) >= self.min_p).count();
+            let count = count.max(1).min(kept.len());
+            kept = &mut kept[..count];
         }
-        let total: f32 = scratch.iter().map(|c| weight(c.0, self.temperature)).sum();
+        let total: f32 = kept.iter().map(|c| weight(c.logit, self.temperature)).sum();
         let target = uniform(self.seed, step, row) * total;
         let mut sum = 0.0;
-        for c in scratch.iter() {
-            sum += weight(c.0, self.temperature);
+        for c in kept.iter() {
+            sum += weight(c.logit, self.temperature);
             if sum > target {
-                return c.1 as i32;
+                return c.token as i32;
             }
         }
         // Rounding left the target at the sum itself: the last one that has any weight.
-        scratch.iter().rev().find(|c| weight(c.0, self.temperature) > 0.0).map_or(best.1, |c| c.1) as i32
+        kept.iter().rev().find(|c| weight(c.logit, self.temperature) > 0.0).map_or(best.1, |c| c.token) as i32
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn draw(sample: &Sample, logits: &[f32], step: i32) -> i32 {
+        sample.draw(logits, step, 0, &mut vec![Candidate::default(); sample.room(logits.len())], || false)
+    }
 
     const PLAIN: Sample = Sample { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
 
@@ -149,7 +179,7 @@ mod tests {
         let logits = [0.0f32, 1.0, 2.0];
         let mut counts = [0usize; 3];
         for step in 0..20_000 {
-            counts[PLAIN.draw(&logits, step, 0, &mut Vec::new()) as usize] += 1;
+            counts[draw(&PLAIN, &logits, step) as usize] += 1;
         }
         let total: f32 = logits.iter().map(|v| v.exp()).sum();
         for (v, n) in logits.iter().zip(counts) {
@@ -162,16 +192,15 @@ mod tests {
     fn filters_exclude() {
         let logits = [0.0f32, 5.0, 4.0, f32::NAN, -1.0];
         for step in 0..500 {
-            let mut s = Vec::new();
-            assert!([1, 2].contains(&Sample { top_k: 2, ..PLAIN }.draw(&logits, step, 0, &mut s)));
-            assert_eq!(Sample { top_p: 0.5, ..PLAIN }.draw(&logits, step, 0, &mut s), 1);
-            assert!([1, 2].contains(&Sample { min_p: 0.2, ..PLAIN }.draw(&logits, step, 0, &mut s)));
-            assert_eq!(Sample { temperature: 0.0, ..PLAIN }.draw(&logits, step, 0, &mut s), 1);
+            assert!([1, 2].contains(&draw(&Sample { top_k: 2, ..PLAIN }, &logits, step)));
+            assert_eq!(draw(&Sample { top_p: 0.5, ..PLAIN }, &logits, step), 1);
+            assert!([1, 2].contains(&draw(&Sample { min_p: 0.2, ..PLAIN }, &logits, step)));
+            assert_eq!(draw(&Sample { temperature: 0.0, ..PLAIN }, &logits, step), 1);
         }
     }
 
     #[test]
     fn a_row_of_nothing_still_has_an_answer() {
-        assert_eq!(PLAIN.draw(&[f32::NAN, f32::NAN], 0, 0, &mut Vec::new()), 0);
+        assert_eq!(draw(&PLAIN, &[f32::NAN, f32::NAN], 0), 0);
     }
 }

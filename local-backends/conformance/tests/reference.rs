@@ -4,11 +4,10 @@
 
 use outboard_conformance::{Filter, cases, run};
 use outboard_core::{DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
-use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, TensorPtr};
+use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr};
 use outboard_reference::{Reference, reference_device};
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 #[test]
 fn the_reference_agrees_with_itself() {
@@ -66,10 +65,14 @@ impl Kernels for Faulty {
 }
 
 impl Program for FaultyProgram {
-    fn run(&self, abort: &AtomicBool) -> std::result::Result<(), NodeError> {
+    fn scratch(&self) -> u64 {
+        self.inner.scratch()
+    }
+
+    fn run(&self, run: Run<'_>) -> std::result::Result<(), NodeError> {
         let done = match self.fault {
             Fault::NotWritten => Ok(()),
-            _ => self.inner.run(abort),
+            _ => self.inner.run(run),
         };
         let behind = self.last.layout.span();
         // SAFETY: results of the ops tested are not empty; the arena has guard bytes behind each tensor.
@@ -91,7 +94,7 @@ fn failures(fault: Fault, op: &str, case: &str) -> String {
     let info = DeviceInfo { id: "BAD".into(), kind: DeviceKind::Cpu, ..oracle.info().clone() };
     let device = HostDevice::new(&host, info, &budget, Arc::new(Faulty(fault)));
     let filter = Filter { name: case.into(), ..Filter::op(op) };
-    let report = run(device.as_ref(), oracle.as_ref(), &filter).unwrap();
+    let report = outboard_conformance::run(device.as_ref(), oracle.as_ref(), &filter).unwrap();
     assert!(report.cases() > 0 && report.failed() == report.cases(), "{report}");
     report.to_string()
 }

@@ -6,11 +6,12 @@ use outboard_core::DType;
 use outboard_core::op::{GluKind, NormKind};
 use outboard_core::quant::quantize_row;
 use outboard_cpu::kernels::act::{ActBlock, act_blocks, quantize_act};
-use outboard_cpu::kernels::attn::{Heads, Query, attention};
+use outboard_cpu::kernels::attn::{self, Heads, Query, attention};
 use outboard_cpu::kernels::float::mul_mat_float;
-use outboard_cpu::kernels::mul_mat::{Out, Rows, Scratch, is_supported, mul_mat};
+use outboard_cpu::kernels::mul_mat::{self, Line, Out, Rows, Scratch, is_supported, mul_mat};
 use outboard_cpu::kernels::{Isa, rows};
 use std::hint::black_box;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// Best of several runs, in seconds.
@@ -70,7 +71,8 @@ fn product(dtype: DType, isa: Isa, k: Option<usize>, columns: &[usize]) -> Vec<S
             quantize_act(isa, x, q);
         }
         let mut y = vec![0f32; m * n];
-        let mut scratch = Scratch::new();
+        let mut room = Line::room(mul_mat::scratch_floats(isa, dtype, k, n));
+        let mut scratch = Scratch::new(&mut room);
         let rows = Rows { data: w.as_ptr(), stride, dtype, k };
         let out = Out { data: y.as_mut_ptr(), stride: m };
         let t = best(|| {
@@ -103,8 +105,10 @@ fn attend(isa: Isa, tokens: usize) -> f64 {
             Query { q, out, keys: 0..n_kv, mask: None, sink: None }
         })
         .collect();
-    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0, many: tokens > 1 };
-    let mut scratch = Scratch::new();
+    let never = AtomicBool::new(false);
+    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0, many: tokens > 1, abort: &never };
+    let mut room = Line::room(attn::scratch_floats(all.many, d, d, n));
+    let mut scratch = Scratch::new(&mut room);
     // SAFETY: all lengths as above.
     let t = best(|| unsafe { attention(isa, &all, &queries, &mut scratch) });
     (4 * n * n_kv * d) as f64 / t / 1e9

@@ -5,14 +5,15 @@ pub mod kernels;
 mod ops;
 mod pool;
 mod program;
+mod scratch;
 mod tensor;
 
 pub use kernels::Isa;
-pub use pool::Pool;
+pub use pool::{Pool, Turn};
 
 use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Result, TensorId};
 use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, Program, TensorPtr};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// How a CPU device is set up.
 #[derive(Clone, Copy, Debug)]
@@ -45,17 +46,14 @@ pub fn cpu_device(host: &Arc<Host>, name: &str, options: CpuOptions, budget: &Ar
         // That of tensors in GGUF files, so that mapped weights are used where they are.
         alignment: 32,
     };
-    let kernels = CpuKernels {
-        shared: Arc::new(Shared { isa: options.isa, pool: Pool::new(threads, name), work: Mutex::default() }),
-    };
+    let kernels = CpuKernels { shared: Arc::new(Shared { isa: options.isa, pool: Pool::new(threads, name) }) };
     HostDevice::new(host, info, budget, Arc::new(kernels))
 }
 
-/// What the programs of one device share. Only one of them runs at a time.
+/// What the programs of one device share: nothing that holds data of any of them.
 struct Shared {
     isa: Isa,
     pool: Pool,
-    work: Mutex<ops::Work>,
 }
 
 struct CpuKernels {

@@ -11,12 +11,23 @@ use std::thread::JoinHandle;
 /// Looks before a thread sleeps: some 20 microseconds.
 const SPINS: u32 = 4000;
 
-type Piece = dyn Fn(usize) + Sync;
+type Piece = dyn Fn(Turn) + Sync;
+
+/// A piece of a job, and the thread that has it.
+#[derive(Clone, Copy, Debug)]
+pub struct Turn {
+    /// Below the number of threads; no other piece that is under way has it.
+    pub thread: usize,
+    /// Below the number of pieces.
+    pub piece: usize,
+}
 
 /// One call of [`Pool::run`].
 struct Job {
     /// Valid while `done` is below `pieces`: the caller of `run` waits for that.
     run: *const Piece,
+    /// Valid as long. Pieces that are claimed when it is set are not worked on.
+    abort: *const AtomicBool,
     pieces: usize,
     next: AtomicUsize,
     done: AtomicUsize,
@@ -29,16 +40,17 @@ unsafe impl Send for Job {}
 unsafe impl Sync for Job {}
 
 impl Job {
-    /// Works on pieces until none is left to claim.
-    fn work(&self) {
+    /// Works on pieces until none is left to claim, as one of the threads.
+    fn work(&self, thread: usize) {
         loop {
             let piece = self.next.fetch_add(1, Ordering::Relaxed);
             if piece >= self.pieces {
                 return;
             }
-            // SAFETY: this piece is claimed and not done, so that the caller of `run` still waits and the closure lives.
-            let run = unsafe { &*self.run };
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(piece))).is_err() {
+            // SAFETY: this piece is claimed and not done, so that the caller of `run` still waits, and both live.
+            let (run, abort) = unsafe { (&*self.run, &*self.abort) };
+            let work = || run(Turn { thread, piece });
+            if !abort.load(Ordering::Relaxed) && std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
                 self.panicked.store(true, Ordering::Relaxed);
             }
             self.done.fetch_add(1, Ordering::Release);
@@ -67,7 +79,7 @@ impl Pool {
         let board = Arc::new(Board::default());
         let spawn = |i| {
             let board = board.clone();
-            std::thread::Builder::new().name(format!("{name} worker {i}")).spawn(move || worker(&board)).ok()
+            std::thread::Builder::new().name(format!("{name} worker {i}")).spawn(move || worker(&board, i)).ok()
         };
         let threads = (1..threads).filter_map(spawn).collect();
         Pool { board, threads }
@@ -78,17 +90,19 @@ impl Pool {
         self.threads.len() + 1
     }
 
-    /// Calls `run` once for each of `0..pieces`, on all threads, and returns when all are done.
-    pub fn run(&self, pieces: usize, run: &(dyn Fn(usize) + Sync)) {
+    /// Calls `run` once for each of `0..pieces`, on all threads, and returns when all are done. When `abort` is set, pieces that have not
+    /// begun are left out.
+    pub fn run(&self, pieces: usize, abort: &AtomicBool, run: &(dyn Fn(Turn) + Sync)) {
         if pieces <= 1 || self.threads.is_empty() {
-            (0..pieces).for_each(run);
-            return;
+            let wanted = (0..pieces).take_while(|_| !abort.load(Ordering::Relaxed));
+            return wanted.for_each(|piece| run(Turn { thread: 0, piece }));
         }
-        let run: *const (dyn Fn(usize) + Sync + '_) = run;
+        let run: *const (dyn Fn(Turn) + Sync + '_) = run;
         // SAFETY: only the lifetime changes; this function does not return while a piece is being worked on.
         let run: *const Piece = unsafe { std::mem::transmute(run) };
         let job = Arc::new(Job {
             run,
+            abort,
             pieces,
             next: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
@@ -99,7 +113,7 @@ impl Pool {
             self.board.number.fetch_add(1, Ordering::Release);
             self.board.posted.notify_all();
         }
-        job.work();
+        job.work(0);
         let mut spins = 0;
         while job.done.load(Ordering::Acquire) < pieces {
             spins += 1;
@@ -125,7 +139,7 @@ impl Drop for Pool {
     }
 }
 
-fn worker(board: &Board) {
+fn worker(board: &Board, thread: usize) {
     let mut seen = 0;
     loop {
         let mut spins = 0;
@@ -143,7 +157,7 @@ fn worker(board: &Board) {
         }
         let job = job.clone();
         if let Some(job) = job {
-            job.work();
+            job.work(thread);
         }
     }
 }
@@ -152,14 +166,19 @@ fn worker(board: &Board) {
 mod tests {
     use super::*;
 
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
     #[test]
     fn every_piece_once() {
         let pool = Pool::new(4, "test");
         for pieces in [0, 1, 2, 7, 1000] {
             let counts: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
+            let busy: Vec<AtomicBool> = (0..pool.threads()).map(|_| AtomicBool::new(false)).collect();
             for _ in 0..50 {
-                pool.run(pieces, &|i| {
-                    counts[i].fetch_add(1, Ordering::Relaxed);
+                pool.run(pieces, &NEVER, &|Turn { thread, piece }| {
+                    assert!(!busy[thread].swap(true, Ordering::Relaxed), "thread {thread} has two pieces");
+                    counts[piece].fetch_add(1, Ordering::Relaxed);
+                    busy[thread].store(false, Ordering::Relaxed);
                 });
             }
             assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 50));
@@ -167,15 +186,27 @@ mod tests {
     }
 
     #[test]
+    fn pieces_are_left_out_when_nobody_wants_them() {
+        for threads in [1, 4] {
+            let (pool, abort, count) = (Pool::new(threads, "test"), AtomicBool::new(false), AtomicUsize::new(0));
+            pool.run(1000, &abort, &|_| {
+                count.fetch_add(1, Ordering::Relaxed);
+                abort.store(true, Ordering::Relaxed);
+            });
+            assert!((1..=threads).contains(&count.load(Ordering::Relaxed)), "{count:?} of {threads} threads");
+        }
+    }
+
+    #[test]
     fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
         let pool = Pool::new(3, "test");
         let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pool.run(10, &|i| assert!(i != 5, "on purpose"));
+            pool.run(10, &NEVER, &|turn| assert!(turn.piece != 5, "on purpose"));
         }));
         assert!(caught.is_err());
         let sum = AtomicUsize::new(0);
-        pool.run(10, &|i| {
-            sum.fetch_add(i, Ordering::Relaxed);
+        pool.run(10, &NEVER, &|turn| {
+            sum.fetch_add(turn.piece, Ordering::Relaxed);
         });
         assert_eq!(sum.load(Ordering::Relaxed), 45);
     }

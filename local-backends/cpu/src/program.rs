@@ -3,11 +3,11 @@
 use crate::Shared;
 use crate::kernels::mul_mat;
 use crate::ops::{self, Cx};
+use crate::scratch::{Memory, Need};
 use crate::tensor::T;
 use outboard_core::{DType, Graph, Op, TensorId};
-use outboard_host::{NodeError, Program, TensorPtr};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError};
+use outboard_host::{NodeError, Program, Run, TensorPtr};
+use std::sync::Arc;
 
 /// Whether the device computes this node.
 pub(crate) fn supports(graph: &Graph, id: TensorId) -> bool {
@@ -45,6 +45,7 @@ impl Node {
 pub(crate) struct CpuProgram {
     shared: Arc<Shared>,
     nodes: Vec<Node>,
+    need: Need,
 }
 
 impl CpuProgram {
@@ -55,6 +56,10 @@ impl CpuProgram {
         for id in graph.nodes().filter(|&id| graph.tensor(id).is_compute()) {
             let t = graph.tensor(id);
             let Some(op) = t.op() else { continue };
+            // A node without elements has nothing to compute, and rules such as division by extents would not hold.
+            if t.ne().contains(&0) && op.writes().is_none() {
+                continue;
+            }
             let mut same_columns = false;
             if let (Op::MulMat(_) | Op::MulMatId(_), [Some(w), Some(x), ..]) = (op, t.srcs())
                 && graph.tensor(*w).dtype().is_quantized()
@@ -73,23 +78,30 @@ impl CpuProgram {
                 label: graph.label(id),
             });
         }
-        CpuProgram { shared, nodes }
+        let need = nodes.iter().map(|node| ops::need(shared.isa, node)).fold(Need::default(), Need::max);
+        CpuProgram { shared, nodes, need }
     }
 }
 
 impl Program for CpuProgram {
-    fn run(&self, abort: &AtomicBool) -> Result<(), NodeError> {
-        let mut work = self.shared.work.lock().unwrap_or_else(PoisonError::into_inner);
+    fn scratch(&self) -> u64 {
+        self.need.total(self.shared.pool.threads())
+    }
+
+    fn run(&self, run: Run<'_>) -> Result<(), NodeError> {
+        let Shared { isa, pool } = &*self.shared;
+        let failed = |node: &Node, detail: Option<String>| NodeError { node: node.label.clone(), detail };
+        let Some(first) = self.nodes.first() else { return Ok(()) };
+        let memory = Memory::divide(run.scratch, self.need, pool.threads()).map_err(|e| failed(first, Some(e)))?;
+        let mut cx = Cx::new(*isa, pool, run.abort, memory);
         for node in &self.nodes {
-            if abort.load(Ordering::Relaxed) {
-                return Err(NodeError { node: node.label.clone(), detail: None });
+            if !cx.aborted() {
+                run_node(&mut cx, node).map_err(|e| failed(node, Some(e)))?;
             }
-            // A node without elements has nothing to compute, and rules such as division by extents would not hold.
-            if node.out.ne().contains(&0) && node.op.writes().is_none() {
-                continue;
+            // What an aborted op has left is no result.
+            if cx.aborted() {
+                return Err(failed(node, None));
             }
-            let mut cx = Cx { isa: self.shared.isa, pool: &self.shared.pool, work: &mut work };
-            run_node(&mut cx, node).map_err(|e| NodeError { node: node.label.clone(), detail: Some(e) })?;
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! How much memory the devices of a host may take together.
 
-use outboard_core::{Error, MemoryInfo, Result};
+use outboard_core::{DeviceInfo, Error, MemoryAccount, MemoryInfo, MemoryShare, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,18 +18,88 @@ pub(crate) struct Reservation {
     bytes: u64,
 }
 
+/// Where the memory of a device is counted: on the budget of its host and, if it works for a client of many, on the client's account.
+#[derive(Clone, Debug)]
+pub(crate) struct Funds {
+    device: u64,
+    info: Arc<DeviceInfo>,
+    budget: Arc<MemoryBudget>,
+    account: Option<Arc<dyn MemoryAccount>>,
+}
+
+/// Bytes taken from all that they count on, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Payment {
+    _budget: Reservation,
+    _account: Option<MemoryShare>,
+}
+
+impl Funds {
+    /// The funds of the device with this uid, on a host's budget.
+    pub(crate) fn new(device: u64, info: &Arc<DeviceInfo>, budget: &Arc<MemoryBudget>) -> Funds {
+        Funds { device, info: info.clone(), budget: budget.clone(), account: None }
+    }
+
+    /// The same on a client's account as well.
+    pub(crate) fn with_account(&self, account: Arc<dyn MemoryAccount>) -> Funds {
+        Funds { account: Some(account), ..self.clone() }
+    }
+
+    /// The device's uid.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// The device.
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
+        &self.budget
+    }
+
+    pub(crate) fn pay(&self, bytes: u64) -> Result<Payment> {
+        let account = self.account.as_ref().map(|account| account.take(self.device, &self.info, bytes)).transpose()?;
+        Ok(Payment { _budget: self.budget.reserve(bytes, &self.info.id)?, _account: account })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_tests(budget: &Arc<MemoryBudget>) -> Funds {
+        let info = DeviceInfo {
+            id: "d".into(),
+            name: "d".into(),
+            kind: outboard_core::DeviceKind::Cpu,
+            description: String::new(),
+            device_id: String::new(),
+            backend: "test".into(),
+            memory_total: budget.limit,
+            capabilities: Vec::new(),
+            alignment: 1,
+        };
+        Funds::new(1, &Arc::new(info), budget)
+    }
+}
+
 impl MemoryBudget {
-    /// A budget of `limit` bytes, or of all memory that this process may use. What is free is in either case never more than the
-    /// host has available at that moment.
+    /// A budget of `limit` bytes, or of the memory that is available now. What is free is in either case never more than the host
+    /// has available at that moment.
     pub fn new(limit: Option<u64>) -> Arc<MemoryBudget> {
-        let (total, _) = system_memory();
-        Arc::new(MemoryBudget { limit: limit.unwrap_or(total).min(total), used: AtomicU64::new(0) })
+        let SystemMemory { total, available } = system_memory();
+        Arc::new(MemoryBudget { limit: limit.unwrap_or(available).min(total), used: AtomicU64::new(0) })
     }
 
     /// The limit, and what is left of it.
     pub fn info(&self) -> MemoryInfo {
-        let left = self.limit.saturating_sub(self.used());
-        MemoryInfo { total: self.limit, free: left.min(system_memory().1) }
+        MemoryInfo { total: self.limit, free: self.free(system_memory().available, touched_memory()) }
+    }
+
+    /// What is left, given what the system has available and what this process has touched. Memory that was taken and not yet
+    /// touched is still available to the system, but it is spoken for.
+    fn free(&self, available: u64, touched: u64) -> u64 {
+        let used = self.used();
+        let promised = used.saturating_sub(touched);
+        self.limit.saturating_sub(used).min(available.saturating_sub(promised))
     }
 
     /// Bytes taken.
@@ -54,10 +124,18 @@ impl Drop for Reservation {
     }
 }
 
-/// Bytes of memory in all, and available without swapping, for this process: what the system has, within the limit of its
-/// control group (a container). Where the system does not say (not Linux), all counts as available.
-fn system_memory() -> (u64, u64) {
-    let (mut total, mut available) = host_memory();
+/// Memory that this process may use, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct SystemMemory {
+    total: u64,
+    /// Without swapping.
+    available: u64,
+}
+
+/// What the system has, within the limit of this process's control group (a container). Where the system does not say what is
+/// available (not Linux), all counts as that.
+fn system_memory() -> SystemMemory {
+    let SystemMemory { mut total, mut available } = host_memory();
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     if let Some(max) = number("/sys/fs/cgroup/memory.max") {
         let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
@@ -66,18 +144,28 @@ fn system_memory() -> (u64, u64) {
         total = total.min(max);
         available = available.min(max.saturating_sub(used.saturating_sub(cache)));
     }
-    (total, available)
+    SystemMemory { total, available }
 }
 
-fn host_memory() -> (u64, u64) {
-    let kib = |name: &str| field("/proc/meminfo", name).map(|kib| kib.saturating_mul(1024));
-    if let (Some(total), Some(available)) = (kib("MemTotal:"), kib("MemAvailable:")) {
-        return (total, available);
+fn host_memory() -> SystemMemory {
+    if let (Some(total), Some(available)) = (kib("/proc/meminfo", "MemTotal:"), kib("/proc/meminfo", "MemAvailable:")) {
+        return SystemMemory { total, available };
     }
     // SAFETY: sysconf only reads its argument.
     let (pages, size) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     let total = u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(size).unwrap_or(0));
-    (total, total)
+    SystemMemory { total, available: total }
+}
+
+/// Bytes of this process that are in memory and not part of a file. All of them count as touched buffers: that makes `free` a little
+/// too large, by what the program itself needs. Where the system does not say, everything does.
+fn touched_memory() -> u64 {
+    kib("/proc/self/status", "RssAnon:").unwrap_or(u64::MAX)
+}
+
+/// A field in KiB, in bytes.
+fn kib(path: &str, name: &str) -> Option<u64> {
+    field(path, name).map(|kib| kib.saturating_mul(1024))
 }
 
 /// The number behind a name in a file of lines like `name number`.
@@ -108,5 +196,21 @@ mod tests {
         let info = budget.info();
         assert!(info.free > 0 && info.free <= info.total, "{info:?}");
         assert!(budget.reserve(info.total + 1, "d").is_err());
+        let SystemMemory { total, available } = system_memory();
+        assert!(
+            info.total < total && info.total <= available + (1 << 30),
+            "{info:?}: {total} in all, {available} available"
+        );
+    }
+
+    #[test]
+    fn memory_that_was_taken_and_not_touched_is_not_free() {
+        let budget = MemoryBudget::new(Some(1000));
+        let _taken = budget.reserve(600, "d").unwrap();
+        // The system has 500 available, as nothing of the 600 was touched: they are promised.
+        assert_eq!(budget.free(500, 0), 0);
+        assert_eq!(budget.free(700, 0), 100);
+        assert_eq!(budget.free(700, 500), 400);
+        assert_eq!(budget.free(300, u64::MAX), 300);
     }
 }

@@ -1,16 +1,18 @@
 //! A device whose memory is the host's.
 
-use crate::budget::MemoryBudget;
+use crate::access::{Footprint, Touched};
+use crate::budget::{Funds, MemoryBudget};
 use crate::buffer::HostBuffer;
 use crate::host::Host;
 use crate::lock;
 use crate::queue::HostQueue;
+use crate::scratch::{Scratch, ScratchNeed};
 use crate::turns::Turns;
 use bytes::Bytes;
 use outboard_core::device::fresh_uid;
 use outboard_core::{
-    Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, Layout, MemoryInfo, NodeSet, PeerTransfer, Placement,
-    Queue, Result, Slice, TensorId, Ticket, Usage,
+    Buffer, Client, Device, DeviceInfo, Error, Event, Executable, Graph, Layout, LeafKind, MemoryInfo, NodeSet,
+    PeerTransfer, Placement, Queue, Result, Slice, TensorId, Ticket, Usage,
 };
 use std::any::Any;
 use std::fmt;
@@ -49,19 +51,41 @@ pub trait Kernels: Send + Sync + 'static {
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>>;
 }
 
-/// A graph that is ready to run.
-pub trait Program: Send + Sync {
-    /// Runs every node in order. Looks at `abort` between nodes at least. Only one program of a device runs at a time.
-    fn run(&self, abort: &AtomicBool) -> std::result::Result<(), NodeError>;
+/// What a program runs with.
+pub struct Run<'a> {
+    /// Set when the run is not wanted any more. A program looks at it often: no piece of work between two looks takes more than some
+    /// hundredths of a second, as far as shapes allow.
+    pub abort: &'a AtomicBool,
+    /// [`Program::scratch`] bytes of any content, aligned to [`crate::BUFFER_ALIGN`]. No other client's programs have used them.
+    pub scratch: &'a mut [u8],
 }
 
-/// A device in host memory.
+/// A graph that is ready to run.
+pub trait Program: Send + Sync {
+    /// Bytes that it needs while it runs, beside its tensors. All that depends on shapes is part of this number, not taken from the
+    /// program's allocator: so it is counted, and refused when a graph is compiled.
+    fn scratch(&self) -> u64 {
+        0
+    }
+
+    /// Runs every node in order. Only one program of a device runs at a time.
+    fn run(&self, run: Run<'_>) -> std::result::Result<(), NodeError>;
+}
+
+/// A device in host memory, as one client has it.
 pub struct HostDevice {
+    shared: Arc<Shared>,
+    client: Option<Client>,
+    funds: Funds,
+    scratch: Arc<Scratch>,
+}
+
+/// What all clients of a device have in common.
+struct Shared {
     uid: u64,
-    info: DeviceInfo,
+    info: Arc<DeviceInfo>,
     id: Arc<str>,
     host: Arc<Host>,
-    budget: Arc<MemoryBudget>,
     kernels: Arc<dyn Kernels>,
     turns: Arc<Turns>,
     /// What stops each queue.
@@ -76,31 +100,32 @@ impl HostDevice {
         budget: &Arc<MemoryBudget>,
         kernels: Arc<dyn Kernels>,
     ) -> Arc<HostDevice> {
-        Arc::new(HostDevice {
-            uid: fresh_uid(),
+        let (uid, info) = (fresh_uid(), Arc::new(info));
+        let funds = Funds::new(uid, &info, budget);
+        let shared = Shared {
+            uid,
             id: info.id.as_str().into(),
             info,
             host: host.clone(),
-            budget: budget.clone(),
             kernels,
             turns: Arc::default(),
             cancels: Mutex::default(),
-        })
+        };
+        Arc::new(HostDevice::of(Arc::new(shared), None, funds))
     }
 
-    /// Stops everything that is enqueued or runs on this device: programs end at their next look at `abort`, and the queues
-    /// that there are now are poisoned with [`Error::Cancelled`]. Queues made later work.
+    fn of(shared: Arc<Shared>, client: Option<Client>, funds: Funds) -> HostDevice {
+        HostDevice { shared, client, scratch: Scratch::new(funds.clone()), funds }
+    }
+
+    /// Stops everything that is enqueued or runs on this device, of all clients: programs end at their next look at `abort`, and the
+    /// queues that there are now are poisoned with [`Error::Cancelled`]. Queues made later work.
     pub fn abort(&self) {
-        for cancel in lock(&self.cancels).drain(..) {
+        for cancel in lock(&self.shared.cancels).drain(..) {
             if let Some(cancel) = cancel.upgrade() {
                 cancel.store(true, Ordering::Relaxed);
             }
         }
-    }
-
-    /// The account that its memory is on, for scratch memory of the backend ([`HostBuffer::new`]).
-    pub fn budget(&self) -> &Arc<MemoryBudget> {
-        &self.budget
     }
 }
 
@@ -108,6 +133,9 @@ impl HostDevice {
 pub(crate) struct HostExecutable {
     pub(crate) device: u64,
     pub(crate) program: Box<dyn Program>,
+    pub(crate) scratch: ScratchNeed,
+    /// What the program touches beside its scratch memory.
+    pub(crate) footprint: Footprint,
     _placement: Placement,
 }
 
@@ -131,43 +159,57 @@ pub(crate) fn host_buffer(slice: &Slice) -> Result<&HostBuffer> {
 
 impl fmt::Debug for HostDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostDevice").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("HostDevice").field("id", &self.shared.id).finish_non_exhaustive()
     }
+}
+
+/// What a graph touches: all that is placed, as written, but weights and inputs that nothing else lies on.
+fn footprint(graph: &Graph, placement: &Placement) -> Result<Footprint> {
+    let mut touched = Vec::new();
+    for id in graph.ids() {
+        let t = graph.tensor(id);
+        let Some(slice) = placement.get(id).filter(|_| t.root() == id && t.layout().span() > 0) else { continue };
+        let (ptr, len) = (crate::queue::address(slice)?, t.layout().span());
+        let only_read = matches!(t.leaf(), Some(LeafKind::Weight | LeafKind::Input));
+        touched.push(if only_read { Touched::read(ptr, len) } else { Touched::written(ptr, len) });
+    }
+    Ok(Footprint::new(touched))
 }
 
 impl Device for HostDevice {
     fn uid(&self) -> u64 {
-        self.uid
+        self.shared.uid
     }
 
     fn info(&self) -> &DeviceInfo {
-        &self.info
+        &self.shared.info
     }
 
     fn memory(&self) -> Result<MemoryInfo> {
-        Ok(self.budget.info())
+        Ok(self.funds.budget().info())
     }
 
     fn supports(&self, graph: &Graph) -> Result<NodeSet> {
-        let flags = graph.ids().map(|id| !graph.tensor(id).is_compute() || self.kernels.supports(graph, id));
+        let kernels = &self.shared.kernels;
+        let flags = graph.ids().map(|id| !graph.tensor(id).is_compute() || kernels.supports(graph, id));
         Ok(NodeSet::from_flags(flags.collect()))
     }
 
     fn alloc(&self, size: u64, _: Usage) -> Result<Arc<dyn Buffer>> {
-        Ok(Arc::new(HostBuffer::new(size, self.uid, &self.id, &self.budget)?))
+        Ok(Arc::new(HostBuffer::new(size, &self.funds)?))
     }
 
     fn import(&self, data: &Bytes) -> Result<Option<Arc<dyn Buffer>>> {
-        if data.as_ptr().align_offset(self.info.alignment) != 0 {
+        if data.as_ptr().align_offset(self.shared.info.alignment) != 0 {
             return Ok(None);
         }
-        Ok(Some(Arc::new(HostBuffer::import(data.clone(), self.uid))))
+        Ok(Some(Arc::new(HostBuffer::import(data.clone(), self.shared.uid))))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
         let supported = self.supports(&graph)?;
         if let Some(id) = graph.ids().find(|&id| !supported.contains(id)) {
-            return Err(Error::Request(format!("{} does not support {}", self.id, graph.label(id))));
+            return Err(Error::Request(format!("{} does not support {}", self.shared.id, graph.label(id))));
         }
         let mut tensors: Vec<TensorPtr> = Vec::with_capacity(graph.tensors().len());
         for t in graph.tensors() {
@@ -179,16 +221,25 @@ impl Device for HostDevice {
             };
             tensors.push(TensorPtr { ptr: base, layout: *t.layout() });
         }
-        let program = self.kernels.compile(graph, tensors)?;
-        Ok(Arc::new(HostExecutable { device: self.uid, program, _placement: placement }))
+        let footprint = footprint(&graph, &placement)?;
+        let program = self.shared.kernels.compile(graph, tensors)?;
+        let scratch = self.scratch.need(program.scratch())?;
+        let device = self.shared.uid;
+        Ok(Arc::new(HostExecutable { device, program, scratch, footprint, _placement: placement }))
     }
 
     fn queue(&self) -> Result<Arc<dyn Queue>> {
-        let queue = HostQueue::start(self.uid, &self.id, &self.host, &self.turns)?;
-        let mut cancels = lock(&self.cancels);
+        let Shared { uid, id, host, turns, cancels, .. } = &*self.shared;
+        let queue = HostQueue::start(*uid, id, host, turns, self.client.as_ref())?;
+        let mut cancels = lock(cancels);
         cancels.retain(|c| c.strong_count() > 0);
         cancels.push(queue.cancel());
         Ok(Arc::new(queue))
+    }
+
+    fn for_client(&self, client: Client) -> Result<Arc<dyn Device>> {
+        let funds = self.funds.with_account(client.account.clone());
+        Ok(Arc::new(HostDevice::of(self.shared.clone(), Some(client), funds)))
     }
 
     fn peer(&self) -> Option<&dyn PeerTransfer> {
@@ -202,12 +253,13 @@ impl Device for HostDevice {
 
 impl PeerTransfer for HostDevice {
     fn reaches(&self, to: &dyn Device) -> bool {
-        to.as_any().downcast_ref::<HostDevice>().is_some_and(|to| Arc::ptr_eq(&to.host, &self.host))
+        let to = to.as_any().downcast_ref::<HostDevice>();
+        to.is_some_and(|to| Arc::ptr_eq(&to.shared.host, &self.shared.host))
     }
 
     fn offer(&self, queue: &dyn Queue, ticket: Ticket, src: &Slice, to: &dyn Device) -> Result<()> {
         if !self.reaches(to) {
-            return Err(Error::Misuse(format!("{} does not reach {}", self.id, to.info().id)));
+            return Err(Error::Misuse(format!("{} does not reach {}", self.shared.id, to.info().id)));
         }
         HostQueue::of(queue)?.offer(ticket, src)
     }

@@ -3,10 +3,11 @@
 //! Whoever comes second copies: an offer that finds its acceptance waiting writes straight into the destination, one that comes
 //! first leaves a copy and goes on. So an offer never waits, and no order of commands on different queues can block.
 //!
-//! What is open is bounded, and no group of queues (those of a client's session) may have more of it than it leaves to others, so that
-//! one that offers what nobody takes does not keep others from their transfers (dynamic thresholds: Choudhury and Hahne, 1998). What
-//! ended without its bytes is kept only to tell its acceptance, and gives way first.
+//! What is open is bounded, and no client may have more of it than it leaves to others, so that one that offers what nobody takes
+//! does not keep others from their transfers (dynamic thresholds: Choudhury and Hahne, 1998). Room is taken before a byte is
+//! copied. What ended without its bytes is kept only to tell its acceptance, and gives way first.
 
+use crate::access::{Accesses, Footprint, Touched};
 use crate::lock;
 use crate::queue::{address, read_slice};
 use outboard_core::error::Bytes as Size;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// What may be open at most, from either side; a group that is alone may have half of it.
+/// What may be open at most, from either side; a client that is alone may have half of it.
 const MOST: Amount = Amount { transfers: 8192, bytes: 2 << 30 };
 /// An offer that was not taken after this long is dropped.
 const EXPIRY: Duration = Duration::from_secs(120);
@@ -38,11 +39,18 @@ struct Amount {
     bytes: u64,
 }
 
-/// A queue that offers or accepts, and the group that it is in.
+/// A queue that offers or accepts, and whose room it uses ([`outboard_core::Client::room`]).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Party {
-    pub(crate) group: u64,
+    pub(crate) room: u64,
     pub(crate) queue: u64,
+}
+
+/// How long somebody waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait<'a> {
+    pub(crate) limit: Duration,
+    pub(crate) cancel: &'a AtomicBool,
 }
 
 /// What is handed over.
@@ -57,6 +65,8 @@ struct Transfer {
 
 #[derive(Debug)]
 enum State {
+    /// So many bytes are being copied for an offer that nobody waits for yet.
+    Reserved(u64),
     /// Bytes, or the error that took their place.
     Offered { content: Result<Vec<u8>>, since: Instant },
     /// Somebody waits. The slice keeps its buffer, should the one who waits give up during the copy.
@@ -72,6 +82,7 @@ impl Transfer {
     fn bytes(&self) -> u64 {
         match &self.state {
             State::Offered { content: Ok(bytes), .. } => bytes.len() as u64,
+            State::Reserved(bytes) => *bytes,
             _ => 0,
         }
     }
@@ -94,7 +105,14 @@ impl Default for Exchange {
 
 impl Exchange {
     /// Hands over `src`, or the error that takes its place. The same ticket twice is an error.
-    pub(crate) fn offer(&self, by: Party, ticket: Ticket, src: Source<'_>) -> Result<()> {
+    pub(crate) fn offer(
+        &self,
+        accesses: &Accesses,
+        by: Party,
+        ticket: Ticket,
+        src: Source<'_>,
+        cancel: &AtomicBool,
+    ) -> Result<()> {
         let mut open = lock(&self.open);
         if let Some(transfer) = open.get_mut(&ticket) {
             if !matches!(transfer.state, State::Wanted(_)) {
@@ -102,44 +120,44 @@ impl Exchange {
             }
             let State::Wanted(dst) = std::mem::replace(&mut transfer.state, State::Copying) else { return Ok(()) };
             drop(open);
-            let done = src.map_err(Error::clone).and_then(|src| copy(src, &dst));
-            if let Some(transfer) = lock(&self.open).get_mut(&ticket) {
-                transfer.state = State::Copied(done);
-            }
-            self.changed.notify_all();
+            let done = src.map_err(Error::clone).and_then(|src| copy(accesses, src, &dst, cancel));
+            self.set(ticket, State::Copied(done));
             return Ok(());
         }
-        let room = self.admit(&mut open, by, src.map_or(0, Slice::len));
+        let bytes = src.map_or(0, Slice::len);
+        let room = self.admit(&mut open, by, bytes);
         if src.is_ok() {
             // An error always has room: whoever waits for it would wait in vain.
             room?;
         }
+        open.insert(ticket, Transfer { by, state: State::Reserved(bytes) });
         drop(open);
-        let content = src.map_err(Error::clone).and_then(read_slice);
-        let state = State::Offered { content, since: Instant::now() };
-        let mut open = lock(&self.open);
-        // Its acceptance may have come while the bytes were copied: they are taken from the copy then.
-        if open.get(&ticket).is_some_and(|transfer| !matches!(transfer.state, State::Wanted(_))) {
-            return Err(used_twice());
-        }
-        open.insert(ticket, Transfer { by, state });
-        self.changed.notify_all();
+        let content = src.map_err(Error::clone).and_then(|src| read_slice(accesses, src, cancel));
+        self.set(ticket, State::Offered { content, since: Instant::now() });
         Ok(())
     }
 
-    /// Fills `dst` with what is offered under a ticket, waiting for it at most `limit`.
+    /// The next state of a transfer, unless whoever waited for it has given up.
+    fn set(&self, ticket: Ticket, state: State) {
+        if let Some(transfer) = lock(&self.open).get_mut(&ticket) {
+            transfer.state = state;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Fills `dst` with what is offered under a ticket.
     pub(crate) fn accept(
         &self,
+        accesses: &Accesses,
         by: Party,
         ticket: Ticket,
         dst: &Slice,
-        limit: Duration,
-        cancel: &AtomicBool,
+        wait: Wait<'_>,
     ) -> Result<()> {
-        let end = Instant::now() + limit;
+        let end = Instant::now() + wait.limit;
         let mut open = lock(&self.open);
         match open.get(&ticket).map(|transfer| &transfer.state) {
-            Some(State::Offered { .. }) => {}
+            Some(State::Offered { .. } | State::Reserved(_)) => {}
             Some(_) => return Err(used_twice()),
             None => {
                 self.admit(&mut open, by, 0)?;
@@ -151,18 +169,18 @@ impl Exchange {
             match transfer.map(|t| (t.by, t.state)) {
                 Some((_, State::Offered { content, .. })) => {
                     drop(open);
-                    return write(&content?, dst);
+                    return write(accesses, &content?, dst, wait.cancel);
                 }
                 Some((_, State::Copied(done))) => return done,
-                Some((by, state @ State::Copying)) => {
+                Some((by, state @ (State::Copying | State::Reserved(_)))) => {
                     open.insert(ticket, Transfer { by, state });
                 }
                 Some((_, State::Wanted(_))) | None => {
-                    if cancel.load(Ordering::Relaxed) {
+                    if wait.cancel.load(Ordering::Relaxed) {
                         return Err(Error::Cancelled);
                     }
                     if Instant::now() >= end {
-                        return Err(Error::Timeout { what: "a tensor from another device".into(), after: limit });
+                        return Err(Error::Timeout { what: "a tensor from another device".into(), after: wait.limit });
                     }
                     open.insert(ticket, Transfer { by, state: State::Wanted(dst.clone()) });
                 }
@@ -184,16 +202,16 @@ impl Exchange {
     fn admit(&self, open: &mut Open, by: Party, bytes: u64) -> Result<()> {
         open.retain(|_, transfer| !transfer.has_expired());
         self.shares(open, by, bytes).or_else(|_| {
-            open.retain(|_, transfer| transfer.by.group != by.group || !transfer.has_failed());
+            open.retain(|_, transfer| transfer.by.room != by.room || !transfer.has_failed());
             self.shares(open, by, bytes)
         })
     }
 
-    /// Whether the group would not have more than it leaves to others.
+    /// Whether the client would not have more than it leaves to others.
     fn shares(&self, open: &Open, by: Party, bytes: u64) -> Result<()> {
         let (mut mine, mut others) = (Amount::default(), Amount::default());
         for transfer in open.values() {
-            let sum = if transfer.by.group == by.group { &mut mine } else { &mut others };
+            let sum = if transfer.by.room == by.room { &mut mine } else { &mut others };
             sum.transfers += 1;
             sum.bytes = sum.bytes.saturating_add(transfer.bytes());
         }
@@ -230,56 +248,75 @@ fn same_size(got: u64, dst: &Slice) -> Result<()> {
     }
 }
 
-fn copy(src: &Slice, dst: &Slice) -> Result<()> {
+fn copy(accesses: &Accesses, src: &Slice, dst: &Slice, cancel: &AtomicBool) -> Result<()> {
     same_size(src.len(), dst)?;
-    // SAFETY: both are inside their buffers and of equal length, the destination was found writable when it was enqueued;
-    // `copy` allows overlap.
-    unsafe { std::ptr::copy(address(src)?, address(dst)?, src.len() as usize) };
+    let (from, to, len) = (address(src)?, address(dst)?, src.len() as usize);
+    let touched = vec![Touched::read(from, len), Touched::written(to, len)];
+    let _access = accesses.begin(&Footprint::new(touched), cancel)?;
+    // SAFETY: both are inside their buffers and of equal length, the destination was found writable when it was enqueued, and nobody
+    // else touches them now; `copy` allows overlap.
+    unsafe { std::ptr::copy(from, to, len) };
     Ok(())
 }
 
-fn write(content: &[u8], dst: &Slice) -> Result<()> {
+fn write(accesses: &Accesses, content: &[u8], dst: &Slice, cancel: &AtomicBool) -> Result<()> {
     same_size(content.len() as u64, dst)?;
+    let to = address(dst)?;
+    let _access = accesses.begin(&Footprint::new(vec![Touched::written(to, content.len())]), cancel)?;
     // SAFETY: as in `copy`; the content is a vector of its own.
-    unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), address(dst)?, content.len()) };
+    unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), to, content.len()) };
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Funds;
     use crate::{HostBuffer, MemoryBudget};
     use std::sync::Arc;
 
-    const ME: Party = Party { group: 1, queue: 7 };
-    const OTHER: Party = Party { group: 2, queue: 8 };
+    const ME: Party = Party { room: 1, queue: 7 };
+    const OTHER: Party = Party { room: 2, queue: 8 };
+    const LONG: Duration = Duration::from_secs(10);
 
     fn slice(content: &[u8]) -> Slice {
-        let buffer = HostBuffer::new(content.len() as u64, 1, "d", &MemoryBudget::new(None)).unwrap();
+        let buffer = HostBuffer::new(content.len() as u64, &Funds::for_tests(&MemoryBudget::new(None))).unwrap();
         let slice = Slice::whole(Arc::new(buffer));
-        write(content, &slice).unwrap();
+        write(&Accesses::default(), content, &slice, &AtomicBool::new(false)).unwrap();
         slice
+    }
+
+    fn content(slice: &Slice) -> Vec<u8> {
+        read_slice(&Accesses::default(), slice, &AtomicBool::new(false)).unwrap()
+    }
+
+    fn offer(exchange: &Exchange, by: Party, ticket: u8, src: Source<'_>) -> Result<()> {
+        exchange.offer(&Accesses::default(), by, Ticket([ticket; 32]), src, &AtomicBool::new(false))
+    }
+
+    fn accept(exchange: &Exchange, ticket: u8, dst: &Slice, limit: Duration, cancelled: bool) -> Result<()> {
+        let cancel = &AtomicBool::new(cancelled);
+        exchange.accept(&Accesses::default(), ME, Ticket([ticket; 32]), dst, Wait { limit, cancel })
     }
 
     #[test]
     fn either_side_may_come_first() {
         let exchange = Arc::new(Exchange::default());
-        let (cancel, limit) = (AtomicBool::new(false), Duration::from_secs(10));
         let (src, dst) = (slice(b"abcd"), slice(b"...."));
-        exchange.offer(ME, Ticket([1; 32]), Ok(&src)).unwrap();
-        assert!(exchange.offer(ME, Ticket([1; 32]), Ok(&src)).is_err());
-        exchange.accept(ME, Ticket([1; 32]), &dst, limit, &cancel).unwrap();
-        assert_eq!(read_slice(&dst).unwrap(), b"abcd");
+        offer(&exchange, ME, 1, Ok(&src)).unwrap();
+        assert!(offer(&exchange, ME, 1, Ok(&src)).is_err());
+        accept(&exchange, 1, &dst, LONG, false).unwrap();
+        assert_eq!(content(&dst), b"abcd");
 
         let late = slice(b"....");
         let (other, to) = (exchange.clone(), late.clone());
-        let thread = std::thread::spawn(move || other.accept(ME, Ticket([2; 32]), &to, limit, &AtomicBool::new(false)));
+        let thread = std::thread::spawn(move || accept(&other, 2, &to, LONG, false));
         while exchange.open() == 0 {
             std::thread::yield_now();
         }
-        exchange.offer(ME, Ticket([2; 32]), Ok(&src)).unwrap();
+        offer(&exchange, ME, 2, Ok(&src)).unwrap();
         thread.join().unwrap().unwrap();
-        assert_eq!(read_slice(&late).unwrap(), b"abcd");
+        assert_eq!(content(&late), b"abcd");
         assert_eq!(exchange.open(), 0);
     }
 
@@ -287,28 +324,51 @@ mod tests {
     fn errors_arrive_and_waits_end() {
         let exchange = Exchange::default();
         let dst = slice(b"..");
-        let (limit, cancel) = (Duration::from_millis(5), AtomicBool::new(false));
-        exchange.offer(ME, Ticket([1; 32]), Err(&Error::Cancelled)).unwrap();
-        assert_eq!(exchange.accept(ME, Ticket([1; 32]), &dst, limit, &cancel), Err(Error::Cancelled));
-        exchange.offer(ME, Ticket([2; 32]), Ok(&slice(b"long"))).unwrap();
-        assert!(matches!(exchange.accept(ME, Ticket([2; 32]), &dst, limit, &cancel), Err(Error::Request(_))));
-        assert!(matches!(exchange.accept(ME, Ticket([3; 32]), &dst, limit, &cancel), Err(Error::Timeout { .. })));
-        assert_eq!(exchange.accept(ME, Ticket([3; 32]), &dst, limit, &AtomicBool::new(true)), Err(Error::Cancelled));
-        exchange.offer(ME, Ticket([4; 32]), Ok(&slice(b"ab"))).unwrap();
+        let short = Duration::from_millis(5);
+        offer(&exchange, ME, 1, Err(&Error::Cancelled)).unwrap();
+        assert_eq!(accept(&exchange, 1, &dst, short, false), Err(Error::Cancelled));
+        offer(&exchange, ME, 2, Ok(&slice(b"long"))).unwrap();
+        assert!(matches!(accept(&exchange, 2, &dst, short, false), Err(Error::Request(_))));
+        assert!(matches!(accept(&exchange, 3, &dst, short, false), Err(Error::Timeout { .. })));
+        assert_eq!(accept(&exchange, 3, &dst, short, true), Err(Error::Cancelled));
+        offer(&exchange, ME, 4, Ok(&slice(b"ab"))).unwrap();
         exchange.end(7, &Error::Cancelled);
-        assert_eq!(exchange.accept(ME, Ticket([4; 32]), &dst, limit, &cancel), Err(Error::Cancelled));
+        assert_eq!(accept(&exchange, 4, &dst, short, false), Err(Error::Cancelled));
+        assert_eq!(exchange.open(), 0);
+    }
+
+    #[test]
+    fn room_is_taken_before_the_bytes_are_copied() {
+        let exchange = Arc::new(Exchange { most: Amount { transfers: 100, bytes: 40 }, ..Exchange::default() });
+        let accesses = Arc::new(Accesses::default());
+        let src = slice(b"0123456789abcdef");
+        // Somebody writes where the offers read, so that none of them gets further than to its room.
+        let written = Footprint::new(vec![Touched::written(address(&src).unwrap(), 16)]);
+        let writes = accesses.begin(&written, &AtomicBool::new(false)).unwrap();
+        std::thread::scope(|scope| {
+            let offer = |n: u8| {
+                let never = AtomicBool::new(false);
+                exchange.offer(&accesses, ME, Ticket([n; 32]), Ok(&src), &never)
+            };
+            let first = scope.spawn(move || offer(1));
+            while exchange.open() == 0 {
+                std::thread::yield_now();
+            }
+            assert!(matches!(offer(2), Err(Error::Request(why)) if why.contains("no more can wait")));
+            let waits = scope.spawn(|| accept(&exchange, 1, &slice(&[0; 16]), LONG, false));
+            drop(writes);
+            first.join().unwrap().unwrap();
+            waits.join().unwrap().unwrap();
+        });
         assert_eq!(exchange.open(), 0);
     }
 
     #[test]
     fn nobody_takes_more_than_is_left_to_others() {
-        let ticket = |n: u8| Ticket([n; 32]);
         let refused =
             |result: Result<()>| matches!(result, Err(Error::Request(why)) if why.contains("no more can wait"));
-        let accept = |exchange: &Exchange, n: u8| {
-            exchange.accept(ME, ticket(n), &slice(b"0123456789"), Duration::ZERO, &AtomicBool::new(false))
-        };
-        let offered = |exchange: &Exchange, by: Party, n: u8| exchange.offer(by, ticket(n), Ok(&slice(b"0123456789")));
+        let accept = |exchange: &Exchange, n: u8| accept(exchange, n, &slice(b"0123456789"), Duration::ZERO, false);
+        let offered = |exchange: &Exchange, by: Party, n: u8| offer(exchange, by, n, Ok(&slice(b"0123456789")));
         // By bytes, and by their number.
         let (by_bytes, by_number) = (Amount { transfers: 100, bytes: 80 }, Amount { transfers: 8, bytes: 1000 });
         for most in [by_bytes, by_number] {
@@ -328,11 +388,11 @@ mod tests {
             assert_eq!(accept(&exchange, 1), Err(Error::Cancelled));
             (20..24).for_each(|n| offered(&exchange, ME, n).unwrap());
             // An error needs no room.
-            exchange.offer(ME, ticket(24), Err(&Error::Cancelled)).unwrap();
+            offer(&exchange, ME, 24, Err(&Error::Cancelled)).unwrap();
         }
         // Errors that nobody wants do not pile up, and are nobody else's trouble.
         let exchange = Exchange { most: Amount { transfers: 4, bytes: 1000 }, ..Exchange::default() };
-        exchange.offer(OTHER, ticket(99), Err(&Error::Cancelled)).unwrap();
+        offer(&exchange, OTHER, 99, Err(&Error::Cancelled)).unwrap();
         for n in 0..20 {
             offered(&exchange, ME, n).unwrap();
             exchange.end(ME.queue, &Error::Cancelled);

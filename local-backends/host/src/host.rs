@@ -1,5 +1,6 @@
 //! What the devices of one host have in common: timelines that wait for one another, transfers, a trace.
 
+use crate::access::Accesses;
 use crate::exchange::Exchange;
 use crate::lock;
 use crate::timeline::Timeline;
@@ -31,6 +32,7 @@ pub(crate) type TraceHook = Box<dyn Fn(TraceEvent<'_>) + Send + Sync>;
 pub struct Host {
     timelines: Mutex<HashMap<u64, Weak<Timeline>>>,
     pub(crate) exchange: Exchange,
+    pub(crate) accesses: Accesses,
     trace: OnceLock<TraceHook>,
 }
 

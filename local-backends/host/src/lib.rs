@@ -2,6 +2,7 @@
 //! the devices of one host. A backend adds [`Kernels`]: which ops it supports and how it runs a graph.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
+mod access;
 mod allocator;
 mod budget;
 mod buffer;
@@ -11,17 +12,18 @@ mod exchange;
 mod host;
 mod mapped;
 mod queue;
+mod scratch;
 mod timeline;
 mod turns;
 
 pub use allocator::{ProgramAllocator, trim_memory};
 pub use budget::MemoryBudget;
 pub use buffer::{BUFFER_ALIGN, HostBuffer};
-pub use device::{HostDevice, Kernels, NodeError, Program, TensorPtr};
+pub use device::{HostDevice, Kernels, NodeError, Program, Run, TensorPtr};
 pub use disk::{DiskSpace, disk_space};
 pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
-pub use queue::{group_queue, trace_queue};
+pub use queue::trace_queue;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -3,18 +3,19 @@
 //! Different queues run side by side; graphs of one device run one at a time, because they share its threads, and groups of queues
 //! take turns. Dropping a queue drops what it has not begun and tells everyone who waits.
 
-use crate::device::{HostExecutable, NodeError, host_buffer};
-use crate::exchange::Party;
+use crate::access::{Access, Accesses, Footprint, Touched};
+use crate::device::{HostExecutable, NodeError, Run, host_buffer};
+use crate::exchange::{Party, Wait};
 use crate::host::{Host, TraceEvent, TraceHook};
 use crate::lock;
 use crate::timeline::Timeline;
 use crate::turns::Turns;
 use bytes::Bytes;
 use outboard_core::device::{Completer, fresh_uid};
-use outboard_core::{Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
+use outboard_core::{Client, Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
@@ -52,7 +53,6 @@ pub(crate) struct HostQueue {
     timeline: Arc<Timeline>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
-    group: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -62,20 +62,20 @@ pub fn trace_queue(queue: &dyn Queue, hook: impl Fn(TraceEvent<'_>) + Send + Syn
     HostQueue::of(queue).is_ok_and(|queue| queue.trace.set(Box::new(hook)).is_ok())
 }
 
-/// Puts a queue into a group, before its first graph or transfer: all queues of a group together get as many turns on the device, and
-/// as much room for transfers, as one queue that is in none. The number of a group is a [`fresh_uid`]. Gives `false` if the queue is
-/// not of a device in host memory.
-pub fn group_queue(queue: &dyn Queue, group: u64) -> bool {
-    HostQueue::of(queue).map(|queue| queue.group.store(group, Ordering::Relaxed)).is_ok()
-}
-
 impl HostQueue {
-    pub(crate) fn start(device: u64, id: &Arc<str>, host: &Arc<Host>, turns: &Arc<Turns>) -> Result<HostQueue> {
+    /// A queue with its thread. Those of no client are each a client of their own to others.
+    pub(crate) fn start(
+        device: u64,
+        id: &Arc<str>,
+        host: &Arc<Host>,
+        turns: &Arc<Turns>,
+        client: Option<&Client>,
+    ) -> Result<HostQueue> {
         let uid = fresh_uid();
         let timeline = Arc::new(Timeline::default());
         let cancel = Arc::new(AtomicBool::new(false));
         let trace = Arc::new(OnceLock::new());
-        let group = Arc::new(AtomicU64::new(uid));
+        let (group, room) = client.map_or((uid, uid), |client| (client.turns, client.room));
         let (commands, receiver) = sync_channel(QUEUE_DEPTH);
         let worker = Worker {
             device,
@@ -86,7 +86,8 @@ impl HostQueue {
             timeline: timeline.clone(),
             cancel: cancel.clone(),
             trace: trace.clone(),
-            group: group.clone(),
+            group,
+            party: Party { room, queue: uid },
             turn: Cell::new(None),
         };
         let thread = std::thread::Builder::new()
@@ -104,7 +105,6 @@ impl HostQueue {
             timeline,
             cancel,
             trace,
-            group,
             thread: Some(thread),
         })
     }
@@ -244,7 +244,9 @@ struct Worker {
     timeline: Arc<Timeline>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
-    group: Arc<AtomicU64>,
+    /// Queues of a group take turns on the device as one.
+    group: u64,
+    party: Party,
     /// From when to when the graph that was run last had its turn.
     turn: Cell<Option<(Instant, Instant)>>,
 }
@@ -287,20 +289,20 @@ impl Worker {
             None => run(),
         };
         let (what, done) = match command {
-            Command::Write { dst, data } => ("write", result(&|| write(&dst, &data))),
+            Command::Write { dst, data } => ("write", result(&|| self.write(&dst, &data))),
             Command::WriteLater { dst, data } => {
                 ("write", if poison.is_none() { self.write_later(&dst, data) } else { Ok(()) })
             }
             Command::Read { src, to } => {
                 to.complete(match poison {
                     Some(error) => Err(error.clone()),
-                    None => read_slice(&src).map(Bytes::from),
+                    None => self.read(&src).map(Bytes::from),
                 });
                 ("read", Ok(()))
             }
             Command::Execute(executable) => ("execute", result(&|| self.execute(executable.as_ref()))),
-            Command::Copy { src, dst } => ("copy", result(&|| copy(&src, &dst))),
-            Command::Fill { dst, value } => ("fill", result(&|| fill(&dst, value))),
+            Command::Copy { src, dst } => ("copy", result(&|| self.copy(&src, &dst))),
+            Command::Fill { dst, value } => ("fill", result(&|| self.fill(&dst, value))),
             Command::Wait { timeline, value } => {
                 ("wait", result(&|| timeline.wait(value, WAIT_LIMIT, &self.cancel, "an event of another queue")))
             }
@@ -315,10 +317,13 @@ impl Worker {
                 ("finish", Ok(()))
             }
             Command::Offer { ticket, src } => {
-                ("offer", self.host.exchange.offer(self.party(), ticket, poison.as_ref().map_or(Ok(&src), Err)))
+                let src = poison.as_ref().map_or(Ok(&src), Err);
+                ("offer", self.host.exchange.offer(&self.host.accesses, self.party, ticket, src, &self.cancel))
             }
             Command::Accept { ticket, dst } => {
-                ("accept", result(&|| self.host.exchange.accept(self.party(), ticket, &dst, WAIT_LIMIT, &self.cancel)))
+                let wait = Wait { limit: WAIT_LIMIT, cancel: &self.cancel };
+                let accept = || self.host.exchange.accept(&self.host.accesses, self.party, ticket, &dst, wait);
+                ("accept", result(&accept))
             }
         };
         if let Err(error) = done
@@ -347,14 +352,44 @@ impl Worker {
         }
         let mut at = 0;
         for part in parts {
-            write(&dst.part(at, part.len() as u64)?, &part)?;
+            self.write(&dst.part(at, part.len() as u64)?, &part)?;
             at += part.len() as u64;
         }
         Ok(())
     }
 
-    fn party(&self) -> Party {
-        Party { group: self.group.load(Ordering::Relaxed), queue: self.queue }
+    fn write(&self, dst: &Slice, data: &[u8]) -> Result<()> {
+        let to = address(dst)?;
+        let _access = self.begin(vec![Touched::written(to, data.len())])?;
+        // SAFETY: `dst` has `data`'s length (checked when it was enqueued), is inside its buffer and writable; nobody else touches
+        // it now; `copy` allows overlap, should somebody write a buffer to itself.
+        unsafe { std::ptr::copy(data.as_ptr(), to, data.len()) };
+        Ok(())
+    }
+
+    fn read(&self, src: &Slice) -> Result<Vec<u8>> {
+        read_slice(&self.host.accesses, src, &self.cancel)
+    }
+
+    fn copy(&self, src: &Slice, dst: &Slice) -> Result<()> {
+        let (from, to, len) = (address(src)?, address(dst)?, src.len() as usize);
+        let _access = self.begin(vec![Touched::read(from, len), Touched::written(to, len)])?;
+        // SAFETY: both are inside their buffers and of equal length (checked when it was enqueued), and nobody else touches them
+        // now; `copy` allows overlap.
+        unsafe { std::ptr::copy(from, to, len) };
+        Ok(())
+    }
+
+    fn fill(&self, dst: &Slice, value: u8) -> Result<()> {
+        let (to, len) = (address(dst)?, dst.len() as usize);
+        let _access = self.begin(vec![Touched::written(to, len)])?;
+        // SAFETY: `dst` is inside its buffer and writable, and nobody else touches it now.
+        unsafe { std::ptr::write_bytes(to, value, len) };
+        Ok(())
+    }
+
+    fn begin(&self, touched: Vec<Touched>) -> Result<Access<'_>> {
+        self.host.accesses.begin(&Footprint::new(touched), &self.cancel)
     }
 
     fn execute(&self, executable: &dyn Executable) -> Result<()> {
@@ -362,15 +397,18 @@ impl Worker {
         else {
             return Err(Error::Misuse("a graph that was compiled for another device".into()));
         };
-        let Party { group, queue } = self.party();
-        let Some(_turn) = self.turns.take(group, queue, &self.cancel) else {
+        let Some(_turn) = self.turns.take(self.group, self.queue, &self.cancel) else {
             return Err(Error::Cancelled);
         };
         let began = Instant::now();
-        // A panic is a bug of a kernel; it must not take other clients of the device with it.
-        let run = catch_unwind(AssertUnwindSafe(|| executable.program.run(&self.cancel)));
+        let _access = self.host.accesses.begin(&executable.footprint, &self.cancel)?;
+        let run = executable.scratch.with(|scratch| {
+            let run = Run { abort: &self.cancel, scratch };
+            // A panic is a bug of a kernel; it must not take other clients of the device with it.
+            catch_unwind(AssertUnwindSafe(|| executable.program.run(run)))
+        });
         self.turn.set(Some((began, Instant::now())));
-        match run {
+        match run? {
             Ok(Ok(())) => Ok(()),
             Ok(Err(NodeError { detail: None, .. })) => Err(Error::Cancelled),
             Ok(Err(NodeError { node, detail: Some(detail) })) => {
@@ -392,35 +430,18 @@ pub(crate) fn address(slice: &Slice) -> Result<*mut u8> {
 }
 
 /// A copy of a slice's bytes.
-pub(crate) fn read_slice(src: &Slice) -> Result<Vec<u8>> {
+pub(crate) fn read_slice(accesses: &Accesses, src: &Slice, cancel: &AtomicBool) -> Result<Vec<u8>> {
     let from = address(src)?;
     let len = src.len() as usize;
     let mut out = Vec::new();
     let needed = src.len();
     out.try_reserve_exact(len).map_err(|_| Error::OutOfMemory { device: "host".into(), needed, free: 0 })?;
-    // SAFETY: `from` is valid for `len` bytes, `out` has room for them, and buffers are initialised from the start.
+    let _access = accesses.begin(&Footprint::new(vec![Touched::read(from, len)]), cancel)?;
+    // SAFETY: `from` is valid for `len` bytes, `out` has room for them, buffers are initialised from the start, and nobody writes
+    // here now.
     unsafe {
         std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), len);
         out.set_len(len);
     }
     Ok(out)
-}
-
-fn write(dst: &Slice, data: &[u8]) -> Result<()> {
-    // SAFETY: `dst` has `data`'s length (checked when it was enqueued), is inside its buffer and writable; `copy` allows
-    // overlap, should somebody write a buffer to itself.
-    unsafe { std::ptr::copy(data.as_ptr(), address(dst)?, data.len()) };
-    Ok(())
-}
-
-fn copy(src: &Slice, dst: &Slice) -> Result<()> {
-    // SAFETY: both are inside their buffers and of equal length (checked when it was enqueued); `copy` allows overlap.
-    unsafe { std::ptr::copy(address(src)?, address(dst)?, src.len() as usize) };
-    Ok(())
-}
-
-fn fill(dst: &Slice, value: u8) -> Result<()> {
-    // SAFETY: `dst` is inside its buffer and writable.
-    unsafe { std::ptr::write_bytes(address(dst)?, value, dst.len() as usize) };
-    Ok(())
 }

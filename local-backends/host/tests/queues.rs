@@ -5,13 +5,14 @@ use bytes::Bytes;
 use outboard_core::op::{Unary, UnaryKind};
 use outboard_core::*;
 use outboard_host::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// NEG negates, SQRT fails, ABS panics, EXP runs until it is aborted, SIN waits until two devices are in it at the same time.
+/// NEG negates, SQRT fails, ABS panics, EXP runs until it is aborted, SIN waits until two are in it at the same time, COS waits twice for somebody, LOG gives what is
+/// in its scratch memory and leaves sevens there.
 struct Toy {
     meet: Arc<Barrier>,
 }
@@ -33,7 +34,12 @@ impl Kernels for Toy {
 }
 
 impl Program for ToyProgram {
-    fn run(&self, abort: &AtomicBool) -> std::result::Result<(), NodeError> {
+    fn scratch(&self) -> u64 {
+        let is_log = |id| matches!(self.graph.tensor(id).op(), Some(Op::Unary(Unary { kind: UnaryKind::Log })));
+        if self.graph.nodes().any(is_log) { 16 } else { 0 }
+    }
+
+    fn run(&self, run: Run<'_>) -> std::result::Result<(), NodeError> {
         for id in self.graph.nodes() {
             let fail =
                 |detail: Option<&str>| NodeError { node: self.graph.label(id), detail: detail.map(str::to_owned) };
@@ -42,7 +48,7 @@ impl Program for ToyProgram {
                 UnaryKind::Sqrt => return Err(fail(Some("broken on purpose"))),
                 UnaryKind::Abs => panic!("on purpose"),
                 UnaryKind::Exp => {
-                    while !abort.load(Ordering::Relaxed) {
+                    while !run.abort.load(Ordering::Relaxed) {
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     return Err(fail(None));
@@ -50,10 +56,20 @@ impl Program for ToyProgram {
                 UnaryKind::Sin => {
                     self.meet.wait();
                 }
+                UnaryKind::Cos => {
+                    self.meet.wait();
+                    self.meet.wait();
+                }
                 _ => {}
             }
             let src = self.graph.tensor(id).sources().next().unwrap();
             let (x, y) = (self.tensors[src.index()], self.tensors[id.index()]);
+            if *kind == UnaryKind::Log {
+                // SAFETY: the result has 16 bytes, as has the scratch memory.
+                unsafe { std::ptr::copy_nonoverlapping(run.scratch.as_ptr(), y.ptr, 16) };
+                run.scratch.fill(7);
+                continue;
+            }
             for i in 0..y.layout.elements() {
                 // SAFETY: both tensors are contiguous F32 of this many elements.
                 unsafe { *y.ptr.cast::<f32>().add(i) = -*x.ptr.cast::<f32>().add(i) };
@@ -90,12 +106,28 @@ impl Rig {
     }
 }
 
-fn slice(device: &HostDevice, size: u64) -> Slice {
+/// A client whose memory is counted by nobody.
+#[derive(Debug)]
+struct NoAccount;
+
+impl MemoryAccount for NoAccount {
+    fn take(&self, _: u64, _: &DeviceInfo, _: u64) -> Result<MemoryShare> {
+        Ok(Box::new(()))
+    }
+}
+
+/// A device as another client has it.
+fn client(device: &HostDevice) -> Arc<dyn Device> {
+    let client = Client { turns: device::fresh_uid(), room: device::fresh_uid(), account: Arc::new(NoAccount) };
+    device.for_client(client).unwrap()
+}
+
+fn slice(device: &dyn Device, size: u64) -> Slice {
     Slice::whole(device.alloc(size, Usage::Any).unwrap())
 }
 
 /// One op on four numbers.
-fn program(device: &HostDevice, kind: UnaryKind, x: &Slice, y: &Slice) -> Arc<dyn Executable> {
+fn program(device: &dyn Device, kind: UnaryKind, x: &Slice, y: &Slice) -> Arc<dyn Executable> {
     let mut g = GraphBuilder::new();
     let input = g.input("x", DType::F32, &[4]).unwrap();
     let node = g.push(Unary { kind }, &[input]).unwrap();
@@ -113,8 +145,8 @@ fn floats(values: [f32; 4]) -> Bytes {
 fn commands_run_in_order() {
     let rig = Rig::new();
     let d = rig.device("D0");
-    let (x, y) = (slice(&d, 16), slice(&d, 16));
-    let exe = program(&d, UnaryKind::Neg, &x, &y);
+    let (x, y) = (slice(d.as_ref(), 16), slice(d.as_ref(), 16));
+    let exe = program(d.as_ref(), UnaryKind::Neg, &x, &y);
     let q = d.queue().unwrap();
     q.write(&x, floats([1., 2., 3., 4.])).unwrap();
     q.execute(&exe).unwrap();
@@ -135,11 +167,11 @@ fn misuse_is_refused_and_harmless() {
     let rig = Rig::new();
     let (d, other) = (rig.device("D0"), rig.device("D1"));
     let q = d.queue().unwrap();
-    let (mine, theirs) = (slice(&d, 16), slice(&other, 16));
+    let (mine, theirs) = (slice(d.as_ref(), 16), slice(other.as_ref(), 16));
     assert!(matches!(q.write(&mine, Bytes::from_static(b"abc")), Err(Error::Request(_))));
     assert!(matches!(q.read(&theirs), Err(Error::Misuse(_))));
     assert!(matches!(q.copy(&theirs, &mine), Err(Error::Misuse(_))));
-    let exe = program(&other, UnaryKind::Neg, &theirs, &slice(&other, 16));
+    let exe = program(other.as_ref(), UnaryKind::Neg, &theirs, &slice(other.as_ref(), 16));
     assert!(matches!(q.execute(&exe), Err(Error::Misuse(_))));
     let file = d.import(&Bytes::from_static(&[0; 64])).unwrap();
     if let Some(file) = file {
@@ -152,10 +184,10 @@ fn misuse_is_refused_and_harmless() {
 fn the_first_error_stays_and_spreads() {
     let rig = Rig::new();
     let (a, b) = (rig.device("D0"), rig.device("D1"));
-    let (x, y) = (slice(&a, 16), slice(&a, 16));
+    let (x, y) = (slice(a.as_ref(), 16), slice(a.as_ref(), 16));
     let (qa, qb) = (a.queue().unwrap(), b.queue().unwrap());
     let good = qa.signal().unwrap();
-    qa.execute(&program(&a, UnaryKind::Sqrt, &x, &y)).unwrap();
+    qa.execute(&program(a.as_ref(), UnaryKind::Sqrt, &x, &y)).unwrap();
     let bad = qa.signal();
     let read = qa.read(&y);
     let error = qa.finish(LONG).unwrap_err();
@@ -172,7 +204,7 @@ fn the_first_error_stays_and_spreads() {
     }
     // The device is not its queue.
     let again = a.queue().unwrap();
-    again.execute(&program(&a, UnaryKind::Neg, &x, &y)).unwrap();
+    again.execute(&program(a.as_ref(), UnaryKind::Neg, &x, &y)).unwrap();
     again.finish(LONG).unwrap();
 }
 
@@ -180,12 +212,12 @@ fn the_first_error_stays_and_spreads() {
 fn a_panic_is_an_error_of_its_queue() {
     let rig = Rig::new();
     let d = rig.device("D0");
-    let (x, y) = (slice(&d, 16), slice(&d, 16));
+    let (x, y) = (slice(d.as_ref(), 16), slice(d.as_ref(), 16));
     let q = d.queue().unwrap();
-    q.execute(&program(&d, UnaryKind::Abs, &x, &y)).unwrap();
+    q.execute(&program(d.as_ref(), UnaryKind::Abs, &x, &y)).unwrap();
     assert!(q.finish(LONG).unwrap_err().to_string().contains("panicked"));
     let q = d.queue().unwrap();
-    q.execute(&program(&d, UnaryKind::Neg, &x, &y)).unwrap();
+    q.execute(&program(d.as_ref(), UnaryKind::Neg, &x, &y)).unwrap();
     q.finish(LONG).unwrap();
 }
 
@@ -205,7 +237,7 @@ fn two_devices_compute_at_the_same_time() {
         .iter()
         .map(|d| {
             let q = d.queue().unwrap();
-            q.execute(&program(d, UnaryKind::Sin, &slice(d, 16), &slice(d, 16))).unwrap();
+            q.execute(&program(d.as_ref(), UnaryKind::Sin, &slice(d.as_ref(), 16), &slice(d.as_ref(), 16))).unwrap();
             q
         })
         .collect();
@@ -219,7 +251,7 @@ fn two_devices_compute_at_the_same_time() {
 fn the_trace_of_a_queue_is_its_own_and_begins_with_its_turn() {
     let rig = Rig::new();
     let d = rig.device("D0");
-    let (x, y) = (slice(&d, 16), slice(&d, 16));
+    let (x, y) = (slice(d.as_ref(), 16), slice(d.as_ref(), 16));
     let (q, other) = (d.queue().unwrap(), d.queue().unwrap());
     let spans = Arc::new(Mutex::new(Vec::new()));
     let seen = spans.clone();
@@ -227,7 +259,7 @@ fn the_trace_of_a_queue_is_its_own_and_begins_with_its_turn() {
     assert!(outboard_host::trace_queue(q.as_ref(), hook.clone()));
     assert!(!outboard_host::trace_queue(q.as_ref(), hook.clone()), "a queue has one trace");
     assert!(outboard_host::trace_queue(other.as_ref(), hook));
-    let exe = program(&d, UnaryKind::Neg, &x, &y);
+    let exe = program(d.as_ref(), UnaryKind::Neg, &x, &y);
     let silent = d.queue().unwrap();
     for _ in 0..20 {
         [&q, &other, &silent].iter().for_each(|q| q.execute(&exe).unwrap());
@@ -245,8 +277,8 @@ fn the_trace_of_a_queue_is_its_own_and_begins_with_its_turn() {
 fn aborting_ends_what_runs() {
     let rig = Rig::new();
     let d = rig.device("D0");
-    let (x, y) = (slice(&d, 16), slice(&d, 16));
-    let exe = program(&d, UnaryKind::Exp, &x, &y);
+    let (x, y) = (slice(d.as_ref(), 16), slice(d.as_ref(), 16));
+    let exe = program(d.as_ref(), UnaryKind::Exp, &x, &y);
     let (q, behind) = (d.queue().unwrap(), d.queue().unwrap());
     q.execute(&exe).unwrap();
     behind.execute(&exe).unwrap();
@@ -256,7 +288,7 @@ fn aborting_ends_what_runs() {
     assert_eq!(behind.finish(LONG).unwrap_err(), Error::Cancelled);
     assert_eq!(pending.wait(LONG).unwrap_err(), Error::Cancelled);
     let q = d.queue().unwrap();
-    q.execute(&program(&d, UnaryKind::Neg, &x, &y)).unwrap();
+    q.execute(&program(d.as_ref(), UnaryKind::Neg, &x, &y)).unwrap();
     q.finish(LONG).unwrap();
 }
 
@@ -264,17 +296,17 @@ fn aborting_ends_what_runs() {
 fn a_dropped_queue_leaves_nobody_waiting() {
     let rig = Rig::new();
     let (a, b) = (rig.device("D0"), rig.device("D1"));
-    let (x, y) = (slice(&a, 16), slice(&a, 16));
+    let (x, y) = (slice(a.as_ref(), 16), slice(a.as_ref(), 16));
     let (qa, qb) = (a.queue().unwrap(), b.queue().unwrap());
-    qa.execute(&program(&a, UnaryKind::Exp, &x, &y)).unwrap();
+    qa.execute(&program(a.as_ref(), UnaryKind::Exp, &x, &y)).unwrap();
     let pending = qa.read(&y).unwrap();
     let event = qa.signal().unwrap();
     qa.write(&x, Bytes::from(vec![0; 16])).unwrap();
     a.peer().unwrap().offer(qa.as_ref(), Ticket([3; 32]), &x, b.as_ref()).unwrap();
     qb.wait(event).unwrap();
-    let waiting = qb.read(&slice(&b, 4)).unwrap();
+    let waiting = qb.read(&slice(b.as_ref(), 4)).unwrap();
     let qc = b.queue().unwrap();
-    b.peer().unwrap().accept(qc.as_ref(), Ticket([3; 32]), &slice(&b, 16)).unwrap();
+    b.peer().unwrap().accept(qc.as_ref(), Ticket([3; 32]), &slice(b.as_ref(), 16)).unwrap();
     let start = Instant::now();
     drop(qa);
     assert!(pending.wait(LONG).is_err());
@@ -294,7 +326,7 @@ fn tensors_cross_in_any_order() {
     let rig = Rig::new();
     let (a, b) = (rig.device("D0"), rig.device("D1"));
     let (qa, qb) = (a.queue().unwrap(), b.queue().unwrap());
-    let (xa, ya, xb, yb) = (slice(&a, 16), slice(&a, 16), slice(&b, 16), slice(&b, 16));
+    let (xa, ya, xb, yb) = (slice(a.as_ref(), 16), slice(a.as_ref(), 16), slice(b.as_ref(), 16), slice(b.as_ref(), 16));
     qa.write(&xa, floats([1., 2., 3., 4.])).unwrap();
     qb.write(&xb, floats([5., 6., 7., 8.])).unwrap();
     let (pa, pb) = (a.peer().unwrap(), b.peer().unwrap());
@@ -322,8 +354,8 @@ fn memory_is_bounded_and_returns() {
     let before = d.memory().unwrap().free;
     let e = d.alloc(1 << 30, Usage::Weights).unwrap_err();
     assert!(matches!(e, Error::OutOfMemory { needed, .. } if needed == 1 << 30), "{e}");
-    let (x, y) = (slice(&d, 16), slice(&d, 4 << 20));
-    let exe = program(&d, UnaryKind::Neg, &x, &y);
+    let (x, y) = (slice(d.as_ref(), 16), slice(d.as_ref(), 4 << 20));
+    let exe = program(d.as_ref(), UnaryKind::Neg, &x, &y);
     drop((x, y));
     // A compiled graph keeps its memory.
     assert_eq!(rig.budget.used(), 16 + (4 << 20));
@@ -356,7 +388,7 @@ fn files_are_memory() {
 fn bytes_that_come_later() {
     let device = Rig::new().device("D0");
     let queue = device.queue().unwrap();
-    let whole = slice(&device, 8);
+    let whole = slice(device.as_ref(), 8);
     let read = |queue: &Arc<dyn Queue>| queue.read(&whole)?.wait(LONG);
     let (to, data) = Pending::new("elsewhere");
     queue.write_later(&whole, data).unwrap();
@@ -382,4 +414,49 @@ fn bytes_that_come_later() {
     let start = Instant::now();
     drop(queue);
     assert!(start.elapsed() < LONG);
+}
+
+#[test]
+fn scratch_memory_is_one_clients_own() {
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let run = |device: &dyn Device| {
+        let (x, y) = (slice(device, 16), slice(device, 16));
+        let q = device.queue().unwrap();
+        q.execute(&program(device, UnaryKind::Log, &x, &y)).unwrap();
+        q.read(&y).unwrap().wait(LONG).unwrap()
+    };
+    let (a, b) = (client(&d), client(&d));
+    let kept = |device: &dyn Device| {
+        let unused = [(); 2].map(|()| slice(device, 16));
+        program(device, UnaryKind::Log, &unused[0], &unused[1])
+    };
+    let hers = kept(a.as_ref());
+    assert_eq!(run(a.as_ref()), [0; 16].as_slice());
+    assert_eq!(run(a.as_ref()), [7; 16].as_slice(), "what a client's own programs have left");
+    assert_eq!(run(b.as_ref()), [0; 16].as_slice());
+    assert_eq!(run(d.as_ref()), [0; 16].as_slice());
+    // Nothing is left when the last program has gone.
+    drop(hers);
+    assert_eq!(rig.budget.used(), 0);
+    assert_eq!(run(a.as_ref()), [0; 16].as_slice());
+}
+
+#[test]
+fn nobody_writes_where_a_graph_computes() {
+    let rig = Rig::new();
+    let d = rig.device("D0");
+    let (x, y) = (slice(d.as_ref(), 16), slice(d.as_ref(), 16));
+    let (q, other) = (d.queue().unwrap(), d.queue().unwrap());
+    q.write(&x, floats([1., 2., 3., 4.])).unwrap();
+    q.execute(&program(d.as_ref(), UnaryKind::Cos, &x, &y)).unwrap();
+    rig.meet.wait();
+    // The graph is in the middle of its node now. What it reads may be read, what it writes may not be written.
+    assert_eq!(other.read(&x).unwrap().wait(LONG).unwrap().len(), 16);
+    other.fill(&y, 0x5e).unwrap();
+    assert!(matches!(other.finish(Duration::from_millis(200)), Err(Error::Timeout { .. })));
+    rig.meet.wait();
+    other.finish(LONG).unwrap();
+    q.finish(LONG).unwrap();
+    assert_eq!(q.read(&y).unwrap().wait(LONG).unwrap(), [0x5e; 16].as_slice());
 }

@@ -8,10 +8,11 @@ mod tensor;
 mod tests;
 
 use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
-use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, TensorPtr};
+use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use tensor::T;
+use std::sync::atomic::Ordering;
+use tensor::{Aborted, T};
 
 /// A reference device of `host` with its own name.
 pub fn reference_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>) -> Arc<dyn Device> {
@@ -49,31 +50,71 @@ struct Compiled {
 }
 
 impl Program for Compiled {
-    fn run(&self, abort: &AtomicBool) -> std::result::Result<(), NodeError> {
+    fn scratch(&self) -> u64 {
+        self.graph.nodes().map(|id| scratch(&self.graph, id)).max().unwrap_or(0)
+    }
+
+    fn run(&self, run: Run<'_>) -> std::result::Result<(), NodeError> {
         for id in self.graph.nodes() {
             let fail = |detail| NodeError { node: self.graph.label(id), detail };
-            if abort.load(Ordering::Relaxed) {
-                return Err(fail(None));
-            }
             let t = self.graph.tensor(id);
             let Some(op) = t.op() else { continue };
-            let view = |id: TensorId| T::new(self.tensors[id.index()]);
-            let srcs: Vec<Option<T>> = t.srcs().iter().map(|s| s.map(view)).collect();
-            run_node(op, &Srcs(srcs), &view(id)).map_err(|e| fail(Some(e)))?;
+            let view = |id: TensorId| T::new(self.tensors[id.index()], run.abort);
+            let srcs: Vec<Option<T<'_>>> = t.srcs().iter().map(|s| s.map(view)).collect();
+            let node = || run_node(op, &Srcs(srcs), &view(id));
+            match catch_unwind(AssertUnwindSafe(node)) {
+                Ok(done) => done.map_err(|e| fail(Some(e)))?,
+                Err(why) if why.is::<Aborted>() => return Err(fail(None)),
+                Err(bug) => resume_unwind(bug),
+            }
+            if run.abort.load(Ordering::Relaxed) {
+                return Err(fail(None));
+            }
         }
         Ok(())
     }
 }
 
-/// The sources of a node. The op's shape rule has checked that required ones are there.
-struct Srcs(Vec<Option<T>>);
+/// As many bytes as a node takes from the allocator, or more.
+fn scratch(graph: &Graph, id: TensorId) -> u64 {
+    let t = graph.tensor(id);
+    let layouts = || t.sources().chain([id]).map(|id| graph.tensor(id).layout());
+    // A row as f64, with a copy, its order, and the bytes that it is made of.
+    let rows = || layouts().map(|layout| 48 * layout.ne()[0] as u64).sum::<u64>();
+    match t.op() {
+        None
+        | Some(
+            Op::Binary(_)
+            | Op::Clamp(_)
+            | Op::Concat(_)
+            | Op::Glu(_)
+            | Op::Permute(_)
+            | Op::Repeat(_)
+            | Op::Reshape(_)
+            | Op::Scale(_)
+            | Op::Unary(_)
+            | Op::View(_),
+        ) => 0,
+        Some(Op::Cast(_) | Op::Cont(_) | Op::Cpy(_)) if !layouts().any(|layout| layout.dtype().is_quantized()) => 0,
+        // All elements as f64, in a vector that grows.
+        Some(Op::Cast(_) | Op::Cont(_) | Op::Cpy(_)) => {
+            rows() + layouts().map(|l| 16 * l.elements() as u64).sum::<u64>()
+        }
+        // Scores, positions and targets: one for each row.
+        Some(Op::FlashAttn(_) | Op::SetRows(_)) => rows() + layouts().map(|l| 64 * l.rows() as u64).sum::<u64>(),
+        Some(_) => rows(),
+    }
+}
 
-impl Srcs {
-    fn opt(&self, i: usize) -> Option<&T> {
+/// The sources of a node. The op's shape rule has checked that required ones are there.
+struct Srcs<'a>(Vec<Option<T<'a>>>);
+
+impl<'a> Srcs<'a> {
+    fn opt(&self, i: usize) -> Option<&T<'a>> {
         self.0.get(i).and_then(Option::as_ref)
     }
 
-    fn get(&self, i: usize) -> std::result::Result<&T, String> {
+    fn get(&self, i: usize) -> std::result::Result<&T<'a>, String> {
         self.opt(i).ok_or_else(|| format!("source {i} is missing"))
     }
 }

@@ -1,31 +1,47 @@
-//! Element by element access to tensors in memory, the only unsafe code of this device.
+//! Element by element access to tensors in memory, the only unsafe code of this device. It is also where a run that is not wanted any
+//! more ends: every loop of an op comes by here.
 
 use outboard_core::DType;
 use outboard_core::quant::{dequantize_row, quantize_row};
 use outboard_host::TensorPtr;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A tensor; indices are checked against its shape.
 #[derive(Clone, Copy)]
-pub(crate) struct T(TensorPtr);
+pub(crate) struct T<'a> {
+    at: TensorPtr,
+    abort: &'a AtomicBool,
+}
+
+/// What unwinds an op whose run was aborted.
+pub(crate) struct Aborted;
 
 /// An index per dimension.
 pub(crate) type Index = [usize; 4];
 
-impl T {
-    pub(crate) fn new(ptr: TensorPtr) -> T {
-        T(ptr)
+impl<'a> T<'a> {
+    /// The tensor at this place, for a run that ends when `abort` is set: by unwinding with [`Aborted`].
+    pub(crate) fn new(at: TensorPtr, abort: &'a AtomicBool) -> T<'a> {
+        T { at, abort }
+    }
+
+    fn check(&self) {
+        if self.abort.load(Ordering::Relaxed) {
+            resume_unwind(Box::new(Aborted));
+        }
     }
 
     pub(crate) fn ne(&self) -> [usize; 4] {
-        self.0.layout.ne()
+        self.at.layout.ne()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.layout.is_empty()
+        self.at.layout.is_empty()
     }
 
     pub(crate) fn dtype(&self) -> DType {
-        self.0.layout.dtype()
+        self.at.layout.dtype()
     }
 
     /// All indices in order, the first dimension fastest.
@@ -40,9 +56,10 @@ impl T {
     }
 
     fn offset(&self, i: Index) -> usize {
+        self.check();
         let ne = self.ne();
-        assert!((0..4).all(|d| i[d] < ne[d]), "index {i:?} is outside {}", self.0.layout);
-        i.iter().zip(self.0.layout.nb()).map(|(i, nb)| i * nb).sum()
+        assert!((0..4).all(|d| i[d] < ne[d]), "index {i:?} is outside {}", self.at.layout);
+        i.iter().zip(self.at.layout.nb()).map(|(i, nb)| i * nb).sum()
     }
 
     fn load<const N: usize>(&self, i: Index) -> [u8; N] {
@@ -52,7 +69,7 @@ impl T {
             self.dtype()
         );
         // SAFETY: the element is inside the layout (checked in `offset`), which is inside the tensor's memory.
-        unsafe { self.0.ptr.add(self.offset(i)).cast::<[u8; N]>().read_unaligned() }
+        unsafe { self.at.ptr.add(self.offset(i)).cast::<[u8; N]>().read_unaligned() }
     }
 
     fn store<const N: usize>(&self, i: Index, value: [u8; N]) {
@@ -62,7 +79,7 @@ impl T {
             self.dtype()
         );
         // SAFETY: as in `load`; results and targets of writes are in writable memory (checked by `Placement`).
-        unsafe { self.0.ptr.add(self.offset(i)).cast::<[u8; N]>().write_unaligned(value) }
+        unsafe { self.at.ptr.add(self.offset(i)).cast::<[u8; N]>().write_unaligned(value) }
     }
 
     /// An element of a float tensor.
@@ -111,7 +128,7 @@ impl T {
             let len = self.dtype().row_bytes(n).unwrap_or(0);
             let start = self.offset([0, i[1], i[2], i[3]]);
             // SAFETY: a row of a quantized tensor is dense and inside the layout.
-            let bytes = unsafe { std::slice::from_raw_parts(self.0.ptr.add(start), len) };
+            let bytes = unsafe { std::slice::from_raw_parts(self.at.ptr.add(start), len) };
             dequantize_row(self.dtype(), bytes, &mut out).unwrap_or_default();
         }
         out.into_iter().map(f64::from).collect()
@@ -131,7 +148,7 @@ impl T {
         if n > 0 {
             let start = self.offset([0, i[1], i[2], i[3]]);
             // SAFETY: as in `row`, and writable as in `store`; `bytes` is not part of a buffer.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.0.ptr.add(start), bytes.len()) };
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.ptr.add(start), bytes.len()) };
         }
     }
 }

@@ -56,7 +56,7 @@ async fn work(
     let session = service.session(session)?;
     let blobs = blobs(service)?;
     let places = decode_places(places).map_err(status)?;
-    let places = places.into_iter().map(|p| placing(service, &session, p)).collect::<Result<Vec<_>, _>>();
+    let places = places.into_iter().map(|p| placing(&session, p)).collect::<Result<Vec<_>, _>>();
     let places = places.map_err(status)?;
     let _turn = tokio::select! {
         turn = blobs.placing.acquire() => turn.map_err(|_| status(Error::Cancelled))?,
@@ -78,10 +78,10 @@ fn blobs(service: &Service) -> Result<Arc<Blobs>, Status> {
     blobs.ok_or_else(|| status(Error::Request("this server keeps no blobs; start it with -c or --models".into())))
 }
 
-fn placing(service: &Service, session: &Session, place: Place) -> outboard_core::Result<Placing> {
+fn placing(session: &Session, place: Place) -> outboard_core::Result<Placing> {
     let Place { blob, buffer, offset } = place;
     let uid = session.device_of(buffer)?;
-    let device = service.shared.devices.by_uid(uid)?.clone();
+    let device = session.devices.by_uid(uid)?.clone();
     let dst = session.slice(device.as_ref(), Some(v1::Slice { buffer, offset, len: blob.len }))?;
     Ok(Placing { device, dst, blob })
 }

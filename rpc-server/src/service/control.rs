@@ -64,12 +64,12 @@ async fn requests(
     while let Some(message) = next(service, &mut stream, session).await {
         match message.request {
             Some(Request::Alloc(c)) => {
-                let result = alloc(service, session, &c).await;
+                let result = alloc(session, &c).await;
                 answer(service, out, c.request, result).await;
             }
             Some(Request::Compile(c)) => {
                 let request = c.request;
-                let result = compile(service, session, c).await;
+                let result = compile(session, c).await;
                 answer(service, out, request, result).await;
             }
             Some(Request::Free(c)) => {
@@ -107,8 +107,8 @@ async fn answer(service: &Service, out: &Out, request: u64, result: outboard_cor
     send(out, Reply::Done(v1::Done { request, error })).await;
 }
 
-async fn alloc(service: &Service, session: &Arc<Session>, c: &v1::Alloc) -> outboard_core::Result<()> {
-    let device = service.shared.devices.get(&c.device)?.clone();
+async fn alloc(session: &Arc<Session>, c: &v1::Alloc) -> outboard_core::Result<()> {
+    let device = session.devices.get(&c.device)?.clone();
     let (handle, size, usage) = (c.buffer, c.size, usage_from_name(&c.usage));
     let attempt = |device: Arc<dyn Device>, owner: Arc<Session>| {
         session.worker.run(move || owner.alloc(device.as_ref(), handle, size, usage))
@@ -133,8 +133,8 @@ async fn make_room(session: &Session, is_full: impl Fn(&Session) -> bool) {
     }
 }
 
-async fn compile(service: &Service, session: &Arc<Session>, c: v1::Compile) -> outboard_core::Result<()> {
-    let device = service.shared.devices.get(&c.device)?.clone();
+async fn compile(session: &Arc<Session>, c: v1::Compile) -> outboard_core::Result<()> {
+    let device = session.devices.get(&c.device)?.clone();
     let bytes = c.graph.len() as u64;
     make_room(session, |s| s.is_full_of_graphs(bytes)).await;
     let owner = session.clone();

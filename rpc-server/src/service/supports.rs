@@ -6,7 +6,7 @@ use tonic::Status;
 
 pub(super) async fn supports(service: &Service, request: v1::SupportsRequest) -> Result<v1::SupportsResponse, Status> {
     let session = service.session(request.session.as_ref())?;
-    let device = service.shared.devices.get(&request.device).map_err(status)?.clone();
+    let device = session.devices.get(&request.device).map_err(status)?.clone();
     let work = move || {
         let (graph, known) = graph::decode_known(&request.graph)?;
         let set = device.supports(&graph)?;

@@ -8,7 +8,8 @@ pub(crate) mod timeline;
 mod trace;
 mod worker;
 
-use crate::accounts::{Account, Accounted, Share};
+use crate::accounts::{Account, DeviceMemory, Share};
+use crate::devices::Devices;
 use crate::io::Traffic;
 use crate::limits::SessionLimits;
 use crate::lock;
@@ -17,7 +18,7 @@ use crate::server::Seat;
 use keys::Keys;
 use outboard_core::device::fresh_uid;
 use outboard_core::error::Bytes;
-use outboard_core::{Buffer, Device, Error, Executable, Result, Slice, Ticket, Usage};
+use outboard_core::{Buffer, Client, Device, Error, Executable, Result, Slice, Ticket, Usage};
 use outboard_proto::limits::MAX_TICKETS;
 use outboard_proto::v1;
 use queue::QueueState;
@@ -28,9 +29,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::sync::{Notify, watch};
 pub(crate) use worker::Worker;
-
-/// Bytes of the buffer of which a queue reads none to learn how far its device is.
-const ANCHOR_BYTES: u64 = 64;
 
 /// An executable.
 struct Compiled {
@@ -57,8 +55,8 @@ pub(crate) struct Session {
     pub(crate) account: Arc<Account>,
     _seat: Share,
     limits: SessionLimits,
-    /// Its queues take turns on a device, and share the room for transfers, as one: [`outboard_host::group_queue`].
-    pub(crate) group: u64,
+    /// The server's devices as this session has them: what is made of them is its own.
+    pub(crate) devices: Devices,
     buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
     executables: Mutex<HashMap<u64, Compiled>>,
     pub(crate) queues: Mutex<HashMap<u64, Arc<QueueState>>>,
@@ -82,9 +80,11 @@ pub(crate) struct Session {
 
 impl Session {
     /// A new session with its thread.
-    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat) -> Result<Arc<Session>> {
+    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat, devices: &Devices) -> Result<Arc<Session>> {
         let id: u64 = rand::random();
         let tag = format!("{:08x}", id >> 32);
+        let memory = Arc::new(DeviceMemory(seat.account.clone()));
+        let as_client = Client { turns: fresh_uid(), room: seat.account.room, account: memory };
         Ok(Arc::new(Session {
             id,
             worker: Worker::start(&tag)?,
@@ -94,7 +94,7 @@ impl Session {
             account: seat.account,
             _seat: seat.share,
             limits: seat.limits,
-            group: fresh_uid(),
+            devices: devices.for_client(&as_client)?,
             buffers: Mutex::default(),
             executables: Mutex::default(),
             queues: Mutex::default(),
@@ -211,9 +211,7 @@ impl Session {
     /// Makes a buffer under a new handle. May block.
     pub(crate) fn alloc(&self, device: &dyn Device, handle: u64, size: u64, usage: Usage) -> Result<()> {
         self.check_handle("buffer", handle, &self.buffers, self.limits.buffers)?;
-        let share = self.account.memory(device, size)?;
-        let buffer: Arc<dyn Buffer> = Arc::new(Accounted::new(device.alloc(size, usage)?, share));
-        insert("buffer", handle, buffer, &self.buffers)
+        insert("buffer", handle, device.alloc(size, usage)?, &self.buffers)
     }
 
     /// Keeps an executable under a new handle.
@@ -287,12 +285,12 @@ impl Session {
         self.free(&buffers, &executables);
     }
 
-    /// No bytes of a small buffer of this device: reading them tells how far a queue is. May block.
+    /// No bytes, of this device: reading them tells how far a queue is. May block.
     pub(crate) fn anchor(&self, device: &dyn Device) -> Result<Slice> {
         if let Some(slice) = lock(&self.anchors).get(&device.uid()) {
             return Ok(slice.clone());
         }
-        let slice = Slice::new(device.alloc(ANCHOR_BYTES, Usage::Any)?, 0, 0)?;
+        let slice = Slice::whole(device.alloc(0, Usage::Any)?);
         lock(&self.anchors).insert(device.uid(), slice.clone());
         Ok(slice)
     }

@@ -9,7 +9,6 @@ use super::timeline::Timeline;
 use super::{Session, unknown};
 use crate::accounts::Share;
 use crate::blobs::{Blob, Blobs, Receiver};
-use crate::devices::Devices;
 use crate::limits::{BULK_CHUNKS, CUT_STREAM, MARK_COMMANDS, MARK_KIB, OPEN_TIMEOUT};
 use crate::lock;
 use crate::logs::limited;
@@ -17,7 +16,6 @@ use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::server::Shared;
 use outboard_core::{Device, Digest, Error, Pending, Queue, Result, Slice};
-use outboard_host::group_queue;
 use outboard_proto::error;
 use outboard_proto::limits::{CHUNK, MAX_INLINE, MAX_QUEUES};
 use outboard_proto::v1::{self, command::Command, reply::Reply};
@@ -74,7 +72,6 @@ impl QueueState {
 /// The side of the stream.
 pub(crate) struct QueueRunner {
     session: Arc<Session>,
-    devices: Arc<Devices>,
     /// Where blobs are kept.
     store: Option<Arc<Blobs>>,
     peers: Arc<Peers>,
@@ -133,7 +130,6 @@ impl QueueRunner {
         replies: Replies,
         age: u64,
     ) -> Result<QueueRunner> {
-        let devices = &shared.devices;
         let (up, chunks) = mpsc::channel(BULK_CHUNKS);
         let (chunks_down, down) = mpsc::unbounded_channel();
         let state = Arc::new(QueueState {
@@ -157,7 +153,7 @@ impl QueueRunner {
             let (open, limit) = (queues.values().filter(|q| q.is_open()).count(), session.max_queues());
             queues.insert(handle, state.clone());
             match open < limit {
-                true => devices.get(device).cloned(),
+                true => session.devices.get(device).cloned(),
                 false => Err(Error::Request(format!("a session may have {limit} queues at a time; close one first"))),
             }
         };
@@ -174,7 +170,6 @@ impl QueueRunner {
             let share = share?;
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
-            group_queue(queue.as_ref(), owner.group);
             owner.trace.watch(queue.as_ref(), handle, &of.info().name, meter);
             owner.live_queues.fetch_add(1, Ordering::AcqRel);
             Ok((anchor, Retired { queue: Some(queue), session: owner, share: Some(share) }))
@@ -187,7 +182,6 @@ impl QueueRunner {
         let answers = Answers { state: state.clone(), replies, chunks: chunks_down };
         Ok(QueueRunner {
             session: session.clone(),
-            devices: devices.clone(),
             store: shared.blobs.clone(),
             peers: shared.peers.clone(),
             handle,

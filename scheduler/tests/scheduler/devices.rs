@@ -5,11 +5,11 @@ use bytes::Bytes;
 use outboard_core::{
     Device, DeviceInfo, DeviceKind, Executable, Graph, LeafKind, Placement, Queue, Result, Slice, TensorId, Usage,
 };
-use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, TensorPtr};
+use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr};
 use outboard_reference::{Reference, reference_device};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -39,11 +39,15 @@ struct Uneven {
 }
 
 impl Program for Uneven {
-    fn run(&self, abort: &AtomicBool) -> std::result::Result<(), NodeError> {
+    fn scratch(&self) -> u64 {
+        self.program.scratch()
+    }
+
+    fn run(&self, run: Run<'_>) -> std::result::Result<(), NodeError> {
         if self.runs.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 62 == 0 {
             std::thread::sleep(Duration::from_micros(20));
         }
-        self.program.run(abort)
+        self.program.run(run)
     }
 }
 

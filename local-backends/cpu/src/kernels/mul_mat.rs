@@ -11,28 +11,40 @@ use super::x86;
 use outboard_core::DType;
 use std::ops::Range;
 
-/// Memory that a thread keeps between calls, grown on demand, aligned to 64 bytes.
-#[derive(Debug, Default)]
-pub struct Scratch(Vec<Line>);
+/// Memory that a kernel works in, of any content, aligned to 64 bytes.
+#[derive(Debug)]
+pub struct Scratch<'m>(&'m mut [Line]);
 
+/// 64 bytes of it.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-struct Line([f32; 16]);
+pub struct Line([f32; 16]);
 
-impl Scratch {
-    /// Nothing yet.
-    pub const fn new() -> Scratch {
-        Scratch(Vec::new())
+impl Line {
+    /// Zeros.
+    pub const ZERO: Line = Line([0.0; 16]);
+
+    /// Room for so many floats.
+    pub fn room(floats: usize) -> Vec<Line> {
+        vec![Line::ZERO; floats.div_ceil(16)]
+    }
+}
+
+impl<'m> Scratch<'m> {
+    /// All of these lines.
+    pub fn new(lines: &'m mut [Line]) -> Scratch<'m> {
+        Scratch(lines)
     }
 
     /// At least `n` floats of any content.
+    ///
+    /// # Panics
+    /// If there are fewer: whoever calls a kernel gives it what it needs.
     pub fn floats(&mut self, n: usize) -> &mut [f32] {
-        let lines = n.div_ceil(16);
-        if self.0.len() < lines {
-            self.0.resize(lines, Line([0.0; 16]));
-        }
+        let room = self.0.len() * 16;
+        assert!(n <= room, "{n} floats of scratch memory where there are {room}");
         // SAFETY: a Line is 16 floats and nothing else, and any float is valid.
-        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * 16) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), room) }
     }
 }
 
@@ -93,7 +105,7 @@ pub unsafe fn mul_mat(
     x: &[ActBlock],
     n_cols: usize,
     out: Out,
-    scratch: &mut Scratch,
+    scratch: &mut Scratch<'_>,
 ) {
     assert!(x.len() >= n_cols * act_blocks(w.k), "{} blocks for {n_cols} columns of {}", x.len(), w.k);
     let Some(product) = with_format!(w.dtype, F => product::<F> as Product) else {
@@ -110,7 +122,22 @@ use super::x86::unpack::Unpack as Leaf;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 use Format as Leaf;
 
-type Product = unsafe fn(Isa, Rows, Range<usize>, &[ActBlock], usize, Out, &mut Scratch);
+/// Floats of scratch memory with which [`mul_mat`] multiplies rows of `k` elements of this type with up to `n_cols` columns.
+pub fn scratch_floats(isa: Isa, dtype: DType, k: usize, n_cols: usize) -> usize {
+    with_format!(dtype, F => leaf_floats::<F>(isa, k, n_cols)).unwrap_or(0)
+}
+
+fn leaf_floats<F: Leaf>(isa: Isa, k: usize, n_cols: usize) -> usize {
+    match isa.kind() {
+        Kind::Portable => 0,
+        #[cfg(target_arch = "aarch64")]
+        kind => neon::scratch_floats::<F>(kind == Kind::NeonDot, k, n_cols),
+        #[cfg(target_arch = "x86_64")]
+        kind => x86::scratch_floats::<F>(kind, k, n_cols),
+    }
+}
+
+type Product = unsafe fn(Isa, Rows, Range<usize>, &[ActBlock], usize, Out, &mut Scratch<'_>);
 
 /// # Safety
 /// See [`mul_mat`].
@@ -121,7 +148,7 @@ unsafe fn product<F: Leaf>(
     x: &[ActBlock],
     n_cols: usize,
     out: Out,
-    scratch: &mut Scratch,
+    scratch: &mut Scratch<'_>,
 ) {
     debug_assert_eq!(w.k % F::DTYPE.block_len(), 0);
     if rows.is_empty() || n_cols == 0 {
@@ -146,30 +173,27 @@ struct Step {
     scales: Scales,
 }
 
-/// Each row is unpacked once, then met with every column.
+/// Each step of a row is unpacked once, then met with every column.
 ///
 /// # Safety
 /// See [`mul_mat`].
 unsafe fn portable<F: Format>(w: Rows, rows: Range<usize>, x: &[ActBlock], n_cols: usize, out: Out) {
     let blocks = act_blocks(w.k);
     let bytes = w.bytes();
-    let mut steps = vec![Step { q: [0; 256], scales: Scales { d: [0.0; 16], m: [0.0; 16] } }; blocks];
     for i in rows {
         // SAFETY: row i is the caller's.
         let row = unsafe { std::slice::from_raw_parts(w.data.add(i * w.stride), bytes) };
-        for (to, step) in steps.iter_mut().zip(row.chunks(F::STEP)) {
-            to.scales = F::scales(step);
+        // SAFETY: the elements of row i are the caller's.
+        let sum = |c: usize| unsafe { &mut *out.data.add(c * out.stride + i) };
+        (0..n_cols).for_each(|c| *sum(c) = 0.0);
+        for (b, step) in row.chunks(F::STEP).enumerate() {
+            let mut unpacked = Step { q: [0; 256], scales: F::scales(step) };
             let groups = step.len() / F::BYTES * (F::DTYPE.block_len() / 32);
-            for (j, to) in to.q.as_chunks_mut::<32>().0.iter_mut().enumerate().take(groups) {
+            for (j, to) in unpacked.q.as_chunks_mut::<32>().0.iter_mut().enumerate().take(groups) {
                 *to = F::unpack(step, j).map(|q| if F::BITS == 8 { i16::from(q as i8) } else { i16::from(q) });
             }
-        }
-        for c in 0..n_cols {
-            let column = &x[c * blocks..][..blocks];
             // Where a row ends within a step, the activations are zero, and so is what they meet.
-            let sum = steps.iter().zip(column).map(|(w, x)| portable_step::<F>(w, x)).sum();
-            // SAFETY: this element is the caller's.
-            unsafe { *out.data.add(c * out.stride + i) = sum };
+            (0..n_cols).for_each(|c| *sum(c) += portable_step::<F>(&unpacked, &x[c * blocks + b]));
         }
     }
 }
@@ -249,7 +273,8 @@ mod tests {
                         let product = |parts: &[Range<usize>]| {
                             let mut y = vec![f32::NAN; m * n];
                             let out = Out { data: y.as_mut_ptr(), stride: m };
-                            let mut scratch = Scratch::new();
+                            let mut room = Line::room(scratch_floats(isa, dtype, k, n));
+                            let mut scratch = Scratch::new(&mut room);
                             for part in parts {
                                 // SAFETY: w has m rows, y m times n elements.
                                 unsafe { mul_mat(isa, rows, part.clone(), &x, n, out, &mut scratch) };
@@ -286,8 +311,9 @@ mod tests {
                     let mut y = vec![f32::NAN; m * n];
                     let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
                     let out = Out { data: y.as_mut_ptr(), stride: m };
+                    let mut room = Line::room(scratch_floats(isa, dtype, k, n));
                     // SAFETY: w has m rows, y m times n elements.
-                    unsafe { mul_mat(isa, rows, 0..m, &x[..n * blocks], n, out, &mut Scratch::new()) };
+                    unsafe { mul_mat(isa, rows, 0..m, &x[..n * blocks], n, out, &mut Scratch::new(&mut room)) };
                     y.iter().map(|v| v.to_bits()).collect()
                 };
                 let whole = product(most);
@@ -299,8 +325,9 @@ mod tests {
             let mut y = vec![f32::NAN; m * 3];
             let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
             let out = Out { data: y.as_mut_ptr(), stride: m };
+            let mut room = Line::room(scratch_floats(Isa::detect(), dtype, k, 3));
             // SAFETY: as above.
-            unsafe { mul_mat(Isa::detect(), rows, 0..m, &x[..3 * blocks], 3, out, &mut Scratch::new()) };
+            unsafe { mul_mat(Isa::detect(), rows, 0..m, &x[..3 * blocks], 3, out, &mut Scratch::new(&mut room)) };
             assert!(nmse(&want, &y) < 1e-10, "{dtype}: {}", nmse(&want, &y));
         }
     }
@@ -313,7 +340,7 @@ mod tests {
                 let rows = Rows { data: [].as_ptr(), stride: 0, dtype: DType::Q4_0, k: 0 };
                 let out = Out { data: y.as_mut_ptr(), stride: 5 };
                 // SAFETY: nothing is read, and y has 5 times n elements.
-                unsafe { mul_mat(isa, rows, 0..5, &[], n, out, &mut Scratch::new()) };
+                unsafe { mul_mat(isa, rows, 0..5, &[], n, out, &mut Scratch::new(&mut [])) };
                 assert_eq!(y, vec![0.0; 5 * n], "{} {n}", isa.name());
             }
         }
@@ -354,8 +381,9 @@ mod tests {
                         let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
                         let mut y = vec![f32::NAN; m * cols];
                         let out = Out { data: y.as_mut_ptr(), stride: m };
+                        let mut room = Line::room(scratch_floats(isa, dtype, k, cols));
                         // SAFETY: w has m rows, y m times cols elements.
-                        unsafe { mul_mat(isa, rows, 0..m, &x, cols, out, &mut Scratch::new()) };
+                        unsafe { mul_mat(isa, rows, 0..m, &x, cols, out, &mut Scratch::new(&mut room)) };
                         let size: f64 = want.iter().map(|v| v.abs()).fold(0.0, f64::max);
                         for (got, want) in y.iter().zip(&want) {
                             let error = (f64::from(*got) - want).abs();

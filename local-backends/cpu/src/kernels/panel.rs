@@ -102,6 +102,22 @@ impl Part {
 }
 
 impl Panels {
+    /// Panels that are unpacked beside one another.
+    fn beside(&self) -> usize {
+        1 + usize::from(self.two.is_some())
+    }
+
+    /// Parts that panels of so many blocks are unpacked in. One at least: a row without elements gives zero.
+    fn parts(&self, blocks: usize, n_cols: usize) -> usize {
+        let steps = if n_cols <= FEW_COLUMNS { PART_BYTES / (4 * self.floats) } else { blocks };
+        blocks.div_ceil(steps.max(1)).max(1)
+    }
+
+    /// Floats of scratch memory for rows of so many blocks.
+    pub(super) fn scratch_floats(&self, blocks: usize, n_cols: usize) -> usize {
+        self.beside() * blocks.div_ceil(self.parts(blocks, n_cols)) * self.floats
+    }
+
     /// The product of some rows with `n_cols` columns. How they are cut into parts does not change a bit.
     ///
     /// # Safety
@@ -113,16 +129,13 @@ impl Panels {
         x: &[ActBlock],
         n_cols: usize,
         out: Out,
-        scratch: &mut Scratch,
+        scratch: &mut Scratch<'_>,
     ) {
         let (groups, blocks, bytes) = (w.k / 32, act_blocks(w.k), w.bytes());
         debug_assert_eq!(self.floats % 16, 0, "steps are as aligned as the first");
-        let steps = if n_cols <= FEW_COLUMNS { PART_BYTES / (4 * self.floats) } else { blocks };
-        // One at least: a row without elements gives zero.
-        let parts = blocks.div_ceil(steps.max(1)).max(1);
-        let beside = 1 + usize::from(self.two.is_some());
-        let panel = scratch.floats(beside * blocks.div_ceil(parts) * self.floats).as_mut_ptr();
-        let together = beside * self.rows;
+        let parts = self.parts(blocks, n_cols);
+        let panel = scratch.floats(self.scratch_floats(blocks, n_cols)).as_mut_ptr();
+        let together = self.beside() * self.rows;
         for first in rows.clone().step_by(together) {
             let n = (rows.end - first).min(together);
             let panels = n.div_ceil(self.rows);

@@ -6,36 +6,59 @@ use half::{bf16, f16};
 use outboard_core::DType;
 use outboard_core::quant::{dequantize_row, quantize_row};
 
+/// Elements are moved as they are.
+fn moves(src: &T, out: &T) -> bool {
+    src.ne() == out.ne() && src.dtype() == out.dtype() && !src.dtype().is_quantized()
+}
+
+/// Rows become rows of another type.
+fn converts_rows(src: &T, out: &T) -> bool {
+    src.ne() == out.ne() && src.dtype() != DType::I32
+}
+
+pub(crate) fn need(node: &Node) -> Need {
+    let Some(src) = node.opt(0) else { return Need::default() };
+    let out = &node.out;
+    if moves(src, out) {
+        return Need::default();
+    }
+    if converts_rows(src, out) {
+        return Need { thread: bytes_of::<f32>(src.ne()[0]), ..Need::default() };
+    }
+    // The elements as I32 or F32.
+    Need { shared: bytes_of::<f32>(src.ne().iter().product()), ..Need::default() }
+}
+
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let src = node.src(0)?;
     let out = &node.out;
-    if src.ne() == out.ne() && src.dtype() == out.dtype() && !src.dtype().is_quantized() {
+    if moves(src, out) {
         for_rows(cx, out, &|at| move_row(src, out, at));
         return Ok(());
     }
-    if src.ne() == out.ne() && src.dtype() != DType::I32 {
-        let failed = std::sync::Mutex::new(None);
-        for_rows(cx, out, &|at| {
-            let mut values = vec![0.0; src.ne()[0]];
-            if let Err(e) = load_row(src, at, &mut values).and_then(|()| store_row(out, at, &values)) {
-                failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(e);
-            }
+    if converts_rows(src, out) {
+        return cx.workers().try_rows(out, |at, mut memory| {
+            let values = memory.take::<f32>(src.ne()[0])?;
+            load_row(src, at, values)?;
+            store_row(out, at, values)
         });
-        return failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err);
     }
     // Other shapes of as many elements: rare, so simple.
-    let n = out.ne()[0].max(1);
+    let workers = cx.workers();
+    let mut shared = cx.shared.borrow();
+    let n = src.ne().iter().product();
     if src.dtype() == DType::I32 {
-        let all: Vec<i32> = indices(src).map(|i| src.int(i)).collect();
-        indices(out).zip(all).for_each(|(i, v)| out.set_int(i, v));
+        let all = shared.take::<i32>(n)?;
+        all.iter_mut().zip(indices(src)).for_each(|(to, i)| *to = src.int(i));
+        all.iter().zip(indices(out)).for_each(|(from, i)| out.set_int(i, *from));
         return Ok(());
     }
-    let mut all = vec![0.0; src.ne().iter().product()];
-    let width = src.ne()[0].max(1);
-    for (r, row) in all.chunks_mut(width).enumerate() {
+    let all = shared.take::<f32>(n)?;
+    for (r, row) in all.chunks_mut(src.ne()[0].max(1)).enumerate().take_while(|_| !workers.aborted()) {
         load_row(src, src.unravel(r), row)?;
     }
-    all.chunks(n).enumerate().try_for_each(|(r, row)| store_row(out, out.unravel(r), row))
+    let rows = all.chunks(out.ne()[0].max(1)).enumerate().take_while(|_| !workers.aborted());
+    rows.into_iter().try_for_each(|(r, row)| store_row(out, out.unravel(r), row))
 }
 
 fn indices(t: &T) -> impl Iterator<Item = [usize; 4]> + use<> {

@@ -2,7 +2,7 @@
 
 use super::mul_mat::SendPtr;
 use super::*;
-use crate::kernels::attn::{Heads, MaskRow, QUERIES, Query, attention};
+use crate::kernels::attn::{Heads, MaskRow, QUERIES, Query, attention, scratch_floats};
 use crate::kernels::mul_mat::Rows;
 use crate::tensor::checked;
 use outboard_core::DType;
@@ -13,65 +13,97 @@ const PIECES: usize = 2;
 /// Queries of a piece that are worth going through the keys for.
 const FEW: usize = 32;
 
+/// How the work is divided: pieces of tokens of one key/value head.
+struct Pieces {
+    /// Query heads of a key/value head.
+    group: usize,
+    /// Tokens of a piece, but for the last one of each head.
+    tokens: usize,
+    /// Pieces of each head.
+    blocks: usize,
+}
+
+impl Pieces {
+    fn new(threads: usize, n_tokens: usize, n_head: usize, n_head_kv: usize) -> Pieces {
+        let group = n_head / n_head_kv.max(1);
+        // Few large pieces are less work, but each of several threads is to get some, and as many as the others.
+        let pieces = match threads {
+            1 => 1,
+            threads => {
+                let least = (PIECES * threads).div_ceil(n_head_kv.max(1));
+                let even = (least..least + threads).find(|pieces| (pieces * n_head_kv).is_multiple_of(threads));
+                even.unwrap_or(least)
+            }
+        };
+        let most = n_tokens.div_ceil(pieces).max(FEW / group.max(1)).clamp(1, (QUERIES / group.max(1)).max(1));
+        let tokens = n_tokens.div_ceil(n_tokens.div_ceil(most).max(1));
+        Pieces { group, tokens, blocks: n_tokens.div_ceil(tokens.max(1)) }
+    }
+}
+
+/// Room for the queries that go through the keys together: at most [`QUERIES`], or those of one token. Threads do not matter: more
+/// of them only make pieces smaller.
+pub(crate) fn need(node: &Node) -> Need {
+    let (Some(q), Some(k), Some(v)) = (node.opt(0), node.opt(1), node.opt(2)) else { return Need::default() };
+    let [d, n_tokens, n_head, _] = q.ne();
+    let Pieces { group, tokens, .. } = Pieces::new(1, n_tokens, n_head, k.ne()[2]);
+    let floats = scratch_floats(n_tokens > 1, d, v.ne()[0], tokens.saturating_mul(group));
+    Need { thread: bytes_of::<f32>(floats), ..Need::default() }
+}
+
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), String> {
     let (q, k, v, out) = (node.src(0)?, node.src(1)?, node.src(2)?, &node.out);
     let (mask, pos, sinks) = (node.opt(3), node.opt(4), node.opt(5));
     let [_, n_tokens, n_head, _] = q.ne();
     let [_, n_kv, n_head_kv, _] = k.ne();
-    let group = n_head / n_head_kv;
-    let seen: Result<Vec<Range<usize>>, String> = (0..n_tokens)
-        .map(|i| match pos {
-            None => Ok(0..n_kv),
-            Some(pos) => {
-                let end = checked(pos.int([i, 0, 0, 0]), n_kv, "position")? + 1;
-                let first = if op.window > 0 { end.saturating_sub(op.window) } else { 0 };
-                Ok(first..end)
-            }
-        })
-        .collect();
-    let seen = seen?;
+    let keys = |i: usize| -> Result<Range<usize>, String> {
+        let Some(pos) = pos else { return Ok(0..n_kv) };
+        let end = checked(pos.int([i, 0, 0, 0]), n_kv, "position")? + 1;
+        Ok(if op.window > 0 { end.saturating_sub(op.window) } else { 0 }..end)
+    };
+    // Before anything is written.
+    (0..n_tokens).try_for_each(|i| keys(i).map(drop))?;
     if n_kv == 0 {
         (0..out.n_rows()).for_each(|r| out.f32s_mut(out.unravel(r)).fill(0.0));
         return Ok(());
     }
-    // Few large pieces are less work, but each of several threads is to get some, and as many as the others.
-    let pieces = match cx.pool.threads() {
-        1 => 1,
-        threads => {
-            let least = (PIECES * threads).div_ceil(n_head_kv);
-            let even = (least..least + threads).find(|pieces| (pieces * n_head_kv).is_multiple_of(threads));
-            even.unwrap_or(least)
-        }
-    };
-    let most = n_tokens.div_ceil(pieces).max(FEW / group).clamp(1, (QUERIES / group).max(1));
-    let tokens = n_tokens.div_ceil(n_tokens.div_ceil(most));
-    let blocks = n_tokens.div_ceil(tokens);
+    let Pieces { group, tokens, blocks } = Pieces::new(cx.pool.threads(), n_tokens, n_head, n_head_kv);
     let rows =
         |t: &T, head: usize| Rows { data: t.row([0, head, 0]), stride: t.nb()[1], dtype: t.dtype(), k: t.ne()[0] };
-    let (isa, shared) = (cx.isa, SendPtr((q, k, v, out)));
-    cx.pool.run(n_head_kv * blocks, &|piece| {
+    let (isa, abort, shared) = (cx.isa, cx.abort, SendPtr((q, k, v, out)));
+    let failed = FirstError::default();
+    cx.workers().run(n_head_kv * blocks, &|piece, memory| {
         let (q, k, v, out) = shared.get();
         // Later tokens see more keys: they go first, so that the pieces at the end are small.
         let (head, block) = (piece % n_head_kv, blocks - 1 - piece / n_head_kv);
         let many = n_tokens > 1;
-        let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap, many };
-        let mut queries = Vec::with_capacity(tokens * group);
-        for (i, keys) in seen.iter().enumerate().skip(block * tokens).take(tokens) {
-            for h in head * group..(head + 1) * group {
-                queries.push(Query {
-                    q: q.row([i, h, 0]).cast(),
-                    out: out.row([h, i, 0]).cast(),
-                    keys: keys.clone(),
-                    mask: mask.map(|m| match m.dtype() {
-                        DType::F32 => MaskRow::F32(m.row([i, 0, 0]).cast()),
-                        _ => MaskRow::F16(m.row([i, 0, 0]).cast()),
-                    }),
-                    sink: sinks.map(|s| s.f32s([0, 0, 0])[h]),
-                });
+        let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap, many, abort };
+        let tokens = block * tokens..((block + 1) * tokens).min(n_tokens);
+        let query = |i: usize, h: usize| -> Result<Query, String> {
+            Ok(Query {
+                q: q.row([i, h, 0]).cast(),
+                out: out.row([h, i, 0]).cast(),
+                keys: keys(i)?,
+                mask: mask.map(|m| match m.dtype() {
+                    DType::F32 => MaskRow::F32(m.row([i, 0, 0]).cast()),
+                    _ => MaskRow::F16(m.row([i, 0, 0]).cast()),
+                }),
+                sink: sinks.map(|s| s.f32s([0, 0, 0])[h]),
+            })
+        };
+        let attend = || -> Result<(), String> {
+            let mut scratch = memory.rest()?;
+            let all = tokens.flat_map(|i| (head * group..(head + 1) * group).map(move |h| (i, h)));
+            let mut all = all.map(|(i, h)| query(i, h)).peekable();
+            // Bounded, whatever the shapes: those of a piece that go through the keys together.
+            while all.peek().is_some() {
+                let queries = all.by_ref().take(QUERIES).collect::<Result<Vec<Query>, String>>()?;
+                // SAFETY: shapes are checked by the op's rule and positions by `keys`; each query's result is its own.
+                unsafe { attention(isa, &heads, &queries, &mut scratch) };
             }
-        }
-        // SAFETY: shapes are checked by the op's rule and positions above; each query's result is its own.
-        with_scratch(|scratch| unsafe { attention(isa, &heads, &queries, scratch) });
+            Ok(())
+        };
+        failed.note(attend());
     });
-    Ok(())
+    failed.result()
 }

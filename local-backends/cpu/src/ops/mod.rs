@@ -22,62 +22,152 @@ pub(crate) mod top_k;
 
 use crate::Isa;
 use crate::kernels::act::ActBlock;
-use crate::kernels::mul_mat::Scratch;
-use crate::pool::Pool;
+use crate::pool::{Pool, Turn};
 use crate::program::Node;
+use crate::scratch::{Memory, Need, Part, Threads, bytes_of};
 use crate::tensor::T;
-use std::cell::RefCell;
+use outboard_core::Op;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Elements below which dividing the work costs more than it gains.
 const MIN_PIECE: usize = 1 << 14;
+/// Elements of work after which it is looked whether the run is still wanted: some milliseconds with vectors, some tenths of a second
+/// without. Large enough that dividing does not cost.
+const MAX_PIECE: usize = 1 << 28;
 /// Pieces per thread: enough that one slow thread is not waited for long.
 const PIECES_PER_THREAD: usize = 4;
-
-/// Memory that a device's programs use while they run.
-#[derive(Default)]
-pub(crate) struct Work {
-    /// Quantized columns.
-    pub(crate) columns: Vec<ActBlock>,
-    /// Gathered columns and their results (MUL_MAT_ID).
-    pub(crate) floats: Vec<f32>,
-    pub(crate) results: Vec<f32>,
-    /// Cosines and sines (ROPE).
-    pub(crate) angles: rope::Angles,
-    /// Candidates (SAMPLE).
-    pub(crate) candidates: Vec<(f32, u32)>,
-}
+/// Pieces that only [`MAX_PIECE`] asks for are multiples of this, two of the largest panels of a product.
+const LARGE_UNIT: usize = 32;
 
 /// What a node is run with.
 pub(crate) struct Cx<'a> {
     pub(crate) isa: Isa,
     pub(crate) pool: &'a Pool,
-    pub(crate) work: &'a mut Work,
+    abort: &'a AtomicBool,
+    /// Quantized columns of the last product.
+    columns: &'a mut [ActBlock],
+    angles: rope::Angles<'a>,
+    shared: Part<'a>,
+    threads: Threads<'a>,
 }
 
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
-}
-
-/// Calls `f` with the scratch memory of this thread.
-pub(crate) fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
-    SCRATCH.with(|s| f(&mut s.borrow_mut()))
-}
-
-/// Divides `0..n` among the threads of a pool, `cost` elements of work each, in pieces that are multiples of `unit`.
-pub(crate) fn divide(pool: &Pool, n: usize, unit: usize, cost: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
-    let most = n.saturating_mul(cost) / MIN_PIECE;
-    let pieces = (pool.threads() * PIECES_PER_THREAD).min(most).min(n.div_ceil(unit));
-    if pool.threads() == 1 || pieces <= 1 {
-        return run(0..n);
+impl<'a> Cx<'a> {
+    pub(crate) fn new(isa: Isa, pool: &'a Pool, abort: &'a AtomicBool, memory: Memory<'a>) -> Cx<'a> {
+        let Memory { columns, angles, shared, threads } = memory;
+        Cx { isa, pool, abort, columns, angles: rope::Angles::new(angles), shared, threads }
     }
-    let size = n.div_ceil(pieces).next_multiple_of(unit);
-    pool.run(n.div_ceil(size), &|piece| run(piece * size..((piece + 1) * size).min(n)));
+
+    /// Whether the run is not wanted any more. Then ops end as soon as they can, and say nothing of it.
+    pub(crate) fn aborted(&self) -> bool {
+        self.abort.load(Ordering::Relaxed)
+    }
+
+    fn workers(&self) -> Workers<'a> {
+        Workers { pool: self.pool, abort: self.abort, threads: self.threads }
+    }
+}
+
+/// The threads of a run, each with memory of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Workers<'a> {
+    pool: &'a Pool,
+    abort: &'a AtomicBool,
+    threads: Threads<'a>,
+}
+
+impl Workers<'_> {
+    fn aborted(&self) -> bool {
+        self.abort.load(Ordering::Relaxed)
+    }
+
+    /// Calls `run` once for each of `0..pieces`, with the memory of the thread that it runs on.
+    fn run(&self, pieces: usize, run: &(dyn Fn(usize, Part<'_>) + Sync)) {
+        self.pool.run(pieces, self.abort, &|Turn { thread, piece }| {
+            // SAFETY: no two pieces that are under way have the same thread, and nobody else uses its memory.
+            run(piece, unsafe { self.threads.of(thread) });
+        });
+    }
+
+    /// Divides `0..n` among the threads, `cost` elements of work each, in pieces that are multiples of `unit`.
+    fn divide(&self, n: usize, unit: usize, cost: usize, run: &(dyn Fn(Range<usize>, Part<'_>) + Sync)) {
+        let work = n.saturating_mul(cost);
+        let threads = self.pool.threads();
+        let shared = if threads == 1 { 1 } else { (threads * PIECES_PER_THREAD).min(work / MIN_PIECE).max(1) };
+        let small_enough = work.div_ceil(MAX_PIECE);
+        let (pieces, unit) = if small_enough > shared { (small_enough, LARGE_UNIT.max(unit)) } else { (shared, unit) };
+        // One very long row is one piece all the same.
+        let unit = if cost >= MAX_PIECE / LARGE_UNIT { 1 } else { unit };
+        let size = n.div_ceil(pieces.min(n.div_ceil(unit)).max(1)).next_multiple_of(unit);
+        self.run(n.div_ceil(size.max(1)), &|piece, memory| run(piece * size..((piece + 1) * size).min(n), memory));
+    }
+
+    /// Divides the rows of a tensor.
+    fn rows(&self, out: &T, run: &(dyn Fn([usize; 3], Part<'_>) + Sync)) {
+        self.divide(out.n_rows(), 1, out.ne()[0], &|rows, mut memory| {
+            rows.for_each(|r| run(out.unravel(r), memory.borrow()));
+        });
+    }
+
+    /// The same for work that can fail: the first error.
+    fn try_rows(&self, out: &T, run: impl Fn([usize; 3], Part<'_>) -> Result<(), String> + Sync) -> Result<(), String> {
+        let first = FirstError::default();
+        self.rows(out, &|at, memory| first.note(run(at, memory)));
+        first.result()
+    }
+}
+
+/// The first error of pieces of work.
+#[derive(Default)]
+pub(crate) struct FirstError(Mutex<Option<String>>);
+
+impl FirstError {
+    fn note(&self, done: Result<(), String>) {
+        if let Err(e) = done {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
+        }
+    }
+
+    fn result(self) -> Result<(), String> {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
 }
 
 /// Divides the rows of a tensor among the threads.
 pub(crate) fn for_rows(cx: &Cx<'_>, out: &T, run: &(dyn Fn([usize; 3]) + Sync)) {
-    divide(cx.pool, out.n_rows(), 1, out.ne()[0], &|rows| rows.for_each(|r| run(out.unravel(r))));
+    cx.workers().rows(out, &|at, _| run(at));
+}
+
+/// Scratch memory with which a node runs.
+pub(crate) fn need(isa: Isa, node: &Node) -> Need {
+    match &node.op {
+        Op::Argsort(_) | Op::TopK(_) => argsort::need(node),
+        Op::Cast(_) | Op::Cont(_) | Op::Cpy(_) => copy::need(node),
+        Op::FlashAttn(_) => flash_attn::need(node),
+        Op::MulMat(_) => mul_mat::need(isa, node),
+        Op::MulMatId(_) => mul_mat_id::need(isa, node),
+        Op::Penalty(op) => penalty::need(node, op),
+        Op::Rope(op) => rope::need(node, op),
+        Op::Sample(op) => sample::need(node, op),
+        Op::SoftMax(_) => soft_max::need(node),
+        Op::Argmax(_)
+        | Op::Binary(_)
+        | Op::Clamp(_)
+        | Op::Concat(_)
+        | Op::GetRows(_)
+        | Op::Glu(_)
+        | Op::LogProb(_)
+        | Op::Norm(_)
+        | Op::Permute(_)
+        | Op::Reduce(_)
+        | Op::Repeat(_)
+        | Op::Reshape(_)
+        | Op::Scale(_)
+        | Op::SetRows(_)
+        | Op::Unary(_)
+        | Op::View(_) => Need::default(),
+    }
 }
 
 /// The row of the result, holding what the row of `x` holds; the two may be the same memory. As with [`T::f32s_mut`], the

@@ -3,7 +3,7 @@
 use super::*;
 use crate::kernels::act::{ActBlock, act_blocks, quantize_act};
 use crate::kernels::float::mul_mat_float;
-use crate::kernels::mul_mat::{Out, Rows, mul_mat};
+use crate::kernels::mul_mat::{Out, Rows, mul_mat, scratch_floats};
 
 /// Rows of weights in a piece are a multiple of this, those of the largest panel.
 const ROW_UNIT: usize = 16;
@@ -11,6 +11,32 @@ const ROW_UNIT: usize = 16;
 const COLUMN_BYTES: usize = 512 * 1024;
 /// Fewest columns for which rows are unpacked again.
 const MIN_COLUMNS: usize = 64;
+/// Columns of floats that meet rows before it is looked whether the run is still wanted.
+const FLOAT_COLUMNS: usize = 4096;
+
+pub(crate) fn need(isa: Isa, node: &Node) -> Need {
+    let (Some(a), Some(b)) = (node.opt(0), node.opt(1)) else { return Need::default() };
+    if !a.dtype().is_quantized() {
+        return Need::default();
+    }
+    product_need(isa, a, b.n_rows(), b.ne()[1])
+}
+
+/// Memory for products of quantized rows with `n_columns` columns, of which `beside` belong to one matrix.
+pub(super) fn product_need(isa: Isa, a: &T, n_columns: usize, beside: usize) -> Need {
+    let blocks = act_blocks(a.ne()[0]);
+    let floats = scratch_floats(isa, a.dtype(), a.ne()[0], beside.min(columns_together(blocks)));
+    Need {
+        columns: bytes_of::<ActBlock>(n_columns).saturating_mul(blocks as u64),
+        thread: bytes_of::<f32>(floats),
+        ..Need::default()
+    }
+}
+
+/// Columns of so many blocks that are worked on together.
+fn columns_together(blocks: usize) -> usize {
+    (COLUMN_BYTES / (blocks * size_of::<ActBlock>()).max(1)).max(MIN_COLUMNS)
+}
 
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let (a, b, out) = (node.src(0)?, node.src(1)?, &node.out);
@@ -22,7 +48,7 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let [_, n, b2, b3] = b.ne();
     let blocks = act_blocks(k);
     if a.dtype().is_quantized() && !node.same_columns {
-        quantize(cx, b, blocks);
+        quantize(cx.isa, cx.workers(), cx.columns, (b.n_rows(), k), &|r| b.f32s(b.unravel(r)))?;
     }
     for i3 in 0..b3 {
         for i2 in 0..b2 {
@@ -31,59 +57,79 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
             let result = Out { data: out.row([0, i2, i3]).cast(), stride: m };
             if a.dtype().is_quantized() {
                 let first = (i3 * b2 + i2) * n * blocks;
-                product(cx.isa, cx.pool, weights, m, &cx.work.columns[first..][..n * blocks], n, result);
+                product(cx.isa, cx.workers(), weights, m, &cx.columns[first..][..n * blocks], n, result);
             } else {
                 let (x, stride) = (b.row([0, i2, i3]).cast::<f32>(), b.nb()[1] / 4);
-                float_product(cx.isa, cx.pool, weights, m, (x, stride), n, result);
+                float_product(cx.isa, cx.workers(), weights, m, (x, stride), n, result);
             }
         }
     }
     Ok(())
 }
 
-/// Quantizes every row of `b` into `cx.work.columns`.
-fn quantize(cx: &mut Cx<'_>, b: &T, blocks: usize) {
-    let n = b.n_rows();
-    cx.work.columns.resize(n * blocks, ActBlock::ZERO);
-    let columns = SendPtr(cx.work.columns.as_mut_ptr());
-    let isa = cx.isa;
-    divide(cx.pool, n, 1, b.ne()[0], &|range| {
-        for r in range {
-            // SAFETY: row r has its own blocks, and each r is in one piece only.
-            let column = unsafe { std::slice::from_raw_parts_mut(columns.get().add(r * blocks), blocks) };
-            quantize_act(isa, b.f32s(b.unravel(r)), column);
+/// Quantizes `n` columns of `k` elements, given by their number, into `to`.
+pub(super) fn quantize<'x>(
+    isa: Isa,
+    workers: Workers<'_>,
+    to: &mut [ActBlock],
+    (n, k): (usize, usize),
+    column: &(dyn Fn(usize) -> &'x [f32] + Sync),
+) -> Result<(), String> {
+    let (room, blocks) = (to.len(), act_blocks(k));
+    let to = to.get_mut(..n * blocks);
+    let to =
+        to.ok_or_else(|| format!("{n} columns of {blocks} blocks and room for {room}; this is a bug of Outboard"))?;
+    let to = SendPtr(to.as_mut_ptr());
+    workers.divide(n, 1, k, &|range, _| {
+        for c in range {
+            // SAFETY: column c has its own blocks, and each c is in one piece only.
+            let to = unsafe { std::slice::from_raw_parts_mut(to.get().add(c * blocks), blocks) };
+            quantize_act(isa, column(c), to);
+        }
+    });
+    Ok(())
+}
+
+/// `out[i, c] = w[i] . x[c]` with quantized weights, on all threads.
+pub(super) fn product(isa: Isa, workers: Workers<'_>, w: Rows, m: usize, x: &[ActBlock], n: usize, out: Out) {
+    let blocks = act_blocks(w.k);
+    let group = columns_together(blocks);
+    let (w, out) = (SendPtr(w), SendPtr(out));
+    workers.divide(m, ROW_UNIT, w.get().k * n, &|rows, memory| {
+        let Ok(mut scratch) = memory.rest() else { return };
+        for first in (0..n).step_by(group).take_while(|_| !workers.aborted()) {
+            let count = (n - first).min(group);
+            let out = out.get();
+            // SAFETY: rows and columns are inside their tensors by the op's shape rule; pieces have different rows of the result.
+            unsafe {
+                let to = Out { data: out.data.add(first * out.stride), stride: out.stride };
+                mul_mat(isa, w.get(), rows.clone(), &x[first * blocks..][..count * blocks], count, to, &mut scratch);
+            }
         }
     });
 }
 
-/// `out[i, c] = w[i] . x[c]` with quantized weights, on all threads.
-pub(super) fn product(isa: Isa, pool: &Pool, w: Rows, m: usize, x: &[ActBlock], n: usize, out: Out) {
-    let blocks = act_blocks(w.k);
-    let bytes = blocks * size_of::<ActBlock>();
-    let group = (COLUMN_BYTES / bytes).max(MIN_COLUMNS);
-    let (w, out) = (SendPtr(w), SendPtr(out));
-    divide(pool, m, ROW_UNIT, w.get().k * n, &|rows| {
-        with_scratch(|scratch| {
-            for first in (0..n).step_by(group) {
-                let count = (n - first).min(group);
-                let out = out.get();
-                // SAFETY: rows and columns are inside their tensors by the op's shape rule; pieces have different rows of the result.
-                unsafe {
-                    let to = Out { data: out.data.add(first * out.stride), stride: out.stride };
-                    mul_mat(isa, w.get(), rows.clone(), &x[first * blocks..][..count * blocks], count, to, scratch);
-                }
-            }
-        });
-    });
-}
-
 /// The same with weights that are floats; `x` is the first column and the floats from one to the next.
-pub(super) fn float_product(isa: Isa, pool: &Pool, w: Rows, m: usize, x: (*const f32, usize), n: usize, out: Out) {
+pub(super) fn float_product(
+    isa: Isa,
+    workers: Workers<'_>,
+    w: Rows,
+    m: usize,
+    x: (*const f32, usize),
+    n: usize,
+    out: Out,
+) {
     let shared = SendPtr((w, x, out));
-    divide(pool, m, ROW_UNIT, w.k * n, &|rows| {
+    workers.divide(m, ROW_UNIT, w.k * n, &|rows, _| {
         let (w, (x, stride), out) = shared.get();
-        // SAFETY: as in `product`.
-        unsafe { mul_mat_float(isa, w, rows, x, stride, n, out) };
+        for first in (0..n).step_by(FLOAT_COLUMNS).take_while(|_| !workers.aborted()) {
+            let count = (n - first).min(FLOAT_COLUMNS);
+            // SAFETY: as in `product`.
+            unsafe {
+                let to = Out { data: out.data.add(first * out.stride), stride: out.stride };
+                mul_mat_float(isa, w, rows.clone(), x.add(first * stride), stride, count, to);
+            }
+        }
     });
 }
 

@@ -11,18 +11,16 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     if src.ne().contains(&0) {
         return Ok(());
     }
-    // All indices are checked before anything is written.
-    let targets: Result<Vec<usize>, String> = (0..src.n_rows())
-        .map(|r| {
-            let [i1, i2, i3] = src.unravel(r);
-            checked(ids.int([i1, i2 % ids.ne()[1], i3 % ids.ne()[2], 0]), dst.ne()[1], "row")
-        })
-        .collect();
-    let targets = targets?;
+    let target =
+        |[i1, i2, i3]: [usize; 3]| checked(ids.int([i1, i2 % ids.ne()[1], i3 % ids.ne()[2], 0]), dst.ne()[1], "row");
+    // All indices are checked before anything is written, so that a wrong one leaves the cache as it was.
+    for r in (0..src.n_rows()).take_while(|_| !cx.aborted()) {
+        target(src.unravel(r))?;
+    }
     // One thread: the cache is small work, and an index that comes twice must not be written by two.
-    for (r, target) in targets.into_iter().enumerate() {
+    for r in (0..src.n_rows()).take_while(|_| !cx.aborted()) {
         let at = src.unravel(r);
-        let to = [target, at[1], at[2]];
+        let to = [target(at)?, at[1], at[2]];
         match dst.dtype() {
             // SAFETY: a dense row of F16 inside dst, aligned because buffers, offsets and strides are.
             DType::F16 => rows::to_f16(src.f32s(at), unsafe {
@@ -34,6 +32,5 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
             _ => copy::store_row(dst, to, src.f32s(at))?,
         }
     }
-    let _ = cx;
     Ok(())
 }

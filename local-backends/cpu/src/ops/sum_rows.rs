@@ -18,7 +18,7 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &Reduce) -> Result<(), Strin
         return Ok(());
     }
     let empty = x.ne()[0] == 0;
-    divide(cx.pool, out.n_rows(), 1, x.ne()[0], &|range| {
+    cx.workers().divide(out.n_rows(), 1, x.ne()[0], &|range, _| {
         for r in range {
             let at = out.unravel(r);
             let sum = if empty { 0.0 } else { rows::sum_row(isa, x.f32s(at)) };

@@ -109,7 +109,7 @@ impl QueueRunner {
     async fn offer_here(&mut self, queue: &dyn Queue, ticket: Ticket, c: v1::Offer) -> Result<()> {
         let device = self.device.clone();
         let src = self.session.slice(device.as_ref(), c.src)?;
-        let to = self.devices.get(&c.to)?.clone();
+        let to = self.session.devices.get(&c.to)?.clone();
         let peer = device.peer().ok_or_else(|| no_transfers(device.as_ref()))?;
         if !peer.reaches(to.as_ref()) {
             return Err(Error::Request(format!("{} does not reach {}", device.info().name, to.info().name)));

@@ -10,13 +10,19 @@ use crate::kernels::simd::{Element, Lanes, exp_negative, per_lanes};
 use outboard_core::op::BinaryKind;
 use std::ops::Range;
 
+/// Floats that [`attention`] needs.
+pub(super) fn scratch_floats(d: usize, dv: usize, n: usize) -> usize {
+    let per_query = d.saturating_add(dv);
+    per_query.saturating_mul(n.saturating_add(TILE)).saturating_add(BESIDE * TILE + TILE)
+}
+
 /// [`attention`](super::attention) of at most [`BESIDE`].
 ///
 /// # Safety
 /// As there.
-pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
+pub(super) unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], scratch: &mut Scratch<'_>) {
     let (n, d, dv) = (queries.len(), heads.k.k, heads.v.k);
-    let memory = scratch.floats(n * (d + dv) + BESIDE * TILE + TILE * (d + dv) + TILE);
+    let memory = scratch.floats(scratch_floats(d, dv, n));
     let (q, memory) = memory.split_at_mut(n * d);
     let (acc, memory) = memory.split_at_mut(n * dv);
     let (scores, memory) = memory.split_at_mut(BESIDE * TILE);
@@ -32,7 +38,7 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scrat
     let mut running = [Running::NEW; BESIDE];
     let all = seen(queries);
     let mut next = all.start;
-    while next < all.end {
+    while next < all.end && !heads.aborted() {
         let keys = next..(next / TILE * TILE + TILE).min(all.end);
         next = keys.end;
         // SAFETY: these keys are between the first and the last that are seen.
@@ -70,7 +76,7 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scrat
 #[allow(clippy::too_many_arguments)]
 unsafe fn weigh(
     isa: Isa,
-    heads: &Heads,
+    heads: &Heads<'_>,
     query: &Query,
     keys: &Range<usize>,
     s: &mut [f32],

@@ -72,15 +72,25 @@ struct Numbers {
     next: usize,
 }
 
+/// Floats that [`attention`] needs for so many queries.
+pub(super) fn scratch_floats(d: usize, dv: usize, queries: usize) -> usize {
+    // Shapes of models are far from the end of numbers; those of others get a number that no memory has.
+    let padded = dv.saturating_add(TOGETHER);
+    let rows = d.saturating_add(padded);
+    let groups = queries.div_ceil(BESIDE) * BESIDE;
+    let tiles = rows.saturating_add(d.max(dv)).saturating_add(BESIDE).saturating_mul(TILE);
+    rows.saturating_mul(groups).saturating_add(tiles).saturating_add(d.saturating_mul(ROWS))
+}
+
 /// [`attention`](super::attention) of at most [`QUERIES`].
 ///
 /// # Safety
 /// As there.
-pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
+pub(super) unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], scratch: &mut Scratch<'_>) {
     let (d, dv) = (heads.k.k, heads.v.k);
     let padded = dv.next_multiple_of(TOGETHER);
     let n = queries.len().div_ceil(BESIDE);
-    let memory = scratch.floats(n * (d + padded) * BESIDE + TILE * (BESIDE + d + padded + d.max(dv)) + ROWS * d);
+    let memory = scratch.floats(scratch_floats(d, dv, queries.len()));
     let (turned, memory) = memory.split_at_mut(n * d * BESIDE);
     let (acc, memory) = memory.split_at_mut(n * padded * BESIDE);
     let (scores, memory) = memory.split_at_mut(TILE * BESIDE);
@@ -96,7 +106,7 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scrat
     }
     let all = seen(queries);
     let mut next = all.start;
-    while next < all.end {
+    while next < all.end && !heads.aborted() {
         let keys = next..(next / TILE * TILE + TILE).min(all.end);
         next = keys.end;
         let of = |group: &Group<'_>| keys.start.max(group.seen.start)..keys.end.min(group.seen.end);
@@ -351,7 +361,7 @@ unsafe fn tile<L: Lanes, const R: usize, const C: usize>(
 ///
 /// # Safety
 /// The masks have the keys that their queries see.
-unsafe fn prepare(isa: Isa, heads: &Heads, group: &Group<'_>, keys: &Range<usize>, s: &mut [f32]) {
+unsafe fn prepare(isa: Isa, heads: &Heads<'_>, group: &Group<'_>, keys: &Range<usize>, s: &mut [f32]) {
     if heads.softcap != 0.0 {
         softcap(isa, s, heads.softcap);
     }

@@ -19,6 +19,7 @@ use half::f16;
 use outboard_core::DType;
 use outboard_core::quant::dequantize_row;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Calls a function that is generic over the type of floats.
 macro_rules! by_type {
@@ -85,7 +86,7 @@ pub struct Query {
 
 /// What all queries have in common.
 #[derive(Clone, Copy, Debug)]
-pub struct Heads {
+pub struct Heads<'a> {
     /// Keys: rows of `k.k` elements (F32, F16, BF16, Q8_0).
     pub k: Rows,
     /// Values, one per key.
@@ -96,6 +97,15 @@ pub struct Heads {
     pub softcap: f32,
     /// There are queries of several tokens. Sums are rounded in another order then, for all of them in the same.
     pub many: bool,
+    /// When it is set, results do not matter any more. It is looked at for every tile of keys.
+    pub abort: &'a AtomicBool,
+}
+
+impl Heads<'_> {
+    /// Whether to end here.
+    fn aborted(&self) -> bool {
+        self.abort.load(Ordering::Relaxed)
+    }
 }
 
 #[inline(always)]
@@ -111,16 +121,27 @@ per_isa! {
     fn softcap(s: &mut [f32], cap: f32) = softcap_body
 }
 
+/// Queries that go through the keys together.
+fn together(many: bool) -> usize {
+    if many { QUERIES } else { BESIDE }
+}
+
+/// Floats of scratch memory with which [`attention`] works: keys of `d` elements, values of `dv`, up to so many queries.
+pub fn scratch_floats(many: bool, d: usize, dv: usize, queries: usize) -> usize {
+    let queries = queries.min(together(many));
+    if many { many::scratch_floats(d, dv, queries) } else { few::scratch_floats(d, dv, queries) }
+}
+
 /// Attends `queries` to the head.
 ///
 /// # Panics
-/// If keys or values are of another type than said.
+/// If keys or values are of another type than said, or scratch memory is short.
 ///
 /// # Safety
 /// Every key from the first to the last that queries see must be valid in k and v (aligned to its elements), and those that a query sees
 /// in its mask; `q` must hold `k.k` floats; `out` must be valid for `v.k` floats, and nobody else's.
-pub unsafe fn attention(isa: Isa, heads: &Heads, queries: &[Query], scratch: &mut Scratch) {
-    for queries in queries.chunks(if heads.many { QUERIES } else { BESIDE }) {
+pub unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], scratch: &mut Scratch<'_>) {
+    for queries in queries.chunks(together(heads.many)) {
         // SAFETY: the caller's.
         unsafe {
             match heads.many {
@@ -186,10 +207,23 @@ unsafe fn as_floats(r: Rows, keys: &Range<usize>, tile: &mut [f32]) -> Rows {
 mod tests {
     use super::*;
     use crate::kernels::format::tests::{noise, weights};
+    use crate::kernels::mul_mat::Line;
+
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
+    /// With no more scratch memory than it is said to need.
+    ///
+    /// # Safety
+    /// See [`attention`].
+    unsafe fn attend(isa: Isa, heads: &Heads<'_>, queries: &[Query]) {
+        let mut room = Line::room(scratch_floats(heads.many, heads.k.k, heads.v.k, queries.len()));
+        // SAFETY: the caller's.
+        unsafe { attention(isa, heads, queries, &mut Scratch::new(&mut room)) };
+    }
 
     /// By the definition, in f64.
     fn reference(
-        h: &Heads,
+        h: &Heads<'_>,
         k: &[f32],
         v: &[f32],
         q: &[f32],
@@ -235,7 +269,7 @@ mod tests {
             let (ka, va) = (aligned(&kb), aligned(&vb));
             let (k, v) = (float(&kb, d * n_kv), float(&vb, dv * n_kv));
             let rows = |a: &[u32], k| Rows { data: a.as_ptr().cast(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
-            let heads = Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap, many: false };
+            let heads = Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap, many: false, abort: &NEVER };
             let q = noise(d * n, 3);
             let mask: Vec<f32> = noise(n_kv, 4);
             let mask16: Vec<f16> = mask.iter().map(|&v| f16::from_f32(v)).collect();
@@ -262,10 +296,10 @@ mod tests {
                     queries.push(Query { q, out, keys, mask, sink });
                 }
                 // SAFETY: everything is as large as said above.
-                unsafe { attention(isa, &heads, &queries, &mut Scratch::new()) };
+                unsafe { attend(isa, &heads, &queries) };
                 let together = out.clone();
                 // SAFETY: as above.
-                queries.chunks(1).for_each(|q| unsafe { attention(isa, &heads, q, &mut Scratch::new()) });
+                queries.chunks(1).for_each(|q| unsafe { attend(isa, &heads, q) });
                 let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&out), bits(&together), "{} {dtype} many {many}: alone and together", isa.name());
                 for (i, query) in queries.iter().enumerate() {
@@ -300,7 +334,7 @@ mod tests {
         let cases: [(usize, Keys<'_>); 4] = [(49, &causal), (600, &window), (200, &hole), (97, &gap)];
         for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
             for (case, (n, keys)) in cases.iter().enumerate() {
-                let heads = Heads { k: rows(&k), v: rows(&v), scale: 0.5, softcap: 0.0, many };
+                let heads = Heads { k: rows(&k), v: rows(&v), scale: 0.5, softcap: 0.0, many, abort: &NEVER };
                 let q = noise(d * n, 3);
                 let run = |size: usize| {
                     let mut out = vec![f32::NAN; d * n];
@@ -312,7 +346,7 @@ mod tests {
                         .collect();
                     for queries in queries.chunks(size) {
                         // SAFETY: everything is as large as said above.
-                        unsafe { attention(isa, &heads, queries, &mut Scratch::new()) };
+                        unsafe { attend(isa, &heads, queries) };
                     }
                     out
                 };
@@ -337,7 +371,7 @@ mod tests {
         let rows = Rows { data: kv.as_ptr().cast(), stride: 4 * d, dtype: DType::F32, k: d };
         let nothing = vec![f32::NEG_INFINITY; n_kv];
         for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
-            let heads = Heads { k: rows, v: rows, scale: 0.5, softcap: 0.0, many };
+            let heads = Heads { k: rows, v: rows, scale: 0.5, softcap: 0.0, many, abort: &NEVER };
             let mut q = noise(d * n, 3);
             q[d..2 * d].fill(f32::NAN);
             let run = |which: Range<usize>| {
@@ -350,7 +384,7 @@ mod tests {
                     })
                     .collect();
                 // SAFETY: everything is as large as said above.
-                unsafe { attention(isa, &heads, &queries, &mut Scratch::new()) };
+                unsafe { attend(isa, &heads, &queries) };
                 out
             };
             for (i, out) in run(0..n).chunks_exact(d).enumerate() {
@@ -372,11 +406,11 @@ mod tests {
         let rows = |a: &[f32]| Rows { data: a.as_ptr().cast(), stride: 4 * d, dtype: DType::F32, k: d };
         let mean = |c: usize| (0..n_kv).map(|j| f64::from(v[j * d + c])).sum::<f64>() / n_kv as f64;
         for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
-            let heads = Heads { k: rows(&k), v: rows(&v), scale: 1.0, softcap: 0.0, many };
+            let heads = Heads { k: rows(&k), v: rows(&v), scale: 1.0, softcap: 0.0, many, abort: &NEVER };
             let (q, mut out) = (vec![1.0f32; d], vec![0.0f32; d]);
             let query = Query { q: q.as_ptr(), out: out.as_mut_ptr(), keys: 0..n_kv, mask: None, sink: Some(0.0) };
             // SAFETY: everything is as large as said above.
-            unsafe { attention(isa, &heads, &[query], &mut Scratch::new()) };
+            unsafe { attend(isa, &heads, &[query]) };
             for (c, got) in out.iter().enumerate() {
                 let error = f64::from(*got) / mean(c) - 1.0;
                 assert!(error.abs() < 5e-5, "{} many {many} element {c}: {error}", isa.name());

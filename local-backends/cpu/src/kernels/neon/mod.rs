@@ -8,10 +8,10 @@ pub(super) mod half;
 mod panel;
 pub(super) mod unpack;
 
-use super::act::ActBlock;
+use super::act::{ActBlock, act_blocks};
 use super::dot::Dots;
 use super::mul_mat::{Out, Rows, Scratch};
-use super::panel::PANEL_COLUMNS;
+use super::panel::{PANEL_COLUMNS, Panels};
 use std::ops::Range;
 use unpack::Unpack;
 
@@ -26,7 +26,7 @@ pub(super) unsafe fn product<F: Unpack>(
     x: &[ActBlock],
     n_cols: usize,
     out: Out,
-    scratch: &mut Scratch,
+    scratch: &mut Scratch<'_>,
 ) {
     // SAFETY: rows and columns are the caller's; the extension is there if it is asked for.
     unsafe {
@@ -34,17 +34,25 @@ pub(super) unsafe fn product<F: Unpack>(
             let dot = if sdot { dot::dotprod::<F> } else { dot::neon::<F> };
             return dot(Dots::new(w, rows, x, n_cols, out));
         }
-        let panels = if sdot { panel::panels_dotprod::<F>() } else { panel::panels_neon::<F>() };
-        panels.product(w, rows, x, n_cols, out, scratch);
+        panels::<F>(sdot).product(w, rows, x, n_cols, out, scratch);
     }
+}
+
+fn panels<F: Unpack>(sdot: bool) -> Panels {
+    if sdot { panel::panels_dotprod::<F>() } else { panel::panels_neon::<F>() }
+}
+
+/// Floats of scratch memory for products of rows of `k` elements with up to `n_cols` columns: fewer columns need no more.
+pub(super) fn scratch_floats<F: Unpack>(sdot: bool, k: usize, n_cols: usize) -> usize {
+    if n_cols < PANEL_COLUMNS { 0 } else { panels::<F>(sdot).scratch_floats(act_blocks(k), n_cols) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Isa;
-    use super::super::act::{act_blocks, quantize_act};
+    use super::super::act::quantize_act;
     use super::super::format::tests::{noise, wild};
-    use super::super::mul_mat::{is_supported, mul_mat};
+    use super::super::mul_mat::{Line, is_supported, mul_mat, scratch_floats};
     use super::*;
     use outboard_core::DType;
 
@@ -68,8 +76,9 @@ mod tests {
                     let mut y = vec![0f32; m * n];
                     let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
                     let out = Out { data: y.as_mut_ptr(), stride: m };
+                    let mut room = Line::room(scratch_floats(isa, dtype, k, n));
                     // SAFETY: w has m rows, y m times n elements.
-                    unsafe { mul_mat(isa, rows, 0..m, &x, n, out, &mut Scratch::new()) };
+                    unsafe { mul_mat(isa, rows, 0..m, &x, n, out, &mut Scratch::new(&mut room)) };
                     y.iter().map(|v| v.to_bits()).collect()
                 };
                 assert_eq!(run(isas[0]), run(isas[1]), "{dtype} n {n}");

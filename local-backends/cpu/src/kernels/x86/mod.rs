@@ -7,11 +7,11 @@ mod two;
 pub(super) mod unpack;
 mod words;
 
-use super::act::ActBlock;
+use super::act::{ActBlock, act_blocks};
 use super::dot::Dots;
 use super::isa::Kind;
 use super::mul_mat::{Out, Rows, Scratch};
-use super::panel::PANEL_COLUMNS;
+use super::panel::{PANEL_COLUMNS, Panels};
 use std::ops::Range;
 use unpack::Unpack;
 
@@ -26,7 +26,7 @@ pub(super) unsafe fn product<F: Unpack>(
     x: &[ActBlock],
     n_cols: usize,
     out: Out,
-    scratch: &mut Scratch,
+    scratch: &mut Scratch<'_>,
 ) {
     // SAFETY: rows and columns are the caller's, and so are the extensions.
     unsafe {
@@ -38,13 +38,21 @@ pub(super) unsafe fn product<F: Unpack>(
             };
             return dot(Dots::new(w, rows, x, n_cols, out));
         }
-        let panels = match kind {
-            Kind::Avx512 => panel::avx512::<F>(n_cols),
-            Kind::AvxVnni => panel::avxvnni::<F>(),
-            _ => panel::avx2::<F>(),
-        };
-        panels.product(w, rows, x, n_cols, out, scratch);
+        panels::<F>(kind, n_cols).product(w, rows, x, n_cols, out, scratch);
     }
+}
+
+fn panels<F: Unpack>(kind: Kind, n_cols: usize) -> Panels {
+    match kind {
+        Kind::Avx512 => panel::avx512::<F>(n_cols),
+        Kind::AvxVnni => panel::avxvnni::<F>(),
+        _ => panel::avx2::<F>(),
+    }
+}
+
+/// Floats of scratch memory for products of rows of `k` elements with up to `n_cols` columns: fewer columns need no more.
+pub(super) fn scratch_floats<F: Unpack>(kind: Kind, k: usize, n_cols: usize) -> usize {
+    if n_cols < PANEL_COLUMNS { 0 } else { panels::<F>(kind, n_cols).scratch_floats(act_blocks(k), n_cols) }
 }
 
 /// Whether tests of AVX-512 can run here; says so if they cannot.

@@ -467,7 +467,7 @@ mod tests {
     use crate::kernels::format::tests::{noise, wild};
     use crate::kernels::format::{self, with_format};
     use crate::kernels::isa::Kind;
-    use crate::kernels::mul_mat::{Out, Rows, Scratch, is_supported};
+    use crate::kernels::mul_mat::{Line, Out, Rows, Scratch, is_supported};
     use outboard_core::DType;
 
     /// VPDPBUSD of 256 bits as AVX-512 writes it, for processors that have it in this form alone.
@@ -498,8 +498,9 @@ mod tests {
                 let mut y = vec![f32::NAN; m * n];
                 let rows = Rows { data: w.as_ptr(), stride: F::DTYPE.row_bytes(k).unwrap(), dtype: F::DTYPE, k };
                 let out = Out { data: y.as_mut_ptr(), stride: m };
+                let mut room = Line::room(panels.scratch_floats(blocks, n));
                 // SAFETY: w has m rows, y m times n elements; the caller saw to the features.
-                unsafe { panels.product(rows, 0..m, &x, n, out, &mut Scratch::new()) };
+                unsafe { panels.product(rows, 0..m, &x, n, out, &mut Scratch::new(&mut room)) };
                 y
             };
             let (got, want) = (product(Panels { tiles, ..avxvnni::<F>() }), product(avx2::<F>()));
