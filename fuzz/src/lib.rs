@@ -10,6 +10,7 @@ mod gguf;
 mod graph;
 mod messages;
 pub mod mutate;
+pub mod random;
 pub mod raw;
 mod seeds;
 mod session;

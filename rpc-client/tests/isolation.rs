@@ -8,9 +8,12 @@ use outboard_core::op::*;
 use outboard_core::quant::quantize_row;
 use outboard_core::*;
 use outboard_cpu::{CpuOptions, cpu_device};
+use outboard_fuzz::random::{Content, POISON, RandomGraph};
 use outboard_host::{Host, MemoryBudget};
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
+use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A server as it is shipped: one CPU device, the default limits.
 fn shipped(threads: usize) -> (Server, Arc<MemoryBudget>) {
@@ -172,4 +175,101 @@ fn a_client_that_leaves_in_the_middle_of_a_large_product_leaves_the_device_to_ot
     assert_eq!(read(queue.as_ref(), &small.slice(&program, program.y)), f32s(&[2.0; 8]));
     assert!(left.elapsed() < WAIT / 2, "the device was held for {:?}", left.elapsed());
     eventually(WAIT, || budget.used() < 1 << 20);
+}
+
+/// A random graph in one buffer, with room between its tensors that nothing writes.
+struct Random {
+    random: RandomGraph,
+    seed: u64,
+    places: Vec<Option<std::ops::Range<u64>>>,
+    size: u64,
+}
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        let random = RandomGraph::new(seed);
+        let (mut places, mut size) = (Vec::new(), 64);
+        for t in random.graph.ids().map(|id| (id, random.graph.tensor(id))) {
+            let span = t.1.layout().span() as u64;
+            places.push((t.1.root() == t.0 && span > 0).then_some(size..size + span));
+            size =
+                if places.last().is_some_and(Option::is_some) { (size + span + 64).next_multiple_of(64) } else { size };
+        }
+        Random { random, seed, places, size }
+    }
+
+    /// Runs it on a device: all of its memory afterwards, or the error of the node that failed.
+    fn run(
+        &self,
+        device: &Arc<dyn Device>,
+        queue: &dyn Queue,
+        content: Content,
+    ) -> std::result::Result<Vec<u8>, String> {
+        let whole = buffer(device, self.size);
+        let part = |r: &std::ops::Range<u64>| whole.part(r.start, r.end - r.start).unwrap();
+        if content == Content::Poison {
+            queue.fill(&whole, POISON).unwrap();
+        }
+        for (id, _) in self.random.graph.leaves() {
+            if let Some(place) = &self.places[id.index()] {
+                queue.write(&part(place), self.random.content(id, content, self.seed).into()).unwrap();
+            }
+        }
+        let graph = Arc::new(self.random.graph.clone());
+        let slices = self.places.iter().map(|place| place.as_ref().map(part)).collect();
+        let placement = Placement::new(&graph, device.as_ref(), slices).unwrap();
+        queue.execute(&device.compile(graph, placement).unwrap()).map_err(|e| e.to_string())?;
+        Ok(queue.read(&whole).unwrap().wait(WAIT).map_err(|e| e.to_string())?.to_vec())
+    }
+}
+
+#[test]
+fn ten_thousand_graphs_beside_a_poisoned_session_compute_what_they_do_alone() {
+    const GRAPHS: u64 = 10_000;
+    let (server, _) = shipped(2);
+    let (host, budget) = (Host::new(), MemoryBudget::new(Some(MEMORY)));
+    let alone = cpu_device(&host, "CPU0", CpuOptions::with_threads(2), &budget);
+    let queue_alone = alone.queue().unwrap();
+    let done = AtomicBool::new(false);
+    let poisoned = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        // Every byte of this session is poison: its buffers, what it computes with, and so what its graphs leave anywhere.
+        scope.spawn(|| {
+            let device = devices(&server).remove(0);
+            let queue = device.queue().unwrap();
+            for seed in GRAPHS.. {
+                if done.load(Ordering::Relaxed) {
+                    return;
+                }
+                Random::new(seed).run(&device, queue.as_ref(), Content::Poison).unwrap();
+                poisoned.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let _done = Done(&done);
+        let device = devices(&server).remove(0);
+        let queue = device.queue().unwrap();
+        let mut ops = HashSet::new();
+        for seed in 0..GRAPHS {
+            let random = Random::new(seed);
+            let expected = random.run(&alone, queue_alone.as_ref(), Content::Numbers).unwrap();
+            let got = random.run(&device, queue.as_ref(), Content::Numbers).unwrap();
+            let differs = expected.iter().zip(&got).position(|(a, b)| a != b);
+            assert_eq!(differs, None, "graph {seed}, byte {differs:?}: {:?}", random.random.graph);
+            let graph = &random.random.graph;
+            ops.extend(graph.nodes().filter_map(|id| graph.tensor(id).op().map(Op::name)));
+        }
+        let missing: Vec<_> = Op::names().filter(|name| !ops.contains(name)).collect();
+        assert!(missing.is_empty(), "no graph had {missing:?}");
+    });
+    let poisoned = poisoned.into_inner();
+    assert!(poisoned > GRAPHS / 20, "the other session has run {poisoned} graphs only");
+}
+
+/// Tells the other thread to end, however this one does.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
