@@ -87,7 +87,9 @@ fn sessions() -> Vec<(String, Vec<u8>)> {
         [&[19, 1][..], &whole(2), &[1, 127, 0]].concat(),
         vec![18, 1, 1],
     ];
-    vec![("compute".into(), compute.concat()), ("copy".into(), copy.concat())]
+    // Graphs that are right on a queue of each device, one behind the other.
+    let graphs = [vec![5, 0, 5, 1], (0..12).flat_map(|n| [24, 0, n, n % 2]).collect(), vec![18, 0, 1]];
+    vec![("compute".into(), compute.concat()), ("copy".into(), copy.concat()), ("graphs".into(), graphs.concat())]
 }
 
 fn ggufs() -> Vec<(String, Vec<u8>)> {

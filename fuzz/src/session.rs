@@ -2,9 +2,11 @@
 //! every message; each instruction is a byte, its arguments are the bytes behind it.
 
 use crate::mutate::LIMITS;
+use crate::random::{Content, RandomGraph};
 use crate::raw::{Conn, NOTHING, Stream};
-use outboard_core::op::{Binary, BinaryKind, GetRows, SetRows};
-use outboard_core::{DType, GraphBuilder, GraphError};
+use outboard_core::op::{Binary, BinaryKind, GetRows, MulMat, SetRows};
+use outboard_core::{DType, GraphBuilder, GraphError, TensorId};
+use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::{Host, MemoryBudget};
 use outboard_proto::v1::command::Command as C;
 use outboard_proto::v1::control_request::Request as R;
@@ -21,8 +23,13 @@ use std::time::Duration;
 const MEMORY: u64 = 8 << 20;
 /// Instructions of one input.
 const MAX_STEPS: usize = 64;
+/// Handle of the buffer and the executable of graphs that are right.
+const COMPUTE: u64 = 77;
 /// How long queues get to come to rest. Those that wait for what never comes do not.
 const REST: Duration = Duration::from_millis(30);
+
+/// The devices of the server, whose kernels and scratch memory are those that are shipped.
+const DEVICES: [&str; 2] = ["REF0", "CPU0"];
 
 struct World {
     server: Server,
@@ -33,11 +40,14 @@ struct World {
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(MEMORY)));
-    let devices = ["REF0", "REF1"].map(|name| reference_device(&host, name, &budget)).to_vec();
+    let devices = vec![
+        reference_device(&host, DEVICES[0], &budget),
+        cpu_device(&host, DEVICES[1], CpuOptions::with_threads(2), &budget),
+    ];
     let addr = "127.0.0.1:0".parse().expect("an address");
     let config = ServerConfig { addr, devices, limits: Limits::default(), trust: Trust::default() };
     let server = Server::start(config).expect("a server");
-    let graphs = [sum(), rows(), Ok(Vec::new())].into_iter().map(|g| g.expect("a graph")).collect();
+    let graphs = [sum(), rows(), products(), Ok(Vec::new())].into_iter().map(|g| g.expect("a graph")).collect();
     World { server, budget, graphs }
 });
 
@@ -64,6 +74,18 @@ fn rows() -> Result<Vec<u8>, GraphError> {
     let written = g.push(SetRows, &[cache, x, ids])?;
     let y = g.push(GetRows, &[written, ids])?;
     g.output(y);
+    Ok(graph::encode(&g.finish()?).expect("a small graph").to_vec())
+}
+
+/// Products with one right side, of matrices with and without rows.
+fn products() -> Result<Vec<u8>, GraphError> {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[32, 2])?;
+    for (name, rows) in [("none", 0), ("some", 3)] {
+        let w = g.weight(name, DType::Q8_0, &[32, rows])?;
+        let y = g.push(MulMat, &[w, x])?;
+        g.output(y);
+    }
     Ok(graph::encode(&g.finish()?).expect("a small graph").to_vec())
 }
 
@@ -96,7 +118,8 @@ impl Args<'_> {
     }
 
     fn device(&mut self) -> String {
-        ["REF0", "REF1", "REF0", "REF1", "", "REF9"][self.below(6)].into()
+        let [reference, cpu] = DEVICES;
+        [reference, cpu, reference, cpu, "", "REF9"][self.below(6)].into()
     }
 
     fn slice(&mut self) -> Option<Slice> {
@@ -195,7 +218,7 @@ struct Machine {
 
 impl Machine {
     async fn step(&mut self, args: &mut Args<'_>) -> Result<(), String> {
-        match args.byte() % 24 {
+        match args.byte() % 28 {
             0 | 1 => {
                 let alloc = v1::Alloc {
                     request: 1,
@@ -238,7 +261,7 @@ impl Machine {
                 let open = v1::OpenQueue {
                     session: Some(self.session.clone()),
                     queue: slot as u64 + 1,
-                    device: ["REF0", "REF1"][slot % 2].into(),
+                    device: DEVICES[slot % 2].into(),
                 };
                 let stream = self.conn.stream("outboard.v1.Outboard/Queue").await?;
                 stream.message(&v1::Command { command: Some(C::Open(open)) }.encode_to_vec());
@@ -316,6 +339,7 @@ impl Machine {
                     }
                 }
             }
+            24..28 => self.compute(args).await,
             22 => {
                 let (session, device) = (Some(self.session.clone()), args.device());
                 let graph = match args.byte() % 2 {
@@ -338,6 +362,48 @@ impl Machine {
                 self.conn.call(&format!("outboard.v1.Outboard/{method}"), &request).await.map(drop)
             }
         }
+    }
+
+    /// Runs a graph that is right, with every op that there is, beside whatever else is under way.
+    async fn compute(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        let seed = u64::from(args.byte()) << 8 | u64::from(args.byte());
+        let random = RandomGraph::new(seed);
+        let (mut places, mut size) = (v1::Places::default(), 0);
+        for id in random.graph.ids() {
+            let t = random.graph.tensor(id);
+            let span = t.layout().span() as u64;
+            if t.root() == id && span > 0 {
+                places.tensors.push(id.index() as u32);
+                places.buffers.push(COMPUTE);
+                places.offsets.push(size);
+                places.lens.push(span);
+                size += span.next_multiple_of(64);
+            }
+        }
+        let slot = args.below(4);
+        let device = DEVICES[slot % 2].to_owned();
+        let old = v1::Free { buffers: vec![COMPUTE], executables: vec![COMPUTE], fences: Vec::new() };
+        self.control(R::Free(old)).await?;
+        let (request, buffer, usage) = (1, COMPUTE, "ANY".into());
+        self.control(R::Alloc(v1::Alloc { request, buffer, device: device.clone(), size, usage })).await?;
+        let graph = graph::encode(&random.graph).expect("a small graph");
+        let offsets: Vec<(usize, u64)> =
+            places.tensors.iter().map(|&t| t as usize).zip(places.offsets.iter().copied()).collect();
+        let places = places.encode_to_vec().into();
+        self.control(R::Compile(v1::Compile { request: 2, executable: COMPUTE, device, graph, places })).await?;
+        let Some(queue) = &self.queues[slot] else { return Ok(()) };
+        for (index, offset) in offsets {
+            let id = TensorId::from_index(index);
+            if random.graph.tensor(id).leaf().is_some() {
+                let data = random.content(id, Content::Numbers, seed);
+                let dst = Some(Slice { buffer: COMPUTE, offset, len: data.len() as u64 });
+                let write = C::Write(v1::Write { dst, data: data.into() });
+                queue.message(&v1::Command { command: Some(write) }.encode_to_vec());
+            }
+        }
+        let execute = C::Execute(v1::Execute { executable: COMPUTE });
+        queue.message(&v1::Command { command: Some(execute) }.encode_to_vec());
+        Ok(())
     }
 
     async fn control_stream(&mut self) -> Result<&Stream, String> {
@@ -383,6 +449,7 @@ impl Machine {
             match control.next().await {
                 Ok(Some(reply)) => {
                     let reply = v1::ControlReply::decode(reply).expect("what a server says").reply;
+                    no_bug(&reply);
                     if !matches!(reply, Some(v1::control_reply::Reply::Attached(_))) {
                         break;
                     }
@@ -415,6 +482,7 @@ impl Machine {
             for queue in self.queues.iter_mut().flatten() {
                 while let Ok(Some(reply)) = queue.next().await {
                     let reply = v1::Reply::decode(reply).expect("what a server says").reply;
+                    no_bug(&reply);
                     if matches!(reply, Some(v1::reply::Reply::Done(v1::Done { request: LAST, .. }))) {
                         break;
                     }
@@ -423,4 +491,10 @@ impl Machine {
         };
         let _ = tokio::time::timeout(REST, listen).await;
     }
+}
+
+/// A server that blames itself is what is looked for.
+fn no_bug(reply: &impl std::fmt::Debug) {
+    let text = format!("{reply:?}");
+    assert!(!text.contains("bug of"), "{text}");
 }
