@@ -79,27 +79,27 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         let many = n_tokens > 1;
         let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap, many, abort };
         let tokens = block * tokens..((block + 1) * tokens).min(n_tokens);
-        let query = |i: usize, h: usize| -> Result<Query, String> {
-            Ok(Query {
-                q: q.row([i, h, 0]).cast(),
-                out: out.row([h, i, 0]).cast(),
-                keys: keys(i)?,
-                mask: mask.map(|m| match m.dtype() {
-                    DType::F32 => MaskRow::F32(m.row([i, 0, 0]).cast()),
-                    _ => MaskRow::F16(m.row([i, 0, 0]).cast()),
-                }),
-                sink: sinks.map(|s| s.f32s([0, 0, 0])[h]),
-            })
-        };
         let attend = || -> Result<(), String> {
             let mut scratch = memory.rest()?;
-            let all = tokens.flat_map(|i| (head * group..(head + 1) * group).map(move |h| (i, h)));
-            let mut all = all.map(|(i, h)| query(i, h)).peekable();
-            // Bounded, whatever the shapes: those of a piece that go through the keys together.
-            while all.peek().is_some() {
-                let queries = all.by_ref().take(QUERIES).collect::<Result<Vec<Query>, String>>()?;
-                // SAFETY: shapes are checked by the op's rule and positions by `keys`; each query's result is its own.
-                unsafe { attention(isa, &heads, &queries, &mut scratch) };
+            // Bounded, whatever the shapes: as many as go through the keys together.
+            let mut queries = Vec::with_capacity((tokens.len() * group).min(QUERIES));
+            for i in tokens.clone() {
+                let keys = keys(i)?;
+                let mask = mask.map(|m| match m.dtype() {
+                    DType::F32 => MaskRow::F32(m.row([i, 0, 0]).cast()),
+                    _ => MaskRow::F16(m.row([i, 0, 0]).cast()),
+                });
+                for h in head * group..(head + 1) * group {
+                    let (q, out) = (q.row([i, h, 0]).cast(), out.row([h, i, 0]).cast());
+                    let sink = sinks.map(|s| s.f32s([0, 0, 0])[h]);
+                    queries.push(Query { q, out, keys: keys.clone(), mask, sink });
+                    let last = (i + 1, h + 1) == (tokens.end, (head + 1) * group);
+                    if last || queries.len() == QUERIES {
+                        // SAFETY: shapes are checked by the op's rule and positions by `keys`; each query's result is its own.
+                        unsafe { attention(isa, &heads, &queries, &mut scratch) };
+                        queries.clear();
+                    }
+                }
             }
             Ok(())
         };
