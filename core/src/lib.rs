@@ -1,6 +1,7 @@
 //! What everything else is built on: dtypes, shapes, ops, graphs, and the traits of a device. No I/O, no unsafe.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod at_once;
 pub mod attr;

@@ -7,7 +7,8 @@ use crate::trust::TrustArgs;
 use crate::{devices, fetch, model};
 use anyhow::{Context, Result, anyhow, bail};
 use outboard_llm::{GenerateOptions, engine, generate};
-use std::io::{BufRead, BufReader, Write};
+use outboard_output as output;
+use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -38,11 +39,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
     })
     .context("cannot watch for Ctrl-C")?;
-    eprintln!("starting two servers with two CPU devices each");
+    output::errln("starting two servers with two CPU devices each")?;
     let servers = [Server::start()?, Server::start()?];
     let rpc: RpcList = format!("{},{}", servers[0].addr, servers[1].addr).parse().map_err(|e: String| anyhow!(e))?;
     for server in &servers {
-        eprintln!("  rpc-server, process {}, {}", server.child.id(), server.addr);
+        output::errln(format_args!("  rpc-server, process {}, {}", server.child.id(), server.addr))?;
     }
     let loaded = model::open(&path.to_string_lossy())?;
     let tokens = loaded.tokenizer.encode(PROMPT, true, loaded.tokenizer.adds_bos())?;
@@ -58,24 +59,22 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         no_mmap: false,
     };
     let options = model::load_options(&model_args, &loaded.model, &set)?;
-    eprintln!("model: {}", model::describe(&loaded));
+    output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let start = Instant::now();
     let mut engine = model::load(&loaded, set, &options)?;
     let load_time = start.elapsed();
-    eprint!("{}", model::plan_table(&engine));
-    eprintln!();
+    output::errln(model::plan_table(&engine))?;
     let json = args.json;
     if !json {
-        print!("{PROMPT}");
+        output::out(PROMPT)?;
     }
+    let mut shown = Ok(());
     let mut show = |text: &str| {
-        if !json {
-            print!("{text}");
-            if std::io::stdout().flush().is_err() {
-                return ControlFlow::Break(());
-            }
+        shown = if json { output::check() } else { output::out(text) };
+        match shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
-        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let what = GenerateOptions {
         n_predict: Some(TOKENS),
@@ -85,21 +84,23 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         stop: Vec::new(),
         log_probs: json,
     };
-    let generation = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show)?;
+    let generated = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show);
+    shown?;
+    let generation = generated?;
     let report = Report::new(&tokens, generation, load_time, &engine);
     if json {
         print_json(&report)?;
     } else {
-        println!();
-        eprint!("{}", report.timings());
+        output::outln("")?;
+        output::err(report.timings())?;
     }
     drop(engine);
     for server in servers {
         server.stop()?;
     }
-    eprintln!(
-        "both servers have stopped; to do the same over your own hosts: rpc-server there, outboard run --rpc here"
-    );
+    output::errln(
+        "both servers have stopped; to do the same over your own hosts: rpc-server there, outboard run --rpc here",
+    )?;
     Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 

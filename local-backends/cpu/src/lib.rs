@@ -1,5 +1,6 @@
 //! The CPU device: kernels chosen for the processor at run time, run by a pool of threads of its own.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod kernels;
 mod ops;

@@ -1,6 +1,7 @@
 //! The reference device: every op, naive and clear, with f64 accumulation. It is the oracle that other devices are tested
 //! against, not something to run models on.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod ops;
 mod tensor;
