@@ -11,6 +11,7 @@ pub mod dtype;
 pub mod error;
 pub mod graph;
 pub mod op;
+pub mod progress;
 pub mod quant;
 pub mod shape;
 
@@ -24,4 +25,5 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::{Graph, GraphBuilder, GraphError, Kind, LeafKind, Tensor, TensorId};
 pub use op::Op;
+pub use progress::{Doing, Patience, Progress};
 pub use shape::{DIMS, Layout};

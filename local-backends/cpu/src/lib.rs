@@ -13,6 +13,7 @@ pub use pool::Pool;
 
 use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Result, TensorId};
 use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, Program, TensorPtr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// How a CPU device is set up.
@@ -46,9 +47,8 @@ pub fn cpu_device(host: &Arc<Host>, name: &str, options: CpuOptions, budget: &Ar
         // That of tensors in GGUF files, so that mapped weights are used where they are.
         alignment: 32,
     };
-    let kernels = CpuKernels {
-        shared: Arc::new(Shared { isa: options.isa, pool: Pool::new(threads, name), work: Mutex::default() }),
-    };
+    let (pool, work, steps) = (Pool::new(threads, name), Mutex::default(), AtomicU64::new(0));
+    let kernels = CpuKernels { shared: Arc::new(Shared { isa: options.isa, pool, work, steps }) };
     HostDevice::new(host, info, budget, Arc::new(kernels))
 }
 
@@ -57,6 +57,8 @@ struct Shared {
     isa: Isa,
     pool: Pool,
     work: Mutex<ops::Work>,
+    /// Goes up with every node that is computed, so that a client can tell a long graph from a device that hangs.
+    steps: AtomicU64,
 }
 
 struct CpuKernels {
@@ -70,6 +72,10 @@ impl Kernels for CpuKernels {
 
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
         Ok(Box::new(program::CpuProgram::new(self.shared.clone(), &graph, &tensors)))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.shared.steps.load(Ordering::Relaxed))
     }
 }
 

@@ -90,6 +90,7 @@ impl Program for CpuProgram {
             }
             let mut cx = Cx { isa: self.shared.isa, pool: &self.shared.pool, work: &mut work };
             run_node(&mut cx, node).map_err(|e| NodeError { node: node.label.clone(), detail: Some(e) })?;
+            self.shared.steps.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }

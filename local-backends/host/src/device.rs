@@ -47,6 +47,10 @@ pub trait Kernels: Send + Sync + 'static {
     /// Prepares a graph; `tensors` has an entry for each of its tensors. Every node is supported. The memory stays where it is
     /// for as long as the program lives.
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>>;
+    /// A number that changes with every node that its programs have computed ([`Device::progress`]).
+    fn progress(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A graph that is ready to run.
@@ -189,6 +193,10 @@ impl Device for HostDevice {
         cancels.retain(|c| c.strong_count() > 0);
         cancels.push(queue.cancel());
         Ok(Arc::new(queue))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        self.kernels.progress()
     }
 
     fn peer(&self) -> Option<&dyn PeerTransfer> {

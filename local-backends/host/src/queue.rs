@@ -11,7 +11,7 @@ use crate::timeline::Timeline;
 use crate::turns::Turns;
 use bytes::Bytes;
 use outboard_core::device::{Completer, fresh_uid};
-use outboard_core::{Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
+use outboard_core::{Doing, Error, Event, Executable, Pending, Progress, Queue, Result, Slice, Ticket};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -41,6 +41,18 @@ enum Command {
     Accept { ticket: Ticket, dst: Slice },
 }
 
+impl Command {
+    /// What a queue is at while it runs this.
+    fn doing(&self) -> Doing {
+        match self {
+            Command::Execute(_) => Doing::Turn,
+            Command::Wait { .. } | Command::Accept { .. } => Doing::Queue,
+            Command::WriteLater { .. } => Doing::Bytes,
+            _ => Doing::Copy,
+        }
+    }
+}
+
 pub(crate) struct HostQueue {
     uid: u64,
     device: u64,
@@ -50,6 +62,7 @@ pub(crate) struct HostQueue {
     /// Events so far. Held while one is enqueued, so that they are enqueued in the order of their numbers.
     signals: Mutex<u64>,
     timeline: Arc<Timeline>,
+    progress: Arc<Progress>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
     group: Arc<AtomicU64>,
@@ -73,6 +86,7 @@ impl HostQueue {
     pub(crate) fn start(device: u64, id: &Arc<str>, host: &Arc<Host>, turns: &Arc<Turns>) -> Result<HostQueue> {
         let uid = fresh_uid();
         let timeline = Arc::new(Timeline::default());
+        let progress = Arc::new(Progress::default());
         let cancel = Arc::new(AtomicBool::new(false));
         let trace = Arc::new(OnceLock::new());
         let group = Arc::new(AtomicU64::new(uid));
@@ -84,6 +98,7 @@ impl HostQueue {
             host: host.clone(),
             turns: turns.clone(),
             timeline: timeline.clone(),
+            progress: progress.clone(),
             cancel: cancel.clone(),
             trace: trace.clone(),
             group: group.clone(),
@@ -102,6 +117,7 @@ impl HostQueue {
             commands: Some(commands),
             signals: Mutex::new(0),
             timeline,
+            progress,
             cancel,
             trace,
             group,
@@ -229,6 +245,10 @@ impl Queue for HostQueue {
         pending.wait(timeout)
     }
 
+    fn progress(&self) -> Option<Arc<Progress>> {
+        Some(self.progress.clone())
+    }
+
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
@@ -242,6 +262,7 @@ struct Worker {
     host: Arc<Host>,
     turns: Arc<Turns>,
     timeline: Arc<Timeline>,
+    progress: Arc<Progress>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
     group: Arc<AtomicU64>,
@@ -257,7 +278,9 @@ impl Worker {
                 self.fail(&mut poison, Error::Cancelled);
             }
             let (start, drops) = (Instant::now(), poison.is_some());
+            self.progress.begin(command.doing());
             let what = self.step(command, &mut poison);
+            self.progress.done();
             if drops {
                 continue;
             }
@@ -366,6 +389,7 @@ impl Worker {
         let Some(_turn) = self.turns.take(group, queue, &self.cancel) else {
             return Err(Error::Cancelled);
         };
+        self.progress.begin(Doing::Graph);
         let began = Instant::now();
         // A panic is a bug of a kernel; it must not take other clients of the device with it.
         let run = catch_unwind(AssertUnwindSafe(|| executable.program.run(&self.cancel)));

@@ -11,7 +11,7 @@ mod tests;
 use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
 use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, TensorPtr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tensor::T;
 
 /// A reference device of `host` with its own name.
@@ -27,7 +27,7 @@ pub fn reference_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>
         capabilities: Vec::new(),
         alignment: 32,
     };
-    HostDevice::new(host, info, budget, Arc::new(Reference))
+    HostDevice::new(host, info, budget, Arc::new(Counting::default()))
 }
 
 /// The kernels of the reference device.
@@ -40,13 +40,34 @@ impl Kernels for Reference {
     }
 
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
-        Ok(Box::new(Compiled { graph, tensors }))
+        Ok(Box::new(Compiled { graph, tensors, steps: Arc::default() }))
+    }
+}
+
+/// The kernels of one device, which counts the nodes that it has computed.
+#[derive(Default)]
+struct Counting {
+    steps: Arc<AtomicU64>,
+}
+
+impl Kernels for Counting {
+    fn supports(&self, graph: &Graph, id: TensorId) -> bool {
+        Reference.supports(graph, id)
+    }
+
+    fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(Compiled { graph, tensors, steps: self.steps.clone() }))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.steps.load(Ordering::Relaxed))
     }
 }
 
 struct Compiled {
     graph: Arc<Graph>,
     tensors: Vec<TensorPtr>,
+    steps: Arc<AtomicU64>,
 }
 
 impl Program for Compiled {
@@ -61,6 +82,7 @@ impl Program for Compiled {
             let view = |id: TensorId| T::new(self.tensors[id.index()]);
             let srcs: Vec<Option<T>> = t.srcs().iter().map(|s| s.map(view)).collect();
             run_node(op, &Srcs(srcs), &view(id)).map_err(|e| fail(Some(e)))?;
+            self.steps.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
