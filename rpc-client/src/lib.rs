@@ -23,6 +23,7 @@ mod peers;
 mod queue;
 mod replies;
 mod resume;
+mod stall;
 mod trace;
 mod transport;
 
