@@ -43,7 +43,7 @@ pub(crate) struct Servers {
 
 impl Servers {
     pub(crate) fn new(args: &DeviceArgs, recoveries: &Recoveries) -> anyhow::Result<Servers> {
-        let options = ClientOptions { connect_timeout: COME_BACK, ..args.trust.options()? };
+        let options = ClientOptions { connect_timeout: COME_BACK, ..args.options()? };
         Ok(Servers { endpoints: args.rpc.0.clone(), options, recoveries: recoveries.clone() })
     }
 }

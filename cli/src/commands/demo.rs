@@ -47,7 +47,13 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let loaded = model::open(&path.to_string_lossy())?;
     let tokens = loaded.tokenizer.encode(PROMPT, true, loaded.tokenizer.adds_bos())?;
-    let set = devices::open(&DeviceArgs { rpc, dev: Vec::new(), threads: None, trust: TrustArgs::default() })?;
+    let set = devices::open(&DeviceArgs {
+        rpc,
+        dev: Vec::new(),
+        threads: None,
+        stall_timeout: None,
+        trust: TrustArgs::default(),
+    })?;
     let model_args = ModelArgs {
         model: String::new(),
         ctx: Some(1024),
