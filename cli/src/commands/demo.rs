@@ -21,6 +21,9 @@ const TOKENS: usize = 96;
 /// A server that does not listen after this long will not.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
+/// A server that has not ended after this long is killed.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Print JSON
@@ -145,10 +148,16 @@ impl Server {
         Ok(server)
     }
 
-    /// Ends it and waits for its end.
+    /// Ends it and waits for its end, but not for long.
     fn stop(mut self) -> Result<()> {
         drop(self.child.stdin.take());
-        self.child.wait().context("waiting for a server")?;
+        let end = Instant::now() + STOP_LIMIT;
+        while self.child.try_wait().context("waiting for a server")?.is_none() {
+            if Instant::now() >= end {
+                bail!("a server did not end within {} s", STOP_LIMIT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Ok(())
     }
 }
