@@ -4,8 +4,9 @@ use crate::trust::TrustArgs;
 use clap::Args;
 use outboard_core::op::{Penalty, Sample};
 use outboard_llm::DEFAULT_UBATCH;
-use outboard_rpc_client::Endpoint;
+use outboard_rpc_client::{ClientOptions, Endpoint};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// A list of endpoints.
 #[derive(Clone, Debug, Default)]
@@ -51,8 +52,23 @@ pub(crate) struct DeviceArgs {
     /// Threads of the local CPU device [default: all processors]
     #[arg(short = 't', long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    /// Give a server up that is connected and gets no further for so long; one that computes gets further [default: 60]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_STALL))]
+    pub(crate) stall_timeout: Option<u64>,
     #[command(flatten)]
     pub(crate) trust: TrustArgs,
+}
+
+/// The longest `--stall-timeout`, in seconds: a day.
+const MAX_STALL: u64 = 24 * 3600;
+
+impl DeviceArgs {
+    /// How to connect to the servers. Reads the files of the trust arguments; errors name them.
+    pub(crate) fn options(&self) -> anyhow::Result<ClientOptions> {
+        let options = self.trust.options()?;
+        let stall_after = self.stall_timeout.map_or(options.stall_after, Duration::from_secs);
+        Ok(ClientOptions { stall_after, ..options })
+    }
 }
 
 /// How a model is divided.

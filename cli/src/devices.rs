@@ -32,7 +32,7 @@ pub(crate) fn remote(args: &DeviceArgs) -> Result<Vec<Arc<dyn Device>>> {
     if args.rpc.0.is_empty() {
         return Ok(Vec::new());
     }
-    Ok(connect(&args.rpc.0, &args.trust.options()?)?)
+    Ok(connect(&args.rpc.0, &args.options()?)?)
 }
 
 /// The devices that were asked for: those named, or the servers', or the local ones.

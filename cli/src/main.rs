@@ -1,6 +1,7 @@
 //! `outboard`: the command line. Results go to stdout, everything else to stderr. Exit status: 0 done, 1 the work failed, 2 bad
 //! usage.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod args;
 mod catalogue;
@@ -16,6 +17,7 @@ mod trace;
 mod trust;
 
 use clap::{Parser, Subcommand};
+use outboard_output as output;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -59,17 +61,20 @@ enum Command {
 /// Lets warnings of the libraries be seen. The server has a log of its own.
 fn show_warnings() {
     let log = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::WARN);
-    let log = log.with_writer(std::io::stderr).with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()));
+    let log = log.with_writer(|| output::Log).with_ansi(output::err_is_terminal()).log_internal_errors(false);
     // Fails only if there is one already.
     let _ = log.without_time().with_target(false).try_init();
 }
 
 fn main() -> ExitCode {
-    let command = Cli::parse_from(args::with_double_dashes(std::env::args_os())).command;
+    let command = match Cli::try_parse_from(args::with_double_dashes(std::env::args_os())) {
+        Ok(cli) => cli.command,
+        Err(usage) => return output::fail_usage(&usage),
+    };
     if !matches!(command, Command::RpcServer(_)) {
         show_warnings();
     }
-    let result = match command {
+    let done = match command {
         Command::Demo(args) => commands::demo::main(&args),
         Command::Devices(args) => commands::devices::main(&args),
         Command::Run(args) => commands::run::main(&args),
@@ -82,11 +87,20 @@ fn main() -> ExitCode {
         Command::Fetch(args) => commands::fetch::main(&args),
         Command::RpcServer(args) => return commands::rpc_server::main(args),
     };
-    match result {
-        Ok(code) => code,
-        Err(e) => {
-            eprintln!("error: {}", print::one_line(&format!("{e:#}")));
-            ExitCode::FAILURE
-        }
+    end(done)
+}
+
+/// Ends the program. By now, everything that the command had on servers is freed.
+fn end(done: anyhow::Result<ExitCode>) -> ExitCode {
+    let error = match done {
+        Ok(code) => return output::finish(code),
+        Err(error) => error,
+    };
+    if let Some(usage) = error.downcast_ref::<clap::Error>() {
+        return output::fail_usage(usage);
+    }
+    match error.downcast_ref::<output::Lost>() {
+        Some(lost) => output::fail_without(lost),
+        None => output::fail(format_args!("{error:#}"), ExitCode::FAILURE),
     }
 }

@@ -11,8 +11,8 @@ use crate::trace::{TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
 use outboard_llm::engine::GREEDY;
 use outboard_llm::{Engine, GenerateOptions, generate};
+use outboard_output as output;
 use outboard_rpc_client::RemoteDevice;
-use std::io::IsTerminal;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -188,8 +188,9 @@ impl Random {
 }
 
 /// A line that the next one overwrites, on a terminal only.
-pub(crate) fn progress(text: &str) {
-    if std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[K{text}");
+pub(crate) fn progress(text: &str) -> Result<()> {
+    match output::err_is_terminal() {
+        true => Ok(output::err(format_args!("\r\x1b[K{text}"))?),
+        false => Ok(output::check()?),
     }
 }

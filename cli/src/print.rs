@@ -2,7 +2,9 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
+use outboard_llm::Stall;
+use outboard_output as output;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A plain table with a header; the columns of `right` hold numbers.
@@ -25,7 +27,7 @@ pub(crate) fn indented(table: &Table) -> String {
 
 /// A bar for bytes, shown on a terminal only.
 pub(crate) fn bytes_bar(total: u64, what: &'static str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !output::err_is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{msg} [{bar:32}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");
@@ -34,6 +36,14 @@ pub(crate) fn bytes_bar(total: u64, what: &'static str) -> ProgressBar {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     }
+}
+
+/// Says who keeps a run waiting.
+pub(crate) fn stalls() -> Arc<dyn Fn(&Stall) + Send + Sync> {
+    Arc::new(|stall| {
+        // If nobody reads it, the next text finds that out.
+        let _ = output::errln(stall);
+    })
 }
 
 /// Milliseconds with fractions.
@@ -45,10 +55,4 @@ pub(crate) fn ms(time: Duration) -> f64 {
 pub(crate) fn per_second(n: usize, time: Duration) -> f64 {
     let seconds = time.as_secs_f64();
     if n == 0 || seconds <= 0.0 { 0.0 } else { n as f64 / seconds }
-}
-
-/// A message as one line without control characters: errors may quote what a file or a server said.
-pub(crate) fn one_line(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    text.split(' ').filter(|w| !w.is_empty()).collect::<Vec<_>>().join(" ")
 }

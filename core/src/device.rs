@@ -7,6 +7,7 @@
 use crate::content::ContentUpload;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, LeafKind, TensorId};
+use crate::progress::Progress;
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -517,6 +518,10 @@ pub trait Queue: Send + Sync {
     fn signal(&self) -> Result<Event>;
     /// Waits until everything enqueued so far is done (computed, not only sent), at most `timeout`.
     fn finish(&self, timeout: Duration) -> Result<()>;
+    /// How far it is, to be looked at while it works; `None` if it cannot say.
+    fn progress(&self) -> Option<Arc<Progress>> {
+        None
+    }
     /// For the device to find its own type.
     fn as_any(&self) -> &dyn Any;
 }
@@ -562,9 +567,15 @@ pub trait Device: Send + Sync {
     }
     /// To be called after a queue has failed with [`Error::Peer`], when all its queues were dropped: makes sure that the device can
     /// be used again, with its buffers and executables as they were and nothing under way. For a remote device that may take
-    /// as long as its server keeps them. An error means that they are lost.
+    /// as long as its server keeps them. An error means that they are lost; [`Error::Timeout`], that its server answers and gets no
+    /// further, so that it should not be tried again.
     fn resume(&self) -> Result<()> {
         Ok(())
+    }
+    /// A number that changes while it works, for whomever: at least with every node of a graph that it computes. `None` if it cannot say.
+    /// Whoever waits for it gives up a device whose number stands still. For a remote device, what its server has done for this process.
+    fn progress(&self) -> Option<u64> {
+        None
     }
     /// Direct transfers to other devices, if it can.
     fn peer(&self) -> Option<&dyn PeerTransfer> {

@@ -1,6 +1,7 @@
 //! What everything else is built on: dtypes, shapes, ops, graphs, and the traits of a device. No I/O, no unsafe.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod at_once;
 pub mod attr;
@@ -10,6 +11,7 @@ pub mod dtype;
 pub mod error;
 pub mod graph;
 pub mod op;
+pub mod progress;
 pub mod quant;
 pub mod shape;
 pub mod sort;
@@ -24,4 +26,5 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::{Graph, GraphBuilder, GraphError, Kind, LeafKind, Tensor, TensorId};
 pub use op::Op;
+pub use progress::{Doing, Patience, Progress};
 pub use shape::{DIMS, Layout};

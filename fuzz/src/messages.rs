@@ -14,7 +14,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 /// What is decoded, in the order of the first byte.
-const KINDS: [fn(&[u8]); 33] = [
+const KINDS: [fn(&[u8]); 35] = [
     round_trip::<HelloRequest>,
     round_trip::<HelloResponse>,
     round_trip::<DevicesRequest>,
@@ -48,6 +48,8 @@ const KINDS: [fn(&[u8]); 33] = [
     |bytes| chunks(Direction::Down, bytes),
     flags,
     round_trip::<PlaceBlobsResponse>,
+    round_trip::<ProgressRequest>,
+    round_trip::<ProgressResponse>,
 ];
 
 /// The first byte of inputs that hold this.
@@ -66,6 +68,8 @@ pub(crate) fn kind_of(name: &str) -> Option<u8> {
         "have_blobs_request" | "have_blobs_response" => 10,
         "place_blobs_request" => 11,
         "place_blobs_response" => 32,
+        "progress_request" => 33,
+        "progress_response" => 34,
         "peer_reach_request" => 20,
         "peer_reach_response" => 21,
         "peer_traffic_request" => 22,

@@ -4,6 +4,7 @@
 //! every tensor lies inside the file. Tensor data stays where it is; [`Gguf::data`] gives slices of it.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod digests;
 mod reader;

@@ -1,7 +1,8 @@
 //! `rpc-server` as a process.
 
 use crate::{Client, program};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -13,6 +14,8 @@ pub struct Server {
     child: Child,
     /// `127.0.0.1:port`.
     pub addr: String,
+    /// Where its metrics are, if it was started with `--metrics`.
+    metrics: Option<String>,
 }
 
 impl Server {
@@ -34,9 +37,12 @@ impl Server {
         let out = BufReader::new(child.stdout.take().expect("its stdout"));
         let (tx, rx) = mpsc::channel();
         std::thread::spawn(move || {
+            let mut metrics = None;
             for line in out.lines().map_while(Result::ok) {
+                let url = line.trim().strip_prefix("metrics").and_then(|l| l.split_once("http://"));
+                metrics = metrics.or(url.map(|(_, url)| url.trim_end_matches("/metrics").to_owned()));
                 if let Some(addr) = line.strip_prefix("listening on ") {
-                    let _ = tx.send(addr.trim().to_owned());
+                    let _ = tx.send((addr.trim().to_owned(), metrics.take()));
                 }
             }
         });
@@ -47,8 +53,8 @@ impl Server {
             // Shown with a test that fails.
             print!("{text}");
         });
-        let mut server = Server { child, addr: String::new() };
-        server.addr = rx.recv_timeout(START_LIMIT).expect("the server listens");
+        let mut server = Server { child, addr: String::new(), metrics: None };
+        (server.addr, server.metrics) = rx.recv_timeout(START_LIMIT).expect("the server listens");
         server
     }
 
@@ -67,6 +73,28 @@ impl Server {
         let devices: Vec<Device> = Client::run(&["devices", "--rpc", &self.addr, "--json"], START_LIMIT).json();
         let mine = devices.iter().find(|d| d.id.starts_with(&self.addr));
         mine.unwrap_or_else(|| panic!("no device of {}", self.addr)).memory_free
+    }
+
+    /// A metric, all of its labels together; 0 if there is none.
+    pub fn metric(&self, name: &str) -> f64 {
+        let mut socket = TcpStream::connect(self.metrics.as_ref().expect("--metrics")).expect("metrics");
+        socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("a request");
+        let mut text = String::new();
+        socket.read_to_string(&mut text).expect("metrics");
+        let line = |l: &str| match l.strip_prefix(name)? {
+            rest if rest.starts_with([' ', '{']) => rest.rsplit(' ').next()?.parse::<f64>().ok(),
+            _ => None,
+        };
+        text.lines().filter_map(line).sum()
+    }
+
+    /// Waits until a metric is zero.
+    pub fn wait_for_none(&self, name: &str, limit: Duration) {
+        let start = Instant::now();
+        while self.metric(name) > 0.0 {
+            assert!(start.elapsed() < limit, "{name} is still {} after {limit:?}", self.metric(name));
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Resident memory in bytes, from `/proc`.

@@ -1,6 +1,6 @@
 //! Servers that are killed and connections that are cut, at random moments of a run: the text is the same as without the fault.
 //!
-//! `OUTBOARD_FAULT_TRIES=100` repeats each fault so often, `OUTBOARD_FAULT_SEED` gives other moments.
+//! `OUTBOARD_FAULT_TRIES=100` repeats each fault so often (30 times without it), `OUTBOARD_FAULT_SEED` gives other moments.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../rpc-client/tests/common/proxy.rs"]
@@ -18,7 +18,11 @@ const FOUND_OUT: Duration = Duration::from_secs(2);
 const FREED: Duration = Duration::from_secs(4);
 /// Less than the weights of one layer.
 const NO_WEIGHTS: u64 = 1 << 20;
-/// About 300 tokens: three micro-batches.
+/// Faults of each kind: enough that they hit every part of a run.
+const TRIES: usize = 30;
+/// From so many tries on, some have to hit the prompt and some the text.
+const BOTH_PARTS: usize = 10;
+/// About 21 tokens.
 const SENTENCE: &str = "The ship left the harbour at dawn, and nobody on the pier could say when it would be back. ";
 
 /// Random moments, the same in every run.
@@ -39,7 +43,7 @@ impl Random {
 }
 
 fn tries() -> usize {
-    std::env::var("OUTBOARD_FAULT_TRIES").ok().and_then(|v| v.parse().ok()).unwrap_or(4)
+    std::env::var("OUTBOARD_FAULT_TRIES").ok().and_then(|v| v.parse().ok()).unwrap_or(TRIES)
 }
 
 /// The two kinds of drawing tokens: the best, and at random with a memory of what was used.
@@ -47,8 +51,9 @@ const DRAWS: [&[&str]; 2] =
     [&["--temp", "0"], &["--temp", "0.9", "-s", "7", "--repeat-penalty", "1.2", "--presence-penalty", "0.3"]];
 
 fn args(model: &str, rpc: &str, draw: &[&str]) -> Vec<String> {
-    let prompt = SENTENCE.repeat(14);
-    let fixed = ["run", "-m", model, "--rpc", rpc, "-p", &prompt, "-n", "60", "-c", "512", "--ignore-eos", "--json"];
+    // Some micro-batches, and as much time for the text as for them.
+    let prompt = SENTENCE.repeat(9);
+    let fixed = ["run", "-m", model, "--rpc", rpc, "-p", &prompt, "-n", "40", "-c", "512", "--ignore-eos", "--json"];
     [&fixed[..], draw].concat().into_iter().map(str::to_owned).collect()
 }
 
@@ -82,7 +87,8 @@ fn same(got: &RunReport, want: &RunReport, what: &str) {
 /// Faults that hit a run, and the longest it took to go on.
 #[derive(Default)]
 struct Faults {
-    hit: usize,
+    in_prompt: usize,
+    in_text: usize,
     missed: usize,
     /// Milliseconds.
     worst: f64,
@@ -93,9 +99,11 @@ struct Faults {
 impl Faults {
     /// Counts a run that takes so long if it is undisturbed; gives that time, shorter if this run had ended before its fault.
     fn add(&mut self, report: &RunReport, undisturbed: u64, resumed: bool, what: &str) -> u64 {
-        match report.recoveries.is_empty() {
-            true => self.missed += 1,
-            false => self.hit += 1,
+        match report.recoveries.first() {
+            None => self.missed += 1,
+            // With its cache a text goes on from its last token, without it from the beginning.
+            Some(first) if first.tokens == report.prompt_tokens.len() => self.in_prompt += 1,
+            Some(_) => self.in_text += 1,
         }
         for recovery in &report.recoveries {
             println!("{what}: {:.0} ms, {} tokens again: {}", recovery.ms, recovery.tokens, recovery.error);
@@ -108,12 +116,16 @@ impl Faults {
     }
 
     fn print(&self, what: &str) {
+        let (in_prompt, in_text, missed, tries) = (self.in_prompt, self.in_text, self.missed, tries());
         println!(
-            "{what}: {} faults, {} came too late, 0 texts wrong; at most {:.0} ms until the run went on, {:.0} ms longer in all",
-            self.hit, self.missed, self.worst, self.worst_delay
+            "{what}: {in_prompt} in the prompt, {in_text} in the text, {missed} came too late, 0 texts wrong; at most {:.0} ms until the run \
+             went on, {:.0} ms longer in all",
+            self.worst, self.worst_delay
         );
+        assert!(in_prompt + in_text + missed >= tries, "{in_prompt} + {in_text} + {missed} faults in place of {tries}");
         // A moment behind the end of a run that was faster than the first one is no fault; most are.
-        assert!(self.hit >= self.missed, "{} of {} faults came too late", self.missed, self.hit + self.missed);
+        assert!(2 * missed <= tries, "{missed} of {tries} faults came too late");
+        assert!(tries < BOTH_PARTS || in_prompt > 0 && in_text > 0, "{in_prompt} in the prompt, {in_text} in the text");
     }
 }
 

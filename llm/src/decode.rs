@@ -5,7 +5,7 @@
 //! back, no more, because what runs behind the end of a text is thrown away.
 
 use crate::arch::net::{self, Feed, Outputs, Sampling};
-use crate::engine::{DEADLINE, Engine};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::runs::Run;
 use bytes::Bytes;
@@ -49,7 +49,7 @@ impl Ahead {
             let mut shortest = Duration::MAX;
             for _ in 0..PINGS {
                 let start = Instant::now();
-                queue.finish(DEADLINE)?;
+                scheduler.finish_queue(queue.as_ref())?;
                 shortest = shortest.min(start.elapsed());
             }
             Ok(shortest)

@@ -25,8 +25,9 @@ use std::time::Duration;
 
 /// Compiled graphs that are kept: prompts end in micro-batches of every length, of which the last ones may come again.
 const MAX_PROGRAMS: usize = 32;
-/// Longest wait for an upload to arrive, or for one step of the model.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(3600);
+/// Longest wait for devices while none of them gets any further. This is for those of this process: a node of a graph may take minutes
+/// on a slow one. Servers are given up sooner, by their client.
+const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Most tokens of a micro-batch when nothing is said: measured, a CPU takes as long per token with 128 as with 512. Several devices in
 /// a row get smaller ones ([`micro_batches`]).
@@ -375,7 +376,7 @@ impl Engine {
         for batch in tokens.chunks(self.n_ubatch) {
             self.text.read(self.n_past, batch);
             let run = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
-            let logits = self.read(&run.program, net::LOGITS)?.wait(DEADLINE)?;
+            let logits = self.wait(self.read(&run.program, net::LOGITS)?, &run.program)?;
             all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
         Ok(all)

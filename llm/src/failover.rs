@@ -21,7 +21,7 @@ const MAX_RECOVERIES: usize = 8;
 /// Helps a run that has lost devices.
 pub trait Failover: Send {
     /// Devices in place of those with these ids, as far as they have come back: with the same ids, and nothing on them. What it waits
-    /// for, the run waits for.
+    /// for, the run waits for. Those whose servers were alive and got no further are not asked for: they would stop the run again.
     fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>>;
     /// Is told how a run goes on.
     fn recovered(&mut self, recovery: &Recovery);
@@ -58,11 +58,13 @@ pub(crate) struct Seat {
     id: String,
     /// `None` while it is lost.
     device: Option<Arc<dyn Device>>,
+    /// Its server was alive and got no further: it is not asked for again.
+    given_up: bool,
 }
 
 impl Seat {
     pub(crate) fn all(devices: &[Arc<dyn Device>]) -> Vec<Seat> {
-        devices.iter().map(|d| Seat { id: d.info().id.clone(), device: Some(d.clone()) }).collect()
+        devices.iter().map(|d| Seat { id: d.info().id.clone(), device: Some(d.clone()), given_up: false }).collect()
     }
 }
 
@@ -135,9 +137,13 @@ impl Engine {
             // It has the devices of an earlier plan.
             false => Ok(resume_all(&devices)),
         })?;
-        for (device, _) in devices.iter().zip(&lost).filter(|(_, lost)| lost.is_some()) {
+        for (device, why) in devices.iter().zip(&lost) {
+            let Some(why) = why else { continue };
             let same = |seat: &&mut Seat| seat.device.as_ref().is_some_and(|d| d.uid() == device.uid());
-            self.seats.iter_mut().filter(same).for_each(|seat| seat.device = None);
+            for seat in self.seats.iter_mut().filter(same) {
+                seat.device = None;
+                seat.given_up = matches!(why, outboard_core::Error::Timeout { .. });
+            }
         }
         Ok(whole && lost.iter().all(Option::is_none))
     }
@@ -147,9 +153,12 @@ impl Engine {
         self.whole = false;
         self.programs.clear();
         self.n_past = 0;
-        let lost: Vec<String> = self.seats.iter().filter(|s| s.device.is_none()).map(|s| s.id.clone()).collect();
-        for device in self.failover.as_mut().map(|f| f.replace(&lost)).unwrap_or_default() {
-            let seat = self.seats.iter_mut().find(|s| s.device.is_none() && s.id == device.info().id);
+        let missing = self.seats.iter().filter(|s| s.device.is_none() && !s.given_up);
+        let lost: Vec<String> = missing.map(|s| s.id.clone()).collect();
+        let failover = self.failover.as_mut().filter(|_| !lost.is_empty());
+        for device in failover.map(|f| f.replace(&lost)).unwrap_or_default() {
+            let mut missing = self.seats.iter_mut().filter(|s| s.device.is_none() && !s.given_up);
+            let seat = missing.find(|s| s.id == device.info().id);
             if let Some(seat) = seat {
                 seat.device = Some(device);
             }

@@ -2,6 +2,7 @@
 //! comes in as bytes, devices come in as arguments, text goes out through a callback.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod allocate;
 pub mod arch;

@@ -10,12 +10,9 @@ use outboard_core::{Content, DeviceContents, Queue, Slice};
 use outboard_scheduler::Scheduler;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Bytes of one write through a queue: small enough for a smooth progress bar, large enough to cost nothing.
 const UPLOAD_PART: usize = 4 << 20;
-/// Longest wait for an upload to arrive.
-const DEADLINE: Duration = Duration::from_secs(3600);
 
 /// What goes to one device.
 pub(crate) type Upload = Vec<(Slice, Bytes)>;
@@ -51,7 +48,9 @@ pub(crate) fn upload(
         let add = &add;
         let mut threads = Vec::new();
         threads.extend(batches.iter().map(|batch| scope.spawn(move || give(batch, add))));
-        threads.extend(writes.into_iter().map(|(queue, parts)| scope.spawn(move || write(queue.as_ref(), parts, add))));
+        threads.extend(
+            writes.into_iter().map(|(queue, parts)| scope.spawn(move || write(scheduler, queue.as_ref(), parts, add))),
+        );
         let lost = |_| Err(Error::Plan("an upload thread panicked".into()));
         threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(lost))
     })
@@ -75,7 +74,7 @@ pub(crate) fn fill(scheduler: &Scheduler, uploads: &Uploads) -> Result<()> {
     for (queue, parts) in queues() {
         parts.iter().try_for_each(|(slice, _)| queue.fill(slice, BLANK))?;
     }
-    queues().try_for_each(|(queue, _)| Ok(queue.finish(DEADLINE)?))
+    queues().try_for_each(|(queue, _)| Ok(scheduler.finish_queue(queue.as_ref())?))
 }
 
 fn give(batch: &[DeviceContents], add: &(dyn Fn(u64) + Sync)) -> Result<()> {
@@ -84,7 +83,7 @@ fn give(batch: &[DeviceContents], add: &(dyn Fn(u64) + Sync)) -> Result<()> {
     Ok(content.upload(batch, add)?)
 }
 
-fn write(queue: &dyn Queue, parts: Upload, add: &(dyn Fn(u64) + Sync)) -> Result<()> {
+fn write(scheduler: &Scheduler, queue: &dyn Queue, parts: Upload, add: &(dyn Fn(u64) + Sync)) -> Result<()> {
     for (slice, data) in parts {
         for at in (0..data.len()).step_by(UPLOAD_PART) {
             let part = data.slice(at..data.len().min(at + UPLOAD_PART));
@@ -93,7 +92,7 @@ fn write(queue: &dyn Queue, parts: Upload, add: &(dyn Fn(u64) + Sync)) -> Result
             add(len);
         }
     }
-    Ok(queue.finish(DEADLINE)?)
+    Ok(scheduler.finish_queue(queue)?)
 }
 
 #[cfg(test)]

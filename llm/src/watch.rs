@@ -1,6 +1,6 @@
 //! Says who keeps a run waiting, while it waits.
 
-use crate::engine::{DEADLINE, Engine};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use outboard_core::Pending;
@@ -56,10 +56,12 @@ impl Engine {
         }));
     }
 
-    /// Waits for a result of a program; ends early if the run is cancelled.
+    /// Waits for a result of a program, for as long as devices get further; ends early if the run is cancelled.
     pub(crate) fn wait(&self, mut pending: Pending<Bytes>, program: &Program) -> Result<Bytes> {
         let start = Instant::now();
         let mut late: Option<Late<'_>> = None;
+        // Most results come before there is anything to look at.
+        let mut patience = None;
         loop {
             if let Some(result) = pending.wait_more(TICK) {
                 return Ok(result?);
@@ -68,12 +70,17 @@ impl Engine {
             if self.scheduler().cancel_token().load(Ordering::Relaxed) {
                 return Err(outboard_core::Error::Cancelled.into());
             }
-            if after >= DEADLINE {
-                return Err(outboard_core::Error::Timeout { what: self.doing(), after }.into());
+            let patience = patience.get_or_insert_with(|| self.scheduler().patience());
+            if let Some(after) = patience.over(Instant::now(), self.scheduler().progress()) {
+                let who = late.as_ref().and_then(Late::first).unwrap_or("the devices");
+                let what = format!("{who} to get any further with a {}", self.doing());
+                return Err(outboard_core::Error::Timeout { what, after }.into());
             }
-            let Some(watch) = self.watch.as_ref().filter(|_| after >= FIRST) else { continue };
+            if after < FIRST {
+                continue;
+            }
             let late = late.get_or_insert_with(|| Late::new(self.scheduler(), program));
-            if let Some(who) = late.who() {
+            if let (Some(who), Some(watch)) = (late.who(), &self.watch) {
                 watch(&Stall { who, doing: self.doing(), after });
             }
         }
@@ -116,7 +123,12 @@ impl<'a> Late<'a> {
             self.next = now + 5 * TICK;
             return None;
         }
-        self.probes.first().map(|(device, _)| device.clone())
+        self.first().map(str::to_owned)
+    }
+
+    /// The first device that had not come to what it was asked when last looked at.
+    fn first(&self) -> Option<&str> {
+        self.probes.first().map(|(device, _)| device.as_str())
     }
 }
 

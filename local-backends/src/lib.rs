@@ -2,6 +2,7 @@
 //!
 //! To add a backend: its crate, a variant of [`DeviceSpec`], a line in [`DeviceSpec::parse_list`] and one in [`local_devices`].
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 use outboard_core::{Device, Result};
 use outboard_cpu::{CpuOptions, cpu_device};

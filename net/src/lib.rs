@@ -8,6 +8,7 @@
 //! what the other end did not like, and what to do about it.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod dial;
 mod endpoint;

@@ -2,6 +2,7 @@
 //! [`outboard_core`], limits. No sockets here.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod blobs;
 pub mod chunk;

@@ -98,6 +98,20 @@ fn trace() {
 }
 
 #[test]
+fn progress() {
+    check("progress_request", &ProgressRequest { session: session() });
+    let graph = QueueProgress {
+        queue: 9,
+        device: "CPU0".into(),
+        steps: 1 << 40,
+        activity: Activity::Graph.into(),
+        blind: true,
+    };
+    let waits = QueueProgress { queue: 300, activity: Activity::Server.into(), blind: false, ..graph.clone() };
+    check("progress_response", &ProgressResponse { queues: vec![graph, waits] });
+}
+
+#[test]
 fn errors() {
     use error::Kind;
     let device = DeviceError { device: "CPU0".into(), op: "MUL_MAT y".into(), detail: "lost".into() };

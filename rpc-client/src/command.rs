@@ -5,6 +5,7 @@ use crate::link::{Lasting, Shared, control_lane};
 use crate::options::ClientOptions;
 use crate::queue::QueueInner;
 use crate::replies;
+use crate::stall;
 use crate::transport::{self, Conn, Opened as OpenConn, Purpose, runtime};
 use outboard_core::{Error, Result};
 use outboard_net::{Carrier, Dialer, Endpoint};
@@ -102,6 +103,7 @@ pub(crate) async fn drive(
 ) {
     tokio::spawn(control(shared.clone(), conn.clone(), control_stream));
     tokio::spawn(gather_frees(shared.clone()));
+    tokio::spawn(stall::watch(shared.clone(), conn.clone()));
     tokio::select! {
         () = jobs_until_end(shared, &conn, &mut todo) => {}
         why = &mut ended => {

@@ -155,8 +155,22 @@ impl RemoteDevice {
         // A call that ends with its thread is one to a lost endpoint.
         pending.wait(timeout).map_err(|e| match e {
             Error::Device { .. } => shared.check().err().unwrap_or(e),
+            Error::Timeout { after, .. } => shared.unanswered(what, after),
             e => e,
         })
+    }
+
+    /// Makes a request on the control stream, and waits for its answer; `made` is there before that.
+    fn request<T>(&self, what: &str, make: impl FnOnce(u64) -> Request, made: impl FnOnce() -> T) -> Result<T> {
+        let shared = self.link.shared();
+        let what = format!("{} {what}", self.info.name);
+        let pending = shared.request(&what, make)?;
+        let made = made();
+        match pending.wait(shared.options.call_timeout) {
+            Ok(()) => Ok(made),
+            Err(Error::Timeout { after, .. }) => Err(shared.unanswered(&what, after)),
+            Err(e) => Err(e),
+        }
     }
 
     fn queue_of<'q>(&self, queue: &'q dyn Queue) -> Result<&'q RemoteQueue> {
@@ -213,11 +227,9 @@ impl Device for RemoteDevice {
         let device = self.info.name.clone();
         let usage = usage_name(usage).to_owned();
         let make = |request| Request::Alloc(v1::Alloc { request, buffer: handle, device, size, usage });
-        let pending = shared.request(&format!("{} allocates {size} bytes", self.info.name), make)?;
-        // Made before the wait: if that times out, a late success is freed.
-        let buffer = RemoteBuffer::new(handle, size, self.uid, &self.link);
-        pending.wait(shared.options.call_timeout)?;
-        Ok(Arc::new(buffer))
+        // Made before the wait: if that fails, a late success is freed.
+        let buffer = || RemoteBuffer::new(handle, size, self.uid, &self.link);
+        Ok(Arc::new(self.request(&format!("allocates {size} bytes"), make, buffer)?))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
@@ -228,10 +240,8 @@ impl Device for RemoteDevice {
         let device = self.info.name.clone();
         let compile =
             |request| Request::Compile(v1::Compile { request, executable: handle, device, graph: encoded, places });
-        let pending = shared.request(&format!("{} compiles a graph", self.info.name), compile)?;
-        let executable = RemoteExecutable::new(handle, self.uid, &self.link);
-        pending.wait(shared.options.call_timeout)?;
-        Ok(Arc::new(executable))
+        let executable = || RemoteExecutable::new(handle, self.uid, &self.link);
+        Ok(Arc::new(self.request("compiles a graph", compile, executable)?))
     }
 
     fn resume(&self) -> Result<()> {
@@ -240,6 +250,10 @@ impl Device for RemoteDevice {
 
     fn queue(&self) -> Result<Arc<dyn Queue>> {
         Ok(Arc::new(RemoteQueue::open(self)?))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.link.shared().moves())
     }
 
     fn peer(&self) -> Option<&dyn PeerTransfer> {
@@ -275,7 +289,7 @@ impl PeerTransfer for RemoteDevice {
         };
         if target.is_some() {
             self.link.shared().sends_to_peers();
-            to.link.shared().peers.expect(ticket, self.link.shared().as_source());
+            to.link.shared().peers.expect(ticket, &self.link.shared());
         }
         queue.offer(ticket, src, &to.info.name, target)
     }

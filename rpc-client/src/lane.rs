@@ -1,7 +1,8 @@
 //! A bounded line of bytes from callers to a stream.
 //!
 //! Callers append encoded messages; the event loop takes all that is there at once, so that a burst of commands is one frame and
-//! one wake-up. Payloads are passed on by reference. A full line makes its callers wait, which is how a slow server slows them.
+//! one wake-up. Payloads are passed on by reference. A full line makes its callers wait, which is how a slow server slows them. They have
+//! no deadline of their own: [`crate::stall`] watches them, and gives up a server that takes nothing.
 
 use crate::lock;
 use bytes::{Bytes, BytesMut};
@@ -26,6 +27,10 @@ struct State {
     /// Messages that are still being gathered.
     tail: BytesMut,
     bytes: usize,
+    /// Bytes that were taken, in all.
+    taken: u64,
+    /// Callers that wait for room.
+    waiting: usize,
     waker: Option<Waker>,
     /// Nothing more will be added.
     closed: bool,
@@ -63,7 +68,9 @@ impl Lane {
     fn add(&self, wait: bool, write: impl FnOnce(&mut State)) -> bool {
         let mut state = lock(&self.state);
         while wait && state.bytes >= self.limit && !state.broken && !state.closed {
+            state.waiting += 1;
             state = self.space.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
         }
         if state.broken || state.closed {
             return false;
@@ -76,6 +83,12 @@ impl Lane {
             waker.wake();
         }
         true
+    }
+
+    /// Bytes that were taken, in all, and whether callers wait for room.
+    pub(crate) fn taken(&self) -> (u64, bool) {
+        let state = lock(&self.state);
+        (state.taken, state.waiting > 0)
     }
 
     /// Says that nothing more comes; what is there is still sent.
@@ -124,6 +137,7 @@ impl Body for LaneBody {
             }
         };
         state.bytes = state.bytes.saturating_sub(next.len());
+        state.taken += next.len() as u64;
         self.0.space.notify_all();
         Poll::Ready(Some(Ok(Frame::data(next))))
     }
@@ -171,10 +185,13 @@ mod tests {
         let mut body = LaneBody(lane.clone());
         assert!(lane.push(|b| b.extend_from_slice(&[0; 10])));
         let (other, second) = (lane.clone(), lane.clone());
+        assert_eq!(lane.taken(), (0, false));
         let writer = std::thread::spawn(move || other.push(|b| b.extend_from_slice(&[1; 10])));
         std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(lane.taken(), (0, true));
         assert_eq!(take(&mut body).unwrap().len(), 10);
         assert!(writer.join().unwrap());
+        assert_eq!(lane.taken(), (10, false));
         let writer = std::thread::spawn(move || second.push(|_| {}));
         std::thread::sleep(std::time::Duration::from_millis(20));
         drop(body);

@@ -8,6 +8,7 @@
 //! When an endpoint is lost, everything that waits for it fails at once with [`outboard_core::Error::Peer`], which names it.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod buffer;
 mod bulk;
@@ -22,6 +23,7 @@ mod peers;
 mod queue;
 mod replies;
 mod resume;
+mod stall;
 mod trace;
 mod transport;
 

@@ -9,10 +9,12 @@ use crate::options::ClientOptions;
 use crate::peers::Peers;
 use crate::queue::QueueInner;
 use crate::resume::resume;
+use crate::stall::{CONTROL, Mark};
 use outboard_core::device::Completer;
 use outboard_core::{Error, Pending, Result};
 use outboard_net::{Carrier, Dialer, Endpoint};
 use outboard_proto::FEATURE_RESUME;
+use outboard_proto::error::from_wire;
 use outboard_proto::limits::MAX_FREE;
 use outboard_proto::v1::control_request::Request;
 use outboard_proto::{frame, v1};
@@ -20,7 +22,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::sync::{Notify, watch};
 
@@ -48,6 +50,12 @@ pub(crate) struct Shared {
     pub(crate) control: Arc<Lane>,
     /// Set when the connection is over, to the reason.
     dead: OnceLock<Error>,
+    /// Whether that is because the server has got no further.
+    stalled: AtomicBool,
+    /// Changes while the server does something that is waited for.
+    moves: AtomicU64,
+    /// When another server that waits for this one was last seen to.
+    wanted: Mutex<Option<Instant>>,
     over: watch::Sender<bool>,
     leaving: AtomicBool,
     next: Arc<AtomicU64>,
@@ -110,6 +118,9 @@ impl Shared {
             counters,
             control,
             dead: OnceLock::new(),
+            stalled: AtomicBool::new(false),
+            moves: AtomicU64::new(0),
+            wanted: Mutex::default(),
             over: watch::Sender::new(false),
             leaving: AtomicBool::new(false),
             next,
@@ -142,6 +153,15 @@ impl Shared {
         Error::Peer { endpoint: self.name.to_string(), detail: detail.into() }
     }
 
+    /// An error that the server has told. If it blames a server that was given up here, the reason for that says more.
+    pub(crate) fn error(&self, error: v1::Error) -> Error {
+        let error = from_wire(error, &self.name);
+        let Error::Peer { endpoint, .. } = &error else { return error };
+        let senders = self.peers.senders();
+        let given_up = senders.iter().find(|sender| *sender.name == **endpoint && sender.is_given_up());
+        given_up.and_then(|sender| sender.check().err()).unwrap_or(error)
+    }
+
     /// Fails if the endpoint is lost.
     pub(crate) fn check(&self) -> Result<()> {
         self.dead.get().cloned().map_or(Ok(()), Err)
@@ -162,6 +182,64 @@ impl Shared {
         waiting.into_values().for_each(|w| w.complete(Err(error.clone())));
         let queues: Vec<_> = lock(&self.queues).live.values().filter_map(Weak::upgrade).collect();
         queues.iter().for_each(|q| q.fail(&error));
+    }
+
+    /// Declares the endpoint lost because it gets no further: its session is not taken up again.
+    pub(crate) fn give_up(&self, why: impl Into<String>) {
+        if self.dead.get().is_none() {
+            self.stalled.store(true, Ordering::Release);
+        }
+        self.kill(self.lost(why));
+    }
+
+    /// Whether it was lost because it got no further.
+    fn is_given_up(&self) -> bool {
+        self.stalled.load(Ordering::Acquire)
+    }
+
+    /// Declares the endpoint lost because a call was not answered in time.
+    pub(crate) fn unanswered(&self, what: &str, after: Duration) -> Error {
+        self.give_up(format!(
+            "no answer for {:.0} s ({what}), though the connection is alive; restart that server, or leave it out of the list",
+            after.as_secs_f64()
+        ));
+        self.gone()
+    }
+
+    /// What can be seen of everything that waits for the endpoint, by queue.
+    pub(crate) fn marks(&self) -> Vec<(u64, Mark)> {
+        let queues: Vec<_> = lock(&self.queues).live.values().filter_map(Weak::upgrade).collect();
+        let mut marks: Vec<_> = queues.iter().filter_map(|q| Some((q.uid, q.mark()?))).collect();
+        let (taken, waits) = self.control.taken();
+        if waits {
+            marks.push((CONTROL, Mark { taken: [taken, 0], ..Mark::default() }));
+        }
+        marks
+    }
+
+    /// Notes that the server has got further.
+    pub(crate) fn moved(&self) {
+        self.moves.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A number that has changed if the server has got further while something waited for it.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// Another server waits for this one.
+    pub(crate) fn want(&self) {
+        *lock(&self.wanted) = Some(Instant::now());
+    }
+
+    /// Whether another server was seen to wait for this one, not longer ago than this.
+    pub(crate) fn is_wanted(&self, within: Duration) -> bool {
+        lock(&self.wanted).is_some_and(|at| at.elapsed() <= within)
+    }
+
+    /// This server waits for others: those that send to it.
+    pub(crate) fn want_senders(&self) {
+        self.peers.senders().iter().for_each(|sender| sender.want());
     }
 
     /// Whether the last user has let go, so that an end is no failure.
@@ -328,6 +406,10 @@ impl Link {
         let _one = lock(&self.resuming);
         let old = self.shared();
         let lost = old.check().err();
+        if old.is_given_up() {
+            let (what, after) = (format!("{} to get any further", old.name), old.options.stall_after);
+            return Err(Error::Timeout { what, after });
+        }
         if lost.is_none() && !old.has_queues() {
             return Ok(());
         }

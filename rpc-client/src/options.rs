@@ -18,6 +18,9 @@ pub struct ClientOptions {
     pub call_timeout: Duration,
     /// A server that was not heard for about this long is lost.
     pub dead_after: Duration,
+    /// A server that is heard, but gets no further for this long with what is waited for, is lost, too. What computes gets further, however
+    /// long it takes.
+    pub stall_after: Duration,
     /// Lowest and highest protocol version to ask for.
     pub versions: (u32, u32),
     /// Which servers to trust, and the client's certificate.
@@ -64,6 +67,7 @@ impl Default for ClientOptions {
             connect_timeout: Duration::from_secs(5),
             call_timeout: Duration::from_secs(60),
             dead_after: Duration::from_millis(1800),
+            stall_after: Duration::from_secs(60),
             versions: (outboard_proto::MIN_VERSION, outboard_proto::MAX_VERSION),
             tls: ClientTls::default(),
             token: None,

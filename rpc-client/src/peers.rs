@@ -52,6 +52,8 @@ pub(crate) struct Peers {
     paths: Mutex<HashMap<(u64, u64), Arc<Asked>>>,
     /// Tensors that other servers were told to send here.
     offered: Mutex<HashMap<[u8; 32], v1::PeerSource>>,
+    /// Connections of servers that were told to send here.
+    senders: Mutex<Vec<Weak<Shared>>>,
     /// Whether anything was offered to another server.
     used: AtomicBool,
     last_traffic: Mutex<u64>,
@@ -77,12 +79,24 @@ impl Peers {
     }
 
     /// A tensor was offered to a queue of this link; its acceptance is told where it comes from.
-    pub(crate) fn expect(&self, ticket: Ticket, source: v1::PeerSource) {
+    pub(crate) fn expect(&self, ticket: Ticket, from: &Arc<Shared>) {
+        {
+            let mut senders = lock(&self.senders);
+            if !senders.iter().any(|sender| std::ptr::eq(sender.as_ptr(), Arc::as_ptr(from))) {
+                senders.retain(|sender| sender.strong_count() > 0);
+                senders.push(Arc::downgrade(from));
+            }
+        }
         let mut offered = lock(&self.offered);
         if offered.len() >= MAX_OFFERED {
             offered.clear();
         }
-        offered.insert(ticket.0, source);
+        offered.insert(ticket.0, from.as_source());
+    }
+
+    /// The servers that send here.
+    pub(crate) fn senders(&self) -> Vec<Arc<Shared>> {
+        lock(&self.senders).iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Where a tensor comes from, if another server was told to send it.

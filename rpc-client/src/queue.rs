@@ -5,6 +5,7 @@ use crate::device::RemoteDevice;
 use crate::lane::Lane;
 use crate::link::{Link, Shared};
 use crate::lock;
+use crate::stall::Mark;
 use bytes::{Bytes, BytesMut};
 use outboard_core::device::{Completer, fresh_uid};
 use outboard_core::{Device, Digest, Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
@@ -16,12 +17,14 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of commands that wait to be sent, for one queue: some thousand.
 const COMMAND_LANE: usize = 1 << 20;
 /// Bytes of payloads that wait to be sent, for one queue.
 const BULK_LANE: usize = 16 << 20;
+/// How long the reason of a stream's end may take to be known, after the end itself.
+const SAYS_WHY: Duration = Duration::from_millis(200);
 
 /// The part of a queue that its streams share with its user.
 pub(crate) struct QueueInner {
@@ -129,6 +132,19 @@ impl QueueInner {
         }
     }
 
+    /// What can be seen of the waits for it; `None` if nothing waits.
+    pub(crate) fn mark(&self) -> Option<Mark> {
+        let ((commands, waits), (bulk, waits_for_bulk)) = (self.lane.taken(), self.bulk.taken());
+        let waiting = lock(&self.waiting);
+        if waiting.is_empty() && !waits && !waits_for_bulk {
+            return None;
+        }
+        let came = |w: &Waiting| if let Waiting::Bulk { got, .. } = w { got.len() as u64 } else { 0 };
+        let came = waiting.values().map(came).sum();
+        // Numbers of requests go up.
+        Some(Mark { oldest: waiting.keys().copied().min(), came, taken: [commands, bulk] })
+    }
+
     fn check(&self) -> Result<()> {
         self.failed.get().cloned().map_or_else(|| self.shared.check(), Err)
     }
@@ -140,8 +156,17 @@ impl QueueInner {
         let message = v1::Command { command: Some(command) };
         match self.lane.push(|out| frame::push(out, &message)) {
             true => Ok(()),
-            false => Err(self.failed.get().cloned().unwrap_or_else(|| self.shared.gone())),
+            false => Err(self.why_broken()),
         }
+    }
+
+    /// The error of a line that nobody takes from. Whoever has ended its stream says why in a moment.
+    fn why_broken(&self) -> Error {
+        let start = Instant::now();
+        while self.check().is_ok() && start.elapsed() < SAYS_WHY {
+            std::thread::sleep(SAYS_WHY / 20);
+        }
+        self.check().err().unwrap_or_else(|| self.shared.gone())
     }
 
     fn wait_for(&self, request: u64, waiting: Waiting, command: Command) -> Result<()> {
@@ -251,7 +276,7 @@ impl RemoteQueue {
             let part = rest.split_to(rest.len().min(CHUNK));
             let len = part.len() as u64;
             if !self.inner.bulk.push_payload(chunk::head(Direction::Up, transfer, &part), part) {
-                return Err(self.inner.check().err().unwrap_or_else(|| self.inner.shared.gone()));
+                return Err(self.inner.why_broken());
             }
             sent(len);
         }

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use outboard_core::Error;
 use outboard_proto::chunk::{ChunkReader, Direction, Piece};
-use outboard_proto::error::{from_status, from_wire};
+use outboard_proto::error::from_status;
 use outboard_proto::v1::{self, reply::Reply};
 use std::sync::Arc;
 use tonic::{Code, Status};
@@ -31,8 +31,8 @@ pub(crate) async fn receive(shared: Arc<Shared>, conn: Conn, queue: Arc<QueueInn
 fn handle(shared: &Shared, queue: &QueueInner, reply: v1::Reply) {
     match reply.reply {
         Some(Reply::Data(data)) => queue.data(data.request, data.data),
-        Some(Reply::Done(done)) => queue.done(done.request, done.error.map(|e| from_wire(e, &shared.name))),
-        Some(Reply::Failed(error)) => queue.poisoned(from_wire(error, &shared.name)),
+        Some(Reply::Done(done)) => queue.done(done.request, done.error.map(|e| shared.error(e))),
+        Some(Reply::Failed(error)) => queue.poisoned(shared.error(error)),
         Some(Reply::Opened(_)) | None => {}
     }
 }

@@ -395,6 +395,8 @@ fn handles_of_another_session() {
         let forged = v1::Session { id: victim.session.id, secret: thief.session.secret.clone() };
         let traces = v1::TraceRequest { session: Some(forged.clone()), record: true };
         assert!(thief.conn.call("outboard.v1.Outboard/Trace", &traces.encode_to_vec()).await.is_err());
+        let progress = v1::ProgressRequest { session: Some(forged.clone()) };
+        assert!(thief.conn.call("outboard.v1.Outboard/Progress", &progress.encode_to_vec()).await.is_err());
         assert!(thief.conn.goodbye(&forged).await.is_err());
         assert_eq!(victim.commands(0, [C::Execute(v1::Execute { executable })]).await, None);
         thief.leave(&scene).await;

@@ -11,8 +11,8 @@ use outboard_core::error::Bytes;
 use outboard_core::{Device, Error};
 use outboard_host::Host;
 use outboard_net::{ClientTls, ServerTls, TlsFiles, warn_if_readable};
+use outboard_output::{self as output, Lost};
 use outboard_proto::{DEFAULT_PORT, MAX_VERSION, MIN_VERSION};
-use std::io::{IsTerminal, Write};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -107,35 +107,47 @@ const DRAIN_LOOK: Duration = Duration::from_millis(20);
 /// Exit status for bad usage.
 const USAGE: u8 = 2;
 
-/// Runs a server until SIGTERM or SIGINT. Exit status: 0 stopped in order, 1 it did not work, 2 bad usage.
+/// Runs a server until SIGTERM or SIGINT. Exit status: 0 stopped in order, 1 it did not work or a line of its log was lost, 2 bad usage.
+/// A log that cannot be written does not end the server: its clients have nothing to do with that.
 pub fn main_with(args: ServerArgs) -> ExitCode {
     start_log(args.log);
-    let stdout = &mut std::io::stdout();
-    match run(&args, stdout) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err((status, error)) => {
-            eprintln!("error: {error}");
-            ExitCode::from(status)
-        }
+    match run(&args) {
+        Ok(()) => output::finish(ExitCode::SUCCESS),
+        Err(Failure::Failed(error)) => output::fail(error, ExitCode::FAILURE),
+        Err(Failure::Usage(error)) => output::fail(error, ExitCode::from(USAGE)),
+        Err(Failure::Output(lost)) => output::fail_without(&lost),
     }
 }
 
-type Failure = (u8, Error);
-
-fn failed(error: Error) -> Failure {
-    (1, error)
+/// Why a server does not run.
+#[derive(Debug)]
+enum Failure {
+    /// It does not work.
+    Failed(Error),
+    /// It was started with wrong arguments.
+    Usage(Error),
+    /// Nobody learns that it runs.
+    Output(Lost),
 }
 
-fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
-    let addr = address(&args.host, args.port).map_err(|e| (USAGE, Error::Request(e.to_string())))?;
-    let metrics = args.metrics.as_deref().map(metrics_address).transpose();
-    let metrics = metrics.map_err(|e| (USAGE, Error::Request(e.to_string())))?;
+impl From<Lost> for Failure {
+    fn from(lost: Lost) -> Failure {
+        Failure::Output(lost)
+    }
+}
+
+fn failed(error: Error) -> Failure {
+    Failure::Failed(error)
+}
+
+fn run(args: &ServerArgs) -> Result<(), Failure> {
+    let addr = address(&args.host, args.port).map_err(Failure::Usage)?;
+    let metrics = args.metrics.as_deref().map(metrics_address).transpose().map_err(Failure::Usage)?;
     let trust = if args.list_devices { Trust::default() } else { trust(args, addr)? };
     let devices = open_devices(args)?;
     let list = describe(&devices).map_err(failed)?;
-    let written = |e: std::io::Error| failed(Error::Request(format!("cannot write to stdout: {e}")));
     if args.list_devices {
-        return write!(out, "{list}").and_then(|()| out.flush()).map_err(written);
+        return Ok(output::out(list)?);
     }
     // Before the port is known to anyone, so that a signal always ends the server in order.
     let (stop, stopped) = channel();
@@ -156,13 +168,12 @@ fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
     let metrics = metrics.map_or("none".to_owned(), |addr| format!("http://{addr}/metrics"));
     let addr = server.local_addr();
     let limit = args.memory_limit.map_or("none".to_owned(), |n| Bytes(n).to_string());
-    let start = format!(
+    output::out(format_args!(
         "Starting RPC server v{}\n  endpoint       : {addr}\n  protocol       : {MIN_VERSION} to {MAX_VERSION}\n  \
          memory limit   : {limit}\n  local cache    : {cache}\n  trust          : {}\n  metrics        : {metrics}\nDevices:\n{list}listening on {addr}\n",
         env!("CARGO_PKG_VERSION"),
         describe_trust(&trust)
-    );
-    out.write_all(start.as_bytes()).and_then(|()| out.flush()).map_err(written)?;
+    ))?;
     tracing::info!(%addr, "listening");
     // An error means that the handler is gone, which lives as long as the process.
     let _ = stopped.recv();
@@ -202,10 +213,10 @@ fn metrics_address(text: &str) -> outboard_core::Result<SocketAddr> {
 
 fn open_devices(args: &ServerArgs) -> Result<Vec<Arc<dyn Device>>, Failure> {
     if args.threads.is_some_and(|n| n == 0 || n > MAX_THREADS) {
-        return Err((USAGE, Error::Request(format!("--threads must be 1 to {MAX_THREADS}"))));
+        return Err(Failure::Usage(Error::Request(format!("--threads must be 1 to {MAX_THREADS}"))));
     }
     let specs = DeviceSpec::parse_list(args.device.as_deref().unwrap_or("cpu"))
-        .map_err(|e| (USAGE, Error::Request(e.to_string())))?;
+        .map_err(|e| Failure::Usage(Error::Request(e.to_string())))?;
     local_devices(&Host::new(), &specs, args.threads, args.memory_limit).map_err(failed)
 }
 
@@ -259,7 +270,7 @@ fn address(host: &str, port: u16) -> outboard_core::Result<SocketAddr> {
 fn trust(args: &ServerArgs, addr: SocketAddr) -> Result<Trust, Failure> {
     let ip = addr.ip();
     let refused = |why: &str, instead: &str| {
-        Err((USAGE, Error::Request(format!("refusing to listen on {ip}: {why}. {instead}"))))
+        Err(Failure::Usage(Error::Request(format!("refusing to listen on {ip}: {why}. {instead}"))))
     };
     let encrypted = args.tls_cert.is_some();
     let knows_clients = args.client_ca.is_some() || args.token_file.is_some();
@@ -286,7 +297,7 @@ fn trust(args: &ServerArgs, addr: SocketAddr) -> Result<Trust, Failure> {
                     "Give --client-ca or --token-file to know your clients, or --insecure if the network is yours alone",
                 );
             }
-            (encrypted, _, true) => warn_insecure(addr, encrypted),
+            (encrypted, _, true) => warn_insecure(addr, encrypted)?,
         }
     }
     let tls = match (&args.tls_cert, &args.tls_key) {
@@ -313,13 +324,13 @@ fn describe_trust(trust: &Trust) -> String {
     }
 }
 
-fn warn_insecure(addr: SocketAddr, encrypted: bool) {
+fn warn_insecure(addr: SocketAddr, encrypted: bool) -> Result<(), Lost> {
     let line = "!".repeat(78);
     let lacks = if encrypted { "There is no authentication." } else { "There is no encryption and no authentication." };
-    eprintln!(
+    output::errln(format_args!(
         "{line}\nWARNING: --insecure: {} is open to everyone who can reach it.\n{lacks} Never do this on an open network!\n{line}",
         addr.ip()
-    );
+    ))
 }
 
 /// Parses `8G`, `512 MiB`, `100000`. Units are powers of 1024.
@@ -344,7 +355,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_target(false);
-    let log = log.with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
+    let log = log.with_writer(|| output::Log).with_ansi(output::err_is_terminal()).log_internal_errors(false);
     // It fails only if there is a log already.
     let _ = match format {
         LogFormat::Text => log.try_init(),
@@ -405,7 +416,7 @@ mod tests {
             ("127.0.0.1", vec!["--token-file", "/no/such/file"], Some("--token-file /no/such/file")),
         ] {
             let args = ServerArgs::parse_from(["rpc-server", "-H", host].into_iter().chain(flags.iter().copied()));
-            let result = trust(&args, address(host, 1).unwrap()).map(drop).map_err(|(_, e)| e.to_string());
+            let result = trust(&args, address(host, 1).unwrap()).map(drop).map_err(|e| format!("{e:?}"));
             match expected {
                 None => assert_eq!(result, Ok(()), "{host} {flags:?}"),
                 Some(part) => assert!(result.as_ref().is_err_and(|e| e.contains(part)), "{host} {flags:?}: {result:?}"),

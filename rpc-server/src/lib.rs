@@ -6,6 +6,7 @@
 //! session, and what waits for a queue on a thread of that queue.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod accounts;
 mod args;

@@ -5,6 +5,7 @@
 //! drives the devices' queues. It does not know whether a device is in this process or behind a network.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod assign;
 pub mod memory;

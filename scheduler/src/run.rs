@@ -12,8 +12,8 @@ use crate::plan::{Plan, PlanError};
 use crate::split::{Place, Split};
 use bytes::Bytes;
 use outboard_core::{
-    Buffer, Device, Error, Executable, Graph, NodeSet, Pending, Placement, Queue, Result, Slice, TensorId, Ticket,
-    Usage, at_once, try_at_once,
+    Buffer, Device, Error, Executable, Graph, NodeSet, Patience, Pending, Placement, Queue, Result, Slice, TensorId,
+    Ticket, Usage, at_once, progress, try_at_once,
 };
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,13 +34,14 @@ pub type OnWait = dyn Fn(&str, Duration) + Send + Sync;
 /// How a scheduler waits.
 #[derive(Clone, Debug)]
 pub struct SchedulerOptions {
-    /// Longest wait for one copy or result.
+    /// Longest wait for a copy or a result while no device gets any further.
     pub deadline: Duration,
 }
 
 impl Default for SchedulerOptions {
     fn default() -> Self {
-        // A prefill of a large model on a slow CPU takes minutes; peers that are gone are found much sooner by their client.
+        // A node of a large graph on a slow device may take minutes. Servers that are gone, or get no further, are found out much sooner by
+        // their client.
         SchedulerOptions { deadline: Duration::from_secs(600) }
     }
 }
@@ -442,6 +443,7 @@ impl Scheduler {
     /// Waits for bytes that pass through this process, unless the run is cancelled.
     fn relayed(&self, from: usize, mut pending: Pending<Bytes>) -> Result<Bytes> {
         let start = Instant::now();
+        let mut patience = self.patience();
         loop {
             if let Some(result) = pending.wait_more(TICK) {
                 return result;
@@ -450,8 +452,8 @@ impl Scheduler {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
-            if after >= self.options.deadline {
-                return Err(Error::Timeout { what: id.clone(), after });
+            if let Some(after) = patience.over(Instant::now(), self.progress()) {
+                return Err(Error::Timeout { what: format!("{id} to get any further"), after });
             }
             if let Some(on_wait) = &self.on_wait {
                 on_wait(id, after);
@@ -532,7 +534,7 @@ impl Scheduler {
                 continue;
             }
             let Some((device, slice)) = program.nodes.get(&node) else { continue };
-            let value = self.on(*device)?.read(slice)?.wait(self.options.deadline)?;
+            let value = self.relayed(*device, self.on(*device)?.read(slice)?)?;
             if observer.node(program.graph(), node, &value) == Verdict::Cancel {
                 return Err(Error::Cancelled);
             }
@@ -601,7 +603,25 @@ impl Scheduler {
 
     /// Waits until everything enqueued on every device is done.
     pub fn finish(&self) -> Result<()> {
-        self.queues.iter().try_for_each(|q| q.finish(self.options.deadline))
+        self.queues.iter().try_for_each(|q| self.finish_queue(q.as_ref()))
+    }
+
+    /// Waits until everything enqueued on a queue is done.
+    pub fn finish_queue(&self, queue: &dyn Queue) -> Result<()> {
+        progress::finish(queue, self.options.deadline, || self.progress())
+    }
+
+    /// A number that changes while any device gets further, as far as they say.
+    pub fn progress(&self) -> u64 {
+        let queue = |q: &Arc<dyn Queue>| q.progress().map_or(0, |p| p.commands());
+        let device = |d: &Arc<dyn Device>| d.progress().unwrap_or(0);
+        let queues = self.queues.iter().map(queue).fold(0, u64::wrapping_add);
+        self.devices.iter().map(device).fold(queues, u64::wrapping_add)
+    }
+
+    /// A deadline from now on, which counts from when a device last got further.
+    pub fn patience(&self) -> Patience {
+        Patience::new(self.options.deadline, Instant::now(), self.progress())
     }
 }
 

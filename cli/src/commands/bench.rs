@@ -13,6 +13,7 @@ use crate::model;
 use crate::trace::Tracer;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use outboard_output as output;
 use report::Row;
 use std::process::ExitCode;
 
@@ -97,7 +98,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             }
         }
         for round in 0..args.repetitions as usize {
-            progress(&format!("{}: {} of {}", test.name(), round + 1, args.repetitions));
+            progress(&format!("{}: {} of {}", test.name(), round + 1, args.repetitions))?;
             // Who begins changes, so that nobody always comes after the same neighbour.
             for i in 0..sides.len() {
                 let number = (i + round) % sides.len();
@@ -114,17 +115,17 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             }
             rows.push(row);
         }
-        progress("");
+        progress("")?;
         let (first, others) = rows[from..].split_at_mut(1);
         if let (Some(first), Some((mine, beside))) = (first.first_mut(), samples.split_first()) {
             first.compare(mine, others, beside);
         }
         if args.output == Output::Md {
-            rows[from..].iter().for_each(|row| table.print(row));
+            rows[from..].iter().try_for_each(|row| output::out(table.lines(row)))?;
         }
     }
     match args.output {
-        Output::Md => report::print_comparisons(&rows),
+        Output::Md => output::out(report::comparisons(&rows))?,
         Output::Json => print_json(&rows)?,
     }
     Ok(ExitCode::SUCCESS)

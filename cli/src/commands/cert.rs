@@ -1,6 +1,7 @@
 //! `outboard cert`: a CA of one's own, and certificates for a server and a client.
 
 use anyhow::{Context, Result, bail};
+use outboard_output as output;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SanType,
@@ -121,7 +122,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     files.extend([file("client.pem", client.0), file("client-key.pem", client.1)]);
     write_all(&args.dir, &files, args)?;
     let list: Vec<String> = names.iter().map(Name::to_string).collect();
-    print!("{}", report(args, &ca, &list.join(", "), &client_name.to_string(), until));
+    output::out(report(args, &ca, &list.join(", "), &client_name.to_string(), until))?;
     Ok(ExitCode::SUCCESS)
 }
 

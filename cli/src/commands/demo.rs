@@ -7,7 +7,8 @@ use crate::trust::TrustArgs;
 use crate::{devices, fetch, model};
 use anyhow::{Context, Result, anyhow, bail};
 use outboard_llm::{GenerateOptions, engine, generate};
-use std::io::{BufRead, BufReader, Write};
+use outboard_output as output;
+use std::io::{BufRead, BufReader};
 use std::ops::ControlFlow;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
@@ -19,6 +20,9 @@ const PROMPT: &str = "Once upon a time, in a small village by the sea,";
 const TOKENS: usize = 96;
 /// A server that does not listen after this long will not.
 const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A server that has not ended after this long is killed.
+const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -38,15 +42,21 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
     })
     .context("cannot watch for Ctrl-C")?;
-    eprintln!("starting two servers with two CPU devices each");
+    output::errln("starting two servers with two CPU devices each")?;
     let servers = [Server::start()?, Server::start()?];
     let rpc: RpcList = format!("{},{}", servers[0].addr, servers[1].addr).parse().map_err(|e: String| anyhow!(e))?;
     for server in &servers {
-        eprintln!("  rpc-server, process {}, {}", server.child.id(), server.addr);
+        output::errln(format_args!("  rpc-server, process {}, {}", server.child.id(), server.addr))?;
     }
     let loaded = model::open(&path.to_string_lossy())?;
     let tokens = loaded.tokenizer.encode(PROMPT, true, loaded.tokenizer.adds_bos())?;
-    let set = devices::open(&DeviceArgs { rpc, dev: Vec::new(), threads: None, trust: TrustArgs::default() })?;
+    let set = devices::open(&DeviceArgs {
+        rpc,
+        dev: Vec::new(),
+        threads: None,
+        stall_timeout: None,
+        trust: TrustArgs::default(),
+    })?;
     let model_args = ModelArgs {
         model: String::new(),
         ctx: Some(1024),
@@ -58,24 +68,22 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         no_mmap: false,
     };
     let options = model::load_options(&model_args, &loaded.model, &set)?;
-    eprintln!("model: {}", model::describe(&loaded));
+    output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let start = Instant::now();
     let mut engine = model::load(&loaded, set, &options)?;
     let load_time = start.elapsed();
-    eprint!("{}", model::plan_table(&engine));
-    eprintln!();
+    output::errln(model::plan_table(&engine))?;
     let json = args.json;
     if !json {
-        print!("{PROMPT}");
+        output::out(PROMPT)?;
     }
+    let mut shown = Ok(());
     let mut show = |text: &str| {
-        if !json {
-            print!("{text}");
-            if std::io::stdout().flush().is_err() {
-                return ControlFlow::Break(());
-            }
+        shown = if json { output::check() } else { output::out(text) };
+        match shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
-        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let what = GenerateOptions {
         n_predict: Some(TOKENS),
@@ -85,21 +93,23 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         stop: Vec::new(),
         log_probs: json,
     };
-    let generation = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show)?;
+    let generated = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show);
+    shown?;
+    let generation = generated?;
     let report = Report::new(&tokens, generation, load_time, &engine);
     if json {
         print_json(&report)?;
     } else {
-        println!();
-        eprint!("{}", report.timings());
+        output::outln("")?;
+        output::err(report.timings())?;
     }
     drop(engine);
     for server in servers {
         server.stop()?;
     }
-    eprintln!(
-        "both servers have stopped; to do the same over your own hosts: rpc-server there, outboard run --rpc here"
-    );
+    output::errln(
+        "both servers have stopped; to do the same over your own hosts: rpc-server there, outboard run --rpc here",
+    )?;
     Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
@@ -138,10 +148,16 @@ impl Server {
         Ok(server)
     }
 
-    /// Ends it and waits for its end.
+    /// Ends it and waits for its end, but not for long.
     fn stop(mut self) -> Result<()> {
         drop(self.child.stdin.take());
-        self.child.wait().context("waiting for a server")?;
+        let end = Instant::now() + STOP_LIMIT;
+        while self.child.try_wait().context("waiting for a server")?.is_none() {
+            if Instant::now() >= end {
+                bail!("a server did not end within {} s", STOP_LIMIT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Ok(())
     }
 }

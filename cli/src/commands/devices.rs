@@ -5,6 +5,7 @@ use crate::args::DeviceArgs;
 use crate::{devices, print};
 use anyhow::Result;
 use outboard_core::error::Bytes;
+use outboard_output as output;
 use serde::Serialize;
 use std::process::ExitCode;
 
@@ -56,6 +57,6 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         let (total, free) = (Bytes(r.memory_total).to_string(), Bytes(r.memory_free).to_string());
         table.add_row([r.id, r.kind, &total, &free, r.description, &r.capabilities.join(" ")]);
     }
-    print!("{}", print::indented(&table));
+    output::out(print::indented(&table))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,6 +2,7 @@
 
 use crate::fetch;
 use anyhow::Result;
+use outboard_output as output;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
@@ -12,8 +13,8 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     match &args.name {
-        Some(name) => println!("{}", fetch::fetch(name, false)?.display()),
-        None => fetch::list(),
+        Some(name) => output::outln(fetch::fetch(name, false)?.display())?,
+        None => output::outln(fetch::list())?,
     }
     Ok(ExitCode::SUCCESS)
 }

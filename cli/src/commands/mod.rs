@@ -13,10 +13,10 @@ pub(crate) mod smoke;
 pub(crate) mod tokenize;
 
 use anyhow::Result;
+use outboard_output as output;
 use serde::Serialize;
 
 /// Prints one JSON document on stdout.
 fn print_json(value: &impl Serialize) -> Result<()> {
-    println!("{}", serde_json::to_string(value)?);
-    Ok(())
+    Ok(output::outln(serde_json::to_string(value)?)?)
 }

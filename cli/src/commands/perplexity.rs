@@ -8,13 +8,12 @@ use crate::{interrupt, model, print};
 use anyhow::{Context, Result};
 use outboard_llm::perplexity::{count_chunks, scored};
 use outboard_llm::{Error, Estimate, LoadOptions, perplexity};
+use outboard_output as output;
 use serde::Serialize;
-use std::io::Write;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -81,29 +80,31 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let most = args.chunks.map_or(usize::MAX, NonZeroUsize::get);
     let chunks = count_chunks(tokens.len(), options.n_ctx)?.min(most);
     let options = LoadOptions { scores: scored(options.n_ctx), ..options };
-    eprintln!("model: {}", model::describe(&loaded));
-    eprintln!("text: {} tokens, {chunks} chunks of {}", tokens.len(), options.n_ctx);
+    output::errln(format_args!("model: {}", model::describe(&loaded)))?;
+    output::errln(format_args!("text: {} tokens, {chunks} chunks of {}", tokens.len(), options.n_ctx))?;
     let start = Instant::now();
     let mut engine = model::load(&loaded, set, &options)?;
     let load_time = start.elapsed();
-    eprint!("{}", model::plan_table(&engine));
+    output::err(model::plan_table(&engine))?;
     let interrupted = interrupt::watch(&engine)?;
-    engine.set_watch(Arc::new(|stall| eprintln!("{stall}")));
+    engine.set_watch(print::stalls());
 
-    let (mut estimate, mut estimates) = (Estimate::default(), Vec::new());
+    let (mut estimate, mut estimates, mut shown) = (Estimate::default(), Vec::new(), Ok(()));
     let mut show = |now: &Estimate| {
         estimate = *now;
         estimates.push(now.ppl());
-        let mut err = std::io::stderr().lock();
-        // Nobody has to see it.
-        let _ = write!(err, "[{}]{:.4} ", now.chunks, now.ppl()).and_then(|()| err.flush());
-        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        shown = output::err(format_args!("[{}]{:.4} ", now.chunks, now.ppl()));
+        match shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
     };
     let start = Instant::now();
     let done = perplexity(&mut engine, &tokens, bos, most, &mut show);
     let eval_time = start.elapsed();
+    shown?;
     if estimate.chunks > 0 {
-        eprintln!();
+        output::errln("")?;
     }
     let interrupted = interrupted.load(Ordering::Relaxed);
     match done {
@@ -139,16 +140,14 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 impl Report {
     fn print(&self, estimate: &Estimate) -> Result<()> {
         if estimate.chunks == 0 {
-            eprintln!("no chunk was read to its end");
-            return Ok(());
+            return Ok(output::errln("no chunk was read to its end")?);
         }
         let (ppl, stderr) = (estimate.ppl(), estimate.stderr());
         let (scored, chunks) = (self.scored, self.chunks);
-        writeln!(std::io::stdout(), "perplexity {ppl:.4} +/- {stderr:.4}, {scored} tokens of {chunks} chunks")?;
+        output::outln(format_args!("perplexity {ppl:.4} +/- {stderr:.4}, {scored} tokens of {chunks} chunks"))?;
         let (t, read) = (&self.timings, chunks * self.n_ctx);
-        eprintln!("\nload    {:>9.1} ms", t.load_ms);
-        eprintln!("text    {:>9.1} ms  {read:>5} tokens  {:>8.1} t/s", t.eval_ms, t.eval_tps);
-        eprint!("{}", self.net.line());
-        Ok(())
+        output::errln(format_args!("\nload    {:>9.1} ms", t.load_ms))?;
+        output::errln(format_args!("text    {:>9.1} ms  {read:>5} tokens  {:>8.1} t/s", t.eval_ms, t.eval_tps))?;
+        Ok(output::err(self.net.line())?)
     }
 }

@@ -18,6 +18,7 @@ use crate::trace::{TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
 use outboard_core::Device;
 use outboard_llm::{Engine, LoadOptions, Parts};
+use outboard_output as output;
 use outboard_rpc_client::{PeerPath, RemoteDevice};
 use picture::{Picture, Timeline};
 use predict::{Computed, Member, Outlook, Present, Speed, Ways, with_head};
@@ -74,7 +75,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     };
     let n_ctx = setup.options.n_ctx;
     if !args.json {
-        println!("model: {}", model::describe(&loaded));
+        output::outln(format_args!("model: {}", model::describe(&loaded)))?;
     }
     let tracer = Tracer::new(&set.host);
     let mut engine = match model::load(&loaded, set, &setup.options) {
@@ -87,18 +88,18 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
     };
     if !args.json {
-        print!("{}", model::plan_table(&engine));
+        output::out(model::plan_table(&engine))?;
     }
-    engine.set_watch(Arc::new(|stall| eprintln!("{stall}")));
+    engine.set_watch(print::stalls());
     let mut side = Side::new(engine);
     let decode = Measured::take(&mut side, &tracer, &loaded, Test::Decode(DECODE.min(n_ctx - 2)))?;
     let prompt = Measured::take(&mut side, &tracer, &loaded, Test::Prompt(PROMPT.min(n_ctx)))?;
     let head_ms = head_ms(&mut side, &tracer, &loaded, &decode)?;
-    progress("");
+    progress("")?;
     let report = gather(&loaded, &mut side.engine, setup, [&decode, &prompt], head_ms)?;
     match args.json {
         true => print_json(&report)?,
-        false => print!("{}", report.text()),
+        false => output::out(report.text())?,
     }
     if let Some(picture) = picture {
         picture.write(&report, timeline(&side.engine, &decode).as_ref())?;
@@ -168,12 +169,12 @@ struct Measured {
 
 impl Measured {
     fn take(side: &mut Side, tracer: &Tracer, loaded: &Loaded, test: Test) -> Result<Measured> {
-        progress(&format!("{}: warm-up", test.name()));
+        progress(&format!("{}: warm-up", test.name()))?;
         side.run(loaded, test.warm_up(), 0)?;
         let start = Instant::now();
         let mut taken = Vec::new();
         while taken.is_empty() || taken.len() < REPETITIONS && start.elapsed() < ENOUGH {
-            progress(&format!("{}: {} of {REPETITIONS}", test.name(), taken.len() + 1));
+            progress(&format!("{}: {} of {REPETITIONS}", test.name(), taken.len() + 1))?;
             taken.push(side.traced(tracer, loaded, test, taken.len() as u64)?);
         }
         taken.sort_by(|(a, _), (b, _)| a.ms_per_token().total_cmp(&b.ms_per_token()));
@@ -203,7 +204,7 @@ impl Measured {
 /// What the head takes of a token, on the device with the end of the model, in milliseconds: the difference to tokens that go through
 /// the layers alone. `None` if that is not known.
 fn head_ms(side: &mut Side, tracer: &Tracer, loaded: &Loaded, decode: &Measured) -> Result<Option<f64>> {
-    progress("head");
+    progress("head")?;
     let n = ALONE.min(side.engine.n_ctx());
     let load = side.engine.homes().last().and_then(|&d| side.engine.loads().get(d));
     let Some(last) = load.map(|l| l.id.clone()) else { return Ok(None) };
@@ -291,7 +292,7 @@ fn gather(
         let why = decode.trace.errors.iter().chain(&prompt.trace.errors).next();
         notes.push(why.map_or_else(
             || "what the devices did was not recorded as a whole: where the time went is not known".to_owned(),
-            |e| format!("where the time went is not known: {}", print::one_line(e)),
+            |e| format!("where the time went is not known: {}", output::one_line(e)),
         ));
     }
     if h.n_expert > 0 && !servers.is_empty() {

@@ -22,8 +22,7 @@ pub(crate) fn main(args: Args) -> ExitCode {
             std::process::exit(0);
         };
         if let Err(e) = std::thread::Builder::new().name("stdin".into()).spawn(watch) {
-            eprintln!("error: no thread: {e}");
-            return ExitCode::FAILURE;
+            return outboard_output::fail(format_args!("no thread: {e}"), ExitCode::FAILURE);
         }
     }
     main_with(args.server)

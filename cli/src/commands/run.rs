@@ -11,12 +11,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
 use outboard_llm::chat::{ChatTemplate, Message};
 use outboard_llm::{Engine, Finish, GenerateOptions, Generation, generate};
+use outboard_output as output;
 use serde::Serialize;
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -66,7 +65,7 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let (sample, penalty) = match args.sample.sample().and_then(|sample| Ok((sample, args.sample.penalty()?))) {
         Ok(sampling) => sampling,
-        Err(wrong) => clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")).exit(),
+        Err(wrong) => return Err(clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")).into()),
     };
     let prompt = match (&args.prompt, &args.file) {
         (Some(prompt), _) => prompt.clone(),
@@ -86,20 +85,20 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             options.n_ctx
         );
     }
-    eprintln!("model: {}", model::describe(&loaded));
+    output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let tracer = Tracer::new(&set.host);
     let start = Instant::now();
     let mut engine = model::load(&loaded, set, &options)?;
     let load_time = start.elapsed();
-    eprint!("{}", model::plan_table(&engine));
+    output::err(model::plan_table(&engine))?;
     if args.verbose {
-        eprint!("{}", engine.describe()?);
+        output::err(engine.describe()?)?;
     }
     if sample.temperature > 0.0 {
-        eprintln!("seed: {}", sample.seed);
+        output::errln(format_args!("seed: {}", sample.seed))?;
     }
     let interrupted = interrupt::watch(&engine)?;
-    engine.set_watch(Arc::new(|stall| eprintln!("{stall}")));
+    engine.set_watch(print::stalls());
     let recoveries = Recoveries::default();
     if !args.no_failover {
         engine.set_failover(Box::new(Servers::new(&args.devices, &recoveries)?));
@@ -112,21 +111,19 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         stop: args.stop.clone(),
         log_probs: args.json,
     };
-    let json = args.json;
+    let mut shown = Ok(());
     let mut show = |text: &str| {
-        if !json {
-            let mut out = std::io::stdout().lock();
-            // A reader that has gone (a closed pipe) ends the text.
-            if out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err() {
-                return ControlFlow::Break(());
-            }
+        shown = if args.json { output::check() } else { output::out(text) };
+        match shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
         }
-        if interrupted.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let recording = tracer.start(engine.devices(), args.trace.is_some())?;
     let start = Instant::now();
     let generated = generate(&mut engine, &loaded.tokenizer, &tokens, &options, &mut show);
     let trace = recording.finish();
+    shown?;
     let generation = generated?;
     let first = start + generation.prompt_time;
     let last = first + generation.decode_time;
@@ -136,14 +133,16 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if report.recoveries.is_empty() {
         report.token_times = trace.token_times((first, last), report.decoded()).unwrap_or_default();
     }
-    if json {
+    if args.json {
         print_json(&report)?;
     } else {
-        println!();
-        eprint!("{}", report.timings());
+        output::outln("")?;
+        output::err(report.timings())?;
     }
     if let Some(path) = &args.trace {
-        trace.errors.iter().for_each(|e| eprintln!("warning: not in the trace: {}", print::one_line(e)));
+        for error in &trace.errors {
+            output::errln(format_args!("warning: not in the trace: {}", output::one_line(error)))?;
+        }
         trace.write(path, &[("prompt", start, first), ("decode", first, last)])?;
     }
     Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })

@@ -12,6 +12,7 @@ use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Binary, BinaryKind, MulMat, Norm, NormKind};
 use outboard_core::{DType, Device, GraphBuilder, Slice, TensorId, Ticket, Usage};
 use outboard_host::Host;
+use outboard_output as output;
 use outboard_rpc_client::{PeerPath, RemoteDevice, connect};
 use outboard_scheduler::{Hints, Scheduler, SchedulerOptions};
 use serde::Serialize;
@@ -115,7 +116,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     smoke.check("graph over all", &what, graph(&devices, cpu), Clone::clone);
     match args.json {
         true => print_json(&smoke)?,
-        false => smoke.print(),
+        false => output::out(smoke.text())?,
     }
     Ok(if smoke.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -125,19 +126,19 @@ impl Smoke {
     fn check<T>(&mut self, name: &str, endpoint: &str, result: Result<T>, detail: impl Fn(&T) -> String) -> Option<T> {
         let text = match &result {
             Ok(value) => detail(value),
-            Err(e) => print::one_line(&format!("{e:#}")),
+            Err(e) => output::one_line(&format!("{e:#}")),
         };
         self.ok &= result.is_ok();
         self.checks.push(Check { name: name.into(), endpoint: endpoint.into(), ok: result.is_ok(), detail: text });
         result.ok()
     }
 
-    fn print(&self) {
+    fn text(&self) -> String {
         let mut table = print::table(&["", "check", "of", "result"], &[]);
         for c in &self.checks {
             table.add_row([if c.ok { "ok" } else { "FAILED" }, &c.name, &c.endpoint, &c.detail]);
         }
-        print!("{}", print::indented(&table));
+        print::indented(&table)
     }
 }
 

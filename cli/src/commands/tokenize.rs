@@ -4,6 +4,7 @@ use super::print_json;
 use crate::{fetch, model};
 use anyhow::{Context, Result};
 use outboard_llm::tokenizer::Tokenizer;
+use outboard_output as output;
 use std::process::ExitCode;
 
 #[derive(clap::Args)]
@@ -31,7 +32,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         print_json(&ids)?;
     } else {
         for id in ids {
-            println!("{id:>8}  {:?}", tokenizer.decode(&[id], true));
+            output::outln(format_args!("{id:>8}  {:?}", tokenizer.decode(&[id], true)))?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,6 @@
 //! The CPU device: kernels chosen for the processor at run time, run by a pool of threads of its own.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod kernels;
 mod ops;
@@ -14,6 +15,7 @@ pub use pool::{Pool, Turn};
 use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Result, TensorId};
 use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, Program, TensorPtr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a CPU device is set up.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +48,8 @@ pub fn cpu_device(host: &Arc<Host>, name: &str, options: CpuOptions, budget: &Ar
         // That of tensors in GGUF files, so that mapped weights are used where they are.
         alignment: 32,
     };
-    let kernels = CpuKernels { shared: Arc::new(Shared { isa: options.isa, pool: Pool::new(threads, name) }) };
+    let shared = Shared { isa: options.isa, pool: Pool::new(threads, name), steps: AtomicU64::new(0) };
+    let kernels = CpuKernels { shared: Arc::new(shared) };
     HostDevice::new(host, info, budget, Arc::new(kernels))
 }
 
@@ -54,6 +57,8 @@ pub fn cpu_device(host: &Arc<Host>, name: &str, options: CpuOptions, budget: &Ar
 struct Shared {
     isa: Isa,
     pool: Pool,
+    /// Goes up with every piece of work that is done, so that a client can tell a long graph from a device that hangs.
+    steps: AtomicU64,
 }
 
 struct CpuKernels {
@@ -67,6 +72,10 @@ impl Kernels for CpuKernels {
 
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
         Ok(Box::new(program::CpuProgram::new(self.shared.clone(), &graph, &tensors)))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.shared.steps.load(Ordering::Relaxed))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::Shared;
 use crate::kernels::mul_mat;
-use crate::ops::{self, Cx};
+use crate::ops::{self, Cx, Watch};
 use crate::scratch::{Memory, Need};
 use crate::tensor::T;
 use outboard_core::{DType, Graph, Op, TensorId};
@@ -89,11 +89,11 @@ impl Program for CpuProgram {
     }
 
     fn run(&self, run: Run<'_>) -> Result<(), NodeError> {
-        let Shared { isa, pool } = &*self.shared;
+        let Shared { isa, pool, steps } = &*self.shared;
         let failed = |node: &Node, detail: Option<String>| NodeError { node: node.label.clone(), detail };
         let Some(first) = self.nodes.first() else { return Ok(()) };
         let memory = Memory::divide(run.scratch, self.need, pool.threads()).map_err(|e| failed(first, Some(e)))?;
-        let mut cx = Cx::new(*isa, pool, run.abort, memory);
+        let mut cx = Cx::new(*isa, pool, Watch { abort: run.abort, steps }, memory);
         for node in &self.nodes {
             if !cx.aborted() {
                 run_node(&mut cx, node).map_err(|e| failed(node, Some(e)))?;

@@ -49,6 +49,10 @@ pub trait Kernels: Send + Sync + 'static {
     /// Prepares a graph; `tensors` has an entry for each of its tensors. Every node is supported. The memory stays where it is
     /// for as long as the program lives.
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>>;
+    /// A number that changes with every node that its programs have computed ([`Device::progress`]).
+    fn progress(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What a program runs with.
@@ -240,6 +244,10 @@ impl Device for HostDevice {
     fn for_client(&self, client: Client) -> Result<Arc<dyn Device>> {
         let funds = self.funds.with_account(client.account.clone());
         Ok(Arc::new(HostDevice::of(self.shared.clone(), Some(client), funds)))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        self.shared.kernels.progress()
     }
 
     fn peer(&self) -> Option<&dyn PeerTransfer> {

@@ -1,6 +1,7 @@
 //! What backends in host memory share: buffers, memory accounts, queues with their threads, timelines, and transfers between
 //! the devices of one host. A backend adds [`Kernels`]: which ops it supports and how it runs a graph.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod access;
 mod allocator;

@@ -12,7 +12,7 @@ use crate::timeline::Timeline;
 use crate::turns::Turns;
 use bytes::Bytes;
 use outboard_core::device::{Completer, fresh_uid};
-use outboard_core::{Client, Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
+use outboard_core::{Client, Doing, Error, Event, Executable, Pending, Progress, Queue, Result, Slice, Ticket};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,18 @@ enum Command {
     Accept { ticket: Ticket, dst: Slice },
 }
 
+impl Command {
+    /// What a queue is at while it runs this.
+    fn doing(&self) -> Doing {
+        match self {
+            Command::Execute(_) => Doing::Turn,
+            Command::Wait { .. } | Command::Accept { .. } => Doing::Queue,
+            Command::WriteLater { .. } => Doing::Bytes,
+            _ => Doing::Copy,
+        }
+    }
+}
+
 pub(crate) struct HostQueue {
     uid: u64,
     device: u64,
@@ -51,6 +63,7 @@ pub(crate) struct HostQueue {
     /// Events so far. Held while one is enqueued, so that they are enqueued in the order of their numbers.
     signals: Mutex<u64>,
     timeline: Arc<Timeline>,
+    progress: Arc<Progress>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
     thread: Option<JoinHandle<()>>,
@@ -73,6 +86,7 @@ impl HostQueue {
     ) -> Result<HostQueue> {
         let uid = fresh_uid();
         let timeline = Arc::new(Timeline::default());
+        let progress = Arc::new(Progress::default());
         let cancel = Arc::new(AtomicBool::new(false));
         let trace = Arc::new(OnceLock::new());
         let (group, room) = client.map_or((uid, uid), |client| (client.turns, client.room));
@@ -84,6 +98,7 @@ impl HostQueue {
             host: host.clone(),
             turns: turns.clone(),
             timeline: timeline.clone(),
+            progress: progress.clone(),
             cancel: cancel.clone(),
             trace: trace.clone(),
             group,
@@ -103,6 +118,7 @@ impl HostQueue {
             commands: Some(commands),
             signals: Mutex::new(0),
             timeline,
+            progress,
             cancel,
             trace,
             thread: Some(thread),
@@ -229,6 +245,10 @@ impl Queue for HostQueue {
         pending.wait(timeout)
     }
 
+    fn progress(&self) -> Option<Arc<Progress>> {
+        Some(self.progress.clone())
+    }
+
     fn as_any(&self) -> &dyn std::any::Any {
         self
     }
@@ -242,6 +262,7 @@ struct Worker {
     host: Arc<Host>,
     turns: Arc<Turns>,
     timeline: Arc<Timeline>,
+    progress: Arc<Progress>,
     cancel: Arc<AtomicBool>,
     trace: Arc<OnceLock<TraceHook>>,
     /// Queues of a group take turns on the device as one.
@@ -259,7 +280,9 @@ impl Worker {
                 self.fail(&mut poison, Error::Cancelled);
             }
             let (start, drops) = (Instant::now(), poison.is_some());
+            self.progress.begin(command.doing());
             let what = self.step(command, &mut poison);
+            self.progress.done();
             if drops {
                 continue;
             }
@@ -400,6 +423,7 @@ impl Worker {
         let Some(_turn) = self.turns.take(self.group, self.queue, &self.cancel) else {
             return Err(Error::Cancelled);
         };
+        self.progress.begin(Doing::Graph);
         let began = Instant::now();
         let _access = self.host.accesses.begin(&executable.footprint, &self.cancel)?;
         let run = executable.scratch.with(|scratch| {

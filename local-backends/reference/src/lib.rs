@@ -1,6 +1,7 @@
 //! The reference device: every op, naive and clear, with f64 accumulation. It is the oracle that other devices are tested
 //! against, not something to run models on.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod ops;
 mod tensor;
@@ -11,7 +12,7 @@ use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId}
 use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tensor::{Aborted, T};
 
 /// A reference device of `host` with its own name.
@@ -27,7 +28,7 @@ pub fn reference_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>
         capabilities: Vec::new(),
         alignment: 32,
     };
-    HostDevice::new(host, info, budget, Arc::new(Reference))
+    HostDevice::new(host, info, budget, Arc::new(Counting::default()))
 }
 
 /// The kernels of the reference device.
@@ -40,13 +41,34 @@ impl Kernels for Reference {
     }
 
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
-        Ok(Box::new(Compiled { graph, tensors }))
+        Ok(Box::new(Compiled { graph, tensors, steps: Arc::default() }))
+    }
+}
+
+/// The kernels of one device, which counts the nodes that it has computed.
+#[derive(Default)]
+struct Counting {
+    steps: Arc<AtomicU64>,
+}
+
+impl Kernels for Counting {
+    fn supports(&self, graph: &Graph, id: TensorId) -> bool {
+        Reference.supports(graph, id)
+    }
+
+    fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(Compiled { graph, tensors, steps: self.steps.clone() }))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.steps.load(Ordering::Relaxed))
     }
 }
 
 struct Compiled {
     graph: Arc<Graph>,
     tensors: Vec<TensorPtr>,
+    steps: Arc<AtomicU64>,
 }
 
 impl Program for Compiled {
@@ -70,6 +92,7 @@ impl Program for Compiled {
             if run.abort.load(Ordering::Relaxed) {
                 return Err(fail(None));
             }
+            self.steps.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }

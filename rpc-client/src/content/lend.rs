@@ -4,9 +4,9 @@
 //! The lender places what is asked for in memory that it has to spare, and sends it on to the borrower. A lender without memory to
 //! spare, or whose file turns out to be damaged, lends nothing; then this process sends.
 
-use super::{Batch, FINISH_WAIT, Item, PLACE_BATCH, Upload, Ways, carry};
+use super::{Batch, Item, PLACE_BATCH, Upload, Ways, carry, finish};
 use crate::queue::RemoteQueue;
-use outboard_core::{Device, PeerTransfer, Queue, Result, Slice, Usage, at_once};
+use outboard_core::{Device, PeerTransfer, Result, Slice, Usage, at_once};
 use outboard_proto::blobs::{Blob, Place};
 use std::sync::mpsc::Receiver;
 
@@ -125,7 +125,9 @@ fn borrow(upload: &Upload<'_>, lender: &Upload<'_>, items: &[&Item]) -> Result<V
         carry((source, &from, src), (target.device, to, dst))?;
     }
     // Behind these the lender's memory may be freed.
-    queues.iter().flatten().try_for_each(|queue| queue.finish(FINISH_WAIT))?;
-    from.finish(FINISH_WAIT)?;
+    for (queue, target) in queues.iter().zip(&upload.devices) {
+        queue.as_ref().map_or(Ok(()), |queue| finish(queue, target.device))?;
+    }
+    finish(&from, source)?;
     Ok(placed)
 }

@@ -22,7 +22,7 @@ use bytes::Bytes;
 use common::{Common, Sources};
 use lend::Loan;
 use outboard_core::{
-    Content, ContentUpload, Device, DeviceContents, Digest, Error, PeerTransfer, Queue, Result, Slice, Ticket,
+    Content, ContentUpload, Device, DeviceContents, Digest, Error, PeerTransfer, Queue, Result, Slice, Ticket, progress,
 };
 use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
 use outboard_proto::graph::bits_to_flags;
@@ -50,7 +50,8 @@ const SLOWEST_DISK: u64 = 8 << 20;
 const HANDED_AHEAD: u64 = 128 << 20;
 /// Bytes that wait for a connection: little, so that none has much more to send in the end than the others.
 const SENT_AHEAD: usize = 2 << 20;
-/// Longest wait for a server to have taken what was sent, when all of it has left this process but some ten megabytes.
+/// Longest wait for a server to get any further with what it was sent, or with what other servers send it. One that could get further and
+/// does not is given up sooner, by its connection.
 const FINISH_WAIT: Duration = Duration::from_secs(600);
 
 impl ContentUpload for RemoteDevice {
@@ -120,8 +121,13 @@ impl Target<'_> {
 
     /// Waits until its device has done everything.
     fn finish(&self) -> Result<()> {
-        self.open().try_for_each(|queue| queue.finish(FINISH_WAIT))
+        self.open().try_for_each(|queue| finish(queue, self.device))
     }
+}
+
+/// Waits until a queue of a device has done everything, for as long as its server gets further.
+fn finish(queue: &RemoteQueue, device: &RemoteDevice) -> Result<()> {
+    progress::finish(queue, FINISH_WAIT, || device.link().shared().moves())
 }
 
 /// The queue of a slot. Of two that are opened at the same time, one is closed again.

@@ -1,5 +1,6 @@
 //! The binary; see [`outboard_rpc_server`].
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 use clap::Parser;
 use outboard_rpc_server::{ServerArgs, main_with};
@@ -9,5 +10,8 @@ use std::process::ExitCode;
 static ALLOCATOR: outboard_host::ProgramAllocator = outboard_host::ProgramAllocator;
 
 fn main() -> ExitCode {
-    main_with(ServerArgs::parse())
+    match ServerArgs::try_parse() {
+        Ok(args) => main_with(args),
+        Err(usage) => outboard_output::fail_usage(&usage),
+    }
 }

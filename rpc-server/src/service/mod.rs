@@ -7,6 +7,7 @@ mod devices;
 mod hello;
 mod memory;
 mod peers;
+mod progress;
 mod queue;
 mod resume;
 mod supports;
@@ -157,6 +158,10 @@ impl v1::outboard_server::Outboard for Service {
 
     async fn supports(&self, request: Request<v1::SupportsRequest>) -> Result<Response<v1::SupportsResponse>, Status> {
         supports::supports(self, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn progress(&self, request: Request<v1::ProgressRequest>) -> Result<Response<v1::ProgressResponse>, Status> {
+        progress::progress(self, &request.into_inner()).map(Response::new)
     }
 
     async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<v1::TraceResponse>, Status> {

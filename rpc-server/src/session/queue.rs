@@ -23,8 +23,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::mpsc;
 
+mod progress;
 mod transfers;
 
+use progress::{HeldBy, HeldUp, Meter};
 pub(crate) use transfers::Owner;
 
 /// What others see of a queue: its events, its failure, its bulk stream.
@@ -33,6 +35,9 @@ pub(crate) struct QueueState {
     processed: AtomicU64,
     metrics: Arc<Metrics>,
     timeline: Mutex<Timeline>,
+    /// Once it is open.
+    meter: OnceLock<Meter>,
+    held: HeldBy,
     /// Ends of the bulk stream's channels, until it takes them.
     pub(crate) bulk: Mutex<Option<BulkEnds>>,
 }
@@ -137,6 +142,8 @@ impl QueueRunner {
             processed: AtomicU64::new(0),
             metrics: shared.metrics.clone(),
             timeline: Mutex::default(),
+            meter: OnceLock::new(),
+            held: HeldBy::default(),
             bulk: Mutex::new(Some(BulkEnds { up, down })),
         });
         let room = {
@@ -177,6 +184,7 @@ impl QueueRunner {
         let made = made.await.inspect_err(|e| state.refuse(session, e));
         session.progress.notify_waiters();
         let (anchor, queue) = made?;
+        let _ = state.meter.set(Meter::new(device.clone(), queue.get()?.progress()));
         let wide = session.account.wide_queue();
         let flight = Arc::new(Flight::new(wide.is_some(), depth));
         let answers = Answers { state: state.clone(), replies, chunks: chunks_down };
@@ -273,6 +281,7 @@ impl QueueRunner {
             && !matches!(command, Command::Write(_) | Command::WriteBulk(_))
             && let Some(blobs) = &self.blobs
         {
+            let _held = self.state.hold_up(HeldUp::Disk);
             blobs.settle().await?;
             self.unsettled = false;
         }
@@ -419,6 +428,7 @@ impl QueueRunner {
             }
             self.take(len).await?;
             if blob && let Some(blobs) = &self.blobs {
+                let _held = self.state.hold_up(HeldUp::Disk);
                 blobs.data(chunk.data.clone()).await?;
             }
             queue.write(&dst.part(at, len)?, chunk.data)?;

@@ -4,5 +4,6 @@
 mod devices;
 mod graphs;
 mod known;
+mod patience;
 mod random;
 mod shadow;

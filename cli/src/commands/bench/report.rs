@@ -151,17 +151,19 @@ impl Table {
         table
     }
 
-    pub(super) fn print(&mut self, row: &Row) {
+    /// The line of a row, with the head of the table before the first one.
+    pub(super) fn lines(&mut self, row: &Row) -> String {
+        let mut out = String::new();
         if !std::mem::replace(&mut self.begun, true) {
-            println!("{}", self.line(HEADER));
+            out += &format!("{}\n", self.line(HEADER));
             let rule = self.widths.iter().zip(RIGHT).map(|(&w, right)| match right {
                 true => format!("{}:", "-".repeat(w + 1)),
                 false => "-".repeat(w + 2),
             });
-            println!("|{}|", rule.collect::<Vec<_>>().join("|"));
+            out += &format!("|{}|\n", rule.collect::<Vec<_>>().join("|"));
         }
         let (devices, speed) = (row.devices.join("+"), format!("{:.2} ± {:.2}", row.tps, row.stddev));
-        println!("{}", self.line([&self.model, &self.size, &self.params, &devices, &row.test, &speed]));
+        out + &format!("{}\n", self.line([&self.model, &self.size, &self.params, &devices, &row.test, &speed]))
     }
 
     fn line(&self, cells: [&str; 6]) -> String {
@@ -174,12 +176,13 @@ impl Table {
 }
 
 /// Lines behind the table: what the pairs say, and what went over the network.
-pub(super) fn print_comparisons(rows: &[Row]) {
+pub(super) fn comparisons(rows: &[Row]) -> String {
+    let mut out = String::new();
     for row in rows {
         for other in &row.beside {
             let (ratio, cost) = (other.ratio, other.cost_ms);
-            println!(
-                "\n{}: {} {:.3} ms per token beside {} (pairs {:.3}..{:.3}), {:.2} times its speed ({:.2}..{:.2}), medians of {}",
+            out += &format!(
+                "\n{}: {} {:.3} ms per token beside {} (pairs {:.3}..{:.3}), {:.2} times its speed ({:.2}..{:.2}), medians of {}\n",
                 row.test,
                 if other.network { "network cost" } else { "difference" },
                 cost.median,
@@ -193,8 +196,8 @@ pub(super) fn print_comparisons(rows: &[Row]) {
             );
         }
         if row.remote {
-            println!(
-                "{}{}: bytes per token: {:.0} sent, {:.0} received, {:.0} between servers",
+            out += &format!(
+                "{}{}: bytes per token: {:.0} sent, {:.0} received, {:.0} between servers\n",
                 if row.beside.is_empty() { "\n" } else { "" },
                 row.test,
                 row.sent_bytes,
@@ -202,10 +205,11 @@ pub(super) fn print_comparisons(rows: &[Row]) {
                 row.peer_bytes
             );
             for line in time_lines(&row.token_times).lines() {
-                println!("{}: a token: {line}", row.test);
+                out += &format!("{}: a token: {line}\n", row.test);
             }
         }
     }
+    out
 }
 
 #[cfg(test)]

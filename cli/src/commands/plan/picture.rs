@@ -1,7 +1,6 @@
 //! The plan as a picture: what each device holds, and one token on its way through them.
 
 use super::report::{DeviceRow, Report};
-use crate::print;
 use anyhow::{Context, Result};
 use outboard_core::error::Bytes;
 use std::fs::{File, OpenOptions};
@@ -299,7 +298,7 @@ fn arrow_head() -> Element {
 
 /// Text without what XML does not allow; the rest is escaped where it is written.
 fn plain(text: &str) -> String {
-    print::one_line(text).replace(['\u{fffe}', '\u{ffff}'], " ")
+    outboard_output::one_line(text).replace(['\u{fffe}', '\u{ffff}'], " ")
 }
 
 /// The beginning of a text that is too long.

@@ -175,7 +175,7 @@ impl Report {
             let mut table = print::table(&["from", "to", "bytes", "tensor", "way"], &[2]);
             for (c, more) in grouped(&self.copies) {
                 let path = if c.once { format!("{}, once", c.path) } else { c.path.clone() };
-                let what = print::one_line(&c.what);
+                let what = outboard_output::one_line(&c.what);
                 let what = if more > 0 { format!("{what} and {more} more") } else { what };
                 table.add_row([&c.from, &c.to, &c.bytes.to_string(), &what, &path]);
             }

@@ -8,6 +8,7 @@ use crate::print;
 use anyhow::Result;
 use outboard_core::error::Bytes;
 use outboard_llm::{Error, Parts};
+use outboard_output as output;
 use serde::Serialize;
 
 /// Contexts that are proposed are multiples of this many tokens.
@@ -57,7 +58,7 @@ pub(super) fn tell(
     let shortage = Shortage::new(loaded, parts, members, error);
     match json {
         true => print_json(&shortage)?,
-        false => print!("{}", shortage.text()),
+        false => output::out(shortage.text())?,
     }
     Ok(())
 }
@@ -70,7 +71,7 @@ impl Shortage {
             model: ModelRow::of(loaded),
             n_ctx: parts.n_ctx,
             fits: false,
-            error: print::one_line(&format!("{error:#}")),
+            error: output::one_line(&format!("{error:#}")),
             weight_bytes: parts.all().map(|p| p.weight_bytes).sum(),
             cache_bytes: parts.all().map(|p| p.cache_bytes).sum(),
             missing_bytes,

@@ -70,7 +70,7 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
     let Pieces { group, tokens, blocks } = Pieces::new(cx.pool.threads(), n_tokens, n_head, n_head_kv);
     let rows =
         |t: &T, head: usize| Rows { data: t.row([0, head, 0]), stride: t.nb()[1], dtype: t.dtype(), k: t.ne()[0] };
-    let (isa, abort, shared) = (cx.isa, cx.abort, SendPtr((q, k, v, out)));
+    let (isa, abort, shared) = (cx.isa, cx.watch.abort, SendPtr((q, k, v, out)));
     let failed = FirstError::default();
     cx.workers().run(n_head_kv * blocks, &|piece, memory| {
         let (q, k, v, out) = shared.get();

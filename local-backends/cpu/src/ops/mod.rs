@@ -28,7 +28,7 @@ use crate::scratch::{Memory, Need, Part, Threads, bytes_of};
 use crate::tensor::T;
 use outboard_core::Op;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Elements below which dividing the work costs more than it gains.
@@ -41,11 +41,26 @@ const PIECES_PER_THREAD: usize = 4;
 /// Pieces that only [`MAX_PIECE`] asks for are multiples of this, two of the largest panels of a product.
 const LARGE_UNIT: usize = 32;
 
+/// How a run is watched from outside.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch<'a> {
+    /// Set when the run is not wanted any more.
+    pub(crate) abort: &'a AtomicBool,
+    /// Counts pieces of work.
+    pub(crate) steps: &'a AtomicU64,
+}
+
+impl Watch<'_> {
+    fn aborted(&self) -> bool {
+        self.abort.load(Ordering::Relaxed)
+    }
+}
+
 /// What a node is run with.
 pub(crate) struct Cx<'a> {
     pub(crate) isa: Isa,
     pub(crate) pool: &'a Pool,
-    abort: &'a AtomicBool,
+    watch: Watch<'a>,
     /// Quantized columns of the last product.
     columns: &'a mut [ActBlock],
     angles: rope::Angles<'a>,
@@ -54,18 +69,18 @@ pub(crate) struct Cx<'a> {
 }
 
 impl<'a> Cx<'a> {
-    pub(crate) fn new(isa: Isa, pool: &'a Pool, abort: &'a AtomicBool, memory: Memory<'a>) -> Cx<'a> {
+    pub(crate) fn new(isa: Isa, pool: &'a Pool, watch: Watch<'a>, memory: Memory<'a>) -> Cx<'a> {
         let Memory { columns, angles, shared, threads } = memory;
-        Cx { isa, pool, abort, columns, angles: rope::Angles::new(angles), shared, threads }
+        Cx { isa, pool, watch, columns, angles: rope::Angles::new(angles), shared, threads }
     }
 
     /// Whether the run is not wanted any more. Then ops end as soon as they can, and say nothing of it.
     pub(crate) fn aborted(&self) -> bool {
-        self.abort.load(Ordering::Relaxed)
+        self.watch.aborted()
     }
 
     fn workers(&self) -> Workers<'a> {
-        Workers { pool: self.pool, abort: self.abort, threads: self.threads }
+        Workers { pool: self.pool, watch: self.watch, threads: self.threads }
     }
 }
 
@@ -73,20 +88,21 @@ impl<'a> Cx<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Workers<'a> {
     pool: &'a Pool,
-    abort: &'a AtomicBool,
+    watch: Watch<'a>,
     threads: Threads<'a>,
 }
 
 impl Workers<'_> {
     fn aborted(&self) -> bool {
-        self.abort.load(Ordering::Relaxed)
+        self.watch.aborted()
     }
 
     /// Calls `run` once for each of `0..pieces`, with the memory of the thread that it runs on.
     fn run(&self, pieces: usize, run: &(dyn Fn(usize, Part<'_>) + Sync)) {
-        self.pool.run(pieces, self.abort, &|Turn { thread, piece }| {
+        self.pool.run(pieces, self.watch.abort, &|Turn { thread, piece }| {
             // SAFETY: no two pieces that are under way have the same thread, and nobody else uses its memory.
             run(piece, unsafe { self.threads.of(thread) });
+            self.watch.steps.fetch_add(1, Ordering::Relaxed);
         });
     }
 

@@ -1,6 +1,6 @@
 //! Offers and acceptances of a queue: within this server by the devices themselves, and to and from other servers.
 
-use super::{QueueRunner, QueueState};
+use super::{HeldUp, QueueRunner, QueueState};
 use crate::lock;
 use crate::peers::inbox::{Source, Wanted};
 use crate::peers::link::{Link, Push};
@@ -184,10 +184,12 @@ impl QueueRunner {
             here.or_else(there).or_else(|| self.gone())
         });
         let late = |_| Error::Timeout { what: "a tensor that nobody has offered".into(), after: limit };
+        let held = self.state.hold_up(HeldUp::Server);
         if let Some(conn) = tokio::time::timeout(limit, offered).await.map_err(late)??? {
             let source = v1::PeerSource { name: self.peers.name_of(conn), incarnation: 0 };
             return self.accept_from_peer(queue, ticket, dst, source).await;
         }
+        drop(held);
         self.take(0).await?;
         let peer = self.device.peer().ok_or_else(|| no_transfers(self.device.as_ref()))?;
         peer.accept(queue, ticket, dst)
