@@ -25,6 +25,9 @@ pub const AUTO_RTT: Duration = Duration::from_millis(5);
 /// enough to leave time for TLS before a server that opens a link to another one gives up.
 pub const AUTO_QUIC: Duration = Duration::from_millis(700);
 
+/// Bytes that TLS works on at a time, either way: with one system call for each record of 16 KiB, these take longer than the cipher.
+pub const TLS_BUFFER: usize = 256 << 10;
+
 /// Streams of one QUIC connection at a time: one for commands, the others for bulk data.
 pub const QUIC_STREAMS: u32 = 16;
 /// Bytes in flight on one QUIC stream, each way; the same as a bulk stream's HTTP/2 window, which is the tighter bound.
