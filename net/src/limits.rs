@@ -34,6 +34,11 @@ pub const QUIC_STREAMS: u32 = 16;
 pub const QUIC_STREAM_WINDOW: u32 = 16 << 20;
 /// Bytes in flight on a QUIC connection, each way: more than one stream of bulk data can take, so that commands have room beside it.
 pub const QUIC_WINDOW: u32 = 32 << 20;
+/// The same from a client at a server before that says more with [`crate::QuicConnection::set_windows`]: until the client has shown
+/// who it is.
+pub const QUIC_EARLY_WINDOW: u32 = 512 << 10;
+/// The same to a client: some answers.
+pub const QUIC_EARLY_SEND_WINDOW: u32 = 64 << 10;
 /// A QUIC connection that heard nothing for this long is gone. Clients find out sooner, by HTTP/2 pings on the stream of commands.
 pub const QUIC_IDLE: Duration = Duration::from_secs(10);
 /// UDP payload of a QUIC packet in bytes, before discovery of what the path takes: what QUIC may assume.

@@ -131,6 +131,9 @@ fn run(args: &ServerArgs, out: &mut impl Write) -> Result<(), Failure> {
     let metrics = args.metrics.as_deref().map(metrics_address).transpose();
     let metrics = metrics.map_err(|e| (USAGE, Error::Request(e.to_string())))?;
     let trust = if args.list_devices { Trust::default() } else { trust(args, addr)? };
+    if let Err(e) = crate::descriptors::raise_limit() {
+        tracing::warn!("the limit of file descriptors cannot be raised, so that there may be fewer connections: {e}");
+    }
     let devices = open_devices(args)?;
     let list = describe(&devices).map_err(failed)?;
     let written = |e: std::io::Error| failed(Error::Request(format!("cannot write to stdout: {e}")));
