@@ -10,7 +10,7 @@ use outboard_proto::limits::MAX_MESSAGE;
 use outboard_proto::v1;
 use prost::Message;
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
@@ -36,8 +36,13 @@ pub type Refused = String;
 impl Conn {
     /// Connects.
     pub async fn open(addr: SocketAddr) -> Result<Conn, Refused> {
+        Conn::open_from(Ipv4Addr::LOCALHOST, addr).await
+    }
+
+    /// Connects from an address of the loopback interface.
+    pub async fn open_from(from: Ipv4Addr, addr: SocketAddr) -> Result<Conn, Refused> {
         let open = async {
-            let socket = tokio::net::TcpStream::connect(addr).await.map_err(|e| e.to_string())?;
+            let socket = connect_from(from, addr).await.map_err(|e| e.to_string())?;
             socket.set_nodelay(true).map_err(|e| e.to_string())?;
             Builder::new(TokioExecutor::new()).handshake(TokioIo::new(socket)).await.map_err(|e| e.to_string())
         };
@@ -98,6 +103,15 @@ impl Conn {
         }
         Err("no goodbye".into())
     }
+}
+
+/// A socket that comes from this address.
+pub async fn connect_from(from: Ipv4Addr, addr: SocketAddr) -> std::io::Result<tokio::net::TcpStream> {
+    let socket = tokio::net::TcpSocket::new_v4()?;
+    if from != Ipv4Addr::LOCALHOST {
+        socket.bind((from, 0).into())?;
+    }
+    socket.connect(addr).await
 }
 
 /// A stream in both directions.

@@ -26,8 +26,20 @@ impl Server {
 
     /// Starts it on an address of the loopback interface.
     pub fn start_at(addr: &str, args: &[&str]) -> Server {
+        Server::spawn(Command::new(program("rpc-server")), addr, args)
+    }
+
+    /// Starts it where a process may have so many file descriptors, and no more.
+    pub fn start_with_descriptors(descriptors: u64, args: &[&str]) -> Server {
+        let mut shell = Command::new("sh");
+        let limits = format!("ulimit -Sn {descriptors} && ulimit -Hn {descriptors} && exec \"$@\"");
+        shell.args(["-c", &limits, "sh"]).arg(program("rpc-server"));
+        Server::spawn(shell, "127.0.0.1:0", args)
+    }
+
+    fn spawn(mut command: Command, addr: &str, args: &[&str]) -> Server {
         let port = addr.rsplit(':').next().unwrap_or("0");
-        let mut child = Command::new(program("rpc-server"))
+        let mut child = command
             .args(["-p", port])
             .args(args)
             .stdout(Stdio::piped())

@@ -22,7 +22,7 @@ mod tls;
 
 pub use dial::{Dialer, REFUSED};
 pub use endpoint::{Carrier, Endpoint, EndpointError};
-pub use listen::{Accepted, QuicConnection, QuicIncoming, QuicListener, accept};
+pub use listen::{Accepted, QuicConnection, QuicIncoming, QuicListener, Windows, accept};
 pub use pem::warn_if_readable;
 pub use stream::{Fault, Meter, Stream};
 pub use tls::{ClientTls, ServerTls, TlsFiles};

@@ -25,12 +25,20 @@ pub const AUTO_RTT: Duration = Duration::from_millis(5);
 /// enough to leave time for TLS before a server that opens a link to another one gives up.
 pub const AUTO_QUIC: Duration = Duration::from_millis(700);
 
+/// Bytes that TLS works on at a time, either way: with one system call for each record of 16 KiB, these take longer than the cipher.
+pub const TLS_BUFFER: usize = 256 << 10;
+
 /// Streams of one QUIC connection at a time: one for commands, the others for bulk data.
 pub const QUIC_STREAMS: u32 = 16;
 /// Bytes in flight on one QUIC stream, each way; the same as a bulk stream's HTTP/2 window, which is the tighter bound.
 pub const QUIC_STREAM_WINDOW: u32 = 16 << 20;
 /// Bytes in flight on a QUIC connection, each way: more than one stream of bulk data can take, so that commands have room beside it.
 pub const QUIC_WINDOW: u32 = 32 << 20;
+/// The same from a client at a server before that says more with [`crate::QuicConnection::set_windows`]: until the client has shown
+/// who it is.
+pub const QUIC_EARLY_WINDOW: u32 = 512 << 10;
+/// The same to a client: some answers.
+pub const QUIC_EARLY_SEND_WINDOW: u32 = 64 << 10;
 /// A QUIC connection that heard nothing for this long is gone. Clients find out sooner, by HTTP/2 pings on the stream of commands.
 pub const QUIC_IDLE: Duration = Duration::from_secs(10);
 /// UDP payload of a QUIC packet in bytes, before discovery of what the path takes: what QUIC may assume.

@@ -76,7 +76,8 @@ impl QuicListener {
         Ok(QuicListener(endpoint))
     }
 
-    /// The next client. While many are here, one has to prove first that its address is its own: `crowded`.
+    /// The next client. While `crowded`, one has to prove first that its address is its own, which takes a round trip and nothing
+    /// of this server. Otherwise the address is what its packets claim: see [`QuicIncoming::is_proven`].
     pub async fn next(&self, crowded: impl Fn() -> bool) -> Option<QuicIncoming> {
         loop {
             let incoming = self.0.accept().await?;
@@ -106,6 +107,11 @@ impl QuicIncoming {
         self.0.remote_address()
     }
 
+    /// Whether that address is known to be its own. If not, anybody can have sent the packet, until the handshake is done.
+    pub fn is_proven(&self) -> bool {
+        self.0.remote_address_validated()
+    }
+
     /// Says no.
     pub fn refuse(self) {
         self.0.refuse();
@@ -129,6 +135,15 @@ impl QuicIncoming {
     }
 }
 
+/// Bytes that may be in flight on a QUIC connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// From the client.
+    pub receive: u32,
+    /// To the client.
+    pub send: u32,
+}
+
 /// A QUIC connection with a client. Ends when it and its streams are dropped.
 #[derive(Debug)]
 pub struct QuicConnection {
@@ -145,6 +160,12 @@ impl QuicConnection {
         let (send, recv) = opened.map_err(|e| explain::quic_for(&e, Side::Server))?;
         let first = self.commands.swap(false, Ordering::Relaxed);
         Ok(Stream::quic(QuicStream::new(self.connection.clone(), send, recv, first), meter))
+    }
+
+    /// From now on so much may be in flight; [`crate::limits::QUIC_EARLY_WINDOW`] and less before.
+    pub fn set_windows(&self, windows: Windows) {
+        self.connection.set_receive_window(VarInt::from_u32(windows.receive));
+        self.connection.set_send_window(windows.send.into());
     }
 
     /// Ends it with all of its streams. Returns when the client has been told.

@@ -6,8 +6,8 @@
 use crate::endpoint::Endpoint;
 use crate::explain;
 use crate::limits::{
-    ADDRESSES, HANDSHAKE, NEXT_ADDRESS, QUIC_GOODBYE, QUIC_IDLE, QUIC_INITIAL_MTU, QUIC_MTU, QUIC_STREAM_WINDOW,
-    QUIC_STREAMS, QUIC_WINDOW, UDP_BUFFER,
+    ADDRESSES, HANDSHAKE, NEXT_ADDRESS, QUIC_EARLY_SEND_WINDOW, QUIC_EARLY_WINDOW, QUIC_GOODBYE, QUIC_IDLE,
+    QUIC_INITIAL_MTU, QUIC_MTU, QUIC_STREAM_WINDOW, QUIC_STREAMS, QUIC_WINDOW, UDP_BUFFER,
 };
 use quinn::{Connection, ConnectionError, MtuDiscoveryConfig, RecvStream, SendStream, TransportConfig, VarInt};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -26,6 +26,10 @@ const COMMANDS_FIRST: i32 = 1;
 /// How both ends use QUIC.
 pub(crate) fn transport(server: bool) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
+    let (receive, send) = match server {
+        true => (QUIC_EARLY_WINDOW, QUIC_EARLY_SEND_WINDOW),
+        false => (QUIC_WINDOW, QUIC_WINDOW),
+    };
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(QUIC_MTU);
     config
@@ -33,8 +37,8 @@ pub(crate) fn transport(server: bool) -> Arc<TransportConfig> {
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
         .stream_receive_window(VarInt::from_u32(QUIC_STREAM_WINDOW))
-        .receive_window(VarInt::from_u32(QUIC_WINDOW))
-        .send_window(QUIC_WINDOW.into())
+        .receive_window(VarInt::from_u32(receive))
+        .send_window(send.into())
         .initial_mtu(QUIC_INITIAL_MTU)
         .mtu_discovery_config(Some(mtu))
         .max_idle_timeout(quinn::IdleTimeout::try_from(QUIC_IDLE).ok());

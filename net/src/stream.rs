@@ -1,6 +1,7 @@
 //! A stream of bytes between two hosts, what goes through it, and why it broke.
 
 use crate::explain;
+use crate::limits::TLS_BUFFER;
 use crate::quic::QuicStream;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -16,6 +17,11 @@ pub trait Meter: Send + Sync + Unpin + 'static {
     fn sent(&self, bytes: usize);
     /// Bytes that came.
     fn received(&self, bytes: usize);
+    /// How many bytes may be read now. If none may, the task is woken when that changes; what comes meanwhile waits in the
+    /// system, and then at its sender.
+    fn poll_allowance(&self, _: &mut Context<'_>) -> Poll<usize> {
+        Poll::Ready(usize::MAX)
+    }
 }
 
 impl<M: Meter> Meter for Arc<M> {
@@ -25,6 +31,10 @@ impl<M: Meter> Meter for Arc<M> {
 
     fn received(&self, bytes: usize) {
         (**self).received(bytes);
+    }
+
+    fn poll_allowance(&self, cx: &mut Context<'_>) -> Poll<usize> {
+        (**self).poll_allowance(cx)
     }
 }
 
@@ -49,9 +59,6 @@ pub(crate) struct Metered<S, M> {
     pub(crate) io: S,
     pub(crate) meter: M,
 }
-
-/// Bytes that TLS works on at a time, either way: with one system call for each record of 16 KiB, these take longer than the cipher.
-const TLS_BUFFER: usize = 256 << 10;
 
 /// What TLS reads its records from and writes them to.
 pub(crate) type UnderTls<M> = BufReader<Metered<TcpStream, M>>;
@@ -209,8 +216,17 @@ impl<S, M: Meter> Metered<S, M> {
 
 impl<S: AsyncRead + Unpin, M: Meter> AsyncRead for Metered<S, M> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let allowed = ready!(self.meter.poll_allowance(cx));
         let before = buf.filled().len();
-        let result = Pin::new(&mut self.io).poll_read(cx, buf);
+        let result = if allowed >= buf.remaining() {
+            Pin::new(&mut self.io).poll_read(cx, buf)
+        } else {
+            let mut part = ReadBuf::new(buf.initialize_unfilled_to(allowed));
+            let result = Pin::new(&mut self.io).poll_read(cx, &mut part);
+            let read = part.filled().len();
+            buf.advance(read);
+            result
+        };
         let more = buf.filled().len().saturating_sub(before);
         if more > 0 {
             self.meter.received(more);
@@ -244,5 +260,65 @@ impl<S: AsyncWrite + Unpin, M: Meter> AsyncWrite for Metered<S, M> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Waker;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Lets some bytes through, then none until there are more.
+    #[derive(Default)]
+    struct Gate {
+        left: AtomicUsize,
+        waker: Mutex<Option<Waker>>,
+    }
+
+    impl Meter for Gate {
+        fn sent(&self, _: usize) {}
+
+        fn received(&self, bytes: usize) {
+            self.left.fetch_sub(bytes, Ordering::SeqCst);
+        }
+
+        fn poll_allowance(&self, cx: &mut Context<'_>) -> Poll<usize> {
+            match self.left.load(Ordering::SeqCst) {
+                0 => {
+                    *self.waker.lock().unwrap() = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+                left => Poll::Ready(left),
+            }
+        }
+    }
+
+    #[test]
+    fn no_more_is_read_than_is_allowed_and_nothing_is_lost() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+            let (socket, _) = listener.accept().await.unwrap();
+            let gate = Arc::new(Gate { left: AtomicUsize::new(1000), ..Default::default() });
+            let mut stream = Stream::tcp(socket, gate.clone());
+            let sent: Vec<u8> = (0..5000u32).map(|i| i as u8).collect();
+            client.write_all(&sent).await.unwrap();
+            let mut got = vec![0; 5000];
+            stream.read_exact(&mut got[..1000]).await.unwrap();
+            let more = tokio::time::timeout(Duration::from_millis(200), stream.read(&mut [0; 10])).await;
+            assert!(more.is_err(), "{more:?}");
+            let opened = gate.clone();
+            tokio::spawn(async move {
+                opened.left.store(usize::MAX, Ordering::SeqCst);
+                opened.waker.lock().unwrap().take().unwrap().wake();
+            });
+            stream.read_exact(&mut got[1000..]).await.unwrap();
+            assert_eq!(got, sent);
+        });
     }
 }

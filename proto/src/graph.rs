@@ -86,6 +86,16 @@ pub fn decode(bytes: &[u8]) -> Result<Graph> {
     Ok(builder.finish()?)
 }
 
+/// How many tensors an encoded graph has, without decoding them: what it will take in memory can be known before it is taken.
+pub fn count(bytes: &[u8]) -> Result<usize> {
+    let mut count = 0;
+    each(bytes, |_, _| {
+        count += 1;
+        Ok(())
+    })?;
+    Ok(count)
+}
+
 /// Decodes a graph for the question what is supported. A node of an op, a dtype or a shape that this release does not know is
 /// replaced by an input, and its flag is false.
 pub fn decode_known(bytes: &[u8]) -> Result<(Graph, Vec<bool>)> {
@@ -109,8 +119,16 @@ pub fn decode_known(bytes: &[u8]) -> Result<(Graph, Vec<bool>)> {
     Ok((builder.finish()?, known))
 }
 
-/// Calls `each` with every tensor of an encoded graph; sizes and counts are checked before a tensor is decoded.
-fn walk(mut bytes: &[u8], mut each: impl FnMut(usize, v1::Tensor) -> Result<()>) -> Result<()> {
+/// Calls `one` with every tensor of an encoded graph; sizes and counts are checked before a tensor is decoded.
+fn walk(bytes: &[u8], mut one: impl FnMut(usize, v1::Tensor) -> Result<()>) -> Result<()> {
+    each(bytes, |index, bytes| match v1::Tensor::decode(bytes) {
+        Ok(tensor) => one(index, tensor),
+        Err(e) => Err(Error::Request(format!("graph: tensor {index}: {e}"))),
+    })
+}
+
+/// Calls `one` with every encoded tensor of an encoded graph.
+fn each(mut bytes: &[u8], mut one: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
     let wrong = |why: String| Err(Error::Request(format!("graph: {why}")));
     if bytes.len() > MAX_GRAPH {
         return wrong(format!("{} bytes, {MAX_GRAPH} at most", bytes.len()));
@@ -122,18 +140,15 @@ fn walk(mut bytes: &[u8], mut each: impl FnMut(usize, v1::Tensor) -> Result<()>)
         let (Ok((TENSORS_TAG, WireType::LengthDelimited)), Ok(len)) = (key, len) else {
             return wrong(format!("not a list of tensors after tensor {index}"));
         };
-        let Some((one, rest)) = usize::try_from(len).ok().and_then(|len| bytes.split_at_checked(len)) else {
+        let Some((tensor, rest)) = usize::try_from(len).ok().and_then(|len| bytes.split_at_checked(len)) else {
             return wrong(format!("tensor {index} is cut off"));
         };
-        if one.len() > MAX_TENSOR || index >= MAX_TENSORS {
+        if tensor.len() > MAX_TENSOR || index >= MAX_TENSORS {
             return wrong(format!(
                 "tensor {index} has {len} bytes; limits are {MAX_TENSORS} tensors of {MAX_TENSOR} bytes"
             ));
         }
-        match v1::Tensor::decode(one) {
-            Ok(tensor) => each(index, tensor)?,
-            Err(e) => return wrong(format!("tensor {index}: {e}")),
-        }
+        one(index, tensor)?;
         bytes = rest;
         index += 1;
     }
@@ -268,6 +283,8 @@ mod tests {
         let graph = graph();
         let bytes = encode(&graph).unwrap();
         assert_eq!(decode(&bytes).unwrap(), graph);
+        assert_eq!(count(&bytes).unwrap(), graph.tensors().len());
+        assert!(count(&bytes[..bytes.len() - 1]).is_err() && count(&[0x0a; 5]).is_err());
         let (known, flags) = decode_known(&bytes).unwrap();
         assert_eq!(known, graph);
         assert!(flags.iter().all(|&f| f));

@@ -6,6 +6,11 @@ use bytes::Bytes;
 use outboard_core::{Error, Graph, Placement, Result, Slice, TensorId};
 use prost::Message;
 
+/// Numbers of each place.
+const COLUMNS: usize = 4;
+/// Places that a graph need not have for them to be decoded, to say better what is wrong; and keys and lengths of fields.
+const SLACK: usize = 64;
+
 /// Encodes a placement; `handle` gives the handle of a slice's buffer.
 pub fn encode(graph: &Graph, placement: &Placement, handle: impl Fn(&Slice) -> Result<u64>) -> Result<Bytes> {
     let mut places = v1::Places::default();
@@ -29,6 +34,11 @@ pub fn decode(bytes: &[u8], tensors: usize, slice: impl Fn(v1::Slice) -> Result<
     if bytes.len() > MAX_PLACES {
         return wrong(format!("{} bytes, {MAX_PLACES} at most", bytes.len()));
     }
+    // A number ends with a byte of less than 128, so that there are no more numbers than such bytes. Decoded, each takes 4 or 8.
+    let numbers = bytes.iter().filter(|&&byte| byte < 128).count();
+    if numbers > COLUMNS * (tensors + SLACK) {
+        return wrong(format!("there are more than {tensors}, which is how many the graph has"));
+    }
     let places = match v1::Places::decode(bytes) {
         Ok(places) => places,
         Err(e) => return wrong(e.to_string()),
@@ -48,4 +58,35 @@ pub fn decode(bytes: &[u8], tensors: usize, slice: impl Fn(v1::Slice) -> Result<
         }
     }
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_counted_before_they_take_memory() {
+        let slice = |_: v1::Slice| Err(Error::Request("no buffer".into()));
+        let column = vec![1; MAX_PLACES / 8];
+        for places in [
+            v1::Places { lens: column.clone(), ..Default::default() },
+            v1::Places { tensors: vec![0; 1 << 16], ..Default::default() },
+            v1::Places { buffers: column.clone(), offsets: column, ..Default::default() },
+        ] {
+            let error = decode(&places.encode_to_vec(), 3, slice).unwrap_err().to_string();
+            assert!(error.contains("more than 3"), "{error}");
+        }
+        // A few too many are decoded, and what is wrong is said as before.
+        let two = v1::Places { tensors: vec![5], buffers: vec![1], offsets: vec![0], lens: vec![4] };
+        let error = decode(&two.encode_to_vec(), 3, slice).unwrap_err().to_string();
+        assert!(error.contains("is not in the graph"), "{error}");
+        let most = v1::Places {
+            tensors: (0..1 << 16).collect(),
+            buffers: vec![u64::MAX; 1 << 16],
+            offsets: vec![1 << 40; 1 << 16],
+            lens: vec![1 << 20; 1 << 16],
+        };
+        let error = decode(&most.encode_to_vec(), 1 << 16, slice).unwrap_err().to_string();
+        assert!(error.contains("no buffer"), "{error}");
+    }
 }

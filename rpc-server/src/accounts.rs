@@ -2,14 +2,20 @@
 //!
 //! A client is who it has proven to be, by its certificate or token; where it need not prove anything, it is its address.
 
-use crate::limits::ClientLimits;
+use crate::limits::{
+    ALL_CALLS, ALL_MESSAGES_KIB, ALL_PAYLOAD_KIB, ALL_WIDE_CONNECTIONS, CALLS, ClientLimits, Limits, MESSAGES_KIB,
+    PAYLOAD_KIB, WIDE_CONNECTIONS,
+};
 use crate::lock;
+use crate::room::Pool;
 use outboard_core::device::fresh_uid;
 use outboard_core::error::Bytes;
-use outboard_core::{DeviceInfo, Error, MemoryAccount, MemoryShare, Result};
+use outboard_core::{Buffer, DeviceInfo, Error, Executable, MemoryAccount, MemoryShare, Result};
+use std::any::Any;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, Weak};
+use tokio::sync::Semaphore;
 
 /// What metrics call clients that have not proven a name.
 pub(crate) const ANONYMOUS: &str = "anonymous";
@@ -28,6 +34,18 @@ enum Key {
 pub(crate) struct Accounts {
     limits: ClientLimits,
     all: Mutex<HashMap<Key, Weak<Account>>>,
+    together: Arc<Together>,
+}
+
+/// What all clients have together.
+#[derive(Debug)]
+struct Together {
+    queues: u64,
+    buffers: u64,
+    graphs: u64,
+    taken: Taken,
+    payload: Arc<Semaphore>,
+    messages: Arc<Semaphore>,
 }
 
 /// One client's.
@@ -37,19 +55,60 @@ pub(crate) struct Account {
     /// What devices know it by, see [`outboard_core::Client::room`].
     pub(crate) room: u64,
     limits: ClientLimits,
-    taken: Mutex<HashMap<What, u64>>,
+    taken: Taken,
+    together: Arc<Together>,
+    /// Room for payloads on their way to and from its queues, beyond what each queue has for itself.
+    pub(crate) payload: Pool,
+    /// Room for its larger messages, from their first byte until their work is done.
+    pub(crate) messages: Pool,
 }
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum What {
     Connections,
+    /// Connections with the windows of bulk data.
+    Wide,
     Sessions,
     Queues,
-    /// Queues with a wide flight.
-    Wide,
+    /// Streams and calls.
+    Calls,
+    Buffers,
+    /// Bytes that graphs take.
+    Graphs,
+    /// Bytes that are offered.
+    Offers,
     /// Bytes on a device, by its uid.
     Memory(u64),
+}
+
+/// How much of each is taken.
+#[derive(Debug, Default)]
+struct Taken(Mutex<HashMap<What, u64>>);
+
+impl Taken {
+    fn get(&self, what: What) -> u64 {
+        lock(&self.0).get(&what).copied().unwrap_or(0)
+    }
+
+    /// Takes if there is so much below the limit.
+    fn take(&self, what: What, amount: u64, limit: u64) -> bool {
+        let mut all = lock(&self.0);
+        let taken = all.entry(what).or_default();
+        match taken.checked_add(amount).filter(|&sum| sum <= limit) {
+            Some(sum) => {
+                *taken = sum;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn give_back(&self, what: What, amount: u64) {
+        if let Some(taken) = lock(&self.0).get_mut(&what) {
+            *taken = taken.saturating_sub(amount);
+        }
+    }
 }
 
 /// Something taken, given back when dropped.
@@ -58,11 +117,21 @@ pub(crate) struct Share {
     account: Arc<Account>,
     what: What,
     amount: u64,
+    /// It is counted for all clients together as well.
+    of_all: bool,
 }
 
 impl Accounts {
-    pub(crate) fn new(limits: ClientLimits) -> Accounts {
-        Accounts { limits, all: Mutex::default() }
+    pub(crate) fn new(limits: &Limits) -> Accounts {
+        let together = Together {
+            queues: limits.queues as u64,
+            buffers: limits.buffers as u64,
+            graphs: limits.graphs,
+            taken: Taken::default(),
+            payload: Arc::new(Semaphore::new(ALL_PAYLOAD_KIB)),
+            messages: Arc::new(Semaphore::new(ALL_MESSAGES_KIB)),
+        };
+        Accounts { limits: limits.client.clone(), all: Mutex::default(), together: Arc::new(together) }
     }
 
     /// The account of a client: of its name if it has proven one.
@@ -75,8 +144,16 @@ impl Accounts {
         if all.len() >= KEPT {
             all.retain(|_, account| account.strong_count() > 0);
         }
-        let (room, limits) = (fresh_uid(), self.limits.clone());
-        let account = Arc::new(Account { key: key.clone(), room, limits, taken: Mutex::default() });
+        let together = self.together.clone();
+        let account = Arc::new(Account {
+            key: key.clone(),
+            room: fresh_uid(),
+            limits: self.limits.clone(),
+            taken: Taken::default(),
+            payload: Pool::new(PAYLOAD_KIB, &together.payload),
+            messages: Pool::new(MESSAGES_KIB, &together.messages),
+            together,
+        });
         all.insert(key, Arc::downgrade(&account));
         account
     }
@@ -87,7 +164,7 @@ impl Accounts {
         let mut sums = HashMap::new();
         for account in accounts {
             *sums.entry(account.name().unwrap_or(ANONYMOUS).to_owned()).or_default() +=
-                account.taken(What::Memory(device));
+                account.taken.get(What::Memory(device));
         }
         sums
     }
@@ -102,15 +179,8 @@ impl Account {
         }
     }
 
-    fn taken(&self, what: What) -> u64 {
-        lock(&self.taken).get(&what).copied().unwrap_or(0)
-    }
-
     fn take(self: &Arc<Self>, what: What, amount: u64, limit: u64) -> Option<Share> {
-        let mut all = lock(&self.taken);
-        let taken = all.entry(what).or_default();
-        *taken = taken.checked_add(amount).filter(|&sum| sum <= limit)?;
-        Some(Share { account: self.clone(), what, amount })
+        self.taken.take(what, amount, limit).then(|| Share { account: self.clone(), what, amount, of_all: false })
     }
 
     fn count(self: &Arc<Self>, what: What, limit: usize, of: &str) -> Result<Share> {
@@ -120,7 +190,14 @@ impl Account {
 
     /// One more connection.
     pub(crate) fn connection(self: &Arc<Self>) -> Result<Share> {
-        self.count(What::Connections, self.limits.connections, "connections")
+        let more = |e| Error::Request(format!("{e}; close one first"));
+        self.count(What::Connections, self.limits.connections, "connections").map_err(more)
+    }
+
+    /// The right of a connection to have much on its way.
+    pub(crate) fn wide_connection(self: &Arc<Self>) -> Option<Share> {
+        let share = self.take(What::Wide, 1, WIDE_CONNECTIONS as u64)?;
+        self.also_of_all(share, ALL_WIDE_CONNECTIONS as u64, |_| String::new()).ok()
     }
 
     /// One more session.
@@ -132,12 +209,70 @@ impl Account {
     /// One more queue.
     pub(crate) fn queue(self: &Arc<Self>) -> Result<Share> {
         let more = |e| Error::Request(format!("{e}; close one first"));
-        self.count(What::Queues, self.limits.queues, "queues").map_err(more)
+        let share = self.count(What::Queues, self.limits.queues, "queues").map_err(more)?;
+        self.also_of_all(share, self.together.queues, |limit| {
+            format!("all clients together have {limit} queues here already; try again later")
+        })
     }
 
-    /// The right of a queue to have much on the way.
-    pub(crate) fn wide_queue(self: &Arc<Self>) -> Option<Share> {
-        self.take(What::Wide, 1, crate::limits::WIDE_QUEUES as u64)
+    /// One more stream or call.
+    pub(crate) fn call(self: &Arc<Self>) -> Result<Share> {
+        let more = |e| Error::Request(format!("{e}; end one first"));
+        let share = self.count(What::Calls, CALLS, "streams and calls").map_err(more)?;
+        self.also_of_all(share, ALL_CALLS as u64, |limit| {
+            format!("all clients together have {limit} streams and calls here already; try again later")
+        })
+    }
+
+    /// One more buffer.
+    pub(crate) fn buffer(self: &Arc<Self>) -> Result<Share> {
+        let more = |e| Error::Request(format!("{e}; free some first"));
+        let share = self.count(What::Buffers, self.limits.buffers, "buffers").map_err(more)?;
+        self.also_of_all(share, self.together.buffers, |limit| {
+            format!("all clients together have {limit} buffers here already; try again later")
+        })
+    }
+
+    /// Memory for a compiled graph.
+    pub(crate) fn graph(self: &Arc<Self>, bytes: u64) -> Result<Share> {
+        let limit = self.limits.graphs;
+        let share = self.take(What::Graphs, bytes, limit).ok_or_else(|| {
+            Error::Request(format!(
+                "a graph that takes {} on top of {}: the graphs of one client may take {}; free executables that are not needed any more",
+                Bytes(bytes),
+                Bytes(self.taken.get(What::Graphs)),
+                Bytes(limit)
+            ))
+        })?;
+        self.also_of_all(share, self.together.graphs, |limit| {
+            let (bytes, limit) = (Bytes(bytes), Bytes(limit));
+            format!("a graph that takes {bytes}: those of all clients take nearly {limit}, which is the most; try again later")
+        })
+    }
+
+    /// Whether a graph that takes so many bytes has no room.
+    pub(crate) fn is_full_of_graphs(&self, bytes: u64) -> bool {
+        self.taken.get(What::Graphs).saturating_add(bytes) > self.limits.graphs
+    }
+
+    /// Bytes that are offered to another device of this server. One tensor may have any size.
+    pub(crate) fn offer(self: &Arc<Self>, bytes: u64) -> Result<Share> {
+        let (waiting, limit) = (self.taken.get(What::Offers), self.limits.offered_bytes);
+        let most = if waiting == 0 { limit.max(bytes) } else { limit };
+        self.take(What::Offers, bytes, most).ok_or_else(|| {
+            Error::Request(format!(
+                "{} offered to other devices and {} not yet accepted: a client may have {} of that in all of its sessions; accept some first",
+                Bytes(bytes),
+                Bytes(waiting),
+                Bytes(limit)
+            ))
+        })
+    }
+
+    /// Counts a share for all clients together as well, below a limit.
+    fn also_of_all(&self, mut share: Share, limit: u64, full: impl FnOnce(u64) -> String) -> Result<Share> {
+        share.of_all = self.together.taken.take(share.what, share.amount, limit);
+        if share.of_all { Ok(share) } else { Err(Error::Request(full(limit))) }
     }
 
     /// Memory of the device with this uid.
@@ -148,13 +283,13 @@ impl Account {
             let name = &info.name;
             let device =
                 format!("{name} (one client may have {} there, see --client-memory of the server)", Bytes(limit));
-            Error::OutOfMemory { device, needed: bytes, free: limit.saturating_sub(self.taken(what)) }
+            Error::OutOfMemory { device, needed: bytes, free: limit.saturating_sub(self.taken.get(what)) }
         })
     }
 
     /// How much more it may have of a device.
     pub(crate) fn memory_left(&self, device: u64) -> u64 {
-        self.limits.memory.map_or(u64::MAX, |limit| limit.saturating_sub(self.taken(What::Memory(device))))
+        self.limits.memory.map_or(u64::MAX, |limit| limit.saturating_sub(self.taken.get(What::Memory(device))))
     }
 
     /// Most that it may have of a device.
@@ -172,17 +307,29 @@ impl std::fmt::Display for Account {
     }
 }
 
+impl Share {
+    /// How much it is.
+    pub(crate) fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Whose it is.
+    pub(crate) fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut all = lock(&self.account.taken);
-        if let Some(taken) = all.get_mut(&self.what) {
-            *taken = taken.saturating_sub(self.amount);
+        self.account.taken.give_back(self.what, self.amount);
+        if self.of_all {
+            self.account.together.taken.give_back(self.what, self.amount);
         }
     }
 }
 
-/// A host has as many IPv6 addresses as it likes, of the same 64 bits in front.
-fn network(address: IpAddr) -> IpAddr {
+/// What an address counts as: a host has as many IPv6 addresses as it likes, of the same 64 bits in front.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) if !v6.is_loopback() => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
         other => other,
@@ -199,12 +346,50 @@ impl MemoryAccount for DeviceMemory {
     }
 }
 
+/// A buffer or an executable on its client's account, for as long as anything uses it: a graph, a command, or its handle.
+#[derive(Debug)]
+pub(crate) struct Accounted<T: ?Sized> {
+    it: Arc<T>,
+    _share: Share,
+}
+
+impl<T: ?Sized> Accounted<T> {
+    pub(crate) fn new(it: Arc<T>, share: Share) -> Accounted<T> {
+        Accounted { it, _share: share }
+    }
+}
+
+impl Buffer for Accounted<dyn Buffer> {
+    fn size(&self) -> u64 {
+        self.it.size()
+    }
+
+    fn device(&self) -> u64 {
+        self.it.device()
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.it.is_read_only()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self.it.as_any()
+    }
+}
+
+impl Executable for Accounted<dyn Executable> {
+    fn as_any(&self) -> &dyn Any {
+        self.it.as_any()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn accounts() -> Accounts {
-        Accounts::new(ClientLimits { memory: Some(100), connections: 2, sessions: 1, queues: 1 })
+        let client = ClientLimits { memory: Some(100), connections: 2, sessions: 1, queues: 1, ..Default::default() };
+        Accounts::new(&Limits { client, ..Default::default() })
     }
 
     #[test]
@@ -220,6 +405,36 @@ mod tests {
         drop(taken);
         a.session().unwrap();
         assert_eq!((a.name(), b.name()), (Some("a"), None));
+    }
+
+    #[test]
+    fn what_all_clients_have_is_limited_too() {
+        let client = ClientLimits { queues: 2, graphs: 60, ..Default::default() };
+        let all = Accounts::new(&Limits { client, queues: 3, graphs: 100, ..Default::default() });
+        let address = "10.0.0.1".parse().unwrap();
+        let (a, b) = (all.of(Some("a"), address), all.of(Some("b"), address));
+        let queues = [a.queue().unwrap(), a.queue().unwrap(), b.queue().unwrap()];
+        assert!(a.queue().unwrap_err().to_string().contains("a has 2 queues"));
+        assert!(b.queue().unwrap_err().to_string().contains("all clients together have 3 queues"));
+        drop(queues);
+        // What was refused is on nobody's account.
+        let _queues = [b.queue().unwrap(), b.queue().unwrap(), a.queue().unwrap()];
+        let graph = a.graph(60).unwrap();
+        assert!(a.graph(1).unwrap_err().to_string().contains("free executables"));
+        assert!(b.graph(41).unwrap_err().to_string().contains("all clients"));
+        drop(graph);
+        b.graph(60).unwrap();
+    }
+
+    #[test]
+    fn one_tensor_that_is_offered_may_have_any_size() {
+        let all = accounts();
+        let a = all.of(Some("a"), "10.0.0.1".parse().unwrap());
+        let whole = a.offer(1 << 40).unwrap();
+        assert!(a.offer(1).unwrap_err().to_string().contains("accept some first"));
+        drop(whole);
+        let _some = a.offer(1).unwrap();
+        assert!(a.offer(1 << 40).is_err());
     }
 
     #[test]

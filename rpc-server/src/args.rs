@@ -144,6 +144,9 @@ fn run(args: &ServerArgs) -> Result<(), Failure> {
     let addr = address(&args.host, args.port).map_err(Failure::Usage)?;
     let metrics = args.metrics.as_deref().map(metrics_address).transpose().map_err(Failure::Usage)?;
     let trust = if args.list_devices { Trust::default() } else { trust(args, addr)? };
+    if let Err(e) = crate::descriptors::raise_limit() {
+        tracing::warn!("the limit of file descriptors cannot be raised, so that there may be fewer connections: {e}");
+    }
     let devices = open_devices(args)?;
     let list = describe(&devices).map_err(failed)?;
     if args.list_devices {

@@ -1,89 +1,213 @@
 //! One connection, or one stream of a QUIC connection: HTTP/2 on a thread of its own, and the services that it can call.
 
-use crate::accounts::Share;
+use crate::accounts::{Account, Share};
+use crate::http2::{self, Incoming};
 use crate::io::Traffic;
-use crate::limits::{AFTER_SESSIONS, FIRST_MESSAGE, HEADERS, IDLE, STREAMS, TICK};
+use crate::limits::{
+    AFTER_SESSIONS, EARLY_CALLS, EARLY_WINDOW, FIRST_MESSAGE, IDLE, QUIC_NARROW, QUIC_WIDE, STRANGER, STREAM_WINDOW,
+    TICK, WINDOW, early_bytes,
+};
 use crate::lock;
 use crate::logs::limited;
-use crate::peers::inbound;
+use crate::places::{Handshake, Leaves, Place};
 use crate::server::Shared;
-use crate::service::{Service, bulk};
+use crate::service::{Service, call};
 use crate::session::Session;
-use crate::trust::Trust;
 use http::{Request, Response};
-use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use outboard_net::{QuicIncoming, Stream, accept};
-use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_MESSAGE};
-use outboard_proto::v1::outboard_server::OutboardServer;
-use outboard_proto::v1::peers_server::PeersServer;
-use std::convert::Infallible;
+use outboard_core::{Error, Result};
+use outboard_net::{QuicConnection, QuicIncoming, Stream, accept};
+use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::Service as _;
 
 /// What the streams of a connection know about it.
 pub(crate) struct Conn {
     pub(crate) number: u64,
     pub(crate) peer: SocketAddr,
     pub(crate) traffic: Arc<Traffic>,
+    place: Arc<Place>,
+    /// The name in its client's certificate.
+    named: Option<String>,
     /// Sessions that have had streams on it.
     sessions: Mutex<Vec<Weak<Session>>>,
-    /// Something came that cannot be decoded.
-    broken: Notify,
-    /// The name that the client has proven, by its certificate or a token, and its place among that client's connections.
-    who: OnceLock<(String, Share)>,
-    /// It has shown a token, or the secret of a session.
-    authorised: AtomicBool,
+    /// Whose it is, once its client has shown who it is, and its place among the connections of that client.
+    owner: OnceLock<(Arc<Account>, Share)>,
+    /// How much may be in flight.
+    width: watch::Sender<Width>,
+    /// And on the QUIC connection below, if it is the first stream of one.
+    below: watch::Sender<Width>,
+    /// The right to be wide, or that below.
+    wide: OnceLock<Share>,
+    /// Places for calls before that.
+    early_calls: Arc<Semaphore>,
+    wrong_tokens: AtomicU32,
     /// Another server sends on it; what it sends is authorised by tickets.
     link: AtomicBool,
     /// When something was last asked for. Bytes alone can be trickled for ever.
     asked: Mutex<Instant>,
+    /// Of a further stream of a QUIC connection: the first one, that of the commands.
+    first: Option<Arc<Conn>>,
+}
+
+/// How much may be in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Width {
+    /// Its client has not shown who it is.
+    Early,
+    /// Commands, and bulk data where its client has wide connections enough.
+    Narrow,
+    /// Bulk data.
+    Wide,
+}
+
+impl Width {
+    /// Bytes on one stream. Those of a stranger are bounded by the window of the connection.
+    pub(crate) fn stream(self) -> u32 {
+        match self {
+            Width::Early | Width::Narrow => STREAM_WINDOW,
+            Width::Wide => HTTP2_BULK_STREAM_WINDOW,
+        }
+    }
+
+    /// Bytes on the connection.
+    pub(crate) fn connection(self) -> u32 {
+        match self {
+            Width::Early => EARLY_WINDOW,
+            Width::Narrow => WINDOW,
+            Width::Wide => HTTP2_BULK_WINDOW,
+        }
+    }
+}
+
+/// A place of a call.
+pub(crate) enum CallPlace {
+    Early { _permit: OwnedSemaphorePermit },
+    Client { _share: Share },
 }
 
 impl Conn {
-    pub(crate) fn new(number: u64, peer: SocketAddr) -> Conn {
+    /// A connection of a stranger, in a place for that.
+    pub(crate) fn new(shared: &Shared, number: u64, peer: SocketAddr, place: Arc<Place>) -> Conn {
         Conn {
             number,
             peer,
-            traffic: Arc::new(Traffic::new()),
+            traffic: Arc::new(Traffic::new(early_bytes(&shared.limits.session))),
+            place,
+            named: None,
             sessions: Mutex::default(),
-            broken: Notify::new(),
-            who: OnceLock::new(),
-            authorised: AtomicBool::new(false),
+            owner: OnceLock::new(),
+            width: watch::Sender::new(Width::Early),
+            below: watch::Sender::new(Width::Early),
+            wide: OnceLock::new(),
+            early_calls: Arc::new(Semaphore::new(EARLY_CALLS)),
+            wrong_tokens: AtomicU32::new(0),
             link: AtomicBool::new(false),
             asked: Mutex::new(Instant::now()),
+            first: None,
         }
     }
 
-    /// Keeps the first name that the client has proven. An error if it has too many connections.
-    pub(crate) fn is(&self, shared: &Shared, who: Option<String>) -> outboard_core::Result<()> {
-        if let Some(who) = who.filter(|_| self.who.get().is_none()) {
-            let share = shared.accounts.of(Some(&who), self.peer.ip()).connection();
-            let share = share.inspect_err(|_| shared.metrics.refused("connections of one client"))?;
-            let _ = self.who.set((who, share));
+    /// Its client has proven this name with a certificate. Who needs no token has shown with it who it is.
+    fn with_certificate(mut self, shared: &Shared, name: Option<String>) -> Result<Conn> {
+        self.named = name;
+        if self.named.is_some() && shared.trust.tokens.is_none() {
+            self.authorise(&shared.accounts.of(self.named.as_deref(), self.peer.ip()))?;
         }
+        Ok(self)
+    }
+
+    /// The name that its client has proven.
+    pub(crate) fn who(&self) -> Option<&str> {
+        let owner = self.owner.get().and_then(|(account, _)| account.name());
+        owner.or(self.named.as_deref())
+    }
+
+    /// The account of its client: of the name that it has proven with a certificate, or now with a token, or of its address.
+    pub(crate) fn account(&self, shared: &Shared, token: Option<&str>) -> Arc<Account> {
+        match self.owner.get() {
+            Some((account, _)) => account.clone(),
+            None => shared.accounts.of(self.named.as_deref().or(token), self.peer.ip()),
+        }
+    }
+
+    /// Its client has shown who it is: that of this account. An error if that has too many connections.
+    pub(crate) fn authorise(&self, account: &Arc<Account>) -> Result<()> {
+        if self.owner.get().is_some() {
+            return Ok(());
+        }
+        let share = self.place.becomes_a_clients(account)?;
+        self.belongs_to(account.clone(), share);
         Ok(())
     }
 
-    /// The name that the client has proven.
-    pub(crate) fn who(&self) -> Option<&str> {
-        self.who.get().map(|(who, _)| who.as_str())
+    fn belongs_to(&self, account: Arc<Account>, share: Share) {
+        let _ = self.owner.set((account, share));
+        self.traffic.trust();
+        self.width.send_replace(Width::Narrow);
+        self.below.send_replace(Width::Narrow);
     }
 
-    /// Notes that the client may be here.
-    pub(crate) fn authorise(&self) {
-        self.authorised.store(true, Ordering::Release);
-    }
-
-    /// Whether it has shown that it may.
+    /// Whether its client has shown who it is.
     pub(crate) fn is_authorised(&self) -> bool {
-        self.authorised.load(Ordering::Acquire)
+        self.owner.get().is_some()
+    }
+
+    /// Bulk data goes on it: if its client has not too many such connections, much may be in flight.
+    pub(crate) fn carries_bulk(&self) {
+        self.widen(&self.width);
+        if let Some(first) = &self.first {
+            first.widen(&first.below);
+        }
+    }
+
+    fn widen(&self, width: &watch::Sender<Width>) {
+        if let Some((account, _)) = self.owner.get()
+            && self.wide.get().is_none()
+            && let Some(share) = account.wide_connection()
+        {
+            let _ = self.wide.set(share);
+            width.send_replace(Width::Wide);
+        }
+    }
+
+    /// How much may be in flight.
+    pub(crate) fn width(&self) -> watch::Receiver<Width> {
+        self.width.subscribe()
+    }
+
+    /// Notes a wrong token; says how many there were.
+    pub(crate) fn wrong_token(&self) -> u32 {
+        self.wrong_tokens.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Wrong tokens so far.
+    pub(crate) fn wrong_tokens(&self) -> u32 {
+        self.wrong_tokens.load(Ordering::Relaxed)
+    }
+
+    /// A place for a call. Strangers wait for theirs until one of their calls is done, or they have shown who they are.
+    pub(crate) async fn call(&self) -> std::result::Result<CallPlace, Status> {
+        *lock(&self.asked) = Instant::now();
+        if self.owner.get().is_none() {
+            let mut width = self.width.subscribe();
+            tokio::select! {
+                biased;
+                // Nobody closes the semaphore, and the sender is this connection's.
+                permit = self.early_calls.clone().acquire_owned() => {
+                    let permit = permit.map_err(|_| Status::cancelled("the connection ends"))?;
+                    return Ok(CallPlace::Early { _permit: permit });
+                }
+                _ = width.wait_for(|&width| width != Width::Early) => {}
+            }
+        }
+        let (account, _) = self.owner.get().ok_or_else(|| Status::cancelled("the connection ends"))?;
+        let share = account.call().map_err(|e| Status::resource_exhausted(e.to_string()))?;
+        Ok(CallPlace::Client { _share: share })
     }
 
     /// Notes that another server, which clients have told of this one, sends on it.
@@ -99,9 +223,20 @@ impl Conn {
         }
     }
 
-    /// Whether its peer may stay for longer than it takes to say who it is.
-    fn may_stay(&self, trust: &Trust) -> bool {
-        trust.tokens.is_none() || self.is_authorised() || self.link.load(Ordering::Acquire)
+    /// When it is closed, as things are, if none of its sessions lives: `over_since` is when that was first seen.
+    fn end(&self, shared: &Shared, had_sessions: bool, over_since: &mut Option<Instant>) -> Instant {
+        if had_sessions {
+            // Time for last answers.
+            return *over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS;
+        }
+        if self.is_authorised() || self.link.load(Ordering::Acquire) {
+            return self.active() + IDLE;
+        }
+        match shared.trust.knows_clients() {
+            // Those who have yet to show who they are cannot stay by asking.
+            true => self.traffic.start() + STRANGER,
+            false => self.active() + STRANGER,
+        }
     }
 
     /// Notes that a session has a stream here.
@@ -122,7 +257,7 @@ impl Conn {
 
     /// Ends the connection: its bytes cannot be trusted any more.
     pub(crate) fn give_up(&self) {
-        self.broken.notify_one();
+        self.place.end();
     }
 
     /// Whether sessions had streams here, and whether one of them lives.
@@ -145,83 +280,134 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 /// Serves a connection on TCP, with TLS if the server has a certificate.
-pub(crate) fn serve_tcp(shared: &Arc<Shared>, conn: &Arc<Conn>, socket: std::net::TcpStream, stopped: Stopped) {
-    on_a_loop(conn, async {
+pub(crate) fn serve_tcp(shared: &Arc<Shared>, conn: Conn, socket: std::net::TcpStream, stopped: Stopped) {
+    let peer = conn.peer;
+    on_a_loop(peer, async {
         let socket = match socket.set_nodelay(true).and_then(|()| tokio::net::TcpStream::from_std(socket)) {
             Ok(socket) => socket,
-            Err(e) => return limited!(debug, peer = %conn.peer, "lost at once: {e}"),
+            Err(e) => return limited!(debug, %peer, "lost at once: {e}"),
         };
         let mut stop = stopped.clone();
         let accepted = tokio::select! {
             accepted = accept(socket, shared.trust.tls.as_ref(), conn.traffic.clone()) => accepted,
             _ = stop.wait_for(|&s| s) => return,
+            () = conn.place.until_over() => return,
         };
         match accepted {
-            Ok(accepted) => match conn.is(shared, accepted.who) {
-                Ok(()) => serve(shared, conn, accepted.stream, stopped).await,
-                Err(why) => refused(conn, &why),
+            Ok(accepted) => match conn.with_certificate(shared, accepted.who) {
+                Ok(conn) => serve(shared, &Arc::new(conn), accepted.stream, stopped).await,
+                Err(why) => refused(peer, &why),
             },
             Err(why) => {
                 shared.metrics.refused("handshake");
-                refused(conn, &why);
+                refused(peer, &why);
             }
         }
     });
 }
 
+/// How a QUIC connection has come in.
+pub(crate) enum Origin {
+    /// From an address that is its own.
+    Proven(Arc<Place>),
+    /// From an address that it claims, until the handshake is done.
+    Claimed(Handshake),
+}
+
 /// Serves a QUIC connection: its first stream, that of the commands, here, where its packets are made and read; each of the
-/// others on a thread of its own. It ends with its first stream.
-pub(crate) fn serve_quic(shared: &Arc<Shared>, conn: &Arc<Conn>, incoming: QuicIncoming, stopped: Stopped) {
-    on_a_loop(conn, async {
-        let quic = match incoming.accept().await {
+/// others on a thread of its own. It ends with its first stream. Gives the place that it had in the end.
+pub(crate) fn serve_quic(shared: &Arc<Shared>, number: u64, incoming: QuicIncoming, origin: Origin, stopped: Stopped) {
+    let peer = incoming.peer();
+    on_a_loop(peer, async {
+        let mut stop = stopped.clone();
+        let accepted = tokio::select! {
+            accepted = incoming.accept() => accepted,
+            _ = stop.wait_for(|&s| s) => return,
+        };
+        let quic = match accepted {
             Ok(quic) => quic,
             Err(why) => {
                 shared.metrics.refused("handshake");
-                return refused(conn, &why);
+                return refused(peer, &why);
             }
         };
-        if let Err(why) = conn.is(shared, quic.who.clone()) {
-            refused(conn, &why);
-            return quic.close().await;
-        }
-        let first = match tokio::time::timeout(FIRST_MESSAGE, quic.stream(conn.traffic.clone())).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(why)) => return refused(conn, &why),
-            Err(_) => return refused(conn, &"it has opened no stream"),
+        let place = match origin {
+            Origin::Proven(place) => Ok(place),
+            // Only now it is known that the address is its own.
+            Origin::Claimed(_handshake) => shared.places.enter(number, peer.ip(), &shared.accounts).await,
         };
-        let others = async {
-            loop {
-                let traffic = Arc::new(Traffic::new());
-                // The end of the connection is that of its first stream, too.
-                let Ok(stream) = quic.stream(traffic.clone()).await else { return std::future::pending().await };
-                let (stopped, who, peer) = (stopped.clone(), quic.who.clone(), conn.peer);
-                shared.thread(conn.peer, move |shared, number| {
-                    let conn = Arc::new(Conn { traffic, ..Conn::new(number, peer) });
-                    match conn.is(shared, who) {
-                        Ok(()) => on_a_loop(&conn, serve(shared, &conn, stream, stopped)),
-                        Err(why) => refused(&conn, &why),
-                    }
-                });
+        match place {
+            Ok(place) => {
+                let leaves = Leaves(place.clone());
+                let conn = Conn::new(shared, number, peer, place).with_certificate(shared, quic.who.clone());
+                match conn {
+                    Ok(conn) => serve_streams(shared, &Arc::new(conn), &quic, stopped).await,
+                    Err(why) => refused(peer, &why),
+                }
+                drop(leaves);
             }
-        };
-        tokio::select! {
-            () = serve(shared, conn, first, stopped.clone()) => {}
-            () = others => {}
+            Err(why) => refused(peer, &why),
         }
         quic.close().await;
     });
 }
 
+/// Serves the streams of a QUIC connection.
+async fn serve_streams(shared: &Arc<Shared>, conn: &Arc<Conn>, quic: &QuicConnection, stopped: Stopped) {
+    let peer = conn.peer;
+    let first = tokio::select! {
+        first = tokio::time::timeout(FIRST_MESSAGE, quic.stream(conn.traffic.clone())) => first,
+        () = conn.place.until_over() => return,
+    };
+    let first = match first {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(why)) => return refused(peer, &why),
+        Err(_) => return refused(peer, &"it has opened no stream"),
+    };
+    let windows = async {
+        let mut below = conn.below.subscribe();
+        // The sender is the connection's.
+        while below.changed().await.is_ok() {
+            match *below.borrow_and_update() {
+                Width::Early => {}
+                Width::Narrow => quic.set_windows(QUIC_NARROW),
+                Width::Wide => quic.set_windows(QUIC_WIDE),
+            }
+        }
+    };
+    let others = async {
+        // Further streams are for those who have shown who they are.
+        let _ = conn.width().wait_for(|&width| width != Width::Early).await;
+        loop {
+            let traffic = Arc::new(Traffic::new(0));
+            // The end of the connection is that of its first stream, too.
+            let Ok(stream) = quic.stream(traffic.clone()).await else { return std::future::pending().await };
+            let (stopped, first) = (stopped.clone(), conn.clone());
+            shared.client_thread(conn, move |shared, number, place, share| {
+                let account = share.account().clone();
+                let conn = Conn { traffic, first: Some(first), ..Conn::new(shared, number, peer, place) };
+                conn.belongs_to(account, share);
+                on_a_loop(peer, serve(shared, &Arc::new(conn), stream, stopped));
+            });
+        }
+    };
+    tokio::select! {
+        () = serve(shared, conn, first, stopped.clone()) => {}
+        () = others => {}
+        () = windows => {}
+    }
+}
+
 /// A line about a client that was not let in.
-fn refused(conn: &Conn, why: &dyn std::fmt::Display) {
-    limited!(warn, peer = %conn.peer, "a connection was refused: {why}");
+fn refused(peer: SocketAddr, why: &dyn std::fmt::Display) {
+    limited!(warn, %peer, "a connection was refused: {why}");
 }
 
 /// Runs the work of a connection on an event loop of its own.
-fn on_a_loop(conn: &Conn, work: impl Future<Output = ()>) {
+fn on_a_loop(peer: SocketAddr, work: impl Future<Output = ()>) {
     let runtime = match runtime() {
         Ok(runtime) => runtime,
-        Err(e) => return limited!(warn, peer = %conn.peer, "no event loop for a connection: {e}"),
+        Err(e) => return limited!(warn, %peer, "no event loop for a connection: {e}"),
     };
     runtime.block_on(work);
     // Tasks of streams hold sessions; they end with the loop that ran them.
@@ -230,21 +416,8 @@ fn on_a_loop(conn: &Conn, work: impl Future<Output = ()>) {
 
 /// Serves one connection until it ends, goes idle, or the server stops.
 async fn serve(shared: &Arc<Shared>, conn: &Arc<Conn>, stream: Stream<Arc<Traffic>>, mut stopped: Stopped) {
-    let io = TokioIo::new(stream);
-    let calls = Calls::new(shared, conn);
-    let service = service_fn(move |request| {
-        let calls = calls.clone();
-        async move { Ok::<_, Infallible>(calls.call(request).await) }
-    });
-    let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .max_frame_size(HTTP2_FRAME)
-        .initial_stream_window_size(HTTP2_BULK_STREAM_WINDOW)
-        .initial_connection_window_size(HTTP2_BULK_WINDOW)
-        .max_concurrent_streams(STREAMS)
-        .max_header_list_size(HEADERS)
-        .serve_connection(io, service);
-    let mut http = std::pin::pin!(http);
+    let calls = Calls { service: Service { shared: shared.clone(), conn: conn.clone() } };
+    let mut http = std::pin::pin!(http2::serve(stream, conn, &calls));
     let mut tick = tokio::time::interval(TICK);
     let mut over_since = None;
     loop {
@@ -256,21 +429,12 @@ async fn serve(shared: &Arc<Shared>, conn: &Arc<Conn>, stream: Stream<Arc<Traffi
                 break;
             }
             _ = stopped.wait_for(|&s| s) => break,
-            () = conn.broken.notified() => break,
+            () = conn.place.until_over() => break,
             _ = tick.tick() => {
                 let (used, live) = conn.use_of();
-                let over = match (used, live) {
-                    (_, true) => None,
-                    // Time for last answers.
-                    (true, false) => Some(*over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS),
-                    // Those who have yet to show a token cannot stay by pinging.
-                    (false, false) if !conn.may_stay(&shared.trust) => Some(conn.traffic.start() + IDLE),
-                    (false, false) => Some(conn.active() + IDLE),
-                };
-                if over.is_none() {
+                if live {
                     over_since = None;
-                }
-                if over.is_some_and(|end| Instant::now() > end) {
+                } else if Instant::now() > conn.end(shared, used, &mut over_since) {
                     limited!(debug, peer = %conn.peer, conn = conn.number, "unused connection closed");
                     break;
                 }
@@ -281,60 +445,25 @@ async fn serve(shared: &Arc<Shared>, conn: &Arc<Conn>, stream: Stream<Arc<Traffi
 
 /// The services of a connection.
 #[derive(Clone)]
-struct Calls {
+pub(crate) struct Calls {
     service: Service,
-    outboard: OutboardServer<Service>,
-    peers: PeersServer<Service>,
-    health: tonic_health::pb::health_server::HealthServer<tonic_health::server::HealthService>,
 }
 
 impl Calls {
-    fn new(shared: &Arc<Shared>, conn: &Arc<Conn>) -> Calls {
-        let service = Service { shared: shared.clone(), conn: conn.clone() };
-        let health = tonic_health::server::HealthService::from_health_reporter(shared.health.clone());
-        Calls {
-            outboard: OutboardServer::new(service.clone())
-                .max_decoding_message_size(MAX_MESSAGE)
-                .max_encoding_message_size(MAX_MESSAGE),
-            peers: PeersServer::new(service.clone()),
-            health: tonic_health::pb::health_server::HealthServer::new(health),
-            service,
-        }
-    }
-
-    async fn call(mut self, request: Request<Incoming>) -> Response<Body> {
-        *lock(&self.service.conn.asked) = Instant::now();
-        let path = request.uri().path();
-        let answer = match path.split('/').nth(1).unwrap_or_default() {
-            "outboard.v1.Bulk" if path == "/outboard.v1.Bulk/Transfer" => Ok(bulk::transfer(self.service, request)),
-            "outboard.v1.Peer" if path == "/outboard.v1.Peer/Push" => Ok(inbound::push(self.service, request)),
-            "outboard.v1.Peers" => self.peers.call(request).await,
-            "outboard.v1.Outboard" => self.outboard.call(request).await,
-            "grpc.health.v1.Health" => self.health.call(request).await,
-            "grpc.reflection.v1.ServerReflection" => match reflection().build_v1() {
-                Ok(mut reflection) => reflection.call(request).await,
-                Err(_) => Ok(unimplemented()),
-            },
-            "grpc.reflection.v1alpha.ServerReflection" => match reflection().build_v1alpha() {
-                Ok(mut reflection) => reflection.call(request).await,
-                Err(_) => Ok(unimplemented()),
-            },
-            _ => Ok(unimplemented()),
-        };
-        match answer {
-            Ok(response) => response,
-            Err(never) => match never {},
+    /// Carries out a call. What comes with the answer is kept until that is sent.
+    pub(crate) async fn call(self, request: Request<Incoming>) -> (Response<Body>, Option<CallPlace>) {
+        match self.service.conn.call().await {
+            // Boxed, so that a call that waits for its place is small.
+            Ok(place) => (Box::pin(call::answer(self.service, request)).await, Some(place)),
+            Err(status) => (status.into_http(), None),
         }
     }
 }
 
-/// Built for each call: it is rare.
-fn reflection() -> tonic_reflection::server::Builder<'static> {
-    tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(outboard_proto::DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-}
-
-fn unimplemented() -> Response<Body> {
-    tonic::Status::unimplemented("this is an Outboard rpc-server; it has no such service").into_http()
+/// The status of a client that may not have what it asks for.
+pub(crate) fn too_much(error: &Error) -> Status {
+    match error {
+        Error::Cancelled => Status::unavailable("the connection ends, to make room for others; connect again"),
+        error => Status::resource_exhausted(error.to_string()),
+    }
 }

@@ -2,13 +2,17 @@
 
 use crate::accounts::{Account, Accounts, Share};
 use crate::blobs::Blobs;
-use crate::conn::{self, Conn, Stopped};
+use crate::conn::{self, Conn, Origin, Stopped};
+use crate::descriptors;
 use crate::devices::Devices;
+use crate::guesses::Guesses;
 use crate::limits::{Limits, STOP_TIMEOUT, SessionLimits, TICK};
 use crate::lock;
 use crate::logs::limited;
 use crate::metrics::{Metrics, http};
 use crate::peers::Peers;
+use crate::places::{Leaves, Place, Places};
+use crate::reflection::Reflection;
 use crate::service::Service;
 use crate::session::Session;
 use crate::trust::Trust;
@@ -17,7 +21,7 @@ use outboard_net::{QuicIncoming, QuicListener};
 use outboard_proto::v1::outboard_server::OutboardServer;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -56,7 +60,12 @@ pub(crate) struct Shared {
     pub(crate) blobs: Option<Arc<Blobs>>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) health: tonic_health::server::HealthReporter,
-    connections: AtomicUsize,
+    /// `None` only if what it tells cannot be read, which a test would find.
+    pub(crate) reflection: Option<Reflection>,
+    pub(crate) places: Arc<Places>,
+    pub(crate) guesses: Guesses,
+    /// Held while the first request of a control stream is decoded.
+    pub(crate) opening: Mutex<()>,
     /// Connections so far, and those open, when freed memory was last given back.
     trimmed: Mutex<(u64, usize)>,
     next_conn: AtomicU64,
@@ -96,17 +105,17 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let incarnation = rand::random();
         let metrics = Arc::new(Metrics::new());
+        let mut limits = config.limits;
+        limits.connections = limits.connections.min(descriptors::connections());
         let shared = Arc::new(Shared {
             devices: Arc::new(Devices::new(config.devices)?),
-            peers: Peers::new(
-                incarnation,
-                config.limits.peers.clone(),
-                config.trust.peers.clone(),
-                &metrics,
-                stopped.clone(),
-            ),
-            accounts: Accounts::new(config.limits.client.clone()),
-            limits: config.limits,
+            peers: Peers::new(incarnation, limits.peers.clone(), config.trust.peers.clone(), &metrics, stopped.clone()),
+            accounts: Accounts::new(&limits),
+            places: Places::new(&limits, &metrics),
+            guesses: Guesses::default(),
+            opening: Mutex::default(),
+            reflection: Reflection::new().ok(),
+            limits,
             trust: config.trust,
             incarnation,
             sessions: Mutex::default(),
@@ -114,7 +123,6 @@ impl Server {
             draining: AtomicBool::new(false),
             blobs: blobs.map(Arc::new),
             health: tonic_health::server::HealthReporter::new(),
-            connections: AtomicUsize::new(0),
             trimmed: Mutex::new((1, 0)),
             next_conn: AtomicU64::new(1),
         });
@@ -181,7 +189,7 @@ impl Server {
         let sessions: Vec<_> = lock(&self.shared.sessions).drain().map(|(_, s)| s).collect();
         sessions.iter().for_each(|s| s.close("the server stops"));
         let end = Instant::now() + STOP_TIMEOUT;
-        let busy = || self.shared.connections.load(Ordering::Acquire) > 0 || sessions.iter().any(|s| !s.ended());
+        let busy = || self.shared.open_connections() > 0 || sessions.iter().any(|s| !s.ended());
         while busy() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -227,10 +235,10 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, quic: Option<QuicLis
     loop {
         tokio::select! {
             _ = stopped.wait_for(|&s| s) => break,
-            Some(incoming) = next_quic(&shared, quic.as_ref()) => shared.take_quic(incoming, conn_stop.clone()),
+            Some(incoming) = next_quic(&shared, quic.as_ref()) => shared.take_quic(incoming, conn_stop.clone()).await,
             _ = tick.tick() => shared.expire(),
             accepted = listener.accept() => match accepted {
-                Ok((socket, peer)) => shared.take(socket, peer, conn_stop.clone()),
+                Ok((socket, peer)) => shared.take(socket, peer, conn_stop.clone()).await,
                 Err(e) => {
                     limited!(warn, "a connection was not accepted: {e}");
                     // Out of file descriptors, usually: trying at once would only burn time.
@@ -246,9 +254,8 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, quic: Option<QuicLis
 }
 
 async fn next_quic(shared: &Shared, quic: Option<&QuicListener>) -> Option<QuicIncoming> {
-    let crowded = || shared.connections.load(Ordering::Acquire) >= shared.limits.connections / 2;
     match quic {
-        Some(quic) => quic.next(crowded).await,
+        Some(quic) => quic.next(|| shared.places.are_full_of_handshakes()).await,
         None => std::future::pending().await,
     }
 }
@@ -261,34 +268,52 @@ pub(crate) struct Seat {
 }
 
 impl Shared {
-    fn take(self: &Arc<Self>, socket: tokio::net::TcpStream, peer: SocketAddr, stopped: Stopped) {
+    async fn take(self: &Arc<Self>, socket: tokio::net::TcpStream, peer: SocketAddr, stopped: Stopped) {
         let socket = match socket.into_std() {
             Ok(socket) => socket,
             Err(e) => return limited!(warn, %peer, "lost at once: {e}"),
         };
-        self.thread(peer, move |shared, number| {
-            conn::serve_tcp(shared, &Arc::new(Conn::new(number, peer)), socket, stopped);
-        });
-    }
-
-    fn take_quic(self: &Arc<Self>, incoming: QuicIncoming, stopped: Stopped) {
-        let peer = incoming.peer();
-        if self.is_full() {
-            self.metrics.refused("connections");
-            return incoming.refuse();
+        let number = self.next_number();
+        match self.places.enter(number, peer.ip(), &self.accounts).await {
+            Ok(place) => self.thread(peer, number, Leaves(place), move |shared, place| {
+                conn::serve_tcp(shared, Conn::new(shared, number, peer, place.0.clone()), socket, stopped);
+            }),
+            Err(why) => limited!(warn, %peer, "refused: {why}"),
         }
-        self.thread(peer, move |shared, number| {
-            conn::serve_quic(shared, &Arc::new(Conn::new(number, peer)), incoming, stopped);
-        });
     }
 
-    fn is_full(&self) -> bool {
-        self.open_connections() >= self.limits.connections
+    async fn take_quic(self: &Arc<Self>, incoming: QuicIncoming, stopped: Stopped) {
+        let (peer, number) = (incoming.peer(), self.next_number());
+        if incoming.is_proven() {
+            return match self.places.enter(number, peer.ip(), &self.accounts).await {
+                Ok(place) => self.thread(peer, number, Leaves(place), move |shared, place| {
+                    let origin = Origin::Proven(place.0.clone());
+                    conn::serve_quic(shared, number, incoming, origin, stopped);
+                }),
+                Err(why) => {
+                    limited!(warn, %peer, "refused: {why}");
+                    incoming.refuse();
+                }
+            };
+        }
+        match self.places.handshake() {
+            Some(handshake) => self.thread(peer, number, (), move |shared, ()| {
+                conn::serve_quic(shared, number, incoming, Origin::Claimed(handshake), stopped);
+            }),
+            None => {
+                self.metrics.refused("connections");
+                incoming.refuse();
+            }
+        }
+    }
+
+    fn next_number(&self) -> u64 {
+        self.next_conn.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Connections that are open now.
     pub(crate) fn open_connections(&self) -> usize {
-        self.connections.load(Ordering::Acquire)
+        self.places.open()
     }
 
     /// A place for one more session of the client at the other end, if it may have one.
@@ -301,7 +326,7 @@ impl Shared {
                 "it is draining: it stops soon and takes no new sessions; use another server, or try again once it has restarted",
             ));
         }
-        let account = self.accounts.of(conn.who(), conn.peer.ip());
+        let account = conn.account(self, None);
         let share = account.session().map_err(|why| {
             refused(&why.to_string());
             self.metrics.refused("sessions of one client");
@@ -310,31 +335,37 @@ impl Shared {
         Ok(Seat { account, share, limits: self.limits.session.clone() })
     }
 
-    /// Gives a connection its thread and its number, if there may be one more.
-    pub(crate) fn thread(self: &Arc<Self>, peer: SocketAddr, work: impl FnOnce(&Arc<Self>, u64) + Send + 'static) {
-        if self.is_full() {
-            self.metrics.refused("connections");
-            return limited!(warn, %peer, "refused: {} connections are open already", self.limits.connections);
+    /// Gives a further connection of a client its place and its thread, if it may have one more.
+    pub(crate) fn client_thread(
+        self: &Arc<Self>,
+        of: &Conn,
+        work: impl FnOnce(&Arc<Self>, u64, Arc<Place>, Share) + Send + 'static,
+    ) {
+        let (peer, number) = (of.peer, self.next_number());
+        match self.places.enter_client(number, &of.account(self, None)) {
+            Ok((place, share)) => self.thread(peer, number, Leaves(place), move |shared, place| {
+                work(shared, number, place.0.clone(), share);
+            }),
+            Err(why) => limited!(warn, %peer, "refused: {why}"),
         }
-        let share = match self.accounts.of(None, peer.ip()).connection() {
-            Ok(share) => share,
-            Err(why) => {
-                self.metrics.refused("connections of one client");
-                return limited!(warn, %peer, "refused: {why}");
-            }
-        };
-        let number = self.next_conn.fetch_add(1, Ordering::Relaxed);
-        self.connections.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Gives a connection its thread. What it holds is given back when that ends.
+    fn thread<T: Send + 'static>(
+        self: &Arc<Self>,
+        peer: SocketAddr,
+        number: u64,
+        holds: T,
+        work: impl FnOnce(&Arc<Self>, &T) + Send + 'static,
+    ) {
         let shared = self.clone();
         let spawned = std::thread::Builder::new().name(format!("conn {number}")).spawn(move || {
-            let _share = share;
-            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&shared, number))).is_err() {
+            let holds = holds;
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&shared, &holds))).is_err() {
                 limited!(error, %peer, "a connection's thread panicked; this is a bug of Outboard");
             }
-            shared.connections.fetch_sub(1, Ordering::AcqRel);
         });
         if let Err(e) = spawned {
-            self.connections.fetch_sub(1, Ordering::AcqRel);
             limited!(warn, %peer, "no thread for a connection: {e}");
         }
     }
@@ -353,7 +384,7 @@ impl Shared {
 
     /// Gives back to the system what connections have left behind, once nobody computes here any more.
     fn trim(&self) {
-        let now = (self.next_conn.load(Ordering::Acquire), self.connections.load(Ordering::Acquire));
+        let now = (self.next_conn.load(Ordering::Acquire), self.open_connections());
         if lock(&self.sessions).is_empty() && std::mem::replace(&mut *lock(&self.trimmed), now) != now {
             outboard_host::trim_memory();
         }

@@ -25,21 +25,34 @@ impl Trust {
     }
 
     /// Checks the token of a call. `Ok(None)` if none is needed.
-    pub(crate) fn check(&self, metadata: &MetadataMap) -> Result<Option<Arc<str>>, Status> {
+    pub(crate) fn check(&self, metadata: &MetadataMap) -> Result<Option<Arc<str>>, Denied> {
         let Some(tokens) = &self.tokens else { return Ok(None) };
-        let text = metadata.get("authorization").and_then(|value| value.to_str().ok());
-        let Some(text) = text else {
-            return Err(Status::unauthenticated(
-                "it wants a token; give yours with --token-file, or in OUTBOARD_TOKEN",
-            ));
-        };
+        let text = metadata.get("authorization").ok_or(Denied::Missing)?;
         let token = text
-            .split_once(' ')
+            .to_str()
+            .ok()
+            .and_then(|text| text.split_once(' '))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
             .map(|(_, token)| token.trim());
-        match token.and_then(|token| tokens.name_of(token)) {
-            Some(name) => Ok(Some(name)),
-            None => Err(Status::unauthenticated("it does not know this token; it may have been replaced")),
-        }
+        token.and_then(|token| tokens.name_of(token)).map(Some).ok_or(Denied::Wrong)
+    }
+}
+
+/// Why a client is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Denied {
+    /// It has shown no token.
+    Missing,
+    /// It has shown one that is not known here.
+    Wrong,
+}
+
+impl Denied {
+    /// What the client is told.
+    pub(crate) fn status(self) -> Status {
+        Status::unauthenticated(match self {
+            Denied::Missing => "it wants a token; give yours with --token-file, or in OUTBOARD_TOKEN",
+            Denied::Wrong => "it does not know this token; it may have been replaced",
+        })
     }
 }

@@ -3,6 +3,7 @@
 
 use super::Peers;
 use super::inbox::{Key, Via};
+use crate::http2::Incoming;
 use crate::limits::{FIRST_MESSAGE, TICK};
 use crate::lock;
 use crate::logs::limited;
@@ -11,7 +12,7 @@ use crate::service::{Service, UNDECODABLE};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
-use hyper::body::{Body as HttpBody, Frame, Incoming};
+use hyper::body::{Body as HttpBody, Frame};
 use outboard_core::{Error, Result, Ticket};
 use outboard_proto::chunk::{ChunkReader, Direction, Piece};
 use outboard_proto::limits::MAX_PEER_MESSAGE;
@@ -75,7 +76,7 @@ async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::resu
     let version = pick_version(open.min_version, open.max_version).ok_or_else(|| {
         Status::failed_precondition("the servers speak no common protocol version; install the same release on both")
     })?;
-    service.conn.serves_a_link();
+    service.serve_link()?;
     let _ = down.send(Ok(encode(Down::Welcome(v1::Welcome { version })))).await;
     let conn = service.conn.number;
     limited!(info, peer = %service.conn.peer, "link of another server opened");

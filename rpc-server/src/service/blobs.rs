@@ -1,5 +1,6 @@
 //! Blobs: which of them this server has, and copying them into a session's buffers.
 
+use super::call::CallRoom;
 use super::{Service, status};
 use crate::blobs::{Blobs, Placing, check, place};
 use crate::limits::MODELS_WAIT;
@@ -12,12 +13,17 @@ use tonic::Status;
 
 /// Answers which of the blobs are here. Whoever asks must know the digests, and so, for all that matters, the content; what it
 /// learns from the answer is that somebody has given this server that content before.
-pub(super) async fn have(service: &Service, request: v1::HaveBlobsRequest) -> Result<v1::HaveBlobsResponse, Status> {
+pub(super) async fn have(
+    service: &Service,
+    request: v1::HaveBlobsRequest,
+    room: Option<CallRoom>,
+) -> Result<v1::HaveBlobsResponse, Status> {
     let session = service.session(request.session.as_ref())?;
     let blobs = blobs(service)?;
     let asked = decode_question(&request.blobs).map_err(status)?;
     let sizes: Vec<u64> = asked.iter().map(|blob| blob.len).collect();
     let look = move || {
+        let _room = room;
         blobs.wait_for_models(MODELS_WAIT);
         Ok(asked.iter().map(|blob| blobs.has(blob)).collect::<Vec<_>>())
     };

@@ -2,14 +2,19 @@
 //! of the connection to the queue, and back, without a copy.
 
 use super::{Service, UNDECODABLE};
+use crate::http2::Incoming;
 use crate::limits::{BULK_CHUNKS, FIRST_MESSAGE};
 use crate::lock;
 use crate::session::Session;
+use crate::session::answers::Held;
+use crate::session::flight::Inlet;
+use crate::session::queue::{BulkEnds, UpChunk};
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
-use hyper::body::{Body as HttpBody, Frame, Incoming};
+use hyper::body::{Body as HttpBody, Frame};
 use outboard_proto::chunk::{self, ChunkReader, Direction, Piece};
+use outboard_proto::error::to_status;
 use outboard_proto::v1::{self, bulk_up::Part};
 use prost::Message;
 use std::convert::Infallible;
@@ -19,7 +24,8 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tonic::Status;
 use tonic::body::Body;
 
-type Down = Result<v1::Chunk, Status>;
+/// A chunk for the client. It keeps its room in the queue until the connection takes it.
+type Down = Result<Held<v1::Chunk>, Status>;
 
 pub(crate) fn transfer(service: Service, request: Request<Incoming>) -> Response<Body> {
     let (out, chunks) = channel(BULK_CHUNKS);
@@ -37,10 +43,9 @@ pub(crate) fn transfer(service: Service, request: Request<Incoming>) -> Response
     response
 }
 
-async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Result<(), Status> {
-    let mut reader = ChunkReader::new(Direction::Up);
-    let mut input = Bytes::new();
-    let first = tokio::time::timeout(FIRST_MESSAGE, next(&mut body, &mut reader, &mut input)).await;
+async fn run(service: &Service, body: Incoming, out: &Sender<Down>) -> Result<(), Status> {
+    let mut pieces = Pieces { body, reader: ChunkReader::new(Direction::Up), input: Bytes::new(), frame: 0 };
+    let first = tokio::time::timeout(FIRST_MESSAGE, pieces.next()).await;
     let first = first.map_err(|_| Status::deadline_exceeded("the stream has said nothing"))??;
     let open = match first {
         Some(Piece::Message(bytes)) => v1::BulkUp::decode(bytes).ok().and_then(|m| m.part),
@@ -51,6 +56,7 @@ async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Resul
     };
     let (session, age) = service.stream(open.session.as_ref())?;
     service.conn.attach(&service.shared, &session);
+    service.conn.carries_bulk();
     // The queue is opened on another connection, so that it may come later.
     let queue = session.until(|| lock(&session.queues).get(&open.queue).cloned());
     let queue = match tokio::time::timeout(FIRST_MESSAGE, queue).await {
@@ -60,33 +66,31 @@ async fn run(service: &Service, mut body: Incoming, out: &Sender<Down>) -> Resul
     let ends = lock(&queue.bulk).take();
     drop(queue);
     let ends = ends.ok_or_else(|| Status::already_exists("the queue has a bulk stream already"))?;
-    let mut down = ends.down;
+    let BulkEnds { up, room, mut down } = ends;
     let results = out.clone();
     tokio::spawn(async move {
         while let Some(chunk) = down.recv().await {
-            if results.send(Ok(chunk.item)).await.is_err() {
+            if results.send(Ok(chunk)).await.is_err() {
                 return;
             }
         }
     });
     tokio::select! {
         biased;
-        done = forward(&session, &mut body, &mut reader, &mut input, &ends.up) => done,
         () = session.keys.until_renewed(age) => Ok(()),
+        done = forward(&session, &mut pieces, &up, &room) => done,
     }
 }
 
 /// Hands chunks to the queue; one that is full makes the client wait.
-async fn forward(
-    session: &Session,
-    body: &mut Incoming,
-    reader: &mut ChunkReader,
-    input: &mut Bytes,
-    up: &Sender<v1::Chunk>,
-) -> Result<(), Status> {
+async fn forward(session: &Session, pieces: &mut Pieces, up: &Sender<UpChunk>, inlet: &Inlet) -> Result<(), Status> {
     loop {
+        let room = tokio::select! {
+            room = inlet.take() => room.map_err(|e| to_status(&e))?,
+            () = session.until_closed() => return Ok(()),
+        };
         let piece = tokio::select! {
-            piece = next(body, reader, input) => piece?,
+            piece = pieces.next() => piece?,
             () = session.until_closed() => return Ok(()),
         };
         let (transfer, data) = match piece {
@@ -95,22 +99,39 @@ async fn forward(
             None => return Ok(()),
         };
         tokio::select! {
-            sent = up.send(v1::Chunk { transfer, data }) => if sent.is_err() { return Ok(()) },
+            sent = up.send((v1::Chunk { transfer, data }, room)) => if sent.is_err() { return Ok(()) },
             () = session.until_closed() => return Ok(()),
         }
     }
 }
 
-/// The next piece of the stream; `None` at its end or when it breaks.
-async fn next(body: &mut Incoming, reader: &mut ChunkReader, input: &mut Bytes) -> Result<Option<Piece>, Status> {
-    loop {
-        let piece = reader.next(input).map_err(|e| Status::new(UNDECODABLE, e.to_string()))?;
-        if piece.is_some() {
-            return Ok(piece);
-        }
-        match body.frame().await {
-            Some(Ok(frame)) => *input = frame.into_data().unwrap_or_default(),
-            Some(Err(_)) | None => return Ok(None),
+/// The pieces of a stream.
+struct Pieces {
+    body: Incoming,
+    reader: ChunkReader,
+    input: Bytes,
+    /// Bytes of the frame that it was.
+    frame: usize,
+}
+
+impl Pieces {
+    /// The next piece; `None` at the end of the stream or when it breaks.
+    async fn next(&mut self) -> Result<Option<Piece>, Status> {
+        loop {
+            let piece = self.reader.next(&mut self.input).map_err(|e| Status::new(UNDECODABLE, e.to_string()))?;
+            match piece {
+                // A copy, where it would keep much else that came in the same frame.
+                Some(Piece::Data { transfer, data }) if data.len() < self.frame - self.frame / 8 => {
+                    return Ok(Some(Piece::Data { transfer, data: Bytes::copy_from_slice(&data) }));
+                }
+                Some(piece) => return Ok(Some(piece)),
+                None => {}
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.input = frame.into_data().unwrap_or_default(),
+                Some(Err(_)) | None => return Ok(None),
+            }
+            self.frame = self.input.len();
         }
     }
 }
@@ -135,7 +156,7 @@ impl HttpBody for DownBody {
         }
         let status = match self.chunks.poll_recv(cx) {
             Poll::Pending => return Poll::Pending,
-            Poll::Ready(Some(Ok(chunk))) => {
+            Poll::Ready(Some(Ok(Held { item: chunk, .. }))) => {
                 let head = chunk::head(Direction::Down, chunk.transfer, &chunk.data);
                 self.payload = Some(chunk.data);
                 return Poll::Ready(Some(Ok(Frame::data(head))));

@@ -1,82 +1,183 @@
 //! The control stream of a session: memory and executables.
 
-use super::{Replies, Service, first, next, resume};
-use crate::limits::{FREES_TIMEOUT, OPEN_TIMEOUT, PENDING_FREES, REPLIES, STOP_TIMEOUT};
+use super::messages::{Came, Messages};
+use super::{Service, first, replies, resume, takes, undecodable};
+use crate::http2::Incoming;
+use crate::limits::{
+    CONTROL_TIMEOUT, FREES_TIMEOUT, MAX_FENCES, MAX_FREE_BYTES, OPEN_TIMEOUT, PENDING_FREE_BYTES, PENDING_FREES,
+    REPLIES, STOP_TIMEOUT, resume_bytes, resume_handles,
+};
 use crate::lock;
 use crate::logs::limited;
+use crate::room::Room;
 use crate::session::Session;
+use bytes::Bytes;
+use http::Response;
 use outboard_core::{Device, Error, Placement};
 use outboard_proto::device::usage_from_name;
-use outboard_proto::limits::MAX_FREE;
+use outboard_proto::limits::{MAX_FREE, MAX_MESSAGE};
 use outboard_proto::v1::control_reply::Reply;
 use outboard_proto::v1::control_request::Request;
 use outboard_proto::{error, graph, places, v1};
+use prost::Message;
+use prost::encoding::{WireType, decode_key, decode_varint};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::body::Body;
+use tonic::{Code, Status};
 
 type Out = Sender<Result<v1::ControlReply, Status>>;
 
-pub(super) fn start(service: &Service, stream: Streaming<v1::ControlRequest>) -> Replies<v1::ControlReply> {
-    let (out, replies) = channel(REPLIES);
+pub(super) fn start(service: &Service, body: Incoming) -> Response<Body> {
+    let (out, answers) = channel(REPLIES);
     let service = service.clone();
     tokio::spawn(async move {
-        if let Err(status) = run(&service, stream, &out).await {
+        if let Err(status) = run(&service, Messages::new(body), &out).await {
             service.complain(None, "control stream refused", &status.message());
             let _ = out.send(Err(status)).await;
         }
     });
-    ReceiverStream::new(replies)
+    replies(ReceiverStream::new(answers))
 }
 
-async fn run(service: &Service, mut stream: Streaming<v1::ControlRequest>, out: &Out) -> Result<(), Status> {
-    let (session, age, reply) = match first(service, &mut stream).await?.request {
-        Some(Request::Attach(attach)) => {
-            let (session, age) = service.stream(Some(&attach))?;
-            (session, age, Reply::Attached(v1::Attached {}))
-        }
-        Some(Request::Resume(request)) => {
-            let (session, age) = resume::resume(service, request).await?;
-            let now = session.to_wire();
-            (session, age, Reply::Resumed(v1::Resumed { session: Some(now) }))
-        }
-        _ => return Err(Status::invalid_argument("the first message must name the session")),
-    };
-    service.conn.attach(&service.shared, &session);
-    send(out, reply).await;
-    tokio::select! {
-        biased;
-        done = requests(service, stream, &session, out) => done,
-        () = session.keys.until_renewed(age) => Ok(()),
+/// A control stream of a session, of which there is one at a time.
+struct Control {
+    session: Arc<Session>,
+    /// The age of the session at which the stream was opened. It is over when the session has another one.
+    age: u64,
+    _alone: OwnedSemaphorePermit,
+}
+
+impl Control {
+    /// Whether the session was taken up again elsewhere.
+    fn is_over(&self) -> bool {
+        self.session.keys.is_renewed(self.age)
     }
 }
 
-/// Carries out what comes on the stream.
-async fn requests(
+async fn run(service: &Service, mut messages: Messages, out: &Out) -> Result<(), Status> {
+    let message = first(service, &mut messages, resume_bytes(&service.shared.limits.session)).await?;
+    let request = opening(service, &message)?;
+    drop(message);
+    let (control, reply) = match request.request {
+        Some(Request::Attach(attach)) => {
+            let (session, age) = service.stream(Some(&attach))?;
+            let alone = tokio::time::timeout(CONTROL_TIMEOUT, session.control.clone().acquire_owned()).await;
+            let alone = alone.ok().and_then(Result::ok);
+            let alone = alone.ok_or_else(|| Status::already_exists("the session has a control stream already"))?;
+            (Control { session, age, _alone: alone }, Reply::Attached(v1::Attached {}))
+        }
+        Some(Request::Resume(request)) => {
+            let resume::Resumed { session, age, alone } = resume::resume(service, request).await?;
+            let now = session.to_wire();
+            (Control { session, age, _alone: alone }, Reply::Resumed(v1::Resumed { session: Some(now) }))
+        }
+        _ => return Err(Status::invalid_argument("the first message must name the session")),
+    };
+    if control.is_over() {
+        return Err(resume::taken_up_elsewhere());
+    }
+    service.conn.attach(&service.shared, &control.session);
+    send(out, reply).await;
+    tokio::select! {
+        biased;
+        () = control.session.keys.until_renewed(control.age) => Ok(()),
+        done = requests(service, messages, &control, out) => done,
+    }
+}
+
+/// The first request of a stream. It is decoded before anybody knows who has sent it, and takes up to eight times its bytes then: one
+/// at a time, and handles are kept only of a client that knows the secret.
+fn opening(service: &Service, message: &[u8]) -> Result<v1::ControlRequest, Status> {
+    let _one = lock(&service.shared.opening);
+    // A number ends with a byte of less than 128. The session and the keys of fields have some, too.
+    let numbers = message.iter().filter(|&&byte| byte < 128).count();
+    if numbers > resume_handles(&service.shared.limits.session) + 128 {
+        return Err(Status::invalid_argument("more handles than a session can have"));
+    }
+    let request = v1::ControlRequest::decode(message).map_err(|e| undecodable(service, None, &e))?;
+    if let Some(Request::Resume(resume)) = &request.request {
+        resume::session_of(service, resume)?;
+    }
+    Ok(request)
+}
+
+/// The next request; `None` at the end of the stream, when it breaks, or when the session ends.
+async fn next(
     service: &Service,
-    mut stream: Streaming<v1::ControlRequest>,
-    session: &Arc<Session>,
-    out: &Out,
-) -> Result<(), Status> {
-    while let Some(message) = next(service, &mut stream, session).await {
+    messages: &mut Messages,
+    control: &Control,
+) -> Result<Option<(v1::ControlRequest, Option<Room>)>, Status> {
+    let session = &control.session;
+    let came = tokio::select! {
+        biased;
+        came = messages.next(MAX_MESSAGE, Some(&session.account.messages)) => came,
+        () = session.until_closed() => Ok(None),
+    };
+    let (message, room) = match came {
+        Ok(Some(Came::Message(message, room))) => (message, room),
+        // What is too large is an error already.
+        Ok(Some(Came::TooLarge(_)) | None) => return Ok(None),
+        Err(status) if status.code() == Code::ResourceExhausted => return Err(status),
+        Err(status) => {
+            service.broken(Some(session), &status);
+            return Ok(None);
+        }
+    };
+    check_form(&message)?;
+    let request = match v1::ControlRequest::decode(message) {
+        Ok(request) => request,
+        Err(e) => {
+            undecodable(service, Some(session), &e);
+            return Ok(None);
+        }
+    };
+    // What comes on a stream that is over comes too late, though it was sent before.
+    Ok(Some((request, room)).filter(|_| !control.is_over()))
+}
+
+/// Fails for what would take much more memory decoded than it has bytes: more than one request in a message, or a free of too much.
+/// What else is wrong is left to the decoder.
+fn check_form(message: &Bytes) -> Result<(), Status> {
+    let mut rest = &message[..];
+    let (Ok((tag, WireType::LengthDelimited)), Ok(len)) = (decode_key(&mut rest), decode_varint(&mut rest)) else {
+        return Ok(());
+    };
+    if (rest.len() as u64) > len {
+        return Err(Status::invalid_argument("more than one request in a message"));
+    }
+    if tag == FREE_TAG && rest.len() > MAX_FREE_BYTES {
+        let len = rest.len();
+        return Err(Status::invalid_argument(format!("a request to free of {len} bytes, {MAX_FREE_BYTES} at most")));
+    }
+    Ok(())
+}
+
+/// The field of a request to free.
+const FREE_TAG: u32 = 4;
+
+/// Carries out what comes on the stream.
+async fn requests(service: &Service, mut messages: Messages, control: &Control, out: &Out) -> Result<(), Status> {
+    let session = &control.session;
+    while let Some((message, room)) = next(service, &mut messages, control).await? {
         match message.request {
             Some(Request::Alloc(c)) => {
-                let result = alloc(session, &c).await;
+                let result = alloc(control, &c).await;
                 answer(service, out, c.request, result).await;
             }
             Some(Request::Compile(c)) => {
                 let request = c.request;
-                let result = compile(session, c).await;
+                let result = compile(control, c, room).await;
                 answer(service, out, request, result).await;
             }
             Some(Request::Free(c)) => {
                 // The session may end before there is room; the next message will not come then.
-                let room = || (session.frees.load(Ordering::Acquire) < PENDING_FREES).then_some(());
-                if session.until(room).await.is_ok() {
-                    free(session, c);
+                if session.until(|| has_room_for(session, &c).then_some(())).await.is_ok() {
+                    free(control, c);
                 }
             }
             Some(Request::Goodbye(_)) => {
@@ -107,11 +208,13 @@ async fn answer(service: &Service, out: &Out, request: u64, result: outboard_cor
     send(out, Reply::Done(v1::Done { request, error })).await;
 }
 
-async fn alloc(session: &Arc<Session>, c: &v1::Alloc) -> outboard_core::Result<()> {
+async fn alloc(control: &Control, c: &v1::Alloc) -> outboard_core::Result<()> {
+    let session = &control.session;
     let device = session.devices.get(&c.device)?.clone();
     let (handle, size, usage) = (c.buffer, c.size, usage_from_name(&c.usage));
+    let age = control.age;
     let attempt = |device: Arc<dyn Device>, owner: Arc<Session>| {
-        session.worker.run(move || owner.alloc(device.as_ref(), handle, size, usage))
+        session.worker.run(move || owner.at_age(age)?.alloc(device.as_ref(), handle, size, usage))
     };
     let being_freed = session.frees.load(Ordering::Acquire) > 0;
     make_room(session, |s| s.is_full_of_buffers()).await;
@@ -133,37 +236,59 @@ async fn make_room(session: &Session, is_full: impl Fn(&Session) -> bool) {
     }
 }
 
-async fn compile(session: &Arc<Session>, c: v1::Compile) -> outboard_core::Result<()> {
+async fn compile(control: &Control, c: v1::Compile, room: Option<Room>) -> outboard_core::Result<()> {
+    let session = &control.session;
     let device = session.devices.get(&c.device)?.clone();
-    let bytes = c.graph.len() as u64;
-    make_room(session, |s| s.is_full_of_graphs(bytes)).await;
-    let owner = session.clone();
+    let (bytes, takes) = (c.graph.len() as u64, takes(&c.graph));
+    make_room(session, |s| s.is_full_of_graphs(bytes, takes)).await;
+    let (owner, age) = (session.clone(), control.age);
     let work = move || {
+        let _room = room;
+        let owner = owner.at_age(age)?;
         owner.check_executable(c.executable, bytes)?;
+        let share = owner.account.graph(takes)?;
         let graph = Arc::new(graph::decode(&c.graph)?);
         let slices = places::decode(&c.places, graph.tensors().len(), |s| owner.slice(device.as_ref(), Some(s)))?;
         let placement = Placement::new(&graph, device.as_ref(), slices)?;
         let executable = device.compile(graph, placement)?;
-        owner.add_executable(device.as_ref(), c.executable, executable, bytes)
+        owner.add_executable(device.as_ref(), c.executable, executable, bytes, share)
     };
     session.worker.run(work).await
 }
 
 /// Counts as a free that waits until it is dropped: done, or lost with its connection.
-struct Waiting(Arc<Session>);
+struct Waiting {
+    session: Arc<Session>,
+    bytes: usize,
+}
 
 impl Waiting {
-    fn new(session: &Arc<Session>) -> Waiting {
+    fn new(session: &Arc<Session>, c: &v1::Free) -> Waiting {
+        let bytes = bytes_of(c);
         session.frees.fetch_add(1, Ordering::AcqRel);
-        Waiting(session.clone())
+        session.free_bytes.fetch_add(bytes, Ordering::AcqRel);
+        Waiting { session: session.clone(), bytes }
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.frees.fetch_sub(1, Ordering::AcqRel);
-        self.0.progress.notify_waiters();
+        self.session.free_bytes.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.session.frees.fetch_sub(1, Ordering::AcqRel);
+        self.session.progress.notify_waiters();
     }
+}
+
+/// Bytes of a free that waits.
+fn bytes_of(c: &v1::Free) -> usize {
+    size_of::<u64>() * (c.buffers.len() + c.executables.len()) + size_of::<v1::Fence>() * c.fences.len()
+}
+
+/// Whether one more free may wait. One alone always may.
+fn has_room_for(session: &Session, c: &v1::Free) -> bool {
+    let waiting = session.frees.load(Ordering::Acquire);
+    let bytes = session.free_bytes.load(Ordering::Acquire).saturating_add(bytes_of(c));
+    waiting == 0 || waiting < PENDING_FREES && bytes <= PENDING_FREE_BYTES
 }
 
 /// Whether every queue has done the commands that a free has to wait for. One that is not known may not be open yet: streams do not
@@ -175,14 +300,19 @@ fn passed(session: &Session, fences: &[v1::Fence], unknown: bool) -> bool {
 }
 
 /// Frees once every queue has done the commands that came before; nobody waits for it.
-fn free(session: &Arc<Session>, c: v1::Free) {
-    if c.buffers.len() > MAX_FREE || c.executables.len() > MAX_FREE {
-        limited!(debug, session = session.tag, "more than {MAX_FREE} handles in one message are not freed");
+fn free(control: &Control, c: v1::Free) {
+    let session = &control.session;
+    if c.buffers.len() > MAX_FREE || c.executables.len() > MAX_FREE || c.fences.len() > MAX_FENCES {
+        let limits = format!("{MAX_FREE} handles or {MAX_FENCES} fences");
+        limited!(debug, session = session.tag, "what more than {limits} in one message are for is not freed");
         return;
     }
-    let waiting = Waiting::new(session);
+    let waiting = Waiting::new(session, &c);
+    let age = control.age;
     let work = move |c: v1::Free| {
-        waiting.0.free(&c.buffers, &c.executables);
+        if let Ok(session) = waiting.session.at_age(age) {
+            session.free(&c.buffers, &c.executables);
+        }
         drop(waiting);
     };
     // Usually they have; then a request behind this one finds the memory free.

@@ -2,10 +2,12 @@
 
 mod blobs;
 pub(crate) mod bulk;
+pub(crate) mod call;
 mod control;
 mod devices;
 mod hello;
 mod memory;
+pub(crate) mod messages;
 mod peers;
 mod progress;
 mod queue;
@@ -14,21 +16,27 @@ mod supports;
 mod trace;
 
 use crate::accounts::Account;
-use crate::conn::Conn;
-use crate::limits::FIRST_MESSAGE;
+use crate::conn::{Conn, too_much};
+use crate::limits::{FIRST_MESSAGE, LAST_ANSWER, WRONG_TOKENS, graph_bytes};
 use crate::lock;
 use crate::logs::limited;
 use crate::server::Shared;
 use crate::session::Session;
+use crate::trust::Denied;
+use call::CallRoom;
+use messages::{Came, Messages};
 use outboard_core::Error;
+use outboard_core::graph::MAX_TENSORS;
 use outboard_proto::error::to_status;
+use outboard_proto::limits::MAX_MESSAGE;
 use outboard_proto::v1;
 use std::sync::Arc;
-use tokio_stream::wrappers::ReceiverStream;
+use std::time::Instant;
+use tonic::body::Body;
+use tonic::codec::{Codec, EncodeBody, SingleMessageCompressionOverride};
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Request, Response, Status, Streaming};
-
-type Replies<T> = ReceiverStream<Result<T, Status>>;
+use tonic_prost::ProstCodec;
 
 /// What one connection can call.
 pub(crate) struct Service {
@@ -44,9 +52,24 @@ impl Service {
             found.filter(|found| found.has_secret(&s.secret))
         });
         let found = found.ok_or_else(|| self.no_session())?;
+        self.authorise(&found.account)?;
         found.hear(&self.conn.traffic);
-        self.conn.authorise();
         Ok(found)
+    }
+
+    /// Notes that the client of this connection has shown who it is.
+    pub(crate) fn authorise(&self, account: &Arc<Account>) -> Result<(), Status> {
+        self.conn.authorise(account).map_err(|e| {
+            self.complain(None, "a connection was refused", &e);
+            too_much(&e)
+        })
+    }
+
+    /// Another server, which clients have told of this one, sends on the connection.
+    pub(crate) fn serve_link(&self) -> Result<(), Status> {
+        self.authorise(&self.account())?;
+        self.conn.serves_a_link();
+        Ok(())
     }
 
     /// The answer to who names a session that there is not, or with another secret.
@@ -66,37 +89,64 @@ impl Service {
 
     /// The account of the client at the other end.
     fn account(&self) -> Arc<Account> {
-        self.shared.accounts.of(self.conn.who(), self.conn.peer.ip())
+        self.conn.account(&self.shared, None)
     }
 
-    /// Whether a call that names no session may be made: its client has been let in before, or shows a token now.
-    fn may(&self, metadata: &MetadataMap) -> Result<(), Status> {
-        match self.conn.is_authorised() {
+    /// Whether a call that names no session may be made: by anybody where no token is needed, and else by a client that has been
+    /// let in before, or shows a token now.
+    async fn may(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        match self.conn.is_authorised() || self.shared.trust.tokens.is_none() {
             true => Ok(()),
-            false => self.admit(metadata),
+            false => self.admit(metadata).await,
         }
     }
 
-    /// Checks the token of a call, if one is needed, and keeps the name that it stands for.
-    fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
-        match self.shared.trust.check(metadata) {
+    /// Checks the token of a call, if one is needed, and keeps the name that it stands for. After a wrong one, answers to further
+    /// ones from the same address wait.
+    async fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        let (shared, address) = (&self.shared, self.conn.peer.ip());
+        if self.conn.wrong_tokens() >= WRONG_TOKENS {
+            return Err(Status::unauthenticated("too many wrong tokens on this connection"));
+        }
+        match shared.trust.check(metadata) {
             Ok(name) => {
-                let counted = self.conn.is(&self.shared, name.map(|name| name.to_string()));
-                counted.map_err(|e| Status::resource_exhausted(e.to_string()))?;
-                self.conn.authorise();
+                // At once, so that it makes no room for others while it waits.
+                self.authorise(&self.conn.account(shared, name.as_deref()))?;
+                if name.is_some() {
+                    tokio::time::sleep(shared.guesses.delay(Instant::now(), address)).await;
+                }
                 Ok(())
             }
-            Err(status) => {
-                self.shared.metrics.refused("token");
+            Err(denied) => {
+                let status = denied.status();
                 self.complain(None, "a client was not let in", &status.message());
+                match denied {
+                    Denied::Missing => shared.metrics.refused("missing token"),
+                    Denied::Wrong => self.wrong_token().await,
+                }
                 Err(status)
             }
         }
     }
 
+    /// A wrong token: its answer waits, and the connection ends with the last one that is looked at.
+    async fn wrong_token(&self) {
+        self.shared.metrics.refused("token");
+        let count = self.conn.wrong_token();
+        let delay = self.shared.guesses.wrong(Instant::now(), self.conn.peer.ip());
+        tokio::time::sleep(delay).await;
+        if count >= WRONG_TOKENS {
+            let conn = self.conn.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(LAST_ANSWER).await;
+                conn.give_up();
+            });
+        }
+    }
+
     /// A stream broke. If that is because of what came on it, the connection ends.
     fn broken(&self, session: Option<&Session>, status: &Status) {
-        if matches!(status.code(), UNDECODABLE | Code::OutOfRange | Code::ResourceExhausted) {
+        if matches!(status.code(), UNDECODABLE | Code::OutOfRange) {
             self.shared.metrics.undecodable();
             self.complain(session, "connection closed, its bytes cannot be decoded", &status.message());
             self.conn.give_up();
@@ -113,26 +163,59 @@ impl Service {
 /// The code of a message that cannot be decoded.
 pub(crate) const UNDECODABLE: Code = Code::Internal;
 
-/// The first message of a stream.
-async fn first<T>(service: &Service, stream: &mut Streaming<T>) -> Result<T, Status> {
-    match tokio::time::timeout(FIRST_MESSAGE, stream.message()).await {
-        Ok(message) => message
-            .inspect_err(|status| service.broken(None, status))?
-            .ok_or_else(|| Status::invalid_argument("the stream ended before its first message")),
+/// The first message of a stream, of up to `limit` bytes.
+async fn first(service: &Service, messages: &mut Messages, limit: usize) -> Result<bytes::Bytes, Status> {
+    match tokio::time::timeout(FIRST_MESSAGE, messages.next(limit, None)).await {
+        Ok(Ok(Some(Came::Message(message, _)))) => Ok(message),
+        Ok(Ok(Some(Came::TooLarge(len)))) => Err(Status::invalid_argument(format!(
+            "a message of {len} bytes; the first one of a stream has {limit} at most"
+        ))),
+        Ok(Ok(None)) => Err(Status::invalid_argument("the stream ended before its first message")),
+        Ok(Err(status)) => {
+            service.broken(None, &status);
+            Err(status)
+        }
         Err(_) => Err(Status::deadline_exceeded("the stream has said nothing")),
     }
 }
 
-/// The next message of a stream of a session: `None` at its end, when it breaks, or when the session ends.
-async fn next<T>(service: &Service, stream: &mut Streaming<T>, session: &Session) -> Option<T> {
-    tokio::select! {
-        biased;
-        message = stream.message() => message.unwrap_or_else(|status| {
-            service.broken(Some(session), &status);
-            None
-        }),
-        () = session.until_closed() => None,
-    }
+/// A message that cannot be decoded ends its connection.
+fn undecodable(service: &Service, session: Option<&Session>, error: &prost::DecodeError) -> Status {
+    let status = Status::new(UNDECODABLE, error.to_string());
+    service.broken(session, &status);
+    status
+}
+
+/// An answer that is a stream of messages.
+fn replies<T, S>(stream: S) -> http::Response<Body>
+where
+    T: prost::Message + Default + 'static,
+    S: tokio_stream::Stream<Item = Result<T, Status>> + Send + 'static,
+{
+    let encoder = ProstCodec::<T, T>::default().encoder();
+    let plain = SingleMessageCompressionOverride::default();
+    let body = EncodeBody::new_server(encoder, stream, None, plain, Some(MAX_MESSAGE));
+    let mut response = http::Response::new(Body::new(body));
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/grpc"));
+    response
+}
+
+/// What a stream that is read by hand answers to who comes by another way.
+fn by_hand<T>() -> Result<Response<EmptyReplies<T>>, Status> {
+    Err(Status::internal("this stream is not served here; this is a bug of Outboard"))
+}
+
+/// Nothing; see [`by_hand`].
+type EmptyReplies<T> = tokio_stream::Empty<Result<T, Status>>;
+
+/// The room of a call's message, for its work.
+fn room_of<T>(request: &Request<T>) -> Option<CallRoom> {
+    request.extensions().get::<CallRoom>().cloned()
+}
+
+/// Bytes that an encoded graph takes in memory. What is wrong with it, its decoder says.
+fn takes(graph: &[u8]) -> u64 {
+    graph_bytes(outboard_proto::graph::count(graph).unwrap_or(MAX_TENSORS), graph.len())
 }
 
 fn status(error: Error) -> Status {
@@ -142,22 +225,23 @@ fn status(error: Error) -> Status {
 #[tonic::async_trait]
 impl v1::outboard_server::Outboard for Service {
     async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloResponse>, Status> {
-        self.admit(request.metadata())?;
+        self.admit(request.metadata()).await?;
         hello::hello(self, request.into_inner()).map(Response::new)
     }
 
     async fn devices(&self, request: Request<v1::DevicesRequest>) -> Result<Response<v1::DevicesResponse>, Status> {
-        self.may(request.metadata())?;
+        self.may(request.metadata()).await?;
         devices::devices(self).map(Response::new)
     }
 
     async fn memory(&self, request: Request<v1::MemoryRequest>) -> Result<Response<v1::MemoryResponse>, Status> {
-        self.may(request.metadata())?;
+        self.may(request.metadata()).await?;
         memory::memory(self, &request.into_inner()).map(Response::new)
     }
 
     async fn supports(&self, request: Request<v1::SupportsRequest>) -> Result<Response<v1::SupportsResponse>, Status> {
-        supports::supports(self, request.into_inner()).await.map(Response::new)
+        let room = room_of(&request);
+        supports::supports(self, request.into_inner(), room).await.map(Response::new)
     }
 
     async fn progress(&self, request: Request<v1::ProgressRequest>) -> Result<Response<v1::ProgressResponse>, Status> {
@@ -172,7 +256,8 @@ impl v1::outboard_server::Outboard for Service {
         &self,
         request: Request<v1::HaveBlobsRequest>,
     ) -> Result<Response<v1::HaveBlobsResponse>, Status> {
-        blobs::have(self, request.into_inner()).await.map(Response::new)
+        let room = room_of(&request);
+        blobs::have(self, request.into_inner(), room).await.map(Response::new)
     }
 
     async fn place_blobs(
@@ -189,19 +274,19 @@ impl v1::outboard_server::Outboard for Service {
         blobs::check_all(self, request.into_inner()).await.map(Response::new)
     }
 
-    type ControlStream = Replies<v1::ControlReply>;
+    type ControlStream = EmptyReplies<v1::ControlReply>;
 
     async fn control(
         &self,
-        request: Request<Streaming<v1::ControlRequest>>,
+        _: Request<Streaming<v1::ControlRequest>>,
     ) -> Result<Response<Self::ControlStream>, Status> {
-        Ok(Response::new(control::start(self, request.into_inner())))
+        by_hand()
     }
 
-    type QueueStream = queue::Replies;
+    type QueueStream = EmptyReplies<v1::Reply>;
 
-    async fn queue(&self, request: Request<Streaming<v1::Command>>) -> Result<Response<Self::QueueStream>, Status> {
-        Ok(Response::new(queue::start(self, request.into_inner())))
+    async fn queue(&self, _: Request<Streaming<v1::Command>>) -> Result<Response<Self::QueueStream>, Status> {
+        by_hand()
     }
 }
 

@@ -6,42 +6,78 @@ use crate::lock;
 use crate::logs::limited;
 use crate::session::Session;
 use outboard_core::Error;
-use outboard_proto::limits::MAX_HANDLES;
 use outboard_proto::v1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 
-/// The session, at rest: nothing of what was under way touches its memory any more. And its age.
-pub(super) async fn resume(service: &Service, request: v1::Resume) -> Result<(Arc<Session>, u64), Status> {
-    let v1::Resume { session, buffers, executables } = request;
-    if buffers.len() > MAX_HANDLES || executables.len() > MAX_HANDLES {
-        return Err(Status::invalid_argument(format!("a session has {MAX_HANDLES} buffers, or executables, at most")));
-    }
-    let named = session.ok_or_else(|| service.no_session())?;
-    let found = lock(&service.shared.sessions).get(&named.id).cloned();
-    let renewed = found.and_then(|session| session.keys.renew(&named.secret).map(|age| (session, age)));
-    let (session, age) = renewed.ok_or_else(|| service.no_session())?;
+/// A session that was taken up again: at rest, so that nothing of what was under way touches its memory any more.
+pub(super) struct Resumed {
+    pub(super) session: Arc<Session>,
+    pub(super) age: u64,
+    /// The right to its control stream.
+    pub(super) alone: OwnedSemaphorePermit,
+}
+
+/// Takes a session up again. One that comes while another is under way ends that one, which frees nothing any more, and goes on when
+/// it has ended.
+pub(super) async fn resume(service: &Service, request: v1::Resume) -> Result<Resumed, Status> {
+    let session = session_of(service, &request)?;
+    let v1::Resume { session: named, buffers, executables } = request;
+    // Before it is taken up: a client without a place must not end what the other connection has under way.
+    service.authorise(&session.account)?;
+    let age = named.and_then(|named| session.keys.renew(&named.secret)).ok_or_else(|| service.no_session())?;
     session.hear(&service.conn.traffic);
-    service.conn.authorise();
-    let quiet = async {
-        // Queues that were being opened when the secret changed are open behind this, or never will be.
-        session.worker.run(|| Ok(())).await?;
-        session.until(|| (session.live_queues.load(Ordering::Acquire) == 0).then_some(())).await
-    };
-    match tokio::time::timeout(QUIET_TIMEOUT, quiet).await {
-        Ok(done) => done.map_err(status)?,
-        Err(_) => {
-            let what = "its devices to leave what the lost connection has given them".into();
-            return Err(status(Error::Timeout { what, after: QUIET_TIMEOUT }));
-        }
+    tokio::select! {
+        biased;
+        () = session.keys.until_renewed(age) => Err(taken_up_elsewhere()),
+        quiet = tokio::time::timeout(QUIET_TIMEOUT, quiet(&session, age)) => match quiet {
+            Ok(alone) => {
+                let alone = alone.map_err(status)?;
+                keep(&session, age, buffers, executables).await.map_err(status)?;
+                let peer = service.conn.peer;
+                limited!(info, session = session.tag, client = session.client, %peer, "session resumed");
+                Ok(Resumed { session, age, alone })
+            }
+            Err(_) => {
+                let what = "its devices to leave what the lost connection has given them".into();
+                Err(status(Error::Timeout { what, after: QUIET_TIMEOUT }))
+            }
+        },
     }
+}
+
+/// The session that is to be taken up again, if its client knows the secret.
+pub(super) fn session_of(service: &Service, request: &v1::Resume) -> Result<Arc<Session>, Status> {
+    let named = request.session.as_ref().ok_or_else(|| service.no_session())?;
+    let found = lock(&service.shared.sessions).get(&named.id).cloned();
+    found.filter(|session| session.keys.may_renew(&named.secret)).ok_or_else(|| service.no_session())
+}
+
+/// The answer to who comes too late.
+pub(super) fn taken_up_elsewhere() -> Status {
+    Status::unauthenticated("the session was taken up again elsewhere")
+}
+
+/// Waits until nothing of what was under way before this age is left: the control stream, or another that takes the session up;
+/// jobs of its thread; queues.
+async fn quiet(session: &Arc<Session>, age: u64) -> outboard_core::Result<OwnedSemaphorePermit> {
+    let alone = session.control.clone().acquire_owned().await.map_err(|_| Error::Cancelled)?;
+    // Queues that were being opened when the secret changed are open behind this, or never will be.
     let owner = session.clone();
-    let kept = session.worker.run(move || {
-        owner.keep_only(&buffers, &executables);
-        Ok(())
-    });
-    kept.await.map_err(status)?;
-    limited!(info, session = session.tag, client = session.client, peer = %service.conn.peer, "session resumed");
-    Ok((session, age))
+    session.worker.run(move || owner.at_age(age).map(drop)).await?;
+    session.until(|| (session.live_queues.load(Ordering::Acquire) == 0).then_some(())).await?;
+    Ok(alone)
+}
+
+/// Frees all but these handles, unless the session has been taken up again meanwhile.
+async fn keep(session: &Arc<Session>, age: u64, buffers: Vec<u64>, executables: Vec<u64>) -> outboard_core::Result<()> {
+    let owner = session.clone();
+    let job = move || {
+        // What is taken out of the books while its age is the session's; dropping it may take long.
+        let gone = owner.keys.while_at(age, || owner.all_but(&buffers, &executables));
+        gone.map(drop).ok_or(Error::Cancelled)
+    };
+    session.worker.run(job).await
 }

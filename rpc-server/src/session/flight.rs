@@ -1,34 +1,44 @@
 //! How much of a queue's work the device's queue holds: bounded, so that a client cannot fill this host's memory with it.
+//!
+//! Each queue has some room for payloads of its own, so that it can go on whatever others do, and takes more from what the queues of
+//! its client share, while there is some.
 
-use crate::limits::{COMMANDS_IN_FLIGHT, KIB_IN_FLIGHT, NARROW_KIB};
+use crate::limits::{CHUNK_KIB, COMMANDS_IN_FLIGHT, KIB_IN_FLIGHT, OWN_KIB};
+use crate::room::{Pool, Room};
 use outboard_core::{Error, Result};
 use prometheus_client::metrics::gauge::Gauge;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use std::sync::atomic::{AtomicU32, Ordering};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Room that is taken when a command is enqueued and given back when the device is past it.
 #[derive(Debug)]
 pub(crate) struct Flight {
     commands: Semaphore,
-    kib: Semaphore,
-    /// Kibibytes when nothing is taken.
-    width: u32,
+    own: Semaphore,
+    shared: Pool,
+    /// Kibibytes that are taken from what is shared.
+    borrowed: AtomicU32,
     /// Where commands are counted that are taken.
     depth: Gauge,
 }
 
 /// What was taken.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Load {
     pub(crate) commands: u32,
-    pub(crate) kib: u32,
+    /// Of the queue's own room, in kibibytes.
+    own: u32,
+    /// Of what is shared.
+    borrowed: u32,
+    rooms: Vec<Room>,
 }
 
 /// Room that is given back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Hold {
     flight: Arc<Flight>,
-    load: Load,
+    pub(crate) load: Load,
 }
 
 impl Hold {
@@ -39,42 +49,59 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.flight.release(self.load);
+        self.flight.release(std::mem::take(&mut self.load));
     }
 }
 
 impl Flight {
-    /// Nothing is taken yet. A client has some `wide` ones, and narrower ones, which suffice for a chunk at a time.
-    pub(crate) fn new(wide: bool, depth: Gauge) -> Flight {
-        let width = if wide { KIB_IN_FLIGHT } else { NARROW_KIB };
+    /// Nothing is taken yet.
+    pub(crate) fn new(shared: Pool, depth: Gauge) -> Flight {
         Flight {
             commands: Semaphore::new(COMMANDS_IN_FLIGHT as usize),
-            kib: Semaphore::new(width as usize),
-            width,
+            own: Semaphore::new(OWN_KIB as usize),
+            shared,
+            borrowed: AtomicU32::new(0),
             depth,
         }
     }
 
-    /// Waits for room for one command with `bytes` of payload.
-    pub(crate) async fn take(&self, bytes: u64) -> Result<Load> {
-        let kib = self.kib_of(bytes);
-        let ended = |_| Error::Cancelled;
-        self.commands.acquire().await.map_err(ended)?.forget();
-        if kib > 0 {
-            self.kib.acquire_many(kib).await.map_err(ended)?.forget();
-        }
+    /// Waits for room for one command.
+    pub(crate) async fn command(&self) -> Result<Load> {
+        self.commands.acquire().await.map_err(|_| Error::Cancelled)?.forget();
         self.depth.inc();
-        Ok(Load { commands: 1, kib })
+        Ok(Load { commands: 1, ..Load::default() })
     }
 
-    /// What a payload counts: one that is larger than everything waits until nothing else is on the way.
-    fn kib_of(&self, bytes: u64) -> u32 {
-        u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.width)
+    /// Room for a payload if there is some now, the queue's own first.
+    pub(crate) fn try_payload(&self, bytes: u64) -> Option<Load> {
+        let kib = kib_of(bytes, OWN_KIB);
+        if let Ok(own) = self.own.try_acquire_many(kib) {
+            // One that is larger than all of that still counts as what it is, if it can.
+            let more = kib_of(bytes, KIB_IN_FLIGHT) - kib;
+            if more == 0 {
+                own.forget();
+                return Some(Load { own: kib, ..Load::default() });
+            }
+        }
+        self.try_borrow(kib_of(bytes, KIB_IN_FLIGHT))
     }
 
-    /// Whether a payload has to wait for a load that is taken.
-    pub(crate) fn waits_for(&self, load: Load, bytes: u64) -> bool {
-        load.kib > 0 && load.kib.saturating_add(self.kib_of(bytes)) > self.width
+    fn try_borrow(&self, kib: u32) -> Option<Load> {
+        // One task takes, so that nobody does in between.
+        let borrowed = self.borrowed.load(Ordering::Acquire).checked_add(kib)?;
+        if borrowed > KIB_IN_FLIGHT {
+            return None;
+        }
+        let room = self.shared.try_take(kib)?;
+        self.borrowed.fetch_add(kib, Ordering::AcqRel);
+        Some(Load { borrowed: kib, rooms: vec![room], ..Load::default() })
+    }
+
+    /// Waits for room for a payload, of the queue's own: a larger one waits until nothing else has any.
+    pub(crate) async fn payload(&self, bytes: u64) -> Result<Load> {
+        let kib = kib_of(bytes, OWN_KIB);
+        self.own.acquire_many(kib).await.map_err(|_| Error::Cancelled)?.forget();
+        Ok(Load { own: kib, ..Load::default() })
     }
 
     /// Whether nothing is taken: all that was enqueued is done.
@@ -86,13 +113,122 @@ impl Flight {
     fn release(&self, load: Load) {
         self.depth.dec_by(load.commands.into());
         self.commands.add_permits(load.commands as usize);
-        self.kib.add_permits(load.kib as usize);
+        self.own.add_permits(load.own as usize);
+        self.borrowed.fetch_sub(load.borrowed, Ordering::AcqRel);
+    }
+}
+
+/// Kibibytes that a payload counts as, at most.
+fn kib_of(bytes: u64, most: u32) -> u32 {
+    u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(most)
+}
+
+impl Load {
+    /// Kibibytes of payload.
+    pub(crate) fn kib(&self) -> u32 {
+        self.own + self.borrowed
     }
 }
 
 impl std::ops::AddAssign for Load {
-    fn add_assign(&mut self, other: Load) {
+    fn add_assign(&mut self, mut other: Load) {
         self.commands += other.commands;
-        self.kib += other.kib;
+        self.own += other.own;
+        self.borrowed += other.borrowed;
+        self.rooms.append(&mut other.rooms);
+    }
+}
+
+/// Room for chunks on their way from a bulk stream to its queue: for one always, for more from what is shared.
+#[derive(Clone, Debug)]
+pub(crate) struct Inlet {
+    own: Arc<Semaphore>,
+    shared: Pool,
+}
+
+/// Room of one chunk, given back when this is dropped.
+#[derive(Debug)]
+pub(crate) enum ChunkRoom {
+    Own { _permit: OwnedSemaphorePermit },
+    Shared { _room: Room },
+}
+
+impl Inlet {
+    pub(crate) fn new(shared: Pool) -> Inlet {
+        Inlet { own: Arc::new(Semaphore::new(1)), shared }
+    }
+
+    /// Waits for room for a chunk.
+    pub(crate) async fn take(&self) -> Result<ChunkRoom> {
+        if self.own.available_permits() == 0
+            && let Some(room) = self.shared.try_take(CHUNK_KIB)
+        {
+            return Ok(ChunkRoom::Shared { _room: room });
+        }
+        let permit = self.own.clone().acquire_owned().await.map_err(|_| Error::Cancelled)?;
+        Ok(ChunkRoom::Own { _permit: permit })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flight(shared_kib: usize) -> (Arc<Flight>, Pool) {
+        let pool = Pool::new(shared_kib, &Arc::new(Semaphore::new(1 << 20)));
+        (Arc::new(Flight::new(pool.clone(), Gauge::default())), pool)
+    }
+
+    #[test]
+    fn payloads_take_the_own_room_first_and_then_what_is_shared() {
+        let (flight, pool) = flight(4 << 10);
+        let mib = |n: u64| n << 20;
+        let own = flight.try_payload(mib(1)).unwrap();
+        assert_eq!((own.own, own.borrowed), (1024, 0));
+        let mut all = flight.try_payload(mib(3)).unwrap();
+        assert_eq!((all.own, all.borrowed), (0, 3 << 10));
+        all += flight.try_payload(mib(1)).unwrap();
+        assert!(flight.try_payload(1).is_none() && pool.try_take(1).is_none());
+        assert_eq!(all.kib(), 4 << 10);
+        drop(Hold::new(&flight, all));
+        let all = flight.try_payload(mib(4)).unwrap();
+        drop((Hold::new(&flight, own), Hold::new(&flight, all)));
+        // Nothing is lost.
+        assert!(pool.try_take(4 << 10).is_some());
+        assert_eq!(flight.own.available_permits(), 1024);
+    }
+
+    #[test]
+    fn one_queue_takes_no_more_than_its_part() {
+        let (flight, _) = flight(1 << 20);
+        let most = flight.try_payload(u64::MAX).unwrap();
+        assert_eq!((most.own, most.borrowed), (0, KIB_IN_FLIGHT));
+        let own = flight.try_payload(1).unwrap();
+        assert_eq!((own.own, own.borrowed), (1, 0));
+        assert!(flight.try_payload(2 << 20).is_none());
+        drop((Hold::new(&flight, most), Hold::new(&flight, own)));
+    }
+
+    #[test]
+    fn a_queue_goes_on_when_nothing_is_shared() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (flight, _) = flight(0);
+            let first = Hold::new(&flight, flight.payload(64 << 20).await.unwrap());
+            assert!(flight.try_payload(1).is_none());
+            drop(first);
+            assert_eq!(flight.payload(1 << 10).await.unwrap().kib(), 1);
+            let inlet = Inlet::new(Pool::new(0, &Arc::new(Semaphore::new(0))));
+            let one = inlet.take().await.unwrap();
+            let second = inlet.take();
+            tokio::pin!(second);
+            tokio::select! {
+                biased;
+                room = second.as_mut() => panic!("{room:?}"),
+                () = std::future::ready(()) => {}
+            }
+            drop(one);
+            second.await.unwrap();
+        });
     }
 }

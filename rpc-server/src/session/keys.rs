@@ -24,6 +24,13 @@ struct Secrets {
     before: Option<Secret>,
 }
 
+impl Secrets {
+    /// This secret, if the session can be taken up again with it.
+    fn usable(&self, secret: &[u8]) -> Option<Secret> {
+        [Some(self.now), self.before].into_iter().flatten().find(|known| known[..].ct_eq(secret).into())
+    }
+}
+
 impl Default for Keys {
     fn default() -> Keys {
         Keys { secrets: Mutex::new(Secrets { now: rand::random(), before: None }), age: watch::Sender::new(0) }
@@ -42,14 +49,24 @@ impl Keys {
         bool::from(secrets.now[..].ct_eq(secret)).then(|| *self.age.borrow())
     }
 
+    /// Whether the session can be taken up again with this secret.
+    pub(crate) fn may_renew(&self, secret: &[u8]) -> bool {
+        lock(&self.secrets).usable(secret).is_some()
+    }
+
     /// Takes the session up again: with its secret, or with the one before. Gives its new age; streams of its old one end.
     pub(crate) fn renew(&self, secret: &[u8]) -> Option<u64> {
         let mut secrets = lock(&self.secrets);
-        let used =
-            [Some(secrets.now), secrets.before].into_iter().flatten().find(|known| known[..].ct_eq(secret).into())?;
+        let used = secrets.usable(secret)?;
         *secrets = Secrets { now: rand::random(), before: Some(used) };
         self.age.send_modify(|age| *age += 1);
         Some(*self.age.borrow())
+    }
+
+    /// Does something, which must not take long, if the session has this age, and keeps it from being taken up again meanwhile.
+    pub(crate) fn while_at<T>(&self, age: u64, work: impl FnOnce() -> T) -> Option<T> {
+        let _unchanged = lock(&self.secrets);
+        (*self.age.borrow() == age).then(work)
     }
 
     /// Whether the session was taken up again since it had this age.
@@ -84,5 +101,7 @@ mod tests {
         assert_eq!(keys.renew(&third), Some(3));
         assert_eq!(keys.renew(&first), None);
         assert!(keys.is_renewed(2) && !keys.is_renewed(3));
+        assert!(keys.may_renew(&third) && keys.may_renew(&keys.secret()) && !keys.may_renew(&first));
+        assert_eq!((keys.while_at(2, || 7), keys.while_at(3, || 7)), (None, Some(7)));
     }
 }

@@ -8,7 +8,7 @@ pub(crate) mod timeline;
 mod trace;
 mod worker;
 
-use crate::accounts::{Account, DeviceMemory, Share};
+use crate::accounts::{Account, Accounted, DeviceMemory, Share};
 use crate::devices::Devices;
 use crate::io::Traffic;
 use crate::limits::SessionLimits;
@@ -27,7 +27,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 pub(crate) use worker::Worker;
 
 /// An executable.
@@ -42,7 +42,8 @@ struct Compiled {
 /// What became of an offer.
 struct Offered {
     error: Option<Error>,
-    bytes: u64,
+    /// On its client's account; nothing if it has come to nothing.
+    share: Option<Share>,
 }
 
 pub(crate) struct Session {
@@ -69,6 +70,10 @@ pub(crate) struct Session {
     pub(crate) peer_bytes: AtomicU64,
     /// Frees that wait for their fences.
     pub(crate) frees: AtomicUsize,
+    /// And their bytes.
+    pub(crate) free_bytes: AtomicUsize,
+    /// The right to its control stream: there is one at a time, and so is what takes the session up again.
+    pub(crate) control: Arc<Semaphore>,
     /// Something that others may wait for has happened: a command was processed, an event signalled, a queue opened.
     pub(crate) progress: Notify,
     closed: watch::Sender<bool>,
@@ -103,6 +108,8 @@ impl Session {
             anchors: Mutex::default(),
             peer_bytes: AtomicU64::new(0),
             frees: AtomicUsize::new(0),
+            free_bytes: AtomicUsize::new(0),
+            control: Arc::new(Semaphore::new(1)),
             progress: Notify::new(),
             closed: watch::Sender::new(false),
             cleared: AtomicBool::new(false),
@@ -159,6 +166,11 @@ impl Session {
         });
     }
 
+    /// Fails if the session was taken up again since it had this age: for what was under way then.
+    pub(crate) fn at_age(&self, age: u64) -> Result<&Session> {
+        if self.keys.is_renewed(age) { Err(Error::Cancelled) } else { Ok(self) }
+    }
+
     /// Whether it has ended.
     pub(crate) fn is_closed(&self) -> bool {
         *self.closed.borrow()
@@ -211,17 +223,21 @@ impl Session {
     /// Makes a buffer under a new handle. May block.
     pub(crate) fn alloc(&self, device: &dyn Device, handle: u64, size: u64, usage: Usage) -> Result<()> {
         self.check_handle("buffer", handle, &self.buffers, self.limits.buffers)?;
-        insert("buffer", handle, device.alloc(size, usage)?, &self.buffers)
+        let share = self.account.buffer()?;
+        let buffer: Arc<dyn Buffer> = Arc::new(Accounted::new(device.alloc(size, usage)?, share));
+        insert("buffer", handle, buffer, &self.buffers)
     }
 
-    /// Keeps an executable under a new handle.
+    /// Keeps an executable under a new handle, and its share of memory for as long as it is used.
     pub(crate) fn add_executable(
         &self,
         device: &dyn Device,
         handle: u64,
         executable: Arc<dyn Executable>,
         bytes: u64,
+        share: Share,
     ) -> Result<()> {
+        let executable: Arc<dyn Executable> = Arc::new(Accounted::new(executable, share));
         insert("executable", handle, Compiled { device: device.uid(), executable, bytes }, &self.executables)
     }
 
@@ -272,17 +288,11 @@ impl Session {
         drop((executables, buffers));
     }
 
-    /// Forgets all handles but these, and what else its queues have left. May block.
-    pub(crate) fn keep_only(&self, buffers: &[u64], executables: &[u64]) {
-        lock(&self.queues).clear();
-        lock(&self.tickets).clear();
-        let others = |kept: &[u64], all: Vec<u64>| {
-            let kept: HashSet<u64> = kept.iter().copied().collect();
-            all.into_iter().filter(|handle| !kept.contains(handle)).collect::<Vec<_>>()
-        };
-        let buffers = others(buffers, lock(&self.buffers).keys().copied().collect());
-        let executables = others(executables, lock(&self.executables).keys().copied().collect());
-        self.free(&buffers, &executables);
+    /// Takes out of the books all handles but these, and what else its queues have left. To drop it may block.
+    pub(crate) fn all_but(&self, buffers: &[u64], executables: &[u64]) -> impl Sized + use<> {
+        let queues = std::mem::take(&mut *lock(&self.queues));
+        let tickets = std::mem::take(&mut *lock(&self.tickets));
+        (take_all_but(buffers, &self.buffers), take_all_but(executables, &self.executables), queues, tickets)
     }
 
     /// No bytes, of this device: reading them tells how far a queue is. May block.
@@ -295,14 +305,18 @@ impl Session {
         Ok(slice)
     }
 
-    /// Notes what became of an offer, for its acceptance.
-    pub(crate) fn offered(&self, ticket: Ticket, bytes: u64, error: Option<Error>) -> Result<()> {
+    /// Notes what became of an offer, for its acceptance: its share of what is offered, or why there is nothing.
+    pub(crate) fn offered(&self, ticket: Ticket, offer: Result<Share>) -> Result<()> {
         let mut tickets = lock(&self.tickets);
         if tickets.len() >= MAX_TICKETS {
             return Err(Error::Request(format!("{MAX_TICKETS} transfers wait to be accepted already")));
         }
+        let (share, error) = match offer {
+            Ok(share) => (Some(share), None),
+            Err(error) => (None, Some(error)),
+        };
         match tickets.entry(ticket) {
-            Entry::Vacant(entry) => entry.insert(Offered { error, bytes }),
+            Entry::Vacant(entry) => entry.insert(Offered { error, share }),
             Entry::Occupied(_) => return Err(Error::Request("a transfer ticket was used twice".into())),
         };
         drop(tickets);
@@ -310,12 +324,13 @@ impl Session {
         Ok(())
     }
 
-    /// Fails if so many bytes more cannot be offered before others are accepted.
-    pub(crate) fn check_offer(&self, bytes: u64) -> Result<()> {
-        let (waiting, limit) = (lock(&self.tickets).values().map(|o| o.bytes).sum::<u64>(), self.limits.offered_bytes);
+    /// A share for so many bytes more that are offered. Fails if they cannot be before others are accepted.
+    pub(crate) fn offer(&self, bytes: u64) -> Result<Share> {
+        let waiting = lock(&self.tickets).values().filter_map(|o| o.share.as_ref()).map(Share::amount).sum::<u64>();
+        let limit = self.limits.offered_bytes;
         // One tensor may have any size.
         match waiting == 0 || waiting.saturating_add(bytes) <= limit {
-            true => Ok(()),
+            true => self.account.offer(bytes),
             false => Err(Error::Request(format!(
                 "{} offered to other devices and {} not yet accepted: a session may have {} of that; accept some first",
                 Bytes(bytes),
@@ -338,9 +353,11 @@ impl Session {
         lock(&self.buffers).len() >= self.limits.buffers
     }
 
-    /// Whether it may have no graph of so many bytes.
-    pub(crate) fn is_full_of_graphs(&self, bytes: u64) -> bool {
-        lock(&self.executables).len() >= self.limits.executables || !self.has_room_for_graph(bytes)
+    /// Whether it may have no graph of so many bytes, which takes so many in memory.
+    pub(crate) fn is_full_of_graphs(&self, bytes: u64, takes: u64) -> bool {
+        lock(&self.executables).len() >= self.limits.executables
+            || !self.has_room_for_graph(bytes)
+            || self.account.is_full_of_graphs(takes)
     }
 
     /// Most queues that it may have at a time.
@@ -358,6 +375,11 @@ impl Session {
         let offer = lock(&self.tickets).remove(&ticket)?;
         Some(offer.error.map_or(Ok(()), Err))
     }
+}
+
+fn take_all_but<T>(kept: &[u64], map: &Mutex<HashMap<u64, T>>) -> Vec<T> {
+    let kept: HashSet<u64> = kept.iter().copied().collect();
+    lock(map).extract_if(|handle, _| !kept.contains(handle)).map(|(_, it)| it).collect()
 }
 
 fn insert<T>(what: &str, handle: u64, value: T, map: &Mutex<HashMap<u64, T>>) -> Result<()> {

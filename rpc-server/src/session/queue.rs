@@ -4,7 +4,7 @@
 //! are dropped, requests among them are answered with the same error, and so are the queues that wait for its events.
 
 use super::answers::{Answers, Held, Replies, To, done, reply};
-use super::flight::{Flight, Hold, Load};
+use super::flight::{ChunkRoom, Flight, Hold, Inlet, Load};
 use super::timeline::Timeline;
 use super::{Session, unknown};
 use crate::accounts::Share;
@@ -44,9 +44,14 @@ pub(crate) struct QueueState {
 
 /// The bulk stream's ends: where chunks from the client go, and where those for it come from.
 pub(crate) struct BulkEnds {
-    pub(crate) up: mpsc::Sender<v1::Chunk>,
+    pub(crate) up: mpsc::Sender<UpChunk>,
+    /// Where room for those is taken, before they are read.
+    pub(crate) room: Inlet,
     pub(crate) down: mpsc::UnboundedReceiver<Held<v1::Chunk>>,
 }
+
+/// A chunk on its way to a queue, and its room until the device's queue has taken it.
+pub(crate) type UpChunk = (v1::Chunk, ChunkRoom);
 
 impl QueueState {
     /// The first failure stays.
@@ -85,19 +90,37 @@ pub(crate) struct QueueRunner {
     queue: Retired,
     state: Arc<QueueState>,
     flight: Arc<Flight>,
-    /// The right to a wide one.
-    _wide: Option<Share>,
     /// Enqueued since the last answer or marker.
     unmarked: Load,
     anchor: Slice,
     answers: Answers,
     /// The client has closed the stream: nobody waits for what waits.
     left: Arc<AtomicBool>,
-    chunks: Option<mpsc::Receiver<v1::Chunk>>,
+    chunks: Option<mpsc::Receiver<UpChunk>>,
     /// Checks and keeps blobs, once there is one.
     blobs: Option<Receiver>,
     /// Blobs came of which it is not known yet whether they are what they were said to be.
     unsettled: bool,
+}
+
+/// A queue that is being opened. Dropped before it is done, it is refused.
+struct Opening<'a> {
+    session: &'a Session,
+    state: Option<&'a QueueState>,
+}
+
+impl Opening<'_> {
+    fn done(mut self) {
+        self.state = None;
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if let Some(state) = self.state {
+            state.refuse(self.session, &Error::Cancelled);
+        }
+    }
 }
 
 /// A device's queue, dropped on the session's thread: that may wait for the device.
@@ -137,6 +160,7 @@ impl QueueRunner {
     ) -> Result<QueueRunner> {
         let (up, chunks) = mpsc::channel(BULK_CHUNKS);
         let (chunks_down, down) = mpsc::unbounded_channel();
+        let room = Inlet::new(session.account.payload.clone());
         let state = Arc::new(QueueState {
             failed: OnceLock::new(),
             processed: AtomicU64::new(0),
@@ -144,9 +168,9 @@ impl QueueRunner {
             timeline: Mutex::default(),
             meter: OnceLock::new(),
             held: HeldBy::default(),
-            bulk: Mutex::new(Some(BulkEnds { up, down })),
+            bulk: Mutex::new(Some(BulkEnds { up, room, down })),
         });
-        let room = {
+        let found = {
             let mut queues = lock(&session.queues);
             if queues.len() >= MAX_QUEUES {
                 // Those that are closed are kept only for the sake of late waits and frees.
@@ -164,7 +188,9 @@ impl QueueRunner {
                 false => Err(Error::Request(format!("a session may have {limit} queues at a time; close one first"))),
             }
         };
-        let device = room.inspect_err(|e| state.refuse(session, e))?;
+        let device = found.inspect_err(|e| state.refuse(session, e))?;
+        // A stream that ends before its queue is open leaves none behind that counts as open.
+        let opening = Opening { session, state: Some(&state) };
         let share = session.account.queue();
         let meter = shared.metrics.queue(&device.info().name, session.account.name());
         let depth = meter.depth.clone();
@@ -185,8 +211,8 @@ impl QueueRunner {
         session.progress.notify_waiters();
         let (anchor, queue) = made?;
         let _ = state.meter.set(Meter::new(device.clone(), queue.get()?.progress()));
-        let wide = session.account.wide_queue();
-        let flight = Arc::new(Flight::new(wide.is_some(), depth));
+        opening.done();
+        let flight = Arc::new(Flight::new(session.account.payload.clone(), depth));
         let answers = Answers { state: state.clone(), replies, chunks: chunks_down };
         Ok(QueueRunner {
             session: session.clone(),
@@ -197,7 +223,6 @@ impl QueueRunner {
             queue,
             state,
             flight,
-            _wide: wide,
             unmarked: Load::default(),
             anchor,
             answers,
@@ -213,15 +238,20 @@ impl QueueRunner {
         self.left.clone()
     }
 
-    /// Carries out one command. `Err` only if the session has ended.
-    pub(crate) async fn command(&mut self, command: v1::Command) -> Result<()> {
-        let request = match &command.command {
-            Some(Command::Read(c)) => Some(c.request),
-            Some(Command::Finish(c)) => Some(c.request),
+    /// Carries out one command, or fails because of what came in its place. `Err` only if the session has ended.
+    pub(crate) async fn command(&mut self, command: Result<v1::Command>) -> Result<()> {
+        let command = command.map(|c| c.command);
+        let request = match &command {
+            Ok(Some(Command::Read(c))) => Some(c.request),
+            Ok(Some(Command::Finish(c))) => Some(c.request),
             _ => None,
         };
         let failed = self.state.failed.get().cloned();
-        let result = match (failed, command.command) {
+        let (failed, command) = match command {
+            Ok(command) => (failed, command),
+            Err(error) => (failed.or(Some(error)), None),
+        };
+        let result = match (failed, command) {
             (None, Some(command)) => self.apply(command).await,
             (None, None) => Err(Error::Request("a command that this release does not know".into())),
             (Some(error), Some(Command::Offer(c))) => {
@@ -264,7 +294,7 @@ impl QueueRunner {
     async fn reply_done(&mut self, request: u64, failed: Option<&Error>) -> Result<()> {
         let load = tokio::select! {
             biased;
-            load = self.flight.take(0) => load?,
+            load = self.flight.command() => load?,
             () = self.session.until_closed() => return Err(Error::Cancelled),
         };
         let hold = Hold::new(&self.flight, load);
@@ -409,7 +439,7 @@ impl QueueRunner {
                 chunk = chunks.recv() => chunk,
                 () = session.until_closed() => return Err(Error::Cancelled),
             };
-            let Some(chunk) = chunk else {
+            let Some((chunk, room)) = chunk else {
                 // Whose connection was lost finds that out itself, and says better than this what is to be done.
                 tokio::select! {
                     () = tokio::time::sleep(CUT_STREAM) => {}
@@ -427,6 +457,7 @@ impl QueueRunner {
                 )));
             }
             self.take(len).await?;
+            drop(room);
             if blob && let Some(blobs) = &self.blobs {
                 let _held = self.state.hold_up(HeldUp::Disk);
                 blobs.data(chunk.data.clone()).await?;
@@ -455,16 +486,50 @@ impl QueueRunner {
         }
     }
 
-    /// Waits for room for a command.
+    /// Waits for room for a command with so many bytes of payload.
     async fn take(&mut self, bytes: u64) -> Result<()> {
-        self.mark_for(bytes)?;
-        let session = self.session.clone();
-        tokio::select! {
+        let (session, flight) = (self.session.clone(), self.flight.clone());
+        let load = tokio::select! {
             biased;
-            load = self.flight.take(bytes) => self.unmarked += load?,
+            load = flight.command() => load?,
             () = session.until_closed() => return Err(Error::Cancelled),
+        };
+        let mut hold = Hold::new(&flight, load);
+        if bytes > 0 {
+            let payload = match flight.try_payload(bytes) {
+                Some(payload) => payload,
+                None => {
+                    // What it waits for may be its own, which is given back only behind a mark. Its own place is not part of that.
+                    self.mark_payloads()?;
+                    tokio::select! {
+                        biased;
+                        payload = flight.payload(bytes) => payload?,
+                        () = session.until_closed() => return Err(Error::Cancelled),
+                    }
+                }
+            };
+            hold.load += payload;
         }
+        self.unmarked += std::mem::take(&mut hold.load);
         Ok(())
+    }
+
+    /// Waits for room for a command that gives it back apart from those before it. Gives what those have, and what it has.
+    async fn take_apart(&mut self, bytes: u64) -> Result<(Hold, Hold)> {
+        match self.flight.try_payload(bytes) {
+            Some(payload) => {
+                let before = self.hold();
+                self.unmarked += payload;
+                self.take(0).await?;
+                Ok((before, self.hold()))
+            }
+            None => {
+                self.mark_payloads()?;
+                let before = self.hold();
+                self.take(bytes).await?;
+                Ok((before, self.hold()))
+            }
+        }
     }
 
     /// Sends a result when it is there. All before it is done then.
@@ -480,15 +545,15 @@ impl QueueRunner {
 
     /// After enough commands, asks how far the device is.
     fn mark(&mut self) -> Result<()> {
-        match self.unmarked.commands < MARK_COMMANDS && self.unmarked.kib < MARK_KIB {
+        match self.unmarked.commands < MARK_COMMANDS && self.unmarked.kib() < MARK_KIB {
             true => Ok(()),
             false => self.mark_now(),
         }
     }
 
-    /// Where a command waits for those since the last mark, they need one, or it waits for ever.
-    fn mark_for(&mut self, bytes: u64) -> Result<()> {
-        match self.flight.waits_for(self.unmarked, bytes) {
+    /// Where a command waits for payloads since the last mark, they need one, or it waits for ever.
+    fn mark_payloads(&mut self) -> Result<()> {
+        match self.unmarked.kib() > 0 {
             true => self.mark_now(),
             false => Ok(()),
         }

@@ -64,19 +64,20 @@ impl QueueRunner {
             return pushed.inspect_err(|e| link.fail(target.session, ticket, e));
         }
         let bytes = c.src.as_ref().map_or(0, |src| src.len);
-        let offered = match self.session.check_offer(bytes) {
-            Ok(()) => self.offer_here(queue, ticket, c).await,
+        let offered = match self.session.offer(bytes) {
+            Ok(share) => self.offer_here(queue, ticket, c).await.map(|()| share),
             Err(e) => Err(e),
         };
-        self.session.offered(ticket, if offered.is_ok() { bytes } else { 0 }, offered.clone().err())?;
-        offered
+        let failed = offered.as_ref().err().cloned();
+        self.session.offered(ticket, offered)?;
+        failed.map_or(Ok(()), Err)
     }
 
     /// An offer of a queue that has failed.
     pub(super) fn offer_nothing(&self, c: &v1::Offer, why: &Error) {
         let Ok(ticket) = ticket(&c.ticket) else { return };
         match &c.target {
-            None => drop(self.session.offered(ticket, 0, Some(why.clone()))),
+            None => drop(self.session.offered(ticket, Err(why.clone()))),
             Some(target) => {
                 if let Ok(link) = self.peers.link(&self.session, target) {
                     link.fail(target.session, ticket, why);
@@ -129,10 +130,7 @@ impl QueueRunner {
         src: Option<v1::Slice>,
     ) -> Result<()> {
         let src = self.session.slice(self.device.as_ref(), src)?;
-        self.mark_for(src.len())?;
-        let before = self.hold();
-        self.take(src.len()).await?;
-        let hold = self.hold();
+        let (before, hold) = self.take_apart(src.len()).await?;
         let pending = queue.read(&src)?;
         let timer = self.state.metrics.transfer("peer");
         let (of, state) = (Arc::downgrade(&self.session), Arc::downgrade(&self.state));
