@@ -1,13 +1,13 @@
 //! Model files of this host as a source of blobs.
 //!
 //! A thread looks at the GGUF files of a directory once, when the server starts: their tensors are hashed, or their digests
-//! remembered from the last time. What a file had is checked again whenever it is used.
+//! remembered from the last time. What a file had is checked again whenever it is used. Nothing is mapped: a file may be cut at any
+//! time, which is an error for who reads it, and the end (SIGBUS) of who has mapped it.
 
 use super::{Blob, PART, Source};
 use crate::lock;
 use outboard_core::{Digest, Error, Result};
-use outboard_gguf::{Digests, FileKey, Gguf};
-use outboard_host::open_mapped;
+use outboard_gguf::{Digests, FileKey, read_tensors};
 use outboard_proto::limits::MIN_BLOB;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -112,13 +112,11 @@ impl Inner {
     fn index(&self, path: &Path, side: Option<&Path>) -> std::result::Result<(), String> {
         let text = |e: std::io::Error| e.to_string();
         let key = FileKey::of(path).map_err(text)?;
-        // Only its head is read here: the data is not touched through the mapping, so that a file that is cut later is an error.
-        let gguf = Gguf::parse(open_mapped(path).map_err(text)?).map_err(|e| e.to_string())?;
-        let digests = side.map_or_else(Digests::default, |dir| Digests::load(dir, &key));
         let mut file = File::open(path).map_err(text)?;
-        let mut hashed = 0;
-        let mut tensors: Vec<_> = gguf.tensors().iter().collect();
+        let mut tensors = read_tensors(&file, key.len()).map_err(|e| e.to_string())?;
         tensors.sort_by_key(|t| t.offset);
+        let digests = side.map_or_else(Digests::default, |dir| Digests::load(dir, &key));
+        let mut hashed = 0;
         let place = Arc::new((path.to_owned(), key));
         for tensor in tensors {
             let (offset, len) = (tensor.offset as u64, tensor.layout.span() as u64);
