@@ -2,8 +2,10 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
-use outboard_fuzz::blobs::{Sender, blob};
+use outboard_fuzz::blobs::{Sender, blob, digest};
 use outboard_integration::Server;
+use outboard_proto::limits::MAX_BLOBS;
+use std::collections::VecDeque;
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +15,56 @@ const WAIT: Duration = Duration::from_secs(20);
 
 fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
+/// Threads and file descriptors of a process.
+fn held(pid: u32) -> [usize; 2] {
+    ["task", "fd"].map(|what| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count())
+}
+
+#[test]
+fn calls_that_are_reset_leave_nothing_behind() {
+    /// Threads, or descriptors, that calls of one client may have at a time.
+    const MOST: usize = 40;
+    let dir = tempfile::tempdir().unwrap();
+    let large = vec![5; 64 << 20];
+    fs::write(dir.path().join(digest(&large).to_string()), &large).unwrap();
+    let server = Server::start(&["-d", "cpu:1,cpu:1", "-c", dir.path().to_str().unwrap()]);
+    run(async {
+        let addr = server.addr.parse().unwrap();
+        let client = Sender::new(addr, None, large.len() as u64).await;
+        assert_eq!(client.place(&[(blob(&large), 0)]).await, Ok(vec![1]));
+        assert_eq!(client.check(&[(blob(&large), 0)]).await, Ok(vec![1]));
+        let before = held(server.pid());
+        let endless = vec![(blob(&large), 0); MAX_BLOBS];
+        let mut calls = VecDeque::new();
+        let mut most = before;
+        for n in 0..300 {
+            calls.push_back(match n % 3 {
+                0 => client.checking(&endless).await,
+                _ => client.placing(&endless).await,
+            });
+            // Some are long under way when they are reset, some have just come. A session may have eight at a time.
+            if calls.len() > 6 {
+                calls.pop_front();
+            }
+            if n % 10 == 0 {
+                assert_eq!(client.asking(&[blob(&large)]).await.next().await.unwrap().unwrap()[..], [10, 1, 1]);
+            }
+            let now = held(server.pid());
+            most = [most[0].max(now[0]), most[1].max(now[1])];
+        }
+        drop(calls);
+        println!("threads and descriptors: {before:?} before, {most:?} at most");
+        assert!(most[0] < before[0] + MOST && most[1] < before[1] + MOST, "{before:?} have become {most:?}");
+        let end = Instant::now() + WAIT;
+        while held(server.pid()) != before {
+            assert!(Instant::now() < end, "{before:?} have become {:?}", held(server.pid()));
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // It works as before.
+        assert_eq!(client.place(&[(blob(&large), 0)]).await, Ok(vec![1]));
+    });
 }
 
 /// A file with a head of many texts, of some megabytes.

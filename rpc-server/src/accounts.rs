@@ -2,12 +2,13 @@
 //!
 //! A client is who it has proven to be, by its certificate or token; where it need not prove anything, it is its address.
 
-use crate::limits::ClientLimits;
+use crate::limits::{BLOB_CALLS_CLIENT, BLOB_RECEIVERS_CLIENT, ClientLimits};
 use crate::lock;
 use outboard_core::error::Bytes;
 use outboard_core::{Buffer, Device, Error, Result};
 use std::any::Any;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -27,6 +28,8 @@ enum Key {
 #[derive(Debug)]
 pub(crate) struct Accounts {
     limits: ClientLimits,
+    /// Numbers of accounts, which nobody can foresee.
+    ids: RandomState,
     all: Mutex<HashMap<Key, Weak<Account>>>,
 }
 
@@ -34,6 +37,7 @@ pub(crate) struct Accounts {
 #[derive(Debug)]
 pub(crate) struct Account {
     key: Key,
+    id: u64,
     limits: ClientLimits,
     taken: Mutex<HashMap<What, u64>>,
 }
@@ -46,6 +50,10 @@ enum What {
     Queues,
     /// Queues with a wide flight.
     Wide,
+    /// Calls about blobs.
+    BlobCalls,
+    /// Queues that receive blobs.
+    BlobReceivers,
     /// Bytes on a device, by its uid.
     Memory(u64),
 }
@@ -60,7 +68,7 @@ pub(crate) struct Share {
 
 impl Accounts {
     pub(crate) fn new(limits: ClientLimits) -> Accounts {
-        Accounts { limits, all: Mutex::default() }
+        Accounts { limits, ids: RandomState::new(), all: Mutex::default() }
     }
 
     /// The account of a client: of its name if it has proven one.
@@ -73,7 +81,8 @@ impl Accounts {
         if all.len() >= KEPT {
             all.retain(|_, account| account.strong_count() > 0);
         }
-        let account = Arc::new(Account { key: key.clone(), limits: self.limits.clone(), taken: Mutex::default() });
+        let (id, limits) = (self.ids.hash_one(&key), self.limits.clone());
+        let account = Arc::new(Account { key: key.clone(), id, limits, taken: Mutex::default() });
         all.insert(key, Arc::downgrade(&account));
         account
     }
@@ -97,6 +106,11 @@ impl Account {
             Key::Name(name) => Some(name),
             Key::Address(_) => None,
         }
+    }
+
+    /// Its number, the same whenever the client comes back, as long as the server runs.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     fn taken(&self, what: What) -> u64 {
@@ -135,6 +149,18 @@ impl Account {
     /// The right of a queue to have much on the way.
     pub(crate) fn wide_queue(self: &Arc<Self>) -> Option<Share> {
         self.take(What::Wide, 1, crate::limits::WIDE_QUEUES as u64)
+    }
+
+    /// One more call about blobs.
+    pub(crate) fn blob_call(self: &Arc<Self>) -> Result<Share> {
+        let more = |e| Error::Request(format!("{e}; wait for some of them"));
+        self.count(What::BlobCalls, BLOB_CALLS_CLIENT, "calls about weights").map_err(more)
+    }
+
+    /// One more queue that receives blobs.
+    pub(crate) fn blob_receiver(self: &Arc<Self>) -> Result<Share> {
+        let more = |e| Error::Request(format!("{e}; close one first"));
+        self.count(What::BlobReceivers, BLOB_RECEIVERS_CLIENT, "queues that receive weights").map_err(more)
     }
 
     /// Memory of a device.

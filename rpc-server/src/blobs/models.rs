@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Most model files that are looked at.
 const MAX_FILES: usize = 1024;
@@ -33,6 +34,8 @@ struct Inner {
     known: Mutex<HashMap<Digest, Located>>,
     done: Mutex<bool>,
     finished: Condvar,
+    /// The same for those who do not block.
+    looked: Notify,
     stop: AtomicBool,
 }
 
@@ -62,6 +65,7 @@ impl Models {
             tracing::info!("models: {} tensors in {} files", lock(&worker.known).len(), files.len());
             *lock(&worker.done) = true;
             worker.finished.notify_all();
+            worker.looked.notify_waiters();
         };
         let spawned = std::thread::Builder::new().name("models".into()).spawn(look);
         spawned.map_err(|e| Error::Request(format!("no thread to look at models: {e}")))?;
@@ -73,6 +77,16 @@ impl Models {
         let done = lock(&self.0.done);
         let waited = self.0.finished.wait_timeout_while(done, timeout, |done| !*done);
         *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Completes when all files have been looked at.
+    pub(crate) async fn looked_at(&self) {
+        let mut looked = std::pin::pin!(self.0.looked.notified());
+        // From here on no notification is missed.
+        looked.as_mut().enable();
+        if !*lock(&self.0.done) {
+            looked.await;
+        }
     }
 
     /// Whether a file has a tensor of this content.

@@ -92,5 +92,6 @@ async fn commands(
             break;
         }
     }
+    queue.close().await;
     Ok(())
 }

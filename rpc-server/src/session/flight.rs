@@ -67,6 +67,13 @@ impl Flight {
         Ok(Load { commands: 1, kib })
     }
 
+    /// Waits for room for `bytes` of payload beside that of a command.
+    pub(crate) async fn take_room(&self, bytes: u64) -> Result<Load> {
+        let kib = self.kib_of(bytes);
+        self.kib.acquire_many(kib).await.map_err(|_| Error::Cancelled)?.forget();
+        Ok(Load { commands: 0, kib })
+    }
+
     /// What a payload counts: one that is larger than everything waits until nothing else is on the way.
     fn kib_of(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.width)

@@ -10,7 +10,7 @@ mod worker;
 
 use crate::accounts::{Account, Accounted, Share};
 use crate::io::Traffic;
-use crate::limits::SessionLimits;
+use crate::limits::{BLOB_CALLS_SESSION, SessionLimits};
 use crate::lock;
 use crate::logs::limited;
 use crate::server::Seat;
@@ -26,7 +26,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 pub(crate) use worker::Worker;
 
 /// Bytes of the buffer of which a queue reads none to learn how far its device is.
@@ -62,7 +62,7 @@ pub(crate) struct Session {
     buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
     executables: Mutex<HashMap<u64, Compiled>>,
     pub(crate) queues: Mutex<HashMap<u64, Arc<QueueState>>>,
-    /// Queues whose device queue is still there.
+    /// Queues whose device queue is still there, and calls about blobs that have begun.
     pub(crate) live_queues: AtomicUsize,
     /// What was offered and not yet accepted, with the error if the offer came to nothing.
     tickets: Mutex<HashMap<Ticket, Offered>>,
@@ -71,6 +71,8 @@ pub(crate) struct Session {
     pub(crate) peer_bytes: AtomicU64,
     /// Frees that wait for their fences.
     pub(crate) frees: AtomicUsize,
+    /// Calls about blobs that are worked on, or may be.
+    pub(crate) blob_calls: Arc<Semaphore>,
     /// Something that others may wait for has happened: a command was processed, an event signalled, a queue opened.
     pub(crate) progress: Notify,
     closed: watch::Sender<bool>,
@@ -103,6 +105,7 @@ impl Session {
             anchors: Mutex::default(),
             peer_bytes: AtomicU64::new(0),
             frees: AtomicUsize::new(0),
+            blob_calls: Arc::new(Semaphore::new(BLOB_CALLS_SESSION)),
             progress: Notify::new(),
             closed: watch::Sender::new(false),
             cleared: AtomicBool::new(false),
