@@ -44,8 +44,8 @@ fn calls_that_are_reset_leave_nothing_behind() {
                 0 => client.checking(&endless).await,
                 _ => client.placing(&endless).await,
             });
-            // Some are long under way when they are reset, some have just come. A session may have eight at a time.
-            if calls.len() > 6 {
+            // Some are long under way when they are reset, some have just come. A session may have sixteen at a time.
+            if calls.len() > 12 {
                 calls.pop_front();
             }
             if n % 10 == 0 {

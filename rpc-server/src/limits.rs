@@ -173,7 +173,7 @@ pub(crate) const BLOB_TURN_BYTES: u64 = 32 << 20;
 pub(crate) const BLOB_TURN_BLOBS: usize = 256;
 /// Calls about blobs of one session that are worked on, or in the line for it; others wait for these. A client that loads has two or
 /// three, and one for each server that borrows from this one.
-pub(crate) const BLOB_CALLS_SESSION: usize = 8;
+pub(crate) const BLOB_CALLS_SESSION: usize = 16;
 /// Calls about blobs of one client at a time, those that wait included: some 300 kB each.
 pub(crate) const BLOB_CALLS_CLIENT: usize = 256;
 /// Queues of one client at a time that receive blobs; each has one more thread, and a file while a blob comes. A client that loads

@@ -467,10 +467,10 @@ impl QueueRunner {
                     dst.len() - at
                 )));
             }
-            self.take(len).await?;
             if blob {
                 self.show(chunk.data.clone()).await?;
             }
+            self.take(len).await?;
             queue.write(&dst.part(at, len)?, chunk.data)?;
             self.mark()?;
             at += len;

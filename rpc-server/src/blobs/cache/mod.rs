@@ -192,7 +192,7 @@ impl Cache {
 
     /// Begins to write a blob of a client, if it is not there already and is to be kept.
     pub(crate) fn begin(&self, blob: Blob, client: &Account) -> Begun {
-        if blob.len < MIN_BLOB || blob.len > self.inner.limit || self.has(&blob) {
+        if blob.len < MIN_BLOB || self.has(&blob) {
             return Begun::Never;
         }
         let now = Instant::now();
