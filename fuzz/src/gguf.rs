@@ -1,14 +1,18 @@
 //! Model files: the reader, and what is made of a file that it lets pass.
 
 use outboard_core::DType;
-use outboard_gguf::{Gguf, Value};
+use outboard_gguf::{Gguf, Value, read_tensors};
 use outboard_llm::Model;
 use outboard_llm::chat::{ChatTemplate, Message};
 use outboard_llm::tokenizer::Tokenizer;
 use std::time::SystemTime;
 
 pub(crate) fn run(input: &[u8]) {
-    let gguf = match Gguf::parse(input.to_vec().into()) {
+    let parsed = Gguf::parse(input.to_vec().into());
+    // The reader of heads, for files that may be cut, sees the same file.
+    let tensors = read_tensors(input, input.len() as u64);
+    assert_eq!(tensors, parsed.as_ref().map(|gguf| gguf.tensors().to_vec()).map_err(Clone::clone));
+    let gguf = match parsed {
         Ok(gguf) => gguf,
         Err(e) => {
             let text = e.to_string();

@@ -6,6 +6,7 @@
 // What fails here fails a fuzzer: a panic is how it says so.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc)]
 
+pub mod blobs;
 mod gguf;
 mod graph;
 mod messages;

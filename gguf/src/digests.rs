@@ -13,13 +13,16 @@
 //! The second line is the canonical path; the third has length in bytes, time of change in nanoseconds since 1970, and inode (0
 //! where there are none); then a line per tensor: first byte, length, BLAKE3. If any of the three first lines differs from the
 //! file that is there, all of it is void. It is written under another name and renamed, so that a reader finds a whole one.
+//!
+//! Where files have modes, the folder and its files are for their owner alone: who knows the digest of a tensor can have a server
+//! place it, and so read it.
 
 use crate::MAX_TENSORS;
 use outboard_core::Digest;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::Write as _;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{Hash, Hasher};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -139,16 +142,19 @@ impl Digests {
         read().unwrap_or_default()
     }
 
-    /// Remembers in `dir`, which is made if need be. A file that changed within the last seconds is not remembered.
+    /// Remembers in `dir`, which is made if need be, and closed to other users. A file that changed within the last seconds is not
+    /// remembered.
     pub fn save(&self, dir: &Path, key: &FileKey) -> io::Result<()> {
         if SystemTime::now().duration_since(key.modified).is_ok_and(|age| age < SETTLED) {
             return Ok(());
         }
-        fs::create_dir_all(dir)?;
+        make_private(dir)?;
         let path = key.side_file(dir);
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        // One that a process of the same number has left.
+        let _ = fs::remove_file(&temporary);
         let write = || {
-            let mut file = File::create(&temporary)?;
+            let mut file = create_private(&temporary)?;
             file.write_all(self.encode(key).as_bytes())?;
             file.sync_all()?;
             fs::rename(&temporary, &path)
@@ -163,6 +169,34 @@ impl Digests {
     pub fn forget(dir: &Path, key: &FileKey) {
         let _ = fs::remove_file(key.side_file(dir));
     }
+}
+
+/// Makes a folder that only its owner may look into, and takes others' rights to one that is there already.
+fn make_private(dir: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+        builder.mode(0o700).create(dir)?;
+        let mode = fs::metadata(dir)?.permissions().mode();
+        if mode & 0o077 != 0 {
+            // Somebody else's folder stays as it is.
+            let _ = fs::set_permissions(dir, fs::Permissions::from_mode(mode & !0o077));
+        }
+        Ok(())
+    }
+    #[cfg(not(unix))]
+    builder.create(dir)
+}
+
+/// Makes a new file that only its owner may read.
+fn create_private(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
 }
 
 #[cfg(test)]
@@ -195,6 +229,22 @@ mod tests {
         let fresh = old(&file, "some bytes", 0);
         digests.save(&side, &fresh).unwrap();
         assert!(Digests::load(&side, &fresh).known().is_empty());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_their_owner_may_read_side_files() {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let dir = tempfile::tempdir().unwrap();
+        let key = old(&dir.path().join("f"), "some bytes", 100);
+        let (made, loose) = (dir.path().join("a/b"), dir.path().join("loose"));
+        fs::create_dir(&loose).unwrap();
+        fs::set_permissions(&loose, fs::Permissions::from_mode(0o755)).unwrap();
+        for side in [made, loose] {
+            Digests::default().save(&side, &key).unwrap();
+            assert_eq!((mode(&side), mode(&key.side_file(&side))), (0o700, 0o600));
+        }
     }
 
     #[test]

@@ -1,17 +1,20 @@
 //! GGUF files, versions 2 and 3 (the format's specification in ggml's `docs/gguf.md`).
 //!
 //! [`Gguf::parse`] validates everything that it will ever hand out: counts against the bytes that are there, names, types, and that
-//! every tensor lies inside the file. Tensor data stays where it is; [`Gguf::data`] gives slices of it.
+//! every tensor lies inside the file. Tensor data stays where it is; [`Gguf::data`] gives slices of it. [`read_tensors`] reads
+//! the head of a file that may change meanwhile, and says where its tensors are.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod digests;
+mod head;
 mod reader;
 mod value;
 mod writer;
 
 pub use digests::{Digests, FileKey};
+pub use head::{MAX_HEAD, read_tensors};
 pub use value::{Array, Texts, Value};
 pub use writer::GgufWriter;
 
@@ -58,6 +61,9 @@ pub enum GgufError {
         /// The file's length.
         len: usize,
     },
+    /// The system does not give the file's bytes.
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
     /// A number that cannot be meant.
     #[error("{what} is {value}, at most {max} is possible")]
     Limit {
@@ -96,11 +102,18 @@ pub struct Gguf {
 impl Gguf {
     /// Parses a whole file, usually a memory-mapped one.
     pub fn parse(file: Bytes) -> Result<Gguf, GgufError> {
-        if file.is_empty() {
+        let len = file.len();
+        Gguf::parse_head(file, len)
+    }
+
+    /// Parses the head of a file of `file_len` bytes, of which `head` has the first ones. Where `head` ends too early, the error is
+    /// [`GgufError::Truncated`] with its length.
+    fn parse_head(head: Bytes, file_len: usize) -> Result<Gguf, GgufError> {
+        if head.is_empty() {
             return Err(GgufError::NotGguf(": it is empty"));
         }
-        let mut r = Reader::new(file.clone());
-        let magic = r.bytes(4.min(file.len()), "the magic number")?;
+        let mut r = Reader::new(head.clone());
+        let magic = r.bytes(4.min(head.len()), "the magic number")?;
         if magic[..] != MAGIC[..magic.len()] {
             return Err(GgufError::NotGguf(""));
         }
@@ -156,19 +169,15 @@ impl Gguf {
             let start = data_start.checked_add(relative);
             let end = start.and_then(|s| s.checked_add(t.layout.span()));
             match (start, end) {
-                (Some(start), Some(end)) if end <= file.len() => t.offset = start,
+                (Some(start), Some(end)) if end <= file_len => t.offset = start,
                 _ => {
                     let what = format!("tensor {} of {} bytes", shown(&t.name), t.layout.span());
-                    return Err(GgufError::Truncated {
-                        what,
-                        at: data_start.saturating_add(relative),
-                        len: file.len(),
-                    });
+                    return Err(GgufError::Truncated { what, at: data_start.saturating_add(relative), len: file_len });
                 }
             }
         }
         check_overlap(&tensors)?;
-        Ok(Gguf { file, metadata, tensors, by_name })
+        Ok(Gguf { file: head, metadata, tensors, by_name })
     }
 
     /// The value of a metadata key.

@@ -3,8 +3,8 @@
 //! A client is who it has proven to be, by its certificate or token; where it need not prove anything, it is its address.
 
 use crate::limits::{
-    ALL_CALLS, ALL_MESSAGES_KIB, ALL_PAYLOAD_KIB, ALL_WIDE_CONNECTIONS, CALLS, ClientLimits, Limits, MESSAGES_KIB,
-    PAYLOAD_KIB, WIDE_CONNECTIONS,
+    ALL_CALLS, ALL_MESSAGES_KIB, ALL_PAYLOAD_KIB, ALL_WIDE_CONNECTIONS, BLOB_CALLS_CLIENT, BLOB_RECEIVERS_CLIENT, CALLS,
+    ClientLimits, Limits, MESSAGES_KIB, PAYLOAD_KIB, WIDE_CONNECTIONS,
 };
 use crate::lock;
 use crate::room::Pool;
@@ -13,6 +13,7 @@ use outboard_core::error::Bytes;
 use outboard_core::{Buffer, DeviceInfo, Error, Executable, MemoryAccount, MemoryShare, Result};
 use std::any::Any;
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, Weak};
 use tokio::sync::Semaphore;
@@ -33,6 +34,8 @@ enum Key {
 #[derive(Debug)]
 pub(crate) struct Accounts {
     limits: ClientLimits,
+    /// Numbers of accounts, which nobody can foresee.
+    ids: RandomState,
     all: Mutex<HashMap<Key, Weak<Account>>>,
     together: Arc<Together>,
 }
@@ -54,6 +57,7 @@ pub(crate) struct Account {
     key: Key,
     /// What devices know it by, see [`outboard_core::Client::room`].
     pub(crate) room: u64,
+    id: u64,
     limits: ClientLimits,
     taken: Taken,
     together: Arc<Together>,
@@ -78,6 +82,10 @@ enum What {
     Graphs,
     /// Bytes that are offered.
     Offers,
+    /// Calls about blobs.
+    BlobCalls,
+    /// Queues that receive blobs.
+    BlobReceivers,
     /// Bytes on a device, by its uid.
     Memory(u64),
 }
@@ -131,7 +139,8 @@ impl Accounts {
             payload: Arc::new(Semaphore::new(ALL_PAYLOAD_KIB)),
             messages: Arc::new(Semaphore::new(ALL_MESSAGES_KIB)),
         };
-        Accounts { limits: limits.client.clone(), all: Mutex::default(), together: Arc::new(together) }
+        let ids = RandomState::new();
+        Accounts { limits: limits.client.clone(), ids, all: Mutex::default(), together: Arc::new(together) }
     }
 
     /// The account of a client: of its name if it has proven one.
@@ -148,6 +157,7 @@ impl Accounts {
         let account = Arc::new(Account {
             key: key.clone(),
             room: fresh_uid(),
+            id: self.ids.hash_one(&key),
             limits: self.limits.clone(),
             taken: Taken::default(),
             payload: Pool::new(PAYLOAD_KIB, &together.payload),
@@ -177,6 +187,11 @@ impl Account {
             Key::Name(name) => Some(name),
             Key::Address(_) => None,
         }
+    }
+
+    /// Its number, the same whenever the client comes back, as long as the server runs.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     fn take(self: &Arc<Self>, what: What, amount: u64, limit: u64) -> Option<Share> {
@@ -267,6 +282,18 @@ impl Account {
                 Bytes(limit)
             ))
         })
+    }
+
+    /// One more call about blobs.
+    pub(crate) fn blob_call(self: &Arc<Self>) -> Result<Share> {
+        let more = |e| Error::Request(format!("{e}; wait for some of them"));
+        self.count(What::BlobCalls, BLOB_CALLS_CLIENT, "calls about weights").map_err(more)
+    }
+
+    /// One more queue that receives blobs.
+    pub(crate) fn blob_receiver(self: &Arc<Self>) -> Result<Share> {
+        let more = |e| Error::Request(format!("{e}; close one first"));
+        self.count(What::BlobReceivers, BLOB_RECEIVERS_CLIENT, "queues that receive weights").map_err(more)
     }
 
     /// Counts a share for all clients together as well, below a limit.

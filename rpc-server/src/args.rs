@@ -1,6 +1,6 @@
 //! The command line of `rpc-server`, also run by other binaries that start servers.
 
-use crate::blobs::{BlobOptions, Blobs};
+use crate::blobs::{BlobOptions, Blobs, tighten, warn_if_open};
 use crate::limits::{ClientLimits, Limits};
 use crate::server::{Server, ServerConfig};
 use crate::tokens::Tokens;
@@ -44,7 +44,8 @@ pub struct ServerArgs {
     /// not given
     #[arg(short, long, value_name = "DIR", num_args = 0..=1)]
     pub cache: Option<Option<PathBuf>>,
-    /// Most of the disk that they take, such as 20G; a fifth of it by default, and at most half of what is free
+    /// Most of the disk that they take, such as 20G; a fifth of it by default, and at most half of what is free. While some are
+    /// being received, these take up to half as much beside it
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "cache")]
     pub cache_limit: Option<u64>,
     /// GGUF files of this host, whose weights clients need not send either
@@ -237,8 +238,15 @@ fn open_blobs(args: &ServerArgs) -> outboard_core::Result<Option<Blobs>> {
         None => None,
     };
     let digests = user.map(|dir| dir.join("digests"));
-    let models = args.models.clone();
-    Blobs::open(&BlobOptions { cache, cache_limit: args.cache_limit, models, digests }).map(Some)
+    // What is of this program's own is closed to others; about a directory of the user's choice they are told.
+    let own = [cache.as_ref().filter(|_| args.cache == Some(None)), digests.as_ref()];
+    own.into_iter().flatten().for_each(|dir| tighten(dir));
+    let (models, named) = (args.models.clone(), cache.clone());
+    let blobs = Blobs::open(&BlobOptions { cache, cache_limit: args.cache_limit, models, digests })?;
+    if let Some(line) = named.and_then(|dir| warn_if_open(&dir)) {
+        tracing::warn!("{line}");
+    }
+    Ok(Some(blobs))
 }
 
 /// What OUTBOARD_CACHE names, or else this program's part of the user's cache directory.

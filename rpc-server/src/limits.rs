@@ -317,3 +317,36 @@ pub(crate) const QUIET_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long an allocation that found no memory waits for buffers that are being freed.
 /// Longer than they wait for queues that are not open yet.
 pub(crate) const FREES_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Threads that place and check blobs, of the whole server: each reads, hashes, and copies to a device at memory speed. Calls take
+/// turns on them, so that their number costs others time, not threads, queues or files.
+pub(crate) const BLOB_THREADS: usize = 4;
+/// Bytes of one call before the next one has its turn, if any waits: some hundredths of a second of work.
+pub(crate) const BLOB_TURN_BYTES: u64 = 32 << 20;
+/// Blobs of one call before the next one has its turn: opening a file costs as much as hashing a hundred kilobytes.
+pub(crate) const BLOB_TURN_BLOBS: usize = 256;
+/// Calls about blobs of one session that are worked on, or in the line for it; others wait for these. A client that loads has two or
+/// three, and one for each server that borrows from this one.
+pub(crate) const BLOB_CALLS_SESSION: usize = 16;
+/// Calls about blobs of one client at a time, those that wait included: some 300 kB each.
+pub(crate) const BLOB_CALLS_CLIENT: usize = 256;
+/// Queues of one client at a time that receive blobs; each has one more thread, and a file while a blob comes. A client that loads
+/// has two for each device.
+pub(crate) const BLOB_RECEIVERS_CLIENT: usize = 128;
+/// Blobs of one client that are being written to the cache or wait for the disk; each is an open file. What comes then waits for
+/// the disk, or is not kept.
+pub(crate) const BLOB_FILES_CLIENT: usize = 64;
+/// The same of all clients together; what comes then is not kept.
+pub(crate) const BLOB_FILES: usize = 256;
+/// Blobs of one client that are being written have at most this part of the cache's limit, by the lengths that it has said; others
+/// are not kept. A blob that is larger is not kept either.
+pub(crate) const BLOB_WRITING_CLIENT_PART: u64 = 3;
+/// Blobs of all clients that are being written have at most this part of the cache's limit, beside it, by the bytes that have come.
+pub(crate) const BLOB_WRITING_PART: u64 = 2;
+/// Blobs of a client without their digests, before nothing that it sends is kept any more: a load whose file has changed sends one or
+/// two before it fails.
+pub(crate) const WRONG_DIGESTS: u32 = 4;
+/// How long after the last of them nothing is kept.
+pub(crate) const DISTRUST: Duration = Duration::from_secs(600);
+/// Longest wait of a queue for the disk to take more of what its client has sent; then the next blob is not kept.
+pub(crate) const DISK_WAIT: Duration = Duration::from_secs(60);

@@ -125,3 +125,44 @@ fn usage() {
         assert!(help.contains(flag), "{flag}: {help}");
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn others_cannot_look_into_the_users_own_cache_and_a_named_one_is_warned_about() {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    let mode = |dir: &Path| dir.metadata().unwrap().permissions().mode() & 0o777;
+    let dir = tempfile::tempdir().unwrap();
+    let (own, named) = (dir.path().join("blobs"), dir.path().join("named"));
+    for made in [&own, &dir.path().join("digests"), &named] {
+        std::fs::create_dir(made).unwrap();
+        std::fs::set_permissions(made, Permissions::from_mode(0o777)).unwrap();
+    }
+    let (name, models) = (named.to_str().unwrap().to_owned(), dir.path().to_str().unwrap());
+    for (args, others, line) in [
+        (vec!["-c", "--models", models], 0o700, None),
+        (vec!["-c", &name], 0o777, Some("change what is in it")),
+        (vec!["-c", &name], 0o755, Some("see which weights it has")),
+        (vec!["-c", &name], 0o700, None),
+    ] {
+        std::fs::set_permissions(&named, Permissions::from_mode(others)).unwrap();
+        let mut child = command(&[&["-p", "0", "-d", "cpu:1"], &args[..]].concat())
+            .env("OUTBOARD_CACHE", dir.path())
+            .spawn()
+            .unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut text = String::new();
+        while out.read_line(&mut text).unwrap() > 0 && !text.contains("listening on ") {}
+        signal(&child, "TERM");
+        assert!(ends_within(&mut child, Duration::from_secs(10)).success());
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let found = said.lines().filter(|l| l.contains("others on this host may")).count();
+        assert_eq!(found, usize::from(line.is_some()), "{said}");
+        assert!(line.is_none_or(|line| said.contains(line) && said.contains("chmod 700")), "{said}");
+        // What the user has made is the user's.
+        assert_eq!(mode(&named), others);
+    }
+    assert_eq!((mode(&own), mode(&dir.path().join("digests"))), (0o700, 0o700));
+}

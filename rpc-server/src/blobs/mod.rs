@@ -1,32 +1,36 @@
 //! Weights as content: what this server has by its digest, in its cache and in model files of its own.
 
 mod cache;
+mod call;
+mod line;
 mod models;
-mod place;
 mod receive;
+mod workers;
 
-use outboard_core::{Digest, Result};
+use crate::accounts::Account;
+use outboard_core::Result;
 pub(crate) use outboard_proto::blobs::Blob;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use tokio::sync::Semaphore;
 
-pub(crate) use place::{Placing, check, place};
-pub(crate) use receive::Receiver;
+use cache::{Begun, Writer};
+pub(crate) use cache::{tighten, warn_if_open};
+pub(crate) use call::{Admission, Call, DEVICE_WAIT, Placing, Task};
+pub(crate) use receive::{Receiver, Wrong};
+pub(crate) use workers::Underway;
 
 /// Bytes that are read, hashed and given to a device at a time.
 pub(crate) const PART: usize = 1 << 20;
-/// Requests to place blobs that are worked on at a time, of all sessions: each is a thread that reads and hashes.
-const PLACING: usize = 4;
 
 /// Where a server has blobs.
 #[derive(Clone, Debug, Default)]
 pub struct BlobOptions {
     /// A directory to keep blobs in.
     pub cache: Option<PathBuf>,
-    /// Most bytes in it; a part of the disk if nothing is said.
+    /// Most bytes in it; a part of the disk if nothing is said. Blobs that are being written have up to half as much beside it.
     pub cache_limit: Option<u64>,
     /// A directory with GGUF files, whose tensors are blobs, too.
     pub models: Option<PathBuf>,
@@ -34,26 +38,43 @@ pub struct BlobOptions {
     pub digests: Option<PathBuf>,
 }
 
-/// What a server has by its digest.
+/// What a server has by its digest, and the threads that bring it to where clients want it.
 #[derive(Debug)]
 pub struct Blobs {
     cache: Option<cache::Cache>,
     models: Option<models::Models>,
-    pub(crate) placing: Semaphore,
+    workers: workers::Workers,
+}
+
+/// Places where a blob may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Cache,
+    Models,
+}
+
+impl Origin {
+    /// Where to look when a blob was not there, or not whole.
+    fn next(self) -> Option<Origin> {
+        match self {
+            Origin::Cache => Some(Origin::Models),
+            Origin::Models => None,
+        }
+    }
 }
 
 /// A blob's bytes: part of a file.
 #[derive(Debug)]
-pub(crate) struct Source {
+struct Source {
     file: File,
     offset: u64,
 }
 
 impl Source {
-    /// A reader from its first byte.
-    fn reader(mut self, len: u64) -> io::Result<io::Take<File>> {
-        self.file.seek(SeekFrom::Start(self.offset))?;
-        Ok(self.file.take(len))
+    /// The file, to be read from the blob's byte `at` on.
+    fn from(mut self, at: u64) -> io::Result<File> {
+        self.file.seek(SeekFrom::Start(self.offset.saturating_add(at)))?;
+        Ok(self.file)
     }
 }
 
@@ -63,7 +84,7 @@ impl Blobs {
         let cache = options.cache.as_deref().map(|dir| cache::Cache::open(dir, options.cache_limit)).transpose()?;
         let models =
             options.models.clone().map(|dir| models::Models::open(dir, options.digests.clone())).transpose()?;
-        Ok(Blobs { cache, models, placing: Semaphore::new(PLACING) })
+        Ok(Blobs { cache, models, workers: workers::Workers::start()? })
     }
 
     /// The cache's directory and limit in bytes.
@@ -76,55 +97,51 @@ impl Blobs {
         self.models.as_ref().is_none_or(|m| m.wait(timeout))
     }
 
+    /// Completes when all model files have been looked at.
+    pub(crate) async fn models_looked_at(&self) {
+        if let Some(models) = &self.models {
+            models.looked_at().await;
+        }
+    }
+
     /// Whether a blob is here, as far as can be told without reading it. May block.
     pub(crate) fn has(&self, blob: &Blob) -> bool {
         self.cache.as_ref().is_some_and(|c| c.has(blob)) || self.models.as_ref().is_some_and(|m| m.has(blob))
     }
 
-    /// Reads a blob part by part and says at its end whether they had its digest. A source that is damaged is forgotten, and
-    /// the next one tried, so that `each` may see parts from the first one again: it is told where each part begins. `Err` is
-    /// what `each` gave.
-    pub(crate) fn read(&self, blob: &Blob, mut each: impl FnMut(u64, Vec<u8>) -> Result<()>) -> Result<bool> {
-        if let Some(cache) = &self.cache
-            && let Some(source) = cache.open_blob(blob)
-        {
-            match read(source, blob, &mut each)? {
-                true => return Ok(true),
-                false => cache.damaged(blob),
-            }
-        }
-        if let Some(models) = &self.models
-            && let Some(source) = models.open_blob(blob)
-        {
-            match read(source, blob, &mut each)? {
-                true => return Ok(true),
-                false => models.changed(blob),
-            }
-        }
-        Ok(false)
+    /// Does the work of a call when it is its turn.
+    pub(crate) fn start(&self, call: Call) -> Underway {
+        self.workers.start_call(call)
     }
 
-    /// Begins to keep a blob, if it can be kept.
-    fn begin(&self, blob: Blob) -> Option<cache::Writer<'_>> {
-        self.cache.as_ref()?.begin(blob)
-    }
-}
-
-/// Reads a source to its end; `false` if it does not have the blob's bytes.
-fn read(source: Source, blob: &Blob, each: &mut dyn FnMut(u64, Vec<u8>) -> Result<()>) -> Result<bool> {
-    let Ok(mut reader) = source.reader(blob.len) else { return Ok(false) };
-    let mut hasher = blake3::Hasher::new();
-    let mut at = 0;
-    while at < blob.len {
-        let len = usize::try_from(blob.len - at).map_or(PART, |left| left.min(PART));
-        let mut part = vec![0; len];
-        // Cut, or the disk has failed.
-        if reader.read_exact(&mut part).is_err() {
-            return Ok(false);
+    /// A blob for a client, if it is there.
+    fn open_blob(&self, origin: Origin, blob: &Blob, client: &Account) -> Option<Source> {
+        match origin {
+            Origin::Cache => self.cache.as_ref()?.open_blob(blob, client),
+            Origin::Models => self.models.as_ref()?.open_blob(blob),
         }
-        hasher.update(&part);
-        each(at, part)?;
-        at += len as u64;
     }
-    Ok(Digest(*hasher.finalize().as_bytes()) == blob.digest)
+
+    /// A blob turned out to be something else.
+    fn disbelieve(&self, origin: Origin, blob: &Blob) {
+        match origin {
+            Origin::Cache => self.cache.iter().for_each(|cache| cache.damaged(blob)),
+            Origin::Models => self.models.iter().for_each(|models| models.changed(blob)),
+        }
+    }
+
+    /// Begins to keep a blob of a client, if it is to be kept.
+    fn begin(&self, blob: Blob, client: &Account) -> Begun {
+        self.cache.as_ref().map_or(Begun::Never, |cache| cache.begin(blob, client))
+    }
+
+    /// The same; waits for the disk for some time, or until `gone` is set.
+    fn begin_in_time(&self, blob: Blob, client: &Account, gone: &AtomicBool) -> Option<Writer> {
+        self.cache.as_ref()?.begin_in_time(blob, client, gone)
+    }
+
+    /// A blob of a client did not have its digest.
+    fn wrong(&self, client: &Account) {
+        self.cache.iter().for_each(|cache| cache.wrong(client));
+    }
 }

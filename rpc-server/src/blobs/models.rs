@@ -1,13 +1,13 @@
 //! Model files of this host as a source of blobs.
 //!
 //! A thread looks at the GGUF files of a directory once, when the server starts: their tensors are hashed, or their digests
-//! remembered from the last time. What a file had is checked again whenever it is used.
+//! remembered from the last time. What a file had is checked again whenever it is used. Nothing is mapped: a file may be cut at any
+//! time, which is an error for who reads it, and the end (SIGBUS) of who has mapped it.
 
 use super::{Blob, PART, Source};
 use crate::lock;
 use outboard_core::{Digest, Error, Result};
-use outboard_gguf::{Digests, FileKey, Gguf};
-use outboard_host::open_mapped;
+use outboard_gguf::{Digests, FileKey, read_tensors};
 use outboard_proto::limits::MIN_BLOB;
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
+use tokio::sync::Notify;
 
 /// Most model files that are looked at.
 const MAX_FILES: usize = 1024;
@@ -33,6 +34,8 @@ struct Inner {
     known: Mutex<HashMap<Digest, Located>>,
     done: Mutex<bool>,
     finished: Condvar,
+    /// The same for those who do not block.
+    looked: Notify,
     stop: AtomicBool,
 }
 
@@ -62,6 +65,7 @@ impl Models {
             tracing::info!("models: {} tensors in {} files", lock(&worker.known).len(), files.len());
             *lock(&worker.done) = true;
             worker.finished.notify_all();
+            worker.looked.notify_waiters();
         };
         let spawned = std::thread::Builder::new().name("models".into()).spawn(look);
         spawned.map_err(|e| Error::Request(format!("no thread to look at models: {e}")))?;
@@ -73,6 +77,16 @@ impl Models {
         let done = lock(&self.0.done);
         let waited = self.0.finished.wait_timeout_while(done, timeout, |done| !*done);
         *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Completes when all files have been looked at.
+    pub(crate) async fn looked_at(&self) {
+        let mut looked = std::pin::pin!(self.0.looked.notified());
+        // From here on no notification is missed.
+        looked.as_mut().enable();
+        if !*lock(&self.0.done) {
+            looked.await;
+        }
     }
 
     /// Whether a file has a tensor of this content.
@@ -112,13 +126,11 @@ impl Inner {
     fn index(&self, path: &Path, side: Option<&Path>) -> std::result::Result<(), String> {
         let text = |e: std::io::Error| e.to_string();
         let key = FileKey::of(path).map_err(text)?;
-        // Only its head is read here: the data is not touched through the mapping, so that a file that is cut later is an error.
-        let gguf = Gguf::parse(open_mapped(path).map_err(text)?).map_err(|e| e.to_string())?;
-        let digests = side.map_or_else(Digests::default, |dir| Digests::load(dir, &key));
         let mut file = File::open(path).map_err(text)?;
-        let mut hashed = 0;
-        let mut tensors: Vec<_> = gguf.tensors().iter().collect();
+        let mut tensors = read_tensors(&file, key.len()).map_err(|e| e.to_string())?;
         tensors.sort_by_key(|t| t.offset);
+        let digests = side.map_or_else(Digests::default, |dir| Digests::load(dir, &key));
+        let mut hashed = 0;
         let place = Arc::new((path.to_owned(), key));
         for tensor in tensors {
             let (offset, len) = (tensor.offset as u64, tensor.layout.span() as u64);

@@ -1,56 +1,104 @@
 //! Blobs as they come from a client: hashed, and kept if they are what they are said to be.
 //!
 //! A queue that receives blobs has a thread for that, beside the device that gets the same bytes, so that neither hashing nor the
-//! disk stands in the way of the network. What waits for the thread is bounded.
+//! disk stands in the way of the network. What waits for the thread counts as on the way in its queue. The thread ends at its next
+//! megabyte when the queue has gone; only then may the client have another one.
 
-use super::{Blob, Blobs};
+use super::{Blob, Blobs, Writer};
+use crate::accounts::{Account, Share};
+use crate::session::flight::Hold;
 use bytes::Bytes;
-use outboard_core::{Digest, Error, Result};
+use outboard_core::{Error, Result, Slice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::{mpsc, oneshot};
 
-/// Parts that wait for the thread, each a megabyte at most.
+/// Steps that wait for the thread, each a megabyte at most.
 const WAITING: usize = 8;
 
 enum Step {
-    Begin(Blob),
-    Data(Bytes),
-    Settle(oneshot::Sender<Result<()>>),
+    Begin(Blob, Slice),
+    Data(Bytes, Hold),
+    Settle(oneshot::Sender<std::result::Result<(), Wrong>>),
+}
+
+/// Blobs did not have their digests, or have not come to their end.
+#[derive(Clone, Debug)]
+pub(crate) struct Wrong {
+    /// About the first of them.
+    pub(crate) error: Error,
+    /// Where they have gone.
+    pub(crate) places: Vec<Slice>,
+}
+
+/// What both sides look at.
+#[derive(Debug, Default)]
+struct Flags {
+    /// The client has gone: nothing waits for the disk.
+    leaving: AtomicBool,
+    /// The queue has gone.
+    gone: AtomicBool,
+    /// A blob was wrong.
+    wrong: AtomicBool,
 }
 
 /// The queue's side.
-pub(crate) struct Receiver(mpsc::Sender<Step>);
+pub(crate) struct Receiver {
+    steps: mpsc::Sender<Step>,
+    flags: Arc<Flags>,
+}
 
 impl Receiver {
-    /// Starts the thread; it ends when the receiver is dropped.
-    pub(crate) fn start(blobs: Option<Arc<Blobs>>) -> Result<Receiver> {
+    /// Starts the thread for a queue of a client; it ends when the receiver is dropped.
+    pub(crate) fn start(blobs: Option<Arc<Blobs>>, client: &Arc<Account>) -> Result<Receiver> {
         let (steps, todo) = mpsc::channel(WAITING);
+        let flags = Arc::new(Flags::default());
+        let share = client.blob_receiver()?;
+        let thread = Thread { blobs, client: client.clone(), flags: flags.clone(), _share: share };
         std::thread::Builder::new()
             .name("blobs".into())
-            .spawn(move || run(blobs.as_deref(), todo))
+            .spawn(move || thread.run(todo))
             .map_err(|e| Error::Request(format!("no thread to receive blobs: {e}")))?;
-        Ok(Receiver(steps))
+        Ok(Receiver { steps, flags })
     }
 
-    /// The next bytes belong to this blob.
-    pub(crate) async fn begin(&self, blob: Blob) -> Result<()> {
-        self.step(Step::Begin(blob)).await
+    /// The next bytes belong to this blob, which goes there.
+    pub(crate) async fn begin(&self, blob: Blob, dst: Slice) -> Result<()> {
+        self.step(Step::Begin(blob, dst)).await
     }
 
-    /// The next bytes of the blob.
-    pub(crate) async fn data(&self, data: Bytes) -> Result<()> {
-        self.step(Step::Data(data)).await
+    /// The next bytes of the blob, and the room that they take until they are hashed.
+    pub(crate) async fn data(&self, data: Bytes, hold: Hold) -> Result<()> {
+        self.step(Step::Data(data, hold)).await
     }
 
-    /// Waits until all blobs so far are checked. Fails if one was not what it was said to be.
-    pub(crate) async fn settle(&self) -> Result<()> {
+    /// Whether it is known already that a blob was wrong.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.flags.wrong.load(Ordering::Relaxed)
+    }
+
+    /// Nothing more comes.
+    pub(crate) fn leave(&self) {
+        self.flags.leaving.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until all blobs so far are checked, and says which were not what they were said to be. One that has not come to its end
+    /// does not come any more.
+    pub(crate) async fn settle(&self) -> Result<Option<Wrong>> {
         let (to, result) = oneshot::channel();
         self.step(Step::Settle(to)).await?;
-        result.await.unwrap_or_else(|_| Err(panicked()))
+        Ok(result.await.map_err(|_| panicked())?.err())
     }
 
     async fn step(&self, step: Step) -> Result<()> {
-        self.0.send(step).await.map_err(|_| panicked())
+        self.steps.send(step).await.map_err(|_| panicked())
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.leave();
+        self.flags.gone.store(true, Ordering::Relaxed);
     }
 }
 
@@ -59,46 +107,75 @@ fn panicked() -> Error {
 }
 
 /// A blob that has not come to its end.
-struct Coming<'b> {
+struct Coming {
     blob: Blob,
+    dst: Slice,
     left: u64,
     hasher: blake3::Hasher,
-    writer: Option<super::cache::Writer<'b>>,
+    writer: Option<Writer>,
 }
 
-fn run(blobs: Option<&Blobs>, mut todo: mpsc::Receiver<Step>) {
-    let mut coming: Option<Coming<'_>> = None;
-    let mut failed: Option<Error> = None;
-    while let Some(step) = todo.blocking_recv() {
-        match step {
-            Step::Begin(blob) => {
-                let writer = blobs.and_then(|b| b.begin(blob));
-                coming = Some(Coming { blob, left: blob.len, hasher: blake3::Hasher::new(), writer });
+/// The thread, and what it takes.
+struct Thread {
+    blobs: Option<Arc<Blobs>>,
+    client: Arc<Account>,
+    flags: Arc<Flags>,
+    _share: Share,
+}
+
+impl Thread {
+    fn run(self, mut todo: mpsc::Receiver<Step>) {
+        let mut coming: Option<Coming> = None;
+        let mut failed: Option<Wrong> = None;
+        while let Some(step) = todo.blocking_recv() {
+            if self.flags.gone.load(Ordering::Relaxed) {
+                return;
             }
-            Step::Data(data) => {
-                let Some(c) = &mut coming else { continue };
-                c.hasher.update(&data);
-                if let Some(writer) = &mut c.writer {
-                    writer.write(&data);
+            match step {
+                Step::Begin(blob, dst) => coming = Some(self.begin(blob, dst)),
+                Step::Data(data, hold) => {
+                    coming = coming.and_then(|coming| self.data(coming, &data, &mut failed));
+                    drop((data, hold));
                 }
-                c.left = c.left.saturating_sub(data.len() as u64);
-                if c.left > 0 {
-                    continue;
-                }
-                let Some(Coming { blob, hasher, writer, .. }) = coming.take() else { continue };
-                match Digest(*hasher.finalize().as_bytes()) == blob.digest {
-                    true => writer.into_iter().for_each(super::cache::Writer::finish),
-                    false => {
-                        drop(writer);
-                        failed.get_or_insert_with(|| wrong(&blob));
+                Step::Settle(to) => {
+                    if let Some(Coming { blob, dst, .. }) = coming.take() {
+                        add(&mut failed, &blob, dst);
                     }
+                    let _ = to.send(failed.take().map_or(Ok(()), Err));
                 }
-            }
-            Step::Settle(to) => {
-                let _ = to.send(failed.clone().map_or(Ok(()), Err));
             }
         }
     }
+
+    fn begin(&self, blob: Blob, dst: Slice) -> Coming {
+        let begin = |blobs: &Arc<Blobs>| blobs.begin_in_time(blob, &self.client, &self.flags.leaving);
+        let writer = self.blobs.as_ref().and_then(begin);
+        Coming { blob, dst, left: blob.len, hasher: blake3::Hasher::new(), writer }
+    }
+
+    /// The next bytes of a blob: gives it back if there are more to come.
+    fn data(&self, mut coming: Coming, data: &[u8], failed: &mut Option<Wrong>) -> Option<Coming> {
+        coming.hasher.update(data);
+        coming.writer.iter_mut().for_each(|writer| writer.write(data));
+        coming.left = coming.left.saturating_sub(data.len() as u64);
+        if coming.left > 0 {
+            return Some(coming);
+        }
+        let Coming { blob, dst, hasher, writer, .. } = coming;
+        if hasher.finalize() == blob.digest.0 {
+            writer.into_iter().for_each(Writer::finish);
+        } else {
+            drop(writer);
+            self.blobs.iter().for_each(|blobs| blobs.wrong(&self.client));
+            add(failed, &blob, dst);
+            self.flags.wrong.store(true, Ordering::Relaxed);
+        }
+        None
+    }
+}
+
+fn add(failed: &mut Option<Wrong>, blob: &Blob, dst: Slice) {
+    failed.get_or_insert_with(|| Wrong { error: wrong(blob), places: Vec::new() }).places.push(dst);
 }
 
 fn wrong(blob: &Blob) -> Error {

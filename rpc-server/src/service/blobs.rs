@@ -2,10 +2,11 @@
 
 use super::call::CallRoom;
 use super::{Service, status};
-use crate::blobs::{Blobs, Placing, check, place};
+use crate::blobs::{Admission, Blobs, Call, Placing, Task};
 use crate::limits::MODELS_WAIT;
 use crate::session::Session;
-use outboard_core::Error;
+use bytes::Bytes;
+use outboard_core::{Error, Result as CoreResult};
 use outboard_proto::blobs::{Place, decode_places, decode_question};
 use outboard_proto::{graph, v1};
 use std::sync::Arc;
@@ -20,11 +21,16 @@ pub(super) async fn have(
 ) -> Result<v1::HaveBlobsResponse, Status> {
     let session = service.session(request.session.as_ref())?;
     let blobs = blobs(service)?;
+    let admission = admit(&session).await.map_err(status)?;
     let asked = decode_question(&request.blobs).map_err(status)?;
     let sizes: Vec<u64> = asked.iter().map(|blob| blob.len).collect();
+    // Not on the session's thread, which has other things to do.
+    tokio::select! {
+        _ = tokio::time::timeout(MODELS_WAIT, blobs.models_looked_at()) => {}
+        () = session.until_closed() => return Err(status(Error::Cancelled)),
+    }
     let look = move || {
-        let _room = room;
-        blobs.wait_for_models(MODELS_WAIT);
+        let (_room, _admission) = (room, admission);
         Ok(asked.iter().map(|blob| blobs.has(blob)).collect::<Vec<_>>())
     };
     let have = session.worker.run(look).await.map_err(status)?;
@@ -39,7 +45,7 @@ pub(super) async fn place_all(
     service: &Service,
     request: v1::PlaceBlobsRequest,
 ) -> Result<v1::PlaceBlobsResponse, Status> {
-    let placed = work(service, request.session.as_ref(), &request.blobs, place).await?;
+    let placed = work(service, request.session.as_ref(), request.blobs, Task::Place).await?;
     Ok(v1::PlaceBlobsResponse { placed: graph::flags_to_bits(&placed) })
 }
 
@@ -48,35 +54,44 @@ pub(super) async fn check_all(
     service: &Service,
     request: v1::CheckBlobsRequest,
 ) -> Result<v1::CheckBlobsResponse, Status> {
-    let good = work(service, request.session.as_ref(), &request.blobs, check).await?;
+    let good = work(service, request.session.as_ref(), request.blobs, Task::Check).await?;
     Ok(v1::CheckBlobsResponse { good: graph::flags_to_bits(&good) })
 }
 
-/// Does something with blobs and their places, on a thread of its own, when it is its turn.
+/// Does something with blobs and their places. When the call is reset this is dropped, and the work ends soon.
 async fn work(
     service: &Service,
     session: Option<&v1::Session>,
-    places: &[u8],
-    what: fn(&Session, &Blobs, &[Placing]) -> outboard_core::Result<Vec<bool>>,
+    encoded: Bytes,
+    task: Task,
 ) -> Result<Vec<bool>, Status> {
-    let session = service.session(session)?;
+    let (session, age) = service.stream(session)?;
     let blobs = blobs(service)?;
-    let places = decode_places(places).map_err(status)?;
-    let places = places.into_iter().map(|p| placing(&session, p)).collect::<Result<Vec<_>, _>>();
+    let admission = admit(&session).await.map_err(status)?;
+    let places = decode_places(&encoded).map_err(status)?;
+    drop(encoded);
+    let places = places.into_iter().map(|p| placing(&session, p)).collect::<CoreResult<Vec<_>>>();
     let places = places.map_err(status)?;
-    let _turn = tokio::select! {
-        turn = blobs.placing.acquire() => turn.map_err(|_| status(Error::Cancelled))?,
-        () = session.until_closed() => return Err(status(Error::Cancelled)),
-    };
-    let (to, placed) = tokio::sync::oneshot::channel();
-    let (owner, from) = (session.clone(), blobs.clone());
-    let spawned = std::thread::Builder::new().name("place".into()).spawn(move || {
-        // A client that has gone does not matter.
-        let _ = to.send(what(&owner, &from, &places));
-    });
-    spawned.map_err(|e| status(Error::Request(format!("no thread to place blobs: {e}"))))?;
-    let bug = |_| status(Error::Request("placing blobs failed because of a bug of the server; see its log".into()));
-    placed.await.map_err(bug)?.map_err(status)
+    let (call, answer) = Call::new(task, (session.clone(), age), blobs.clone(), places, admission);
+    let _underway = blobs.start(call);
+    let bug = |_| Error::Request("placing blobs failed because of a bug of the server; see its log".into());
+    tokio::select! {
+        flags = answer => flags.map_err(bug).flatten().map_err(status),
+        () = session.until_closed() => Err(status(Error::Cancelled)),
+        () = session.keys.until_renewed(age) => Err(status(Error::Cancelled)),
+    }
+}
+
+/// Waits until the session may have one more call.
+async fn admit(session: &Session) -> CoreResult<Admission> {
+    let client = session.account.blob_call()?;
+    tokio::select! {
+        permit = session.blob_calls.clone().acquire_owned() => {
+            let permit = permit.map_err(|_| Error::Cancelled)?;
+            Ok(Admission { _client: client, _session: permit })
+        }
+        () = session.until_closed() => Err(Error::Cancelled),
+    }
 }
 
 fn blobs(service: &Service) -> Result<Arc<Blobs>, Status> {
@@ -84,10 +99,9 @@ fn blobs(service: &Service) -> Result<Arc<Blobs>, Status> {
     blobs.ok_or_else(|| status(Error::Request("this server keeps no blobs; start it with -c or --models".into())))
 }
 
-fn placing(session: &Session, place: Place) -> outboard_core::Result<Placing> {
+fn placing(session: &Session, place: Place) -> CoreResult<Placing> {
     let Place { blob, buffer, offset } = place;
-    let uid = session.device_of(buffer)?;
-    let device = session.devices.by_uid(uid)?.clone();
+    let device = session.devices.by_uid(session.device_of(buffer)?)?.clone();
     let dst = session.slice(device.as_ref(), Some(v1::Slice { buffer, offset, len: blob.len }))?;
-    Ok(Placing { device, dst, blob })
+    Ok(Placing { digest: blob.digest, dst })
 }

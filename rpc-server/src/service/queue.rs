@@ -133,5 +133,6 @@ async fn commands(
             break;
         }
     }
+    queue.close().await;
     Ok(())
 }

@@ -11,7 +11,7 @@ mod worker;
 use crate::accounts::{Account, Accounted, DeviceMemory, Share};
 use crate::devices::Devices;
 use crate::io::Traffic;
-use crate::limits::SessionLimits;
+use crate::limits::{BLOB_CALLS_SESSION, SessionLimits};
 use crate::lock;
 use crate::logs::limited;
 use crate::server::Seat;
@@ -61,7 +61,7 @@ pub(crate) struct Session {
     buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
     executables: Mutex<HashMap<u64, Compiled>>,
     pub(crate) queues: Mutex<HashMap<u64, Arc<QueueState>>>,
-    /// Queues whose device queue is still there.
+    /// Queues whose device queue is still there, and calls about blobs that have begun.
     pub(crate) live_queues: AtomicUsize,
     /// What was offered and not yet accepted, with the error if the offer came to nothing.
     tickets: Mutex<HashMap<Ticket, Offered>>,
@@ -72,6 +72,8 @@ pub(crate) struct Session {
     pub(crate) frees: AtomicUsize,
     /// And their bytes.
     pub(crate) free_bytes: AtomicUsize,
+    /// Calls about blobs that are worked on, or may be.
+    pub(crate) blob_calls: Arc<Semaphore>,
     /// The right to its control stream: there is one at a time, and so is what takes the session up again.
     pub(crate) control: Arc<Semaphore>,
     /// Something that others may wait for has happened: a command was processed, an event signalled, a queue opened.
@@ -109,6 +111,7 @@ impl Session {
             peer_bytes: AtomicU64::new(0),
             frees: AtomicUsize::new(0),
             free_bytes: AtomicUsize::new(0),
+            blob_calls: Arc::new(Semaphore::new(BLOB_CALLS_SESSION)),
             control: Arc::new(Semaphore::new(1)),
             progress: Notify::new(),
             closed: watch::Sender::new(false),

@@ -8,7 +8,7 @@ use super::flight::{ChunkRoom, Flight, Hold, Inlet, Load};
 use super::timeline::Timeline;
 use super::{Session, unknown};
 use crate::accounts::Share;
-use crate::blobs::{Blob, Blobs, Receiver};
+use crate::blobs::{Blob, Blobs, DEVICE_WAIT, Receiver, Wrong};
 use crate::limits::{BULK_CHUNKS, CUT_STREAM, MARK_COMMANDS, MARK_KIB, OPEN_TIMEOUT};
 use crate::lock;
 use crate::logs::limited;
@@ -21,7 +21,7 @@ use outboard_proto::limits::{CHUNK, MAX_INLINE, MAX_QUEUES};
 use outboard_proto::v1::{self, command::Command, reply::Reply};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 mod progress;
 mod transfers;
@@ -275,8 +275,17 @@ impl QueueRunner {
         Ok(())
     }
 
+    /// No more blobs come: the stream has ended, or the queue has failed.
+    pub(crate) async fn close(&mut self) {
+        self.blobs.iter().for_each(Receiver::leave);
+        // Nobody hears of another error; what was wrong is cleared.
+        let _ = self.settle().await;
+    }
+
     /// Tells the client of a failure: the first time as such, and each request that it made.
     async fn fail(&mut self, request: Option<u64>, error: Error) -> Result<()> {
+        // The first error counts; what was wrong of the blobs before, or has not come to its end, is cleared.
+        self.close().await;
         self.state.note_failure(&error);
         if let Some(mut chunks) = self.chunks.take() {
             limited!(debug, session = self.session.tag, queue = self.handle, "queue failed: {error}");
@@ -303,18 +312,14 @@ impl QueueRunner {
     }
 
     async fn apply(&mut self, command: Command) -> Result<()> {
+        // Whoever uses a blob, or asks whether it is there, gets one that was checked.
+        let writes = matches!(command, Command::Write(_) | Command::WriteBulk(_));
+        if self.unsettled && (!writes || self.blobs.as_ref().is_some_and(Receiver::has_failed)) {
+            self.settle().await?;
+        }
         let queue = self.queue.queue.clone().ok_or(Error::Cancelled)?;
         let device = self.device.clone();
         let slice = |s| self.session.slice(device.as_ref(), s);
-        // Whoever uses a blob, or asks whether it is there, gets one that was checked.
-        if self.unsettled
-            && !matches!(command, Command::Write(_) | Command::WriteBulk(_))
-            && let Some(blobs) = &self.blobs
-        {
-            let _held = self.state.hold_up(HeldUp::Disk);
-            blobs.settle().await?;
-            self.unsettled = false;
-        }
         match command {
             Command::Open(_) => Err(Error::Request("the queue is open already".into())),
             Command::Write(c) => {
@@ -329,7 +334,7 @@ impl QueueRunner {
             }
             Command::WriteBulk(c) => {
                 let dst = slice(c.dst)?;
-                let blob = self.expect_blob(&c.digest, dst.len()).await?;
+                let blob = self.expect_blob(&c.digest, &dst).await?;
                 self.write_bulk(queue.as_ref(), c.transfer, &dst, blob).await
             }
             Command::Read(c) => {
@@ -413,19 +418,59 @@ impl QueueRunner {
     }
 
     /// If a payload has a digest, prepares for checking it and keeping it.
-    async fn expect_blob(&mut self, digest: &[u8], len: u64) -> Result<bool> {
-        if digest.is_empty() || len == 0 {
+    async fn expect_blob(&mut self, digest: &[u8], dst: &Slice) -> Result<bool> {
+        if digest.is_empty() || dst.is_empty() {
             return Ok(false);
         }
         let wrong = || Error::Request(format!("a digest has {} bytes, not {}", Digest::BYTES, digest.len()));
         let digest = Digest::from_slice(digest).ok_or_else(wrong)?;
+        let session = self.session.clone();
         let blobs = match &mut self.blobs {
             Some(blobs) => blobs,
-            none => none.insert(Receiver::start(self.store.clone())?),
+            none => none.insert(Receiver::start(self.store.clone(), &session.account)?),
         };
         self.unsettled = true;
-        blobs.begin(Blob { digest, len }).await?;
-        Ok(true)
+        tokio::select! {
+            begun = blobs.begin(Blob { digest, len: dst.len() }, dst.clone()) => begun.map(|()| true),
+            () = session.until_closed() => Err(Error::Cancelled),
+        }
+    }
+
+    /// Waits until the blobs so far are checked. If some were wrong, fails when the device has cleared their places.
+    async fn settle(&mut self) -> Result<()> {
+        let Some(blobs) = self.blobs.as_ref().filter(|_| self.unsettled) else { return Ok(()) };
+        let session = self.session.clone();
+        let held = self.state.hold_up(HeldUp::Disk);
+        let wrong = tokio::select! {
+            wrong = blobs.settle() => wrong?,
+            () = session.until_closed() => return Err(Error::Cancelled),
+        };
+        drop(held);
+        self.unsettled = false;
+        let Some(Wrong { error, places }) = wrong else { return Ok(()) };
+        for place in places {
+            self.take(0).await?;
+            self.queue.get()?.fill(&place, 0)?;
+        }
+        self.until_done().await?;
+        Err(error)
+    }
+
+    /// Waits until the device has done everything so far.
+    async fn until_done(&mut self) -> Result<()> {
+        self.take(0).await?;
+        let (to, done) = oneshot::channel();
+        let hold = self.hold();
+        self.queue.get()?.read(&self.anchor)?.then(move |result| {
+            drop(hold);
+            // Whoever does not wait any more does not matter.
+            let _ = to.send(result.map(drop));
+        });
+        let late = || Error::Timeout { what: "a device to take what was sent".into(), after: DEVICE_WAIT };
+        tokio::select! {
+            done = tokio::time::timeout(DEVICE_WAIT, done) => done.map_err(|_| late())?.map_err(|_| Error::Cancelled)?,
+            () = self.session.until_closed() => Err(Error::Cancelled),
+        }
     }
 
     /// Writes chunks as they come, straight to their place, and shows those of a blob to its receiver.
@@ -456,17 +501,29 @@ impl QueueRunner {
                     dst.len() - at
                 )));
             }
+            if blob {
+                self.show(chunk.data.clone()).await?;
+            }
             self.take(len).await?;
             drop(room);
-            if blob && let Some(blobs) = &self.blobs {
-                let _held = self.state.hold_up(HeldUp::Disk);
-                blobs.data(chunk.data.clone()).await?;
-            }
             queue.write(&dst.part(at, len)?, chunk.data)?;
             self.mark()?;
             at += len;
         }
         Ok(())
+    }
+
+    /// Shows bytes of a blob to its receiver. They take room on the way until it has hashed them, too.
+    async fn show(&mut self, data: bytes::Bytes) -> Result<()> {
+        let load = self.payload(data.len() as u64).await?;
+        let hold = Hold::new(&self.flight, load);
+        let Some(blobs) = &self.blobs else { return Ok(()) };
+        let _held = self.state.hold_up(HeldUp::Disk);
+        tokio::select! {
+            biased;
+            shown = blobs.data(data, hold) => shown,
+            () = self.session.until_closed() => Err(Error::Cancelled),
+        }
     }
 
     /// Reads in chunks, no more at a time than may wait.
@@ -496,22 +553,26 @@ impl QueueRunner {
         };
         let mut hold = Hold::new(&flight, load);
         if bytes > 0 {
-            let payload = match flight.try_payload(bytes) {
-                Some(payload) => payload,
-                None => {
-                    // What it waits for may be its own, which is given back only behind a mark. Its own place is not part of that.
-                    self.mark_payloads()?;
-                    tokio::select! {
-                        biased;
-                        payload = flight.payload(bytes) => payload?,
-                        () = session.until_closed() => return Err(Error::Cancelled),
-                    }
-                }
-            };
-            hold.load += payload;
+            // Its own place is not part of what is marked.
+            hold.load += self.payload(bytes).await?;
         }
         self.unmarked += std::mem::take(&mut hold.load);
         Ok(())
+    }
+
+    /// Waits for room for a payload.
+    async fn payload(&mut self, bytes: u64) -> Result<Load> {
+        if let Some(load) = self.flight.try_payload(bytes) {
+            return Ok(load);
+        }
+        // What it waits for may be its own, which is given back only behind a mark.
+        self.mark_payloads()?;
+        let session = self.session.clone();
+        tokio::select! {
+            biased;
+            load = self.flight.payload(bytes) => load,
+            () = session.until_closed() => Err(Error::Cancelled),
+        }
     }
 
     /// Waits for room for a command that gives it back apart from those before it. Gives what those have, and what it has.
