@@ -115,7 +115,7 @@ async fn hello(server: &Server) -> (v1::HelloResponse, PeersClient<Conn>) {
 }
 
 fn open(to: u64) -> Part {
-    Part::Open(v1::OpenPeer { min_version: 1, max_version: 1, from: 77, to })
+    Part::Open(v1::OpenPeer { min_version: 1, max_version: 1, from: 77, to, ..Default::default() })
 }
 
 fn run(test: impl Future<Output = ()>) {
@@ -145,7 +145,12 @@ fn a_peer_that_says_nothing_or_nonsense() {
             (Part::Push(v1::Push::default()), "must open the link"),
             (open(greeted.incarnation.wrapping_add(1)), "another server answers"),
             (
-                Part::Open(v1::OpenPeer { min_version: 7, max_version: 9, from: 1, to: greeted.incarnation }),
+                Part::Open(v1::OpenPeer {
+                    min_version: 7,
+                    max_version: 9,
+                    to: greeted.incarnation,
+                    ..Default::default()
+                }),
                 "no common protocol version",
             ),
         ] {
@@ -229,7 +234,12 @@ fn questions_about_peers() {
         let (at_b, _) = hello(&b).await;
         let session = at_a.session.clone();
         let target = |address: String, incarnation| {
-            Some(v1::PeerTarget { address, incarnation, session: at_b.session.clone().unwrap().id })
+            Some(v1::PeerTarget {
+                address,
+                incarnation,
+                session: at_b.session.clone().unwrap().id,
+                ..Default::default()
+            })
         };
         let address = b.local_addr().to_string();
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -207,6 +207,7 @@ async fn greet(peers: &Peers, link: &Link, response: ResponseFuture) -> std::res
         max_version: MAX_VERSION,
         from: peers.incarnation,
         to: link.incarnation,
+        ..Default::default()
     };
     let mut out = BytesMut::new();
     frame::push(&mut out, &v1::PeerUp { part: Some(Up::Open(open)) });

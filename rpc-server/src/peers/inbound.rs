@@ -76,7 +76,7 @@ async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::resu
         Status::failed_precondition("the servers speak no common protocol version; install the same release on both")
     })?;
     service.conn.serves_a_link();
-    let _ = down.send(Ok(encode(Down::Welcome(v1::Welcome { version })))).await;
+    let _ = down.send(Ok(encode(Down::Welcome(v1::Welcome { version, ..Default::default() })))).await;
     let conn = service.conn.number;
     limited!(info, peer = %service.conn.peer, "link of another server opened");
     let received = peers.metrics.received_from(&service.conn.peer.ip().to_string());
