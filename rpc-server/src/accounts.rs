@@ -4,6 +4,7 @@
 
 use crate::limits::ClientLimits;
 use crate::lock;
+use outboard_core::device::fresh_uid;
 use outboard_core::error::Bytes;
 use outboard_core::{Buffer, Device, Error, Result};
 use std::any::Any;
@@ -33,6 +34,8 @@ pub(crate) struct Accounts {
 /// One client's.
 #[derive(Debug)]
 pub(crate) struct Account {
+    /// No other account of this process has it.
+    pub(crate) uid: u64,
     key: Key,
     limits: ClientLimits,
     taken: Mutex<HashMap<What, u64>>,
@@ -73,7 +76,8 @@ impl Accounts {
         if all.len() >= KEPT {
             all.retain(|_, account| account.strong_count() > 0);
         }
-        let account = Arc::new(Account { key: key.clone(), limits: self.limits.clone(), taken: Mutex::default() });
+        let (uid, limits) = (fresh_uid(), self.limits.clone());
+        let account = Arc::new(Account { uid, key: key.clone(), limits, taken: Mutex::default() });
         all.insert(key, Arc::downgrade(&account));
         account
     }

@@ -20,7 +20,7 @@ use outboard_proto::v1::outboard_server::OutboardServer;
 use outboard_proto::v1::peers_server::PeersServer;
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
@@ -40,8 +40,8 @@ pub(crate) struct Conn {
     who: OnceLock<(String, Share)>,
     /// It has shown a token, or the secret of a session.
     authorised: AtomicBool,
-    /// Another server sends on it; what it sends is authorised by tickets.
-    link: AtomicBool,
+    /// Links of other servers that are open on it: clients have proven that they want them.
+    links: AtomicUsize,
     /// When something was last asked for. Bytes alone can be trickled for ever.
     asked: Mutex<Instant>,
 }
@@ -56,7 +56,7 @@ impl Conn {
             broken: Notify::new(),
             who: OnceLock::new(),
             authorised: AtomicBool::new(false),
-            link: AtomicBool::new(false),
+            links: AtomicUsize::new(0),
             asked: Mutex::new(Instant::now()),
         }
     }
@@ -86,22 +86,27 @@ impl Conn {
         self.authorised.load(Ordering::Acquire)
     }
 
-    /// Notes that another server, which clients have told of this one, sends on it.
-    pub(crate) fn serves_a_link(&self) {
-        self.link.store(true, Ordering::Release);
+    /// Notes that a link of another server begins here, or that one has ended.
+    pub(crate) fn serves_a_link(&self, begins: bool) {
+        if begins {
+            self.links.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.links.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn has_a_link(&self) -> bool {
+        self.links.load(Ordering::Acquire) > 0
     }
 
     /// When its peer last did something that lets it stay: for a client a call, for another server any sign of life.
     fn active(&self) -> Instant {
-        match self.link.load(Ordering::Acquire) {
-            true => self.traffic.heard(),
-            false => *lock(&self.asked),
-        }
+        if self.has_a_link() { self.traffic.heard() } else { *lock(&self.asked) }
     }
 
     /// Whether its peer may stay for longer than it takes to say who it is.
     fn may_stay(&self, trust: &Trust) -> bool {
-        trust.tokens.is_none() || self.is_authorised() || self.link.load(Ordering::Acquire)
+        trust.tokens.is_none() || self.is_authorised() || self.has_a_link()
     }
 
     /// Notes that a session has a stream here.

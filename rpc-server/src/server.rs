@@ -98,13 +98,7 @@ impl Server {
         let metrics = Arc::new(Metrics::new());
         let shared = Arc::new(Shared {
             devices: Arc::new(Devices::new(config.devices)?),
-            peers: Peers::new(
-                incarnation,
-                config.limits.peers.clone(),
-                config.trust.peers.clone(),
-                &metrics,
-                stopped.clone(),
-            ),
+            peers: Peers::new(incarnation, config.limits.peers.clone(), &config.trust, &metrics, stopped.clone()),
             accounts: Accounts::new(config.limits.client.clone()),
             limits: config.limits,
             trust: config.trust,
@@ -343,11 +337,11 @@ impl Shared {
     fn expire(&self) {
         let lease = self.limits.lease;
         let gone: Vec<_> = lock(&self.sessions).extract_if(|_, s| s.heard().elapsed() > lease).collect();
-        for (id, session) in gone {
+        for (_, session) in gone {
             session.close("its client was not heard for the length of the lease");
-            self.peers.inbox.end_session(id);
         }
-        self.peers.expire();
+        let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
+        self.peers.expire(&sessions);
         self.trim();
     }
 
@@ -363,6 +357,5 @@ impl Shared {
     pub(crate) fn end(&self, session: &Arc<Session>, why: &str) {
         lock(&self.sessions).remove(&session.id);
         session.close(why);
-        self.peers.inbox.end_session(session.id);
     }
 }

@@ -13,6 +13,8 @@ use crate::io::Traffic;
 use crate::limits::SessionLimits;
 use crate::lock;
 use crate::logs::limited;
+use crate::peers::Peers;
+use crate::peers::inbox::Inbox;
 use crate::server::Seat;
 use keys::Keys;
 use outboard_core::device::fresh_uid;
@@ -67,6 +69,8 @@ pub(crate) struct Session {
     /// What was offered and not yet accepted, with the error if the offer came to nothing.
     tickets: Mutex<HashMap<Ticket, Offered>>,
     anchors: Mutex<HashMap<u64, Slice>>,
+    /// What comes for it from other servers.
+    pub(crate) inbox: Inbox,
     /// Bytes sent to other servers.
     pub(crate) peer_bytes: AtomicU64,
     /// Frees that wait for their fences.
@@ -82,7 +86,7 @@ pub(crate) struct Session {
 
 impl Session {
     /// A new session with its thread.
-    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat) -> Result<Arc<Session>> {
+    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat, peers: &Peers) -> Result<Arc<Session>> {
         let id: u64 = rand::random();
         let tag = format!("{:08x}", id >> 32);
         Ok(Arc::new(Session {
@@ -91,6 +95,7 @@ impl Session {
             tag,
             keys: Keys::default(),
             client,
+            inbox: peers.inbox(&seat.account),
             account: seat.account,
             _seat: seat.share,
             limits: seat.limits,
@@ -143,6 +148,7 @@ impl Session {
             return;
         }
         limited!(info, session = self.tag, client = self.client, "session ended: {why}");
+        self.inbox.end();
         self.progress.notify_waiters();
         let session = self.clone();
         self.worker.post(move || {

@@ -15,6 +15,7 @@ use crate::lock;
 use crate::logs::limited;
 use crate::metrics::Metrics;
 use crate::peers::Peers;
+use crate::peers::link::Link;
 use crate::server::Shared;
 use outboard_core::{Device, Digest, Error, Pending, Queue, Result, Slice};
 use outboard_host::group_queue;
@@ -83,8 +84,6 @@ pub(crate) struct QueueRunner {
     queue: Retired,
     state: Arc<QueueState>,
     flight: Arc<Flight>,
-    /// The right to a wide one.
-    _wide: Option<Share>,
     /// Enqueued since the last answer or marker.
     unmarked: Load,
     anchor: Slice,
@@ -92,6 +91,8 @@ pub(crate) struct QueueRunner {
     /// The client has closed the stream: nobody waits for what waits.
     left: Arc<AtomicBool>,
     chunks: Option<mpsc::Receiver<v1::Chunk>>,
+    /// The link that the last offer to another server took, and what the client has said of it.
+    link: Option<(v1::PeerTarget, Arc<Link>)>,
     /// Checks and keeps blobs, once there is one.
     blobs: Option<Receiver>,
     /// Blobs came of which it is not known yet whether they are what they were said to be.
@@ -102,7 +103,7 @@ pub(crate) struct QueueRunner {
 struct Retired {
     queue: Option<Arc<dyn Queue>>,
     session: Arc<Session>,
-    share: Option<Share>,
+    share: Option<Arc<Share>>,
 }
 
 impl Retired {
@@ -171,7 +172,7 @@ impl QueueRunner {
             if owner.keys.is_renewed(age) {
                 return Err(Error::Cancelled);
             }
-            let share = share?;
+            let share = Arc::new(share?);
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
             group_queue(queue.as_ref(), owner.group);
@@ -182,8 +183,7 @@ impl QueueRunner {
         let made = made.await.inspect_err(|e| state.refuse(session, e));
         session.progress.notify_waiters();
         let (anchor, queue) = made?;
-        let wide = session.account.wide_queue();
-        let flight = Arc::new(Flight::new(wide.is_some(), depth));
+        let flight = Arc::new(Flight::new(queue.share.clone(), session.account.wide_queue(), depth));
         let answers = Answers { state: state.clone(), replies, chunks: chunks_down };
         Ok(QueueRunner {
             session: session.clone(),
@@ -195,12 +195,12 @@ impl QueueRunner {
             queue,
             state,
             flight,
-            _wide: wide,
             unmarked: Load::default(),
             anchor,
             answers,
             left: Arc::default(),
             chunks: Some(chunks),
+            link: None,
             blobs: None,
             unsettled: false,
         })
@@ -223,7 +223,7 @@ impl QueueRunner {
             (None, Some(command)) => self.apply(command).await,
             (None, None) => Err(Error::Request("a command that this release does not know".into())),
             (Some(error), Some(Command::Offer(c))) => {
-                self.offer_nothing(&c, &error);
+                self.offer_nothing(c, &error);
                 Err(error)
             }
             (Some(error), Some(Command::Accept(c))) => {
@@ -500,7 +500,7 @@ impl QueueRunner {
 impl Drop for QueueRunner {
     fn drop(&mut self) {
         drop(self.hold());
-        self.peers.inbox.end_queue(self.session.id, self.handle);
+        self.session.inbox.end_queue(self.handle);
         // Whoever waits for an event that will not come any more learns it.
         let closed = Error::Request("a queue was closed before the event that was waited for".into());
         let _ = self.state.failed.set(closed);
