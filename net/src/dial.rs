@@ -8,6 +8,7 @@ use crate::stream::{Meter, Stream, under_tls};
 use crate::tls::ClientTls;
 use rustls::pki_types::ServerName;
 use std::io;
+use std::net::SocketAddr;
 use std::time::Instant;
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
@@ -24,6 +25,8 @@ pub const REFUSED: &str = "connection refused; is rpc-server running there, and 
 #[derive(Debug)]
 pub struct Dialer {
     endpoint: Endpoint,
+    /// Where it is, if that is known already.
+    addresses: Option<Vec<SocketAddr>>,
     tls: ClientTls,
     quic: OnceCell<quic::Outgoing>,
     /// What `auto` came to.
@@ -33,7 +36,12 @@ pub struct Dialer {
 impl Dialer {
     /// For one endpoint. Opens nothing yet.
     pub fn new(endpoint: Endpoint, tls: ClientTls) -> Dialer {
-        Dialer { endpoint, tls, quic: OnceCell::new(), chosen: OnceCell::new() }
+        Dialer { endpoint, addresses: None, tls, quic: OnceCell::new(), chosen: OnceCell::new() }
+    }
+
+    /// For one endpoint at these addresses: its name is not looked up, but still what its certificate has to be for.
+    pub fn at(endpoint: Endpoint, addresses: Vec<SocketAddr>, tls: ClientTls) -> Dialer {
+        Dialer { addresses: Some(addresses), ..Dialer::new(endpoint, tls) }
     }
 
     /// Where it leads.
@@ -78,7 +86,11 @@ impl Dialer {
     async fn quic(&self) -> Result<&quic::Outgoing, String> {
         let outgoing = || async {
             let configs = self.tls.configs().map_err(|e| e.to_string())?;
-            quic::connect(&self.endpoint, configs.quic.clone()).await
+            let addresses = match &self.addresses {
+                Some(addresses) => addresses.clone(),
+                None => quic::addresses(&self.endpoint).await?,
+            };
+            quic::connect(&self.endpoint, addresses, configs.quic.clone()).await
         };
         self.quic.get_or_try_init(outgoing).await
     }
@@ -92,12 +104,15 @@ impl Dialer {
     }
 
     async fn connect(&self) -> Result<TcpStream, String> {
-        let socket =
-            TcpStream::connect((self.endpoint.host(), self.endpoint.port())).await.map_err(|e| match e.kind() {
-                io::ErrorKind::ConnectionRefused => REFUSED.to_owned(),
-                io::ErrorKind::TimedOut => "no answer; check the address and the firewall".to_owned(),
-                _ => format!("cannot connect: {e}"),
-            })?;
+        let connected = match &self.addresses {
+            Some(addresses) => TcpStream::connect(addresses.as_slice()).await,
+            None => TcpStream::connect((self.endpoint.host(), self.endpoint.port())).await,
+        };
+        let socket = connected.map_err(|e| match e.kind() {
+            io::ErrorKind::ConnectionRefused => REFUSED.to_owned(),
+            io::ErrorKind::TimedOut => "no answer; check the address and the firewall".to_owned(),
+            _ => format!("cannot connect: {e}"),
+        })?;
         socket.set_nodelay(true).map_err(|e| format!("the socket does not work: {e}"))?;
         Ok(socket)
     }

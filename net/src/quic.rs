@@ -67,11 +67,18 @@ pub(crate) struct Outgoing {
     commands: AtomicBool,
 }
 
-/// Connects to the first address of the endpoint that answers; the next is tried when one takes its time.
-pub(crate) async fn connect(to: &Endpoint, config: quinn::ClientConfig) -> Result<Outgoing, String> {
-    let found =
-        tokio::net::lookup_host((to.host(), to.port())).await.map_err(|e| format!("cannot find its address: {e}"))?;
-    let mut addresses: Vec<SocketAddr> = found.collect();
+/// The addresses that the endpoint's name has.
+pub(crate) async fn addresses(of: &Endpoint) -> Result<Vec<SocketAddr>, String> {
+    let found = tokio::net::lookup_host((of.host(), of.port())).await;
+    found.map(Iterator::collect).map_err(|e| format!("cannot find its address: {e}"))
+}
+
+/// Connects to the first of these addresses of the endpoint that answers; the next is tried when one takes its time.
+pub(crate) async fn connect(
+    to: &Endpoint,
+    mut addresses: Vec<SocketAddr>,
+    config: quinn::ClientConfig,
+) -> Result<Outgoing, String> {
     addresses.truncate(ADDRESSES);
     let mut waiting = addresses.into_iter();
     let mut attempts = JoinSet::new();

@@ -9,6 +9,7 @@ pub mod chunk;
 pub mod device;
 pub mod error;
 pub mod frame;
+pub mod grant;
 pub mod graph;
 pub mod limits;
 pub mod places;

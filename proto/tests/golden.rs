@@ -237,7 +237,13 @@ fn queue() {
 }
 
 fn target() -> Option<PeerTarget> {
-    Some(PeerTarget { address: "b:2".into(), incarnation: 0x8899_aabb_ccdd_eeff, session: 0x0123_4567_89ab_cdef })
+    Some(PeerTarget {
+        address: "b:2".into(),
+        incarnation: 0x8899_aabb_ccdd_eeff,
+        session: 0x0123_4567_89ab_cdef,
+        grant: Bytes::from_static(&[3; 32]),
+        welcome: Bytes::from_static(&[4; 32]),
+    })
 }
 
 #[test]
@@ -248,7 +254,17 @@ fn peer() {
     let error = || Some(Error { kind: Some(error::Kind::Request("no".into())) });
     let chunk = Chunk { transfer: 1, data: Bytes::from_static(b"data") };
     for (name, part) in [
-        ("peer_open", Up::Open(OpenPeer { min_version: 1, max_version: 2, from: 7, to: 8 })),
+        (
+            "peer_open",
+            Up::Open(OpenPeer {
+                min_version: 1,
+                max_version: 2,
+                from: 7,
+                to: 8,
+                session: 5,
+                grant: Bytes::from_static(&[3; 32]),
+            }),
+        ),
         ("peer_chunk", Up::Chunk(chunk)),
         ("peer_push", Up::Push(Push { transfer: 1, session: 5, ticket: ticket(), size: 2304, queue: 6 })),
         ("peer_failed", Up::Failed(PushFailed { session: 5, ticket: ticket(), error: error() })),
@@ -256,7 +272,7 @@ fn peer() {
         check(name, &PeerUp { part: Some(part) });
     }
     for (name, part) in [
-        ("peer_welcome", Down::Welcome(Welcome { version: 1 })),
+        ("peer_welcome", Down::Welcome(Welcome { version: 1, proof: Bytes::from_static(&[4; 32]) })),
         ("peer_refused", Down::Refused(Refused { transfer: 1, queue: 6, error: error() })),
     ] {
         check(name, &PeerDown { part: Some(part) });

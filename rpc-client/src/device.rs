@@ -282,10 +282,13 @@ impl PeerTransfer for RemoteDevice {
         let not_reached = || Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id));
         let to = RemoteDevice::of(to).ok_or_else(not_reached)?;
         to.link.shared().check()?;
-        let target = match self.peer_link(to) {
-            PeerPath::SameEndpoint => None,
-            PeerPath::Direct => Some(to.link.shared().as_target()),
-            PeerPath::Relayed(_) => return Err(not_reached()),
+        let target = if Arc::ptr_eq(&self.link, &to.link) {
+            if let PeerPath::Relayed(_) = self.peer_link(to) {
+                return Err(not_reached());
+            }
+            None
+        } else {
+            Some(self.link.shared().target(&to.link.shared()).ok_or_else(not_reached)?)
         };
         if target.is_some() {
             self.link.shared().sends_to_peers();

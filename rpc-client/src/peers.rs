@@ -4,10 +4,12 @@ use crate::command::Job;
 use crate::link::{Link, Shared};
 use crate::lock;
 use crate::transport::Conn;
+use bytes::Bytes;
 use outboard_core::{Error, Pending, Result, Ticket};
 use outboard_proto::error::from_status;
-use outboard_proto::v1;
+use outboard_proto::grant::{Proofs, Route};
 use outboard_proto::v1::peers_client::PeersClient;
+use outboard_proto::{SECRET_BYTES, v1};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,6 +65,10 @@ pub(crate) struct Peers {
 struct Asked {
     /// The other server.
     name: Arc<str>,
+    /// The same for that server, with proofs that are good until its session is taken up again.
+    target: v1::PeerTarget,
+    /// The secret that the proofs are from.
+    secret: Bytes,
     answer: Mutex<Option<Pending<v1::ReachResponse>>>,
     path: OnceLock<PeerPath>,
 }
@@ -106,9 +112,19 @@ impl Peers {
 }
 
 impl Shared {
-    /// How this server is called by others.
-    pub(crate) fn as_target(&self) -> v1::PeerTarget {
-        v1::PeerTarget { address: self.name.to_string(), incarnation: self.incarnation, session: self.session.id }
+    /// How this server is named to another one that is to send to it, and what proves that its client wants that.
+    fn as_target(&self, from: &Shared) -> v1::PeerTarget {
+        let route = Route { from: from.incarnation, to: self.incarnation, session: self.session.id };
+        let secret = self.session.secret.as_ref().try_into().ok();
+        let proofs = secret.map(|secret| Proofs::new(secret, route));
+        let bytes = |proof: Option<[u8; SECRET_BYTES]>| proof.map(|p| Bytes::copy_from_slice(&p)).unwrap_or_default();
+        v1::PeerTarget {
+            address: self.name.to_string(),
+            incarnation: self.incarnation,
+            session: self.session.id,
+            grant: bytes(proofs.map(|p| p.grant)),
+            welcome: bytes(proofs.map(|p| p.welcome)),
+        }
     }
 
     /// How this server is called by those that it sends to.
@@ -162,14 +178,24 @@ impl Shared {
     /// Asks whether this server reaches another one, unless that was asked before.
     fn ask(&self, to: &Shared) -> Arc<Asked> {
         let mut paths = lock(&self.peers.paths);
-        let asked = paths.entry((to.incarnation, to.session.id)).or_insert_with(|| {
-            let request = v1::ReachRequest { session: Some(self.session.clone()), target: Some(to.as_target()) };
-            let what = format!("whether it reaches {}", to.name);
-            let call = self.call_peers(&what, |mut client| async move { client.reach(request).await });
-            let pending = call.unwrap_or_else(|e| Pending::ready(Err(e)));
-            Arc::new(Asked { name: to.name.clone(), answer: Mutex::new(Some(pending)), path: OnceLock::new() })
+        let key = (to.incarnation, to.session.id);
+        if let Some(asked) = paths.get(&key).filter(|asked| asked.secret == to.session.secret) {
+            return asked.clone();
+        }
+        let target = to.as_target(self);
+        let request = v1::ReachRequest { session: Some(self.session.clone()), target: Some(target.clone()) };
+        let what = format!("whether it reaches {}", to.name);
+        let call = self.call_peers(&what, |mut client| async move { client.reach(request).await });
+        let pending = call.unwrap_or_else(|e| Pending::ready(Err(e)));
+        let asked = Arc::new(Asked {
+            name: to.name.clone(),
+            target,
+            secret: to.session.secret.clone(),
+            answer: Mutex::new(Some(pending)),
+            path: OnceLock::new(),
         });
-        asked.clone()
+        paths.insert(key, asked.clone());
+        asked
     }
 
     /// A queue has failed because of another server: the way between the two is asked for anew.
@@ -188,9 +214,20 @@ impl Shared {
     /// How tensors get from this server to another one. The first time this may take a round trip and a half between the
     /// servers, or some seconds if they do not reach each other.
     pub(crate) fn path_to(&self, to: &Shared) -> PeerPath {
+        self.asked(to).path(self, to)
+    }
+
+    /// Where a tensor for another server goes, if it goes straight there.
+    pub(crate) fn target(&self, to: &Shared) -> Option<v1::PeerTarget> {
+        let asked = self.asked(to);
+        (asked.path(self, to) == PeerPath::Direct).then(|| asked.target.clone())
+    }
+
+    /// The question whether this server reaches another one. The first one lets all servers ask about all.
+    fn asked(&self, to: &Shared) -> Arc<Asked> {
         let known = lock(&self.peers.paths).get(&(to.incarnation, to.session.id)).cloned();
-        if let Some(path) = known.as_ref().and_then(|asked| asked.path.get()) {
-            return path.clone();
+        if let Some(asked) = known.filter(|asked| asked.secret == to.session.secret && asked.path.get().is_some()) {
+            return asked;
         }
         if let Some(siblings) = self.peers.siblings.get() {
             let links: Vec<_> = siblings.iter().filter_map(Weak::upgrade).collect();
@@ -200,7 +237,7 @@ impl Shared {
                 }
             }
         }
-        self.ask(to).path(self, to)
+        self.ask(to)
     }
 }
 

@@ -245,6 +245,78 @@ fn a_link_that_is_cut_in_the_middle_of_a_tensor() {
 }
 
 #[test]
+fn a_queue_that_fails_in_the_middle_of_a_tensor() {
+    const LEN: u64 = 200 << 20;
+    let (a, b) = (server().0, server().0);
+    let (proxy, [x, y], link) = behind_proxy(&a, &b, LEN);
+    // Of two tensors of one queue, the second is on its way when the first turns out to be of another size than was accepted.
+    let (first, second, wrong) = (ticket(), ticket(), y.other());
+    x.offer(first, &x.memory.part(0, 8).unwrap(), &y);
+    x.queue.finish(WAIT).unwrap();
+    proxy.hold(link, true);
+    x.offer(second, &x.memory, &y);
+    y.accept(second, &y.memory);
+    std::thread::sleep(Duration::from_millis(300));
+    wrong.accept(first, &y.memory.part(0, 16).unwrap());
+    names(&wrong.error(), &[&address(&a), "8 bytes was accepted as 16"]);
+    eventually(Duration::from_secs(1), || x.queue.finish(WAIT).is_err());
+    names(&x.error(), &[&address(&a), "8 bytes was accepted as 16"]);
+    let start = Instant::now();
+    proxy.hold(link, false);
+    // Whoever waits for the second learns it from the first's server, and not because nothing more comes.
+    names(&y.error(), &[&address(&a), "8 bytes was accepted as 16"]);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    // The link lives, and other queues go on.
+    let (src, dst) = (x.memory.part(0, 1000).unwrap(), y.memory.part(0, 1000).unwrap());
+    let (x, y, t) = (x.other(), y.other(), ticket());
+    x.queue.fill(&src, 5).unwrap();
+    x.offer(t, &src, &y);
+    y.accept(t, &dst);
+    assert_eq!(read(y.queue.as_ref(), &dst), [5; 1000]);
+    assert_eq!(proxy.count(), link + 1);
+}
+
+#[test]
+fn a_client_that_goes_in_the_middle_of_a_large_tensor_leaves_nothing() {
+    const LEN: u64 = 200 << 20;
+    let (a, b) = (server().0, server().0);
+    let (proxy, [x, y], link) = behind_proxy(&a, &b, LEN);
+    let t = ticket();
+    proxy.hold(link, true);
+    x.offer(t, &x.memory, &y);
+    y.accept(t, &y.memory);
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    drop((x, y));
+    // Links and sessions end with it, whatever they wait for.
+    eventually(Duration::from_secs(1), || (a.peer_links(), a.sessions(), b.sessions()) == (0, 0, 0));
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_queue_that_is_given_up_while_it_takes_a_large_tensor() {
+    const LEN: u64 = 200 << 20;
+    let (a, b) = (server().0, server().0);
+    let (proxy, [x, y], link) = behind_proxy(&a, &b, LEN);
+    let t = ticket();
+    let (from, to) = (x.other(), y.other());
+    proxy.hold(link, true);
+    from.offer(t, &x.memory, &y);
+    to.accept(t, &y.memory);
+    std::thread::sleep(Duration::from_millis(300));
+    drop(to);
+    // Its buffer is free at once for what comes behind it.
+    let start = Instant::now();
+    let other = y.other();
+    other.queue.fill(&y.memory, 9).unwrap();
+    other.queue.finish(WAIT).unwrap();
+    proxy.hold(link, false);
+    drop(from);
+    assert_eq!(read(other.queue.as_ref(), &y.memory.part(LEN - 3, 3).unwrap()), [9; 3]);
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_link_that_goes_silent_in_the_middle_of_a_tensor() {
     const LEN: u64 = 64 << 20;
     let (a, b) = (server().0, server().0);
@@ -327,7 +399,7 @@ fn servers_that_do_not_reach_each_other() {
 
 #[test]
 fn links_are_closed_when_no_session_uses_them_and_opened_again() {
-    let (a, b) = (server_of(PeerLimits { linger: SHORT, ..PeerLimits::default() }), server().0);
+    let (a, b) = (server().0, server().0);
     for round in 0..2 {
         let [x, y] = ends([endpoint(&a), endpoint(&b)], 64);
         assert_eq!(x.path(&y), PeerPath::Direct);

@@ -64,6 +64,34 @@ fn a_tensor_larger_than_all_room_does_not_wait_for_a_small_write_before_it() {
 }
 
 #[test]
+fn queues_with_little_room_carry_tensors_of_any_size() {
+    const LEN: u64 = 20 << 20;
+    let (a, b) = (server().0, server().0);
+    let [x, y] = ends([endpoint(&a), endpoint(&b)], LEN);
+    let data = pattern(LEN, 3);
+    x.queue.write(&x.memory, data.clone()).unwrap();
+    x.queue.finish(WAIT).unwrap();
+    // More than have much on the way at a time.
+    let pairs: Vec<(End, End)> = (0..20).map(|_| (x.other(), y.other())).collect();
+    for round in 0..2 {
+        for (from, to) in &pairs {
+            let t = ticket();
+            if round == 0 {
+                from.offer(t, &x.memory, to);
+                to.accept(t, &y.memory);
+            } else {
+                to.accept(t, &y.memory);
+                from.offer(t, &x.memory, to);
+            }
+        }
+        pairs.iter().for_each(|(_, to)| to.queue.finish(WAIT).unwrap());
+        assert!(read(y.queue.as_ref(), &y.memory) == data, "{round}");
+        y.queue.fill(&y.memory, 0).unwrap();
+        y.queue.finish(WAIT).unwrap();
+    }
+}
+
+#[test]
 fn both_ways_at_once_and_many_ahead() {
     const LEN: u64 = 4 << 20;
     const ROUNDS: u64 = 40;

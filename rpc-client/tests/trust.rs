@@ -20,7 +20,7 @@ use outboard_reference::reference_device;
 use outboard_rpc_client::{
     Carrier, ClientOptions, ClientTls, Endpoint, PeerPath, RemoteDevice, TlsFiles, Token, connect,
 };
-use outboard_rpc_server::{Limits, Server, ServerConfig, ServerTls, Tokens, Trust};
+use outboard_rpc_server::{Limits, PeerList, Server, ServerConfig, ServerTls, Tokens, Trust};
 use pki::{Ca, Pair};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -62,7 +62,7 @@ impl Site {
             std::fs::write(&path, text).unwrap();
             Arc::new(Tokens::load(&path).unwrap())
         });
-        start(Trust { tls: Some(tls), tokens, peers: peers(pair, Some(&self.ca)) })
+        start(Trust { tls: Some(tls), tokens, peers: peers(pair, Some(&self.ca)), ..Default::default() })
     }
 
     /// With a good certificate.
@@ -541,5 +541,53 @@ fn a_server_that_does_not_trust_another_sends_through_the_client() {
         assert!(matches!(&path, PeerPath::Relayed(why) if why.contains("certificate")), "{path:?}");
         assert_eq!(y.path(&x), PeerPath::Direct);
         sends(&y, &x);
+    }
+}
+
+#[test]
+fn a_server_connects_only_to_those_that_are_listed() {
+    let site = Site::new();
+    let pair = || site.ca.server(&["localhost", "127.0.0.1"], VALID);
+    let one = |list: &[&str], encrypted: bool| {
+        start(Trust {
+            tls: encrypted.then(|| server_tls(&pair(), None)),
+            peers: peers(&pair(), Some(&site.ca)),
+            may_dial: PeerList::parse(list.iter().copied()).unwrap(),
+            ..Default::default()
+        })
+    };
+    for carrier in [Carrier::Tcp, Carrier::Tls, Carrier::Quic, Carrier::Auto] {
+        let encrypted = carrier != Carrier::Tcp;
+        for (list, host, listed) in [
+            (&["10.0.0.0/8", "::1"][..], "127.0.0.1", Err("127.0.0.1")),
+            (&[], "127.0.0.1", Err("127.0.0.1")),
+            (&["127.0.0.0/8"], "127.0.0.1", Ok(())),
+            // By its name, or by the address that the name has.
+            (&["10.0.0.1", "localhost"], "localhost", Ok(())),
+            (&["127.0.0.1", "::1"], "localhost", Ok(())),
+            (&["10.0.0.1"], "localhost", Err("localhost (")),
+            (&["gpu1.lan"], "localhost", Err("localhost")),
+        ] {
+            let (a, b) = (one(list, encrypted), one(&["127.0.0.1", "::1", "localhost"], encrypted));
+            let to = by(carrier, host, b.local_addr().port());
+            let before = b.connections();
+            let [x, y] = ends_with([by(carrier, "127.0.0.1", a.local_addr().port()), to], &site.options(), 2 << 20);
+            let path = x.path(&y);
+            match listed {
+                Ok(()) => {
+                    assert_eq!(path, PeerPath::Direct, "{carrier:?} {list:?}");
+                    sends(&x, &y);
+                }
+                Err(named) => {
+                    let told = |why: &str| why.contains("--peers does not list") && why.contains(named);
+                    assert!(matches!(&path, PeerPath::Relayed(why) if told(why)), "{carrier:?} {list:?}: {path}");
+                    // It was not even tried: the client's own connection is the only one.
+                    assert!(b.connections() - before <= 1, "{} connections", b.connections());
+                }
+            }
+            assert_eq!(a.peer_links(), usize::from(listed.is_ok()));
+            // The other way is another server's list.
+            assert_eq!(y.path(&x), PeerPath::Direct);
+        }
     }
 }

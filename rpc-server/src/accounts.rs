@@ -54,9 +54,9 @@ struct Together {
 /// One client's.
 #[derive(Debug)]
 pub(crate) struct Account {
+    /// No other account of this process has it. Devices know the client by it, see [`outboard_core::Client::room`].
+    pub(crate) uid: u64,
     key: Key,
-    /// What devices know it by, see [`outboard_core::Client::room`].
-    pub(crate) room: u64,
     id: u64,
     limits: ClientLimits,
     taken: Taken,
@@ -155,8 +155,8 @@ impl Accounts {
         }
         let together = self.together.clone();
         let account = Arc::new(Account {
+            uid: fresh_uid(),
             key: key.clone(),
-            room: fresh_uid(),
             id: self.ids.hash_one(&key),
             limits: self.limits.clone(),
             taken: Taken::default(),

@@ -2,6 +2,7 @@
 
 use crate::blobs::{BlobOptions, Blobs, tighten, warn_if_open};
 use crate::limits::{ClientLimits, Limits};
+use crate::peer_list::PeerList;
 use crate::server::{Server, ServerConfig};
 use crate::tokens::Tokens;
 use crate::trust::Trust;
@@ -67,6 +68,10 @@ pub struct ServerArgs {
     /// CA of the other servers that tensors are sent to (PEM): that of --client-ca if not given, or else those of the system
     #[arg(long, value_name = "FILE")]
     pub peer_ca: Option<PathBuf>,
+    /// Other servers that this one may connect to, to send tensors to them: host names, IP addresses, or blocks of them such as
+    /// 10.0.0.0/24; may be given several times. Any server that a client names, if not given; none, for an empty list
+    #[arg(long, value_name = "HOST|CIDR,..", value_delimiter = ',')]
+    pub peers: Option<Vec<String>>,
     /// Listen on an address that others can reach, without encryption or without knowing who they are
     #[arg(long)]
     pub insecure: bool,
@@ -174,9 +179,10 @@ fn run(args: &ServerArgs) -> Result<(), Failure> {
     let limit = args.memory_limit.map_or("none".to_owned(), |n| Bytes(n).to_string());
     output::out(format_args!(
         "Starting RPC server v{}\n  endpoint       : {addr}\n  protocol       : {MIN_VERSION} to {MAX_VERSION}\n  \
-         memory limit   : {limit}\n  local cache    : {cache}\n  trust          : {}\n  metrics        : {metrics}\nDevices:\n{list}listening on {addr}\n",
+         memory limit   : {limit}\n  local cache    : {cache}\n  trust          : {}\n  peers          : {}\n  metrics        : {metrics}\nDevices:\n{list}listening on {addr}\n",
         env!("CARGO_PKG_VERSION"),
-        describe_trust(&trust)
+        describe_trust(&trust),
+        trust.may_dial
     ))?;
     tracing::info!(%addr, "listening");
     // An error means that the handler is gone, which lives as long as the process.
@@ -321,7 +327,9 @@ fn trust(args: &ServerArgs, addr: SocketAddr) -> Result<Trust, Failure> {
     }
     let ca = args.peer_ca.clone().or_else(|| args.client_ca.clone());
     let peers = TlsFiles { ca, cert: args.tls_cert.clone(), key: args.tls_key.clone() };
-    Ok(Trust { tls, tokens, peers: ClientTls::for_peers(peers).map_err(failed)? })
+    let may_dial = args.peers.as_ref().map(|list| PeerList::parse(list.iter().map(String::as_str))).transpose();
+    let may_dial = may_dial.map_err(|e| (USAGE, e))?.unwrap_or_default();
+    Ok(Trust { tls, tokens, peers: ClientTls::for_peers(peers).map_err(failed)?, may_dial })
 }
 
 fn describe_trust(trust: &Trust) -> String {
@@ -447,6 +455,16 @@ mod tests {
         assert_eq!(cache(&["-c", "-p", "0"]), Some(Some(None)));
         assert_eq!(cache(&["-c", "dir", "--cache-limit", "1G"]), Some(Some(Some("dir".into()))));
         assert_eq!(cache(&["--cache-limit", "1G"]), None);
+        let peers = |args: &[&str]| {
+            let args = ServerArgs::parse_from([&["rpc-server"], args].concat());
+            trust(&args, address("127.0.0.1", 1).unwrap())
+                .map(|trust| trust.may_dial.to_string())
+                .map_err(|(code, _)| code)
+        };
+        assert_eq!(peers(&[]).unwrap(), "any server");
+        assert_eq!(peers(&["--peers", ""]).unwrap(), "none");
+        assert_eq!(peers(&["--peers", "gpu1,10.0.0.0/8", "--peers", "::1"]).unwrap(), "gpu1, 10.0.0.0/8, ::1/128");
+        assert_eq!(peers(&["--peers", "gpu1:50052"]), Err(USAGE));
         for half in [["--tls-cert", "f"], ["--tls-key", "f"], ["--client-ca", "f"]] {
             assert!(ServerArgs::try_parse_from(["rpc-server"].into_iter().chain(half)).is_err(), "{half:?}");
         }

@@ -18,7 +18,7 @@ use outboard_core::{Error, Result};
 use outboard_net::{QuicConnection, QuicIncoming, Stream, accept};
 use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -37,6 +37,8 @@ pub(crate) struct Conn {
     sessions: Mutex<Vec<Weak<Session>>>,
     /// Whose it is, once its client has shown who it is, and its place among the connections of that client.
     owner: OnceLock<(Arc<Account>, Share)>,
+    /// It is a link of another server, which has shown no more than that its client wants the link.
+    only_links: AtomicBool,
     /// How much may be in flight.
     width: watch::Sender<Width>,
     /// And on the QUIC connection below, if it is the first stream of one.
@@ -46,8 +48,8 @@ pub(crate) struct Conn {
     /// Places for calls before that.
     early_calls: Arc<Semaphore>,
     wrong_tokens: AtomicU32,
-    /// Another server sends on it; what it sends is authorised by tickets.
-    link: AtomicBool,
+    /// Links of other servers that are open on it: clients have proven that they want them.
+    links: AtomicUsize,
     /// When something was last asked for. Bytes alone can be trickled for ever.
     asked: Mutex<Instant>,
     /// Of a further stream of a QUIC connection: the first one, that of the commands.
@@ -101,12 +103,13 @@ impl Conn {
             named: None,
             sessions: Mutex::default(),
             owner: OnceLock::new(),
+            only_links: AtomicBool::new(false),
             width: watch::Sender::new(Width::Early),
             below: watch::Sender::new(Width::Early),
             wide: OnceLock::new(),
             early_calls: Arc::new(Semaphore::new(EARLY_CALLS)),
             wrong_tokens: AtomicU32::new(0),
-            link: AtomicBool::new(false),
+            links: AtomicUsize::new(0),
             asked: Mutex::new(Instant::now()),
             first: None,
         }
@@ -145,6 +148,16 @@ impl Conn {
         Ok(())
     }
 
+    /// Another server has shown that a client of this account wants it to send tensors here. That lets it stay, and do nothing else.
+    pub(crate) fn authorise_link(&self, account: &Arc<Account>) -> Result<()> {
+        if self.owner.get().is_none() {
+            self.only_links.store(true, Ordering::Release);
+            self.authorise(account)?;
+        }
+        self.carries_bulk();
+        Ok(())
+    }
+
     fn belongs_to(&self, account: Arc<Account>, share: Share) {
         let _ = self.owner.set((account, share));
         self.traffic.trust();
@@ -154,7 +167,12 @@ impl Conn {
 
     /// Whether its client has shown who it is.
     pub(crate) fn is_authorised(&self) -> bool {
-        self.owner.get().is_some()
+        self.owner.get().is_some() && !self.only_links()
+    }
+
+    /// Whether it is a link of another server, and nothing else.
+    pub(crate) fn only_links(&self) -> bool {
+        self.only_links.load(Ordering::Acquire)
     }
 
     /// Bulk data goes on it: if its client has not too many such connections, much may be in flight.
@@ -210,17 +228,22 @@ impl Conn {
         Ok(CallPlace::Client { _share: share })
     }
 
-    /// Notes that another server, which clients have told of this one, sends on it.
-    pub(crate) fn serves_a_link(&self) {
-        self.link.store(true, Ordering::Release);
+    /// Notes that a link of another server begins here, or that one has ended.
+    pub(crate) fn serves_a_link(&self, begins: bool) {
+        if begins {
+            self.links.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.links.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn has_a_link(&self) -> bool {
+        self.links.load(Ordering::Acquire) > 0
     }
 
     /// When its peer last did something that lets it stay: for a client a call, for another server any sign of life.
     fn active(&self) -> Instant {
-        match self.link.load(Ordering::Acquire) {
-            true => self.traffic.heard(),
-            false => *lock(&self.asked),
-        }
+        if self.has_a_link() { self.traffic.heard() } else { *lock(&self.asked) }
     }
 
     /// When it is closed, as things are, if none of its sessions lives: `over_since` is when that was first seen.
@@ -229,7 +252,7 @@ impl Conn {
             // Time for last answers.
             return *over_since.get_or_insert_with(Instant::now) + AFTER_SESSIONS;
         }
-        if self.is_authorised() || self.link.load(Ordering::Acquire) {
+        if self.is_authorised() || self.has_a_link() {
             return self.active() + IDLE;
         }
         match shared.trust.knows_clients() {

@@ -80,18 +80,11 @@ pub struct PeerLimits {
     pub push: Duration,
     /// How long a server that is to send a tensor may have no connection to this one.
     pub no_link: Duration,
-    /// How long a link that no session uses is kept.
-    pub linger: Duration,
 }
 
 impl Default for PeerLimits {
     fn default() -> Self {
-        PeerLimits {
-            accept: Duration::from_secs(300),
-            push: Duration::from_secs(120),
-            no_link: Duration::from_secs(5),
-            linger: Duration::from_secs(30),
-        }
+        PeerLimits { accept: Duration::from_secs(300), push: Duration::from_secs(120), no_link: Duration::from_secs(5) }
     }
 }
 
@@ -350,3 +343,54 @@ pub(crate) const WRONG_DIGESTS: u32 = 4;
 pub(crate) const DISTRUST: Duration = Duration::from_secs(600);
 /// Longest wait of a queue for the disk to take more of what its client has sent; then the next blob is not kept.
 pub(crate) const DISK_WAIT: Duration = Duration::from_secs(60);
+
+/// Links to other servers at a time. Each has a thread, a socket, and three descriptors of an event loop. A client may have what it
+/// leaves to others ([`crate::fair`]), so half if it is alone.
+pub(crate) const LINKS: u64 = 256;
+/// Links of one session at a time, and so servers that it sends to.
+pub(crate) const LINKS_PER_SESSION: usize = 64;
+/// Links from other servers at a time, each on a connection, shared like [`LINKS`].
+pub(crate) const INBOUND_LINKS: u64 = 256;
+/// Links from other servers of one session at a time: one from each, and some that are lost and not yet known to be.
+pub(crate) const INBOUND_LINKS_PER_SESSION: usize = 64;
+/// Names of other servers that are looked up at a time, shared like [`LINKS`]. Each has a thread for as long as the system takes, which
+/// may be half a minute where nobody answers.
+pub(crate) const LOOKUPS: u64 = 32;
+/// Addresses of another server that are tried.
+pub(crate) const PEER_ADDRESSES: usize = 8;
+/// From the first packet of a link to the welcome. Clients wait this long to learn whether two servers reach each other.
+pub(crate) const LINK_TIMEOUT: Duration = Duration::from_millis(1500);
+/// How often the other side of a link is asked whether it is there.
+pub(crate) const LINK_PING: Duration = Duration::from_secs(1);
+/// The other side of a link is lost if nothing goes through for this long, in either direction.
+pub(crate) const LINK_DEAD: Duration = Duration::from_secs(4);
+/// A link over which nothing was sent for this long is closed, though its session lives. Longer than a tensor is waited for
+/// ([`PeerLimits::accept`]): the end of a link fails what is expected on it.
+pub(crate) const LINK_UNUSED: Duration = Duration::from_secs(15 * 60);
+/// Bytes that wait on one link: what the queues of a session may have on the way, 16 wide ones and 112 narrow ones. Each queue's own
+/// limit makes its client wait before that.
+pub(crate) const LANE_BYTES: u64 = 1 << 30;
+/// News of transfers that will not come that wait on one link, of at most 8 KiB. More means a network that takes nothing: the link is
+/// given up, which fails what is expected on it.
+pub(crate) const LANE_NEWS: usize = 4096;
+/// Refusals that wait for another server; those beyond that are only logged.
+pub(crate) const REFUSALS: usize = 256;
+/// Transfers on one link that are under way at a time.
+pub(crate) const COMING: usize = 1024;
+/// Bytes of tensors from other servers that came and are not accepted, or that came faster than their queue takes them; declared ones
+/// until they are accepted. Shared by clients like [`LINKS`].
+pub(crate) const EARLY_BYTES: u64 = 2 << 30;
+/// Such tensors, of which each may bring an error of 2 KiB in place of bytes.
+pub(crate) const EARLY_COUNT: u64 = 16 << 10;
+/// Bytes of one session among [`EARLY_BYTES`]: twice what a client hands over before it waits.
+pub(crate) const EARLY_BYTES_PER_SESSION: u64 = 512 << 20;
+/// Tensors of one session among [`EARLY_COUNT`].
+pub(crate) const EARLY_COUNT_PER_SESSION: u64 = 2 << 10;
+/// Tensors of one session that are accepted and have not come, some 300 bytes each.
+pub(crate) const WANTED: usize = 8 << 10;
+/// Tickets of one session that are remembered after their use, 8 bytes each.
+pub(crate) const USED_TICKETS: usize = 2 << 10;
+/// A tensor of which nothing more comes for this long, while its link lives, has failed.
+pub(crate) const STALLED: Duration = Duration::from_secs(10);
+/// Pieces of tensors up to this many bytes are copied where they wait, so that they do not keep a larger buffer that they came in.
+pub(crate) const SMALL_PIECE: usize = 16 << 10;

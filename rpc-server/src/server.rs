@@ -109,7 +109,7 @@ impl Server {
         limits.connections = limits.connections.min(descriptors::connections());
         let shared = Arc::new(Shared {
             devices: Arc::new(Devices::new(config.devices)?),
-            peers: Peers::new(incarnation, limits.peers.clone(), config.trust.peers.clone(), &metrics, stopped.clone()),
+            peers: Peers::new(incarnation, limits.peers.clone(), &config.trust, &metrics, stopped.clone()),
             accounts: Accounts::new(&limits),
             places: Places::new(&limits, &metrics),
             guesses: Guesses::default(),
@@ -374,11 +374,11 @@ impl Shared {
     fn expire(&self) {
         let lease = self.limits.lease;
         let gone: Vec<_> = lock(&self.sessions).extract_if(|_, s| s.heard().elapsed() > lease).collect();
-        for (id, session) in gone {
+        for (_, session) in gone {
             session.close("its client was not heard for the length of the lease");
-            self.peers.inbox.end_session(id);
         }
-        self.peers.expire();
+        let sessions: Vec<_> = lock(&self.sessions).values().cloned().collect();
+        self.peers.expire(&sessions);
         self.trim();
     }
 
@@ -394,6 +394,5 @@ impl Shared {
     pub(crate) fn end(&self, session: &Arc<Session>, why: &str) {
         lock(&self.sessions).remove(&session.id);
         session.close(why);
-        self.peers.inbox.end_session(session.id);
     }
 }

@@ -1,5 +1,6 @@
 //! Whom a server lets in.
 
+use crate::peer_list::PeerList;
 use crate::tokens::Tokens;
 use outboard_net::{ClientTls, ServerTls};
 use std::sync::Arc;
@@ -16,6 +17,8 @@ pub struct Trust {
     pub tokens: Option<Arc<Tokens>>,
     /// How it knows the servers that it sends tensors to, and what it shows them: its own certificate, if it has one.
     pub peers: ClientTls,
+    /// Which other servers it may connect to.
+    pub may_dial: PeerList,
 }
 
 impl Trust {

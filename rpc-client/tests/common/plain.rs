@@ -29,7 +29,17 @@ impl tonic::codegen::Service<http::Request<Body>> for Conn {
 }
 
 pub async fn http(addr: SocketAddr) -> Http {
-    let socket = tokio::net::TcpStream::connect(addr).await.unwrap();
+    over(tokio::net::TcpStream::connect(addr).await.unwrap()).await
+}
+
+/// From one of this host's addresses.
+pub async fn http_from(ip: &str, addr: SocketAddr) -> Http {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::new(ip.parse().unwrap(), 0)).unwrap();
+    over(socket.connect(addr).await.unwrap()).await
+}
+
+async fn over(socket: tokio::net::TcpStream) -> Http {
     let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
     let (http, driver) = builder.handshake(TokioIo::new(socket)).await.unwrap();
     tokio::spawn(driver);

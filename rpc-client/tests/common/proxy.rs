@@ -21,6 +21,8 @@ struct Connection {
     server: TcpStream,
     /// Bytes that may still go to the server.
     allowed: Arc<AtomicU64>,
+    /// Nothing goes to the server for now.
+    held: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -40,10 +42,16 @@ impl Proxy {
                 server.set_nodelay(true).unwrap();
                 let clone = |socket: &TcpStream| socket.try_clone().unwrap();
                 let allowed = Arc::new(AtomicU64::new(u64::MAX));
-                let kept = Connection { client: clone(&client), server: clone(&server), allowed: allowed.clone() };
+                let held = Arc::<AtomicBool>::default();
+                let kept = Connection {
+                    client: clone(&client),
+                    server: clone(&server),
+                    allowed: allowed.clone(),
+                    held: held.clone(),
+                };
                 connections.lock().unwrap().push(kept);
-                relay(clone(&client), clone(&server), silent.clone(), Some(allowed));
-                relay(server, client, silent.clone(), None);
+                relay(clone(&client), clone(&server), vec![silent.clone(), held], Some(allowed));
+                relay(server, client, vec![silent.clone()], None);
             }
         });
         proxy
@@ -69,6 +77,11 @@ impl Proxy {
         self.connections.lock().unwrap()[connection].allowed.store(bytes, Ordering::SeqCst);
     }
 
+    /// Keeps back what goes to the server on a connection, or lets it go on.
+    pub fn hold(&self, connection: usize, held: bool) {
+        self.connections.lock().unwrap()[connection].held.store(held, Ordering::SeqCst);
+    }
+
     /// Breaks a connection.
     pub fn cut(&self, connection: usize) {
         let connections = self.connections.lock().unwrap();
@@ -77,14 +90,14 @@ impl Proxy {
     }
 }
 
-fn relay(mut from: TcpStream, mut to: TcpStream, silent: Arc<AtomicBool>, allowed: Option<Arc<AtomicU64>>) {
+fn relay(mut from: TcpStream, mut to: TcpStream, held: Vec<Arc<AtomicBool>>, allowed: Option<Arc<AtomicU64>>) {
     std::thread::spawn(move || {
         let mut buf = vec![0; 1 << 16];
         loop {
             match from.read(&mut buf) {
                 Ok(0) | Err(_) => break,
                 Ok(n) => {
-                    while silent.load(Ordering::SeqCst) {
+                    while held.iter().any(|held| held.load(Ordering::SeqCst)) {
                         std::thread::sleep(Duration::from_millis(50));
                     }
                     let mut n = n;

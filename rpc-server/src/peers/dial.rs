@@ -1,11 +1,14 @@
 //! The thread of a link: connects, greets, listens for refusals, keeps the connection alive and opens it again after a loss.
 
-use super::Peers;
 use super::link::Link;
+use super::lookup::NoAddress;
 use super::wire::{Progress, Wire, describe};
+use super::{Peers, Place};
 use crate::conn::runtime;
+use crate::limits::{LINK_DEAD, LINK_PING, LINK_TIMEOUT, LINK_UNUSED};
 use crate::logs::limited;
-use bytes::BytesMut;
+use crate::session::Session;
+use bytes::{Bytes, BytesMut};
 use h2::client::ResponseFuture;
 use h2::{Ping, PingPong, RecvStream};
 use http::Request;
@@ -16,14 +19,15 @@ use outboard_proto::v1::peer_down::Part as Down;
 use outboard_proto::v1::peer_up::Part as Up;
 use outboard_proto::{MAX_VERSION, MIN_VERSION, error, frame, v1};
 use prost::Message;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use subtle::ConstantTimeEq;
+use tokio::sync::watch;
 use tonic::{Code, Status};
 
-/// From the first packet to the welcome. Clients wait this long to learn whether two servers reach each other.
-const OPEN_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Attempts to open a link again that was lost while sessions use it, and the pause before each, if nobody asks for it meanwhile.
+/// Attempts to open a link again that was lost while its session lives, and the pause before each, if nobody asks for it meanwhile.
 const AGAIN: [Duration; 5] = [
     Duration::from_millis(100),
     Duration::from_millis(400),
@@ -31,89 +35,143 @@ const AGAIN: [Duration; 5] = [
     Duration::from_secs(2),
     Duration::from_secs(4),
 ];
-/// How often the other side is asked whether it is there.
-const PING: Duration = Duration::from_secs(1);
-/// The other side is lost if nothing goes through for this long, in either direction.
-pub(super) const DEAD: Duration = Duration::from_secs(4);
 /// How often a link looks whether it is still used.
 const LOOK: Duration = Duration::from_millis(500);
-/// A link over which nothing was sent for this long is closed, sessions or not.
-const UNUSED: Duration = Duration::from_secs(15 * 60);
 /// Bytes in flight that a stream holds for the socket.
 const SEND_BUFFER: usize = 1 << 20;
 /// Bytes of answers in flight: there are few.
 const DOWN_WINDOW: u32 = 1 << 20;
 
-/// Starts the thread.
-pub(super) fn start(peers: &Arc<Peers>, link: &Arc<Link>) -> Result<()> {
+/// Starts the thread, which ends with the session, or when the session is taken up again.
+pub(super) fn start(peers: &Arc<Peers>, session: &Arc<Session>, link: &Arc<Link>, place: Place) -> Result<()> {
     let no_thread = |e: std::io::Error| Error::Request(format!("no thread for a link to another server: {e}"));
     let runtime = runtime().map_err(no_thread)?;
+    let owner = Owner { session: session.clone(), age: session.keys.age_now(), stopped: peers.stopped.clone() };
     let (peers, link) = (peers.clone(), link.clone());
     let spawned = std::thread::Builder::new().name(format!("peer {}", link.address)).spawn(move || {
-        let mut stopped = peers.stopped.clone();
-        let why = runtime.block_on(async {
-            tokio::select! {
-                why = run(&peers, &link) => why,
-                _ = stopped.wait_for(|&stopped| stopped) => link.blame("this server stops"),
-            }
-        });
+        let why = runtime.block_on(run(&peers, &link, &owner));
         peers.forget(&link);
         link.disconnected(&why, true);
         runtime.shutdown_background();
+        drop(place);
     });
     spawned.map(drop).map_err(no_thread)
 }
 
+/// Whose link it is.
+struct Owner {
+    session: Arc<Session>,
+    /// Its age when the link was asked for.
+    age: u64,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Owner {
+    /// Completes when the link has to end, with the reason.
+    async fn until_over(&self) -> &'static str {
+        let mut stopped = self.stopped.clone();
+        tokio::select! {
+            () = self.session.until_closed() => "its session has ended",
+            () = self.session.keys.until_renewed(self.age) => "its session was taken up again",
+            _ = stopped.wait_for(|&stopped| stopped) => "this server stops",
+        }
+    }
+}
+
+/// When the owner of a link does not want it any more, and why.
+type Over<'a> = Pin<&'a mut (dyn Future<Output = &'static str> + Send)>;
+
 /// Keeps the link open for as long as it is used, and says why it is not any more.
-async fn run(peers: &Peers, link: &Arc<Link>) -> Error {
+async fn run(peers: &Peers, link: &Arc<Link>, owner: &Owner) -> Error {
+    let mut over = std::pin::pin!(owner.until_over());
     let mut pauses = AGAIN.iter();
     let mut was_open = false;
     loop {
         let mut opened = None;
-        let end = session(peers, link, &mut opened).await;
+        let end = session(peers, link, owner, over.as_mut(), &mut opened).await;
         let (why, again) = match end {
             End::Broken(why) => (why, true),
-            End::Unused(why) => (why.to_owned(), false),
+            End::Final(why) => (why, false),
         };
         match opened {
             Some(at) => {
                 limited!(info, peer = link.address, "link to another server closed: {why}");
                 was_open = true;
-                if Instant::now() - at > DEAD {
+                if Instant::now() - at > LINK_DEAD {
                     pauses = AGAIN.iter();
                 }
             }
             None => limited!(debug, peer = link.address, "no link to another server: {why}"),
         }
         let why = link.blame(why);
-        link.disconnected(&why, false);
-        let Some(&pause) = pauses.next().filter(|_| was_open && again && link.in_use()) else { return why };
-        // Who waits for it now does not wait for the end of a pause.
-        let _ = tokio::time::timeout(pause, link.until_wanted()).await;
+        let pause = pauses.next().filter(|_| was_open && again);
+        link.disconnected(&why, pause.is_none());
+        let Some(&pause) = pause else { return why };
+        tokio::select! {
+            // Who waits for it now does not wait for the end of a pause.
+            _ = tokio::time::timeout(pause, link.until_wanted()) => {}
+            why = over.as_mut() => return link.blame(why),
+        }
     }
 }
 
 /// Why a connection ended.
 enum End {
+    /// It may be there again in a moment.
     Broken(String),
-    Unused(&'static str),
+    /// Another try would come to the same.
+    Final(String),
+}
+
+impl From<NoAddress> for End {
+    fn from(why: NoAddress) -> End {
+        match why {
+            NoAddress::ForNow(why) => End::Broken(why),
+            NoAddress::NotListed(why) => End::Final(why),
+        }
+    }
+}
+
+impl From<&str> for End {
+    fn from(why: &str) -> End {
+        End::Final(why.to_owned())
+    }
 }
 
 /// One connection, from its opening to its end.
-async fn session(peers: &Peers, link: &Arc<Link>, opened: &mut Option<Instant>) -> End {
-    let end = tokio::time::Instant::now() + OPEN_TIMEOUT;
-    let dialer = Dialer::new(link.endpoint.clone(), peers.tls.clone());
-    let connected = match tokio::time::timeout_at(end, connect(link, &dialer)).await {
-        Ok(Ok(connected)) => connected,
-        Ok(Err(why)) => return End::Broken(why),
+async fn session(
+    peers: &Peers,
+    link: &Arc<Link>,
+    owner: &Owner,
+    mut over: Over<'_>,
+    opened: &mut Option<Instant>,
+) -> End {
+    let end = tokio::time::Instant::now() + LINK_TIMEOUT;
+    let dialing = async {
+        let endpoint = &link.target.endpoint;
+        let addresses = peers.lookup.addresses(endpoint, owner.session.account.uid, &peers.metrics).await?;
+        let dialer = Dialer::at(endpoint.clone(), addresses, peers.tls.clone());
+        let opened = connect(link, &dialer).await.map_err(End::Broken)?;
+        Ok((dialer, opened))
+    };
+    let dialed = tokio::select! {
+        dialed = tokio::time::timeout_at(end, dialing) => dialed,
+        why = over.as_mut() => return why.into(),
+    };
+    let (dialer, connected) = match dialed {
+        Ok(Ok(dialed)) => dialed,
+        Ok(Err(why)) => return why,
         Err(_) => return End::Broken(no_answer()),
     };
     let fault = connected.fault.clone();
-    let over = talk(peers, link, opened, end, connected).await;
+    let ended = tokio::select! {
+        ended = talk(peers, link, opened, end, connected) => ended,
+        why = over => why.into(),
+    };
     dialer.close().await;
-    match over {
+    match ended {
         End::Broken(why) => End::Broken(fault.reason().unwrap_or(why)),
-        over => over,
+        ended => ended,
     }
 }
 
@@ -134,16 +192,16 @@ async fn talk(
     let talk = async {
         let mut answers = match tokio::time::timeout_at(end, greet(peers, link, response)).await {
             Ok(Ok(answers)) => answers,
-            Ok(Err(why)) => return End::Broken(why),
+            Ok(Err(why)) => return why,
             Err(_) => return End::Broken(no_answer()),
         };
         *opened = Some(Instant::now());
         link.welcomed();
         limited!(info, peer = link.address, "link to another server opened");
         tokio::select! {
-            why = refusals(link, &mut answers) => End::Broken(why),
+            why = refusals(link, &mut answers) => why,
             why = alive(ping, &progress) => End::Broken(why),
-            why = unused(link, peers.limits.linger) => End::Unused(why),
+            why = unused(link) => why.into(),
         }
     };
     let mut talk = std::pin::pin!(talk);
@@ -158,7 +216,7 @@ async fn talk(
 }
 
 fn no_answer() -> String {
-    format!("no answer within {:.1} s; check the firewall between the servers", OPEN_TIMEOUT.as_secs_f64())
+    format!("no answer within {:.1} s; check the firewall between the servers", LINK_TIMEOUT.as_secs_f64())
 }
 
 /// What has just been opened.
@@ -200,26 +258,37 @@ struct Answers {
     frames: frame::FrameReader,
 }
 
-/// Says who we are and waits for the welcome.
-async fn greet(peers: &Peers, link: &Link, response: ResponseFuture) -> std::result::Result<Answers, String> {
+/// Says who we are and waits for the welcome, which has to prove who the other side is.
+async fn greet(peers: &Peers, link: &Link, response: ResponseFuture) -> std::result::Result<Answers, End> {
+    let (route, proofs) = (link.target.route, link.target.proofs);
     let open = v1::OpenPeer {
         min_version: MIN_VERSION,
         max_version: MAX_VERSION,
         from: peers.incarnation,
-        to: link.incarnation,
+        to: route.to,
+        session: route.session,
+        grant: Bytes::copy_from_slice(&proofs.grant),
     };
     let mut out = BytesMut::new();
     frame::push(&mut out, &v1::PeerUp { part: Some(Up::Open(open)) });
     link.greet(out.freeze());
-    let response = response.await.map_err(|e| not_grpc(&e))?;
+    let response = response.await.map_err(|e| End::Broken(not_grpc(&e)))?;
     if let Some(status) = Status::from_header_map(response.headers()).filter(|s| s.code() != Code::Ok) {
         return Err(said(&status));
     }
     let mut answers = Answers { body: response.into_body(), frames: frame::FrameReader::new(MAX_PEER_MESSAGE) };
     match answers.next().await? {
-        Down::Welcome(welcome) if (MIN_VERSION..=MAX_VERSION).contains(&welcome.version) => Ok(answers),
-        _ => Err("it did not answer as a server of this release does".into()),
+        Down::Welcome(welcome) if !(MIN_VERSION..=MAX_VERSION).contains(&welcome.version) => Err(other_release()),
+        Down::Welcome(welcome) if welcome.proof.ct_eq(&proofs.welcome).into() => Ok(answers),
+        Down::Welcome(_) => Err("it could not prove that it is the server that the client knows: another program \
+                                 answers at this address, or a server of an older release"
+            .into()),
+        Down::Refused(_) => Err(other_release()),
     }
+}
+
+fn other_release() -> End {
+    "it did not answer as a server of this release does".into()
 }
 
 fn not_grpc(e: &h2::Error) -> String {
@@ -231,25 +300,31 @@ fn not_grpc(e: &h2::Error) -> String {
     }
 }
 
-fn said(status: &Status) -> String {
-    match status.code() {
+fn said(status: &Status) -> End {
+    let why = match status.code() {
         Code::Unimplemented => "it takes no tensors from other servers; install the same release on all".to_owned(),
         _ if status.message().is_empty() => status.code().description().to_owned(),
         _ => status.message().to_owned(),
+    };
+    match status.code() {
+        Code::PermissionDenied | Code::FailedPrecondition | Code::Unimplemented => End::Final(why),
+        _ => End::Broken(why),
     }
 }
 
 impl Answers {
     /// The next message; the reason if there is none.
-    async fn next(&mut self) -> std::result::Result<Down, String> {
+    async fn next(&mut self) -> std::result::Result<Down, End> {
+        let broken = |why: String| Err(End::Broken(why));
         loop {
-            let message =
-                self.frames.message().map_err(|_| "it answered with something else than messages".to_owned())?;
+            let Ok(message) = self.frames.message() else {
+                return broken("it answered with something else than messages".into());
+            };
             if let Some(message) = message {
-                let down = v1::PeerDown::decode(message).map_err(|e| format!("its answer cannot be decoded: {e}"))?;
-                match down.part {
-                    Some(part) => return Ok(part),
-                    None => continue,
+                match v1::PeerDown::decode(message).map(|down| down.part) {
+                    Ok(Some(part)) => return Ok(part),
+                    Ok(None) => continue,
+                    Err(e) => return broken(format!("its answer cannot be decoded: {e}")),
                 }
             }
             match self.body.data().await {
@@ -257,21 +332,21 @@ impl Answers {
                     let _ = self.body.flow_control().release_capacity(data.len());
                     self.frames.add(&data);
                 }
-                Some(Err(e)) => return Err(describe(&e)),
+                Some(Err(e)) => return broken(describe(&e)),
                 None => {
                     let trailers = self.body.trailers().await.ok().flatten();
                     let status = trailers.as_ref().and_then(Status::from_header_map);
-                    return Err(match status.filter(|s| s.code() != Code::Ok) {
-                        Some(status) => said(&status),
-                        None => "it ended the stream".to_owned(),
-                    });
+                    return match status.filter(|s| s.code() != Code::Ok) {
+                        Some(status) => Err(said(&status)),
+                        None => broken("it ended the stream".to_owned()),
+                    };
                 }
             }
         }
     }
 }
 
-async fn refusals(link: &Link, answers: &mut Answers) -> String {
+async fn refusals(link: &Link, answers: &mut Answers) -> End {
     loop {
         match answers.next().await {
             Ok(Down::Refused(v1::Refused { queue, error: Some(error), .. })) => {
@@ -290,36 +365,29 @@ async fn alive(ping: Option<PingPong>, progress: &Progress) -> String {
     loop {
         let mut pong = std::pin::pin!(ping.ping(Ping::opaque()));
         loop {
-            let patience = progress.last().max(Instant::now() - DEAD) + DEAD;
+            let patience = progress.last().max(Instant::now() - LINK_DEAD) + LINK_DEAD;
             tokio::select! {
                 answer = pong.as_mut() => match answer {
                     Ok(_) => break,
                     Err(e) => return describe(&e),
                 },
                 () = tokio::time::sleep_until(patience.into()) => {
-                    if progress.last().elapsed() >= DEAD {
+                    if progress.last().elapsed() >= LINK_DEAD {
                         return "it has stopped answering (it hangs, or the network is cut)".to_owned();
                     }
                 }
             }
         }
-        tokio::time::sleep(PING).await;
+        tokio::time::sleep(LINK_PING).await;
     }
 }
 
-/// Completes when the link is not needed any more.
-async fn unused(link: &Link, linger: Duration) -> &'static str {
+/// Completes when nothing was sent for long.
+async fn unused(link: &Link) -> &'static str {
     let start = Instant::now();
-    let mut needed = start;
     loop {
         tokio::time::sleep(LOOK).await;
-        if link.in_use() {
-            needed = Instant::now();
-        }
-        if needed.elapsed() >= linger {
-            return "no session uses it";
-        }
-        if link.last_used().unwrap_or(start).max(start).elapsed() >= UNUSED {
+        if link.last_used().unwrap_or(start).max(start).elapsed() >= LINK_UNUSED {
             return "it was not used for long";
         }
     }

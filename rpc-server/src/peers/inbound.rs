@@ -1,20 +1,22 @@
-//! The receiving end of a link: the stream of another server. Spoken by hand, as the bulk streams are: payloads go from the
-//! frames of the connection to the queue that accepts them without a copy.
+//! The receiving end of a link: the stream of another server, for one session. Spoken by hand, as the bulk streams are: payloads go
+//! from the frames of the connection to the queue that accepts them without a copy.
 
-use super::Peers;
 use super::inbox::{Key, Via};
+use super::{Peers, Place};
 use crate::http2::Incoming;
-use crate::limits::{FIRST_MESSAGE, TICK};
+use crate::limits::{COMING, FIRST_MESSAGE, LINK_DEAD, REFUSALS, TICK};
 use crate::lock;
 use crate::logs::limited;
-use crate::peers::dial::DEAD;
 use crate::service::{Service, UNDECODABLE};
+use crate::session::Session;
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame};
+use outboard_core::device::fresh_uid;
 use outboard_core::{Error, Result, Ticket};
 use outboard_proto::chunk::{ChunkReader, Direction, Piece};
+use outboard_proto::grant::Route;
 use outboard_proto::limits::MAX_PEER_MESSAGE;
 use outboard_proto::v1::peer_down::Part as Down;
 use outboard_proto::v1::peer_up::Part as Up;
@@ -24,16 +26,12 @@ use prost::Message;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::mpsc;
 use tonic::Status;
 use tonic::body::Body;
-
-/// Messages that wait for the other server; refusals beyond that are only logged here.
-const ANSWERS: usize = 256;
-/// Transfers of one stream that are under way at a time.
-const MAX_COMING: usize = 1024;
 
 /// What is said to the other server: messages, and the status if it is not a good one.
 pub(super) type Answers = mpsc::Sender<Answer>;
@@ -41,7 +39,7 @@ type Answer = std::result::Result<Bytes, Status>;
 
 /// Serves the stream of another server.
 pub(crate) fn push(service: Service, request: Request<Incoming>) -> Response<Body> {
-    let (down, answers) = mpsc::channel(ANSWERS);
+    let (down, answers) = mpsc::channel(REFUSALS);
     tokio::spawn(async move {
         if let Err(status) = run(&service, request.into_body(), &down).await {
             if status.code() == UNDECODABLE {
@@ -56,10 +54,9 @@ pub(crate) fn push(service: Service, request: Request<Incoming>) -> Response<Bod
     response
 }
 
-async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::result::Result<(), Status> {
-    let mut reader = ChunkReader::with_messages(Direction::Up, MAX_PEER_MESSAGE);
-    let mut input = Bytes::new();
-    let first = tokio::time::timeout(FIRST_MESSAGE, next(&mut body, &mut reader, &mut input)).await;
+async fn run(service: &Service, body: Incoming, down: &Answers) -> std::result::Result<(), Status> {
+    let mut input = Input::new(body);
+    let first = tokio::time::timeout(FIRST_MESSAGE, input.next()).await;
     let first = match first.map_err(|_| Status::deadline_exceeded("the stream has said nothing"))? {
         Ok(Some(Piece::Message(bytes))) => v1::PeerUp::decode(bytes).ok().and_then(|m| m.part),
         Ok(_) => None,
@@ -68,33 +65,27 @@ async fn run(service: &Service, mut body: Incoming, down: &Answers) -> std::resu
     let Some(Up::Open(open)) = first else {
         return Err(Status::invalid_argument("the first message must open the link"));
     };
-    let peers = &service.shared.peers;
-    if open.to != peers.incarnation {
-        let why = "another server answers at this address (or the one that was meant, after a restart)";
-        return Err(Status::failed_precondition(why));
-    }
-    let version = pick_version(open.min_version, open.max_version).ok_or_else(|| {
-        Status::failed_precondition("the servers speak no common protocol version; install the same release on both")
-    })?;
-    service.serve_link()?;
-    let _ = down.send(Ok(encode(Down::Welcome(v1::Welcome { version })))).await;
-    let conn = service.conn.number;
-    limited!(info, peer = %service.conn.peer, "link of another server opened");
-    let received = peers.metrics.received_from(&service.conn.peer.ip().to_string());
-    let mut inbound = Inbound { service, peers, down, coming: HashMap::new(), from: open.from, received, over: None };
-    lock(&peers.inbound).insert(conn, (down.clone(), service.conn.peer));
-    peers.inbox.opened(open.from);
+    let mut inbound = Inbound::open(service, &open, down)?;
     let mut tick = tokio::time::interval(TICK);
+    let (session, age) = (inbound.session.clone(), inbound.age);
+    let over = async {
+        tokio::select! {
+            () = session.until_closed() => "the session that it is for has ended",
+            () = session.keys.until_renewed(age) => "the session that it is for was taken up again by its client",
+        }
+    };
+    let mut over = std::pin::pin!(over);
     let end = loop {
         tokio::select! {
             biased;
-            piece = next(&mut body, &mut reader, &mut input) => match piece {
-                Ok(Some(piece)) => if let Err(status) = inbound.piece(piece) { break End::Broken(status) },
+            why = over.as_mut() => break End::Broken(Status::permission_denied(why)),
+            piece = input.next() => match piece {
+                Ok(Some(piece)) => if let Err(status) = inbound.piece(piece, input.buffer) { break End::Broken(status) },
                 Ok(None) => break End::Lost("the other server closed it".into()),
                 Err(end) => break end,
             },
             _ = tick.tick() => {
-                if service.conn.traffic.heard().elapsed() > DEAD {
+                if service.conn.traffic.heard().elapsed() > LINK_DEAD {
                     break End::Lost("the other server has stopped answering (it hangs, or the network is cut)".into());
                 }
             }
@@ -129,21 +120,35 @@ impl std::fmt::Display for End {
     }
 }
 
-/// The next piece of the stream; `None` at its end.
-async fn next(
-    body: &mut Incoming,
-    reader: &mut ChunkReader,
-    input: &mut Bytes,
-) -> std::result::Result<Option<Piece>, End> {
-    loop {
-        let piece = reader.next(input).map_err(|e| End::Broken(Status::new(UNDECODABLE, e.to_string())))?;
-        if piece.is_some() {
-            return Ok(piece);
-        }
-        match body.frame().await {
-            Some(Ok(frame)) => *input = frame.into_data().unwrap_or_default(),
-            Some(Err(e)) => return Err(End::Lost(e.to_string())),
-            None => return Ok(None),
+/// What comes on the stream.
+struct Input {
+    body: Incoming,
+    reader: ChunkReader,
+    /// What is left of the frame that came last, and how large that was.
+    frame: Bytes,
+    buffer: usize,
+}
+
+impl Input {
+    fn new(body: Incoming) -> Input {
+        let reader = ChunkReader::with_messages(Direction::Up, MAX_PEER_MESSAGE);
+        Input { body, reader, frame: Bytes::new(), buffer: 0 }
+    }
+
+    /// The next piece; `None` at the end.
+    async fn next(&mut self) -> std::result::Result<Option<Piece>, End> {
+        loop {
+            let piece = self.reader.next(&mut self.frame);
+            let piece = piece.map_err(|e| End::Broken(Status::new(UNDECODABLE, e.to_string())))?;
+            if piece.is_some() {
+                return Ok(piece);
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => self.frame = frame.into_data().unwrap_or_default(),
+                Some(Err(e)) => return Err(End::Lost(e.to_string())),
+                None => return Ok(None),
+            }
+            self.buffer = self.frame.len();
         }
     }
 }
@@ -153,22 +158,74 @@ struct Inbound<'a> {
     service: &'a Service,
     peers: &'a Peers,
     down: &'a Answers,
+    /// No other link of this process has it.
+    number: u64,
+    /// All that comes is for this session, for as long as it has this age.
+    session: Arc<Session>,
+    age: u64,
     /// Transfers whose bytes are coming.
     coming: HashMap<u64, (Key, Via)>,
     from: u64,
     received: Counter,
     over: Option<String>,
+    _place: Place,
+}
+
+impl<'a> Inbound<'a> {
+    /// Makes sure that the client of a session wants this link, and answers what proves that this is the server that it knows.
+    fn open(service: &'a Service, open: &v1::OpenPeer, down: &'a Answers) -> std::result::Result<Inbound<'a>, Status> {
+        let peers = &service.shared.peers;
+        if open.to != peers.incarnation {
+            let why = "another server answers at this address (or the one that was meant, after a restart)";
+            return Err(Status::failed_precondition(why));
+        }
+        let version = pick_version(open.min_version, open.max_version).ok_or_else(|| {
+            Status::failed_precondition(
+                "the servers speak no common protocol version; install the same release on both",
+            )
+        })?;
+        if open.grant.is_empty() {
+            return Err(Status::permission_denied(
+                "it shows no proof that a client wants this link; install the same release on the client and all servers",
+            ));
+        }
+        let found = lock(&service.shared.sessions).get(&open.session).filter(|s| !s.is_closed()).cloned();
+        let route = Route { from: open.from, to: open.to, session: open.session };
+        let wanted = found.and_then(|session| session.keys.link(route, &open.grant).map(|keys| (session, keys)));
+        let (session, (age, welcome)) = wanted.ok_or_else(|| {
+            Status::permission_denied(
+                "the client that it sends for has not asked for this link, or has ended its session here, or taken it up again",
+            )
+        })?;
+        service.authorise_link(&session.account)?;
+        let number = fresh_uid();
+        let place = peers.admit(number, &session, down, service.conn.peer);
+        let place = place.map_err(|e| {
+            peers.metrics.refused("links of one client");
+            Status::resource_exhausted(e.to_string())
+        })?;
+        service.conn.serves_a_link(true);
+        let proof = Bytes::copy_from_slice(&welcome);
+        // There is room: it is the first message.
+        let _ = down.try_send(Ok(encode(Down::Welcome(v1::Welcome { version, proof }))));
+        limited!(info, session = session.tag, peer = %service.conn.peer, "link of another server opened");
+        session.inbox.opened(open.from);
+        let received = peers.metrics.received_from(&service.conn.peer.ip().to_string());
+        let (coming, from) = (HashMap::new(), open.from);
+        Ok(Inbound { service, peers, down, number, session, age, coming, from, received, over: None, _place: place })
+    }
 }
 
 impl Inbound<'_> {
-    fn piece(&mut self, piece: Piece) -> std::result::Result<(), Status> {
+    /// What came next, in a buffer of so many bytes.
+    fn piece(&mut self, piece: Piece, buffer: usize) -> std::result::Result<(), Status> {
         let undecodable = |what: &str| Status::new(UNDECODABLE, what.to_owned());
         match piece {
             Piece::Data { transfer, data } => {
                 self.received.inc_by(data.len() as u64);
                 // The rest of what was refused is dropped.
                 if let Some(&(key, via)) = self.coming.get(&transfer) {
-                    let result = self.peers.inbox.data(Instant::now(), via, key, data);
+                    let result = self.session.inbox.data(Instant::now(), via, key, data, buffer);
                     if !matches!(result, Ok(false)) {
                         self.coming.remove(&transfer);
                     }
@@ -179,8 +236,7 @@ impl Inbound<'_> {
                 let message = v1::PeerUp::decode(bytes).map_err(|e| undecodable(&e.to_string()))?;
                 match message.part {
                     Some(Up::Push(push)) => {
-                        let conn = self.service.conn.number;
-                        let via = Via { conn, transfer: push.transfer, queue: push.queue };
+                        let via = Via { link: self.number, transfer: push.transfer, queue: push.queue };
                         let begun = self.begin(via, &push);
                         self.answer(via, begun.err());
                     }
@@ -197,36 +253,44 @@ impl Inbound<'_> {
         Ok(())
     }
 
-    fn session(&self, id: u64) -> Result<std::sync::Arc<crate::session::Session>> {
-        let session = lock(&self.service.shared.sessions).get(&id).cloned();
-        session.filter(|s| !s.is_closed()).ok_or_else(|| Error::Request("the session that it is for has ended".into()))
+    /// Fails for what is not for the session that this link is for, as it was when the link was opened.
+    fn check(&self, session: u64) -> Result<()> {
+        if session != self.session.id {
+            return Err(Error::Request("it is for another session than this link".into()));
+        }
+        if self.session.is_closed() || self.session.keys.is_renewed(self.age) {
+            return Err(Error::Request("the session that it is for has ended, or was taken up again".into()));
+        }
+        Ok(())
     }
 
     fn begin(&mut self, via: Via, push: &v1::Push) -> Result<()> {
-        let session = self.session(push.session)?;
+        self.check(push.session)?;
         let ticket = ticket(&push.ticket)?;
-        if self.coming.len() >= MAX_COMING || self.coming.contains_key(&push.transfer) {
+        if self.coming.len() >= COMING || self.coming.contains_key(&push.transfer) {
             return Err(Error::Request("too many transfers under way, or one number used twice".into()));
         }
-        let (key, early) = self.peers.inbox.push(Instant::now(), via, session.id, ticket, push.size)?;
+        let (key, early) = self.session.inbox.push(Instant::now(), via, ticket, push.size)?;
         if push.size > 0 {
             self.coming.insert(push.transfer, (key, via));
         }
         if early {
             // An acceptance that does not know where its bytes come from may wait for this.
-            session.progress.notify_waiters();
+            self.session.progress.notify_waiters();
         }
         Ok(())
     }
 
     fn failed(&mut self, failed: v1::PushFailed) -> Result<()> {
-        let session = self.session(failed.session)?;
+        self.check(failed.session)?;
         let error = failed.error.ok_or_else(|| Error::Request("an error is missing".into()))?;
         // The name of the other server is put in front where it is known.
         let error = plain(error);
-        let conn = self.service.conn.number;
-        self.peers.inbox.failed(Instant::now(), conn, session.id, ticket(&failed.ticket)?, error)?;
-        session.progress.notify_waiters();
+        let begun = self.session.inbox.failed(Instant::now(), self.number, ticket(&failed.ticket)?, error)?;
+        if let Some(transfer) = begun {
+            self.coming.remove(&transfer);
+        }
+        self.session.progress.notify_waiters();
         Ok(())
     }
 
@@ -240,11 +304,14 @@ impl Inbound<'_> {
 
 impl Drop for Inbound<'_> {
     fn drop(&mut self) {
-        let conn = self.service.conn.number;
-        lock(&self.peers.inbound).remove(&conn);
+        lock(&self.peers.inbound).remove(&self.number);
+        self.service.conn.serves_a_link(false);
         let why = self.over.as_deref().unwrap_or("the connection has ended");
-        self.peers.inbox.lost(Instant::now(), conn, self.from, why);
-        limited!(info, peer = %self.service.conn.peer, "link of another server closed: {why}");
+        self.session.inbox.lost(Instant::now(), self.number, self.from, why);
+        if self.session.keys.is_renewed(self.age) {
+            self.session.inbox.forget(self.number);
+        }
+        limited!(info, session = self.session.tag, peer = %self.service.conn.peer, "link of another server closed: {why}");
     }
 }
 

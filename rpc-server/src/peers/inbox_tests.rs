@@ -3,16 +3,17 @@
 use super::*;
 use outboard_core::Pending;
 
-const SESSION: u64 = 5;
 const A: u64 = 77;
+const MIB: u64 = 1 << 20;
 
 struct Rig {
     inbox: Inbox,
+    rooms: Arc<Rooms>,
     now: Instant,
 }
 
 fn via(transfer: u64) -> Via {
-    Via { conn: 1, transfer, queue: 9 }
+    Via { link: 1, transfer, queue: 9 }
 }
 
 fn t(n: u8) -> Ticket {
@@ -26,25 +27,56 @@ fn text(bytes: &[Bytes]) -> String {
 impl Rig {
     fn new() -> Rig {
         let secs = Duration::from_secs;
-        let limits = PeerLimits { accept: secs(100), push: secs(50), no_link: secs(5), linger: secs(30) };
-        let rig = Rig { inbox: Inbox::new(limits), now: Instant::now() };
+        let limits = PeerLimits { accept: secs(100), push: secs(50), no_link: secs(5) };
+        let rooms = Rooms::new();
+        let rig = Rig { inbox: Inbox::new(limits, &rooms, 1), rooms, now: Instant::now() };
         rig.inbox.opened(A);
         rig
     }
 
+    /// Another session, of this client or another one.
+    fn other(&self, account: u64) -> Rig {
+        let inbox = Inbox::new(self.inbox.limits.clone(), &self.rooms, account);
+        inbox.opened(A);
+        Rig { inbox, rooms: self.rooms.clone(), now: self.now }
+    }
+
+    /// Bytes and tensors that take room, of all sessions.
+    fn taken(&self) -> (u64, u64) {
+        let all = lock(&self.rooms.0);
+        (all.bytes.taken(), all.count.taken())
+    }
+
     fn accept(&self, ticket: Ticket, size: u64) -> Result<Pending<Vec<Bytes>>> {
+        self.accept_first(ticket, size, size)
+    }
+
+    /// Accepts a tensor in pieces, of which the first has so many bytes.
+    fn accept_first(&self, ticket: Ticket, size: u64, len: u64) -> Result<Pending<Vec<Bytes>>> {
         let (to, pending) = Pending::new("a device");
         let source = Source { name: "a:1".into(), incarnation: A };
-        self.inbox.expect(self.now, SESSION, ticket, Wanted { to, size, queue: 3, source })?;
+        let first = Piece { to, len };
+        self.inbox.expect(self.now, ticket, Wanted { first, size, queue: 3, source })?;
+        Ok(pending)
+    }
+
+    fn accept_more(&self, ticket: Ticket, len: u64) -> Result<Pending<Vec<Bytes>>> {
+        let (to, pending) = Pending::new("a device");
+        self.inbox.more(&ticket, Piece { to, len })?;
         Ok(pending)
     }
 
     fn begin(&self, transfer: u64, ticket: Ticket, size: u64) -> Result<Key> {
-        self.inbox.push(self.now, via(transfer), SESSION, ticket, size).map(|(key, _)| key)
+        self.inbox.push(self.now, via(transfer), ticket, size).map(|(key, _)| key)
     }
 
     fn data(&self, transfer: u64, key: Key, data: &'static str) -> Result<bool> {
-        self.inbox.data(self.now, via(transfer), key, Bytes::from_static(data.as_bytes()))
+        self.bytes(transfer, key, Bytes::from_static(data.as_bytes()))
+    }
+
+    fn bytes(&self, transfer: u64, key: Key, data: Bytes) -> Result<bool> {
+        let buffer = data.len();
+        self.inbox.data(self.now, via(transfer), key, data, buffer)
     }
 
     fn push(&self, transfer: u64, ticket: Ticket, data: &'static str) -> Result<bool> {
@@ -79,7 +111,7 @@ fn accepted_before_while_and_after_it_comes() {
     assert_eq!(got(&mut amid), Some(Ok("abef".into())));
 
     rig.push(3, t(3), "late").unwrap();
-    assert_eq!(rig.inbox.has(SESSION, &t(3)), Some(Some(1)));
+    assert_eq!(rig.inbox.has(&t(3)), Some(Some(1)));
     assert_eq!(got(&mut rig.accept(t(3), 4).unwrap()), Some(Ok("late".into())));
 
     let mut empty = rig.accept(t(4), 0).unwrap();
@@ -115,10 +147,10 @@ fn tickets_are_used_once_and_bound_to_size_and_session() {
     assert!(rig.data(8, key, "abcde").is_err());
     assert!(got(&mut long).unwrap().is_err());
     // Another session, and a ticket that begins as another one does.
-    assert_eq!(rig.inbox.has(SESSION + 1, &t(2)), None);
+    assert_eq!(rig.other(1).inbox.has(&t(2)), None);
     let mut near = [2; 32];
     near[31] = 3;
-    assert_eq!(rig.inbox.has(SESSION, &Ticket(near)), None);
+    assert_eq!(rig.inbox.has(&Ticket(near)), None);
     assert!(rig.push(9, Ticket(near), "abcd").is_err() && rig.accept(Ticket(near), 4).is_err());
     assert_eq!(got(&mut rig.accept(t(2), 4).unwrap()), Some(Ok("abcd".into())));
     assert!(rig.inbox.is_idle());
@@ -180,26 +212,26 @@ fn failures_travel_and_ends_leave_nothing() {
     let mut rig = Rig::new();
     let broken = || Error::Device { device: "GPU0".into(), op: None, detail: "broken".into() };
     let mut waits = rig.accept(t(1), 4).unwrap();
-    rig.inbox.failed(rig.now, 1, SESSION, t(1), broken()).unwrap();
-    rig.inbox.failed(rig.now, 1, SESSION, t(2), broken()).unwrap();
+    rig.inbox.failed(rig.now, 1, t(1), broken()).unwrap();
+    rig.inbox.failed(rig.now, 1, t(2), broken()).unwrap();
     assert_eq!(got(&mut waits).unwrap().unwrap_err().to_string(), "a:1/GPU0: broken");
     assert_eq!(got(&mut rig.accept(t(2), 4).unwrap()).unwrap().unwrap_err().to_string(), "a:1/GPU0: broken");
     // A queue that has failed wants nothing, whichever comes first.
-    rig.inbox.discard(rig.now, SESSION, t(3));
+    rig.inbox.discard(rig.now, t(3));
     assert_eq!(rig.push(3, t(3), "abcd"), Err(Error::Cancelled));
     rig.push(4, t(4), "abcd").unwrap();
-    rig.inbox.discard(rig.now, SESSION, t(4));
+    rig.inbox.discard(rig.now, t(4));
     assert!(rig.inbox.is_idle());
     // A queue that ends, a session that ends.
     let mut queue = rig.accept(t(5), 4).unwrap();
-    rig.inbox.end_queue(SESSION, 2);
+    rig.inbox.end_queue(2);
     assert!(got(&mut queue).is_none());
-    rig.inbox.end_queue(SESSION, 3);
+    rig.inbox.end_queue(3);
     assert_eq!(got(&mut queue), Some(Err(Error::Cancelled)));
     let mut session = rig.accept(t(6), 4).unwrap();
     rig.push(7, t(7), "abcd").unwrap();
     rig.begin(8, t(8), 4).unwrap();
-    rig.inbox.end_session(SESSION);
+    rig.inbox.end();
     assert_eq!(got(&mut session), Some(Err(Error::Cancelled)));
     assert!(rig.later(1000).is_empty() && rig.inbox.is_idle());
     assert!(lock(&rig.inbox.state).slots.is_empty());
@@ -208,26 +240,229 @@ fn failures_travel_and_ends_leave_nothing() {
 #[test]
 fn what_nobody_accepts_is_bounded() {
     let rig = Rig::new();
-    let half = MAX_EARLY_SESSION.bytes / 2;
-    let other = |session, transfer| {
-        let mut ticket = [7; 32];
-        ticket[..8].copy_from_slice(&u64::to_le_bytes(transfer));
-        rig.inbox.push(rig.now, via(transfer), session, Ticket(ticket), half)
-    };
-    assert!(other(SESSION, 1).is_ok() && other(SESSION, 2).is_ok());
-    assert!(other(SESSION, 3).unwrap_err().to_string().contains("no room"));
-    // Other sessions have room of their own, up to what the connection has.
-    let ok = (100..200).filter(|&i| other(i, i).is_ok()).count();
-    assert_eq!(ok as u64, MAX_EARLY_CONN.bytes / half - 2);
+    let half = EARLY_BYTES_PER_SESSION / 2;
+    let early = |of: &Rig, n: u64, size: u64| of.inbox.push(of.now, via(n), numbered(n), size).map(drop);
+    let refused = |result: Result<()>| result.is_err_and(|e| e.to_string().contains("no room"));
+    assert!(early(&rig, 1, half).is_ok() && early(&rig, 2, half).is_ok());
+    assert!(refused(early(&rig, 3, 1)));
     // Accepted bytes are on the account of their queue.
+    let _pending = rig.accept(numbered(1), half).unwrap();
+    assert!(early(&rig, 4, half).is_ok());
+    for n in 0..2 * EARLY_COUNT_PER_SESSION {
+        let result = rig.inbox.failed(rig.now, 2, numbered(1000 + n), Error::Cancelled);
+        assert_eq!(result.is_ok(), n < EARLY_COUNT_PER_SESSION - 2, "{n}");
+    }
+    rig.inbox.end();
+    assert_eq!(rig.taken(), (0, 0));
+    // Nothing more is kept for a session that has ended.
+    assert_eq!(early(&rig, 5000, 1), Err(Error::Cancelled));
+    assert!(rig.accept(t(1), 1).is_err() && rig.inbox.failed(rig.now, 1, t(2), Error::Cancelled).is_ok());
+    rig.inbox.discard(rig.now, t(3));
+    assert!(rig.inbox.is_idle());
+}
+
+#[test]
+fn no_client_takes_the_room_of_all() {
+    let rig = Rig::new();
+    let whole = EARLY_BYTES_PER_SESSION;
+    let early = |of: &Rig, n: u64, size: u64| of.inbox.push(of.now, via(n), numbered(n), size).map(drop);
+    // One client, with as many sessions as it likes.
+    let greedy: Vec<Rig> = (0..20).map(|_| rig.other(1)).collect();
+    let took = greedy.iter().filter(|session| early(session, 1, whole).is_ok()).count() as u64;
+    assert_eq!(took, EARLY_BYTES / whole / 2);
+    // There is still some for others, and for those behind them.
+    for (account, most) in [(2, whole), (3, whole / 2), (4, whole / 4)] {
+        let session = rig.other(account);
+        assert!(early(&session, 1, most + 1).is_err() && early(&session, 1, most).is_ok(), "{account}");
+        std::mem::forget(session);
+    }
+    drop(greedy);
+    assert!(early(&rig, 1, whole).is_ok());
+    // By number as well.
+    let rig = Rig::new();
+    let counts = |account| {
+        let sessions: Vec<Rig> = (0..20).map(|_| rig.other(account)).collect();
+        let all = sessions.iter().flat_map(|session| (0..EARLY_COUNT_PER_SESSION).map(move |n| early(session, n, 0)));
+        (all.filter(Result::is_ok).count() as u64, sessions)
+    };
+    let (first, _kept) = counts(1);
+    let (second, _kept) = counts(2);
+    assert_eq!((first, second), (EARLY_COUNT / 2, EARLY_COUNT / 4));
+}
+
+fn numbered(n: u64) -> Ticket {
     let mut ticket = [7; 32];
-    ticket[..8].copy_from_slice(&u64::to_le_bytes(1));
-    let _pending = rig.accept(Ticket(ticket), half).unwrap();
-    assert!(other(SESSION, 4).is_ok());
-    for transfer in 0..2 * MAX_EARLY_SESSION.count {
-        let mut ticket = [8; 32];
-        ticket[..8].copy_from_slice(&u64::to_le_bytes(1000 + transfer));
-        let result = rig.inbox.failed(rig.now, 2, 999, Ticket(ticket), Error::Cancelled);
-        assert_eq!(result.is_ok(), transfer < MAX_EARLY_SESSION.count);
+    ticket[..8].copy_from_slice(&n.to_le_bytes());
+    Ticket(ticket)
+}
+
+#[test]
+fn sessions_have_nothing_to_do_with_one_another() {
+    let (rig, other) = (Rig::new(), Rig::new().other(1));
+    let mut waits = rig.accept(t(1), 4).unwrap();
+    // The other session fails the same ticket, loses a link from the same server, and ends.
+    other.inbox.failed(other.now, 1, t(1), Error::Cancelled).unwrap();
+    other.push(1, t(1), "evil").unwrap_err();
+    other.inbox.lost(other.now, 1, A, "cut");
+    other.inbox.end_queue(3);
+    other.inbox.end();
+    assert!(got(&mut waits).is_none());
+    rig.push(2, t(1), "good").unwrap();
+    assert_eq!(got(&mut waits), Some(Ok("good".into())));
+}
+
+#[test]
+fn a_tensor_is_accepted_in_pieces() {
+    // The bytes come before, between, and behind the pieces.
+    for came in [0, 1, 3, 5, 9, 10] {
+        let rig = Rig::new();
+        let text = "0123456789";
+        let key = if came == 0 { None } else { Some(rig.begin(1, t(1), 10).unwrap()) };
+        if let Some(key) = key {
+            rig.data(1, key, &text[..came]).unwrap();
+        }
+        let mut pieces = vec![rig.accept_first(t(1), 10, 4).unwrap()];
+        let key = key.unwrap_or_else(|| rig.begin(1, t(1), 10).unwrap());
+        pieces.push(rig.accept_more(t(1), 4).unwrap());
+        text.split_at(came).1.char_indices().for_each(|(i, c)| {
+            if i == 2 {
+                pieces.push(rig.accept_more(t(1), 2).unwrap());
+            }
+            rig.bytes(1, key, Bytes::from(c.to_string())).unwrap();
+        });
+        if pieces.len() == 2 {
+            pieces.push(rig.accept_more(t(1), 2).unwrap());
+        }
+        let all: Vec<String> = pieces.iter_mut().map(|p| got(p).unwrap().unwrap()).collect();
+        assert_eq!(all, ["0123", "4567", "89"], "{came}");
+        assert!(rig.inbox.is_idle() && rig.taken() == (0, 0));
+        assert!(rig.push(2, t(1), text).is_err());
+    }
+}
+
+#[test]
+fn pieces_that_nobody_has_accepted_take_room() {
+    let rig = Rig::new();
+    let size = 2 * EARLY_BYTES_PER_SESSION;
+    let piece = Bytes::from(vec![1; MIB as usize]);
+    let mut first = rig.accept_first(t(1), size, MIB).unwrap();
+    let key = rig.begin(1, t(1), size).unwrap();
+    assert_eq!(rig.taken(), (0, 0));
+    rig.bytes(1, key, piece.slice(..100)).unwrap();
+    assert_eq!(rig.taken(), (0, 0));
+    rig.bytes(1, key, piece.slice(100..)).unwrap();
+    rig.bytes(1, key, piece.slice(..100)).unwrap();
+    assert!(first.try_take().is_some());
+    assert_eq!(rig.taken(), (100, 0));
+    let mut second = rig.accept_more(t(1), MIB).unwrap();
+    assert_eq!(rig.taken(), (0, 0));
+    // More than there is room for.
+    let mut came = 0;
+    let error = loop {
+        match rig.bytes(1, key, piece.clone()) {
+            Ok(_) => came += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(came, EARLY_BYTES_PER_SESSION / MIB);
+    assert!(error.to_string().contains("no room"), "{error}");
+    assert!(second.try_take().is_some_and(|read| read.is_ok()));
+    assert_eq!(rig.taken(), (0, 0));
+    // Whoever asks for the rest learns it.
+    let error = rig.accept_more(t(1), MIB).unwrap_err();
+    assert!(error.to_string().contains("a:1") && error.to_string().contains("no room"), "{error}");
+    assert!(rig.inbox.is_idle());
+}
+
+#[test]
+fn a_tensor_fails_between_its_pieces() {
+    let mut rig = Rig::new();
+    let broken = || Error::Device { device: "GPU0".into(), op: None, detail: "broken".into() };
+    let fails: [&dyn Fn(&mut Rig); 4] = [
+        &|rig| assert_eq!(rig.inbox.failed(rig.now, 1, t(1), broken()), Ok(Some(1))),
+        &|rig| rig.inbox.lost(rig.now, 1, A, "broken"),
+        &|rig| drop(rig.data(1, Key::new(&t(1)), "more than ten bytes").unwrap_err()),
+        &|rig| assert_eq!(rig.later(10).len(), 1),
+    ];
+    for (i, fail) in fails.into_iter().enumerate() {
+        rig = rig.other(1);
+        let mut first = rig.accept_first(t(1), 10, 4).unwrap();
+        let key = rig.begin(1, t(1), 10).unwrap();
+        rig.data(1, key, "012345").unwrap();
+        assert_eq!(got(&mut first), Some(Ok("0123".into())));
+        let mut second = rig.accept_more(t(1), 4).unwrap();
+        fail(&mut rig);
+        let (error, rest) = (got(&mut second).unwrap().unwrap_err(), rig.accept_more(t(1), 2).unwrap_err());
+        assert!(error.to_string().starts_with("a:1") && error == rest, "{i}: {error}, {rest}");
+        assert!(rig.inbox.is_idle() && rig.taken() == (0, 0), "{i}");
+    }
+    // Nobody asks for the rest any more.
+    let _first = rig.accept_first(t(2), 10, 4).unwrap();
+    rig.inbox.failed(rig.now, 1, t(2), broken()).unwrap();
+    rig.inbox.end_queue(3);
+    assert!(rig.inbox.is_idle());
+    // It failed before it was accepted.
+    rig.inbox.failed(rig.now, 1, t(3), broken()).unwrap();
+    let mut first = rig.accept_first(t(3), 10, 4).unwrap();
+    let error = got(&mut first).unwrap().unwrap_err();
+    assert_eq!(rig.accept_more(t(3), 4).unwrap_err(), error);
+    assert!(rig.inbox.is_idle() && rig.taken() == (0, 0));
+}
+
+#[test]
+fn a_queue_that_fails_in_the_middle_of_a_tensor() {
+    let rig = Rig::new();
+    let broken = || Error::Device { device: "GPU0".into(), op: None, detail: "broken".into() };
+    let failed = |link, ticket| rig.inbox.failed(rig.now, link, ticket, broken()).unwrap();
+    let mut waits = rig.accept(t(1), 4).unwrap();
+    let key = rig.begin(1, t(1), 4).unwrap();
+    rig.data(1, key, "ab").unwrap();
+    // Only on its own link.
+    assert_eq!(failed(2, t(1)), None);
+    assert!(got(&mut waits).is_none());
+    assert_eq!(failed(1, t(1)), Some(1));
+    assert_eq!(got(&mut waits).unwrap().unwrap_err().to_string(), "a:1/GPU0: broken");
+    assert_eq!(rig.data(1, key, "cd"), Err(Error::Cancelled));
+    // Before it is accepted; and not when all of it is there.
+    let key = rig.begin(2, t(2), 4).unwrap();
+    rig.data(2, key, "ab").unwrap();
+    assert_eq!(failed(1, t(2)), Some(2));
+    assert_eq!(rig.taken(), (0, 1));
+    assert_eq!(got(&mut rig.accept(t(2), 4).unwrap()).unwrap().unwrap_err().to_string(), "a:1/GPU0: broken");
+    rig.push(3, t(3), "here").unwrap();
+    assert_eq!(failed(1, t(3)), None);
+    assert_eq!(got(&mut rig.accept(t(3), 4).unwrap()), Some(Ok("here".into())));
+    assert!(rig.inbox.is_idle());
+}
+
+#[test]
+fn what_came_for_a_session_before_it_was_taken_up_again_is_forgotten() {
+    let rig = Rig::new();
+    rig.push(1, t(1), "early").unwrap();
+    let key = rig.begin(2, t(2), 4).unwrap();
+    rig.data(2, key, "ab").unwrap();
+    let mut waits = rig.accept(t(3), 4).unwrap();
+    rig.begin(3, t(3), 4).unwrap();
+    rig.inbox.failed(rig.now, 1, t(4), Error::Cancelled).unwrap();
+    let kept = rig.inbox.push(rig.now, Via { link: 2, transfer: 1, queue: 1 }, t(5), 4).unwrap().0;
+    rig.inbox.forget(1);
+    assert_eq!(got(&mut waits), Some(Err(Error::Cancelled)));
+    assert_eq!(rig.taken(), (4, 1));
+    rig.inbox.data(rig.now, Via { link: 2, transfer: 1, queue: 1 }, kept, Bytes::from_static(b"kept"), 4).unwrap();
+    assert_eq!(got(&mut rig.accept(t(5), 4).unwrap()), Some(Ok("kept".into())));
+    assert!(rig.inbox.is_idle());
+}
+
+#[test]
+fn a_small_piece_keeps_no_large_buffer() {
+    let rig = Rig::new();
+    let buffer = Bytes::from(vec![1; 1 << 20]);
+    let key = rig.begin(1, t(1), 1 << 20).unwrap();
+    for (len, copied) in [(100, true), (SMALL_PIECE, true), (100_000, true), (600_000, false)] {
+        rig.inbox.data(rig.now, via(1), key, buffer.slice(..len), buffer.len()).unwrap();
+        let state = lock(&rig.inbox.state);
+        let Kind::Coming(coming) = &state.slots[&key].kind else { panic!() };
+        let last = coming.parts.back().unwrap();
+        assert_eq!(last.as_ptr() != buffer.as_ptr(), copied, "{len}");
     }
 }

@@ -1,34 +1,62 @@
 //! The sending end of the connection to another server: what waits to be sent, and its way into the socket.
 
 use super::wire::{PIECE, Sender, Wire};
+use crate::limits::{LANE_BYTES, LANE_NEWS};
 use crate::lock;
 use crate::logs::limited;
 use crate::metrics::{Metrics, Timer};
-use crate::session::Session;
 use crate::session::flight::Hold;
 use crate::session::queue::Owner;
 use bytes::{BufMut, Bytes, BytesMut};
 use outboard_core::{Error, Result, Ticket};
 use outboard_net::Endpoint;
 use outboard_proto::chunk::{self, Direction};
+use outboard_proto::grant::{Proofs, Route};
+use outboard_proto::limits::MAX_ADDRESS;
 use outboard_proto::v1::{self, peer_up::Part};
 use outboard_proto::{error, frame};
 use prometheus_client::metrics::counter::Counter;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Instant;
 use tokio::sync::{Notify, watch};
 
-/// Bytes that wait for the connection, of all sessions together: each queue has its own limit below that, which makes its
-/// client wait. More means a network that takes nothing.
-const LANE_BYTES: u64 = 2 << 30;
 /// A device thread sends this many bytes itself; more are left to the event loop, while the device computes on.
 const DIRECT: usize = 64 << 10;
 /// Payloads up to this many bytes go out in one piece with their heads.
 const ONE_WRITE: usize = 16 << 10;
 /// Queues that are known, before those that are gone are forgotten.
 const OWNERS: usize = 64;
+
+/// Where a link leads: all that the client has said of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Target {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) route: Route,
+    pub(crate) proofs: Proofs,
+}
+
+impl Target {
+    /// What the client of a server of this incarnation has said.
+    pub(crate) fn new(from: u64, target: &v1::PeerTarget) -> Result<Target> {
+        let address = Some(target.address.as_str()).filter(|a| a.len() <= MAX_ADDRESS);
+        let endpoint = address.and_then(|a| Endpoint::parse(a).ok());
+        let endpoint = endpoint.ok_or_else(|| Error::Request("that is no address of a server".into()))?;
+        let proof = |bytes: &[u8]| {
+            let no_proof = || Error::Peer {
+                endpoint: endpoint.to_string(),
+                detail: "the client gives no proof that its session there may be sent to; install the same release \
+                         everywhere"
+                    .into(),
+            };
+            bytes.try_into().map_err(|_| no_proof())
+        };
+        let proofs = Proofs { grant: proof(&target.grant)?, welcome: proof(&target.welcome)? };
+        let route = Route { from, to: target.incarnation, session: target.session };
+        Ok(Target { endpoint, route, proofs })
+    }
+}
 
 /// Where a link is.
 #[derive(Clone, Debug)]
@@ -40,9 +68,8 @@ pub(crate) enum Phase {
 }
 
 pub(crate) struct Link {
-    pub(crate) incarnation: u64,
+    pub(crate) target: Target,
     pub(crate) address: String,
-    pub(crate) endpoint: Endpoint,
     metrics: Arc<Metrics>,
     phase: watch::Sender<Phase>,
     /// Somebody waits for it to open.
@@ -52,15 +79,22 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 struct State {
+    /// What has something to send, in turns.
     lane: VecDeque<Item>,
     lane_bytes: u64,
+    /// Messages in the lane.
+    news: usize,
+    /// Tensors that are read from their device in parts.
+    streams: HashMap<u64, Stream>,
+    next_stream: u64,
     wire: Option<Wire>,
-    /// The other side has welcomed us.
+    /// The other side has proven who it is.
     ready: bool,
+    /// Why the connection has to end.
+    broken: Option<&'static str>,
     transfers: u64,
     /// Queues that have sent something, for refusals.
     owners: HashMap<u64, Owner>,
-    users: Vec<Weak<Session>>,
     /// Counts bytes, once the other side has proven to be a server.
     sent: Option<Counter>,
     used: Option<Instant>,
@@ -68,61 +102,94 @@ struct State {
 
 enum Item {
     Push(Push),
+    /// Some of a tensor that is read in parts.
+    Stream(u64),
     /// A message by itself.
     Message(Bytes),
 }
 
 /// A tensor to send.
 pub(crate) struct Push {
-    pub(crate) session: u64,
-    pub(crate) ticket: Ticket,
+    pub(crate) head: Head,
     pub(crate) data: Bytes,
-    /// Who is told if it comes to nothing.
-    pub(crate) owner: Owner,
     /// Number on the stream, once it has begun.
     pub(crate) transfer: Option<u64>,
     /// Given back when the bytes are on their way.
     pub(crate) _hold: Hold,
+}
+
+/// What is said of a tensor before its bytes.
+pub(crate) struct Head {
+    pub(crate) session: u64,
+    pub(crate) ticket: Ticket,
+    pub(crate) size: u64,
+    /// Who is told if it comes to nothing.
+    pub(crate) owner: Owner,
     pub(crate) _timer: Timer,
 }
 
-impl Item {
-    fn len(&self) -> usize {
-        match self {
-            Item::Push(push) => push.data.len(),
-            Item::Message(bytes) => bytes.len(),
+/// A tensor that is read from its device in parts.
+struct Stream {
+    head: Head,
+    /// Number on the stream, once it has begun.
+    transfer: Option<u64>,
+    /// What was read and not sent, with the room that each part has in its queue.
+    parts: VecDeque<(Bytes, Hold)>,
+    /// Bytes that are not sent yet.
+    left: u64,
+}
+
+/// A tensor whose parts are being read. Dropped before all of them are on their way, it comes to nothing.
+pub(crate) struct Parts {
+    link: Arc<Link>,
+    stream: u64,
+    /// What the receiver is told when this is dropped.
+    failed: Option<Error>,
+}
+
+impl Parts {
+    /// To be called, on any thread, with the next part that was read, and the room that it has in its queue.
+    pub(crate) fn part(&self) -> impl FnOnce(Result<Bytes>, Hold) + Send + 'static {
+        let (link, stream) = (self.link.clone(), self.stream);
+        move |read, hold| {
+            let added = read.and_then(|data| link.part(stream, data, hold));
+            if let Err(error) = added
+                && let Some(owner) = link.abort(stream, &error)
+            {
+                owner.refused(&error);
+            }
+        }
+    }
+
+    /// All parts will be read.
+    pub(crate) fn complete(mut self) {
+        self.failed = None;
+    }
+
+    /// The rest will not be read; the queue knows why.
+    pub(crate) fn fail(mut self, why: &Error) {
+        self.failed = Some(why.clone());
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if let Some(why) = &self.failed {
+            self.link.abort(self.stream, why);
         }
     }
 }
 
 impl Link {
-    pub(crate) fn new(incarnation: u64, endpoint: Endpoint, metrics: &Arc<Metrics>) -> Arc<Link> {
-        let address = endpoint.to_string();
+    pub(crate) fn new(target: Target, metrics: &Arc<Metrics>) -> Arc<Link> {
         Arc::new(Link {
-            incarnation,
-            address,
-            endpoint,
+            address: target.endpoint.to_string(),
+            target,
             metrics: metrics.clone(),
             phase: watch::Sender::new(Phase::Opening),
             wanted: Notify::new(),
             state: Mutex::default(),
         })
-    }
-
-    /// A session uses it.
-    pub(crate) fn attach(&self, session: &Arc<Session>) {
-        let mut state = lock(&self.state);
-        if !state.users.iter().any(|s| std::ptr::eq(s.as_ptr(), Arc::as_ptr(session))) {
-            state.users.retain(|s| s.strong_count() > 0);
-            state.users.push(Arc::downgrade(session));
-        }
-    }
-
-    /// Whether a session that uses it lives, or something waits.
-    pub(crate) fn in_use(&self) -> bool {
-        let mut state = lock(&self.state);
-        state.users.retain(|s| s.upgrade().is_some_and(|s| !s.is_closed()));
-        !state.users.is_empty() || !state.lane.is_empty()
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -157,62 +224,95 @@ impl Link {
 
     /// Sends a tensor, from any thread, without waiting.
     pub(crate) fn push(&self, push: Push) {
-        self.add(Item::Push(push));
+        let mut state = lock(&self.state);
+        if let Err(error) = self.admit(&state, push.data.len()) {
+            drop(state);
+            push.head.owner.refused(&error);
+            return;
+        }
+        state.knows(&push.head.owner);
+        state.add(Item::Push(push));
+        send_on(state);
+    }
+
+    /// Begins to send a tensor that is read in parts.
+    pub(crate) fn begin(self: &Arc<Self>, head: Head) -> Result<Parts> {
+        let mut state = lock(&self.state);
+        self.admit(&state, 0)?;
+        state.knows(&head.owner);
+        state.next_stream += 1;
+        let stream = state.next_stream;
+        let left = head.size;
+        state.streams.insert(stream, Stream { head, transfer: None, parts: VecDeque::new(), left });
+        Ok(Parts { link: self.clone(), stream, failed: Some(Error::Cancelled) })
+    }
+
+    /// The next bytes of such a tensor.
+    fn part(&self, stream: u64, data: Bytes, hold: Hold) -> Result<()> {
+        let mut state = lock(&self.state);
+        self.admit(&state, data.len())?;
+        // One that is not there was refused, or its connection is lost; the queue knows that.
+        let Some(of) = state.streams.get_mut(&stream) else { return Ok(()) };
+        let first = of.parts.is_empty();
+        let len = data.len() as u64;
+        of.parts.push_back((data, hold));
+        state.lane_bytes += len;
+        if first {
+            state.add(Item::Stream(stream));
+        }
+        wake_loop(state);
+        Ok(())
+    }
+
+    /// Such a tensor comes to nothing, which the receiver is told. Gives its queue, unless that knows already.
+    fn abort(&self, stream: u64, why: &Error) -> Option<Owner> {
+        let mut state = lock(&self.state);
+        let Stream { head, parts, .. } = state.streams.remove(&stream)?;
+        let waiting: u64 = parts.iter().map(|(data, _)| data.len() as u64).sum();
+        state.lane_bytes = state.lane_bytes.saturating_sub(waiting);
+        drop(state);
+        self.fail(head.ticket, why);
+        Some(head.owner)
     }
 
     /// Tells whoever accepts a tensor that it will not come.
-    pub(crate) fn fail(&self, session: u64, ticket: Ticket, why: &Error) {
-        let ticket = Bytes::copy_from_slice(&ticket.0);
+    pub(crate) fn fail(&self, ticket: Ticket, why: &Error) {
+        let (session, ticket) = (self.target.route.session, Bytes::copy_from_slice(&ticket.0));
         let failed = v1::PushFailed { session, ticket, error: Some(error::to_wire(why)) };
         let mut out = BytesMut::new();
         frame::push(&mut out, &v1::PeerUp { part: Some(Part::Failed(failed)) });
-        self.add(Item::Message(out.freeze()));
-    }
-
-    fn add(&self, item: Item) {
         let mut state = lock(&self.state);
-        let lost = match &*self.phase.borrow() {
-            Phase::Lost(error) => Some(error.clone()),
-            _ if state.lane_bytes.saturating_add(item.len() as u64) > LANE_BYTES => {
-                Some(self.blame("too many bytes wait to be sent to it"))
-            }
-            _ => None,
-        };
-        if let Some(error) = lost {
-            drop(state);
-            item.refuse(&error);
+        if self.admit(&state, out.len()).is_err() {
             return;
         }
-        let direct = state.lane.is_empty() && item.len() <= DIRECT;
-        state.used = Some(Instant::now());
-        state.lane_bytes += item.len() as u64;
-        if let Item::Push(push) = &item
-            && !state.owners.contains_key(&push.owner.number)
-        {
-            if state.owners.len() >= OWNERS {
-                state.owners.retain(|_, owner| owner.lives());
-            }
-            state.owners.insert(push.owner.number, push.owner.clone());
+        if state.news >= LANE_NEWS {
+            state.broken = Some("it takes too few of the errors that it is told");
+            return wake_loop(state);
         }
-        state.lane.push_back(item);
-        if !state.ready {
-            return;
-        }
-        if direct {
-            state.pump();
-            return;
-        }
-        wake_loop(state);
+        state.news += 1;
+        state.add(Item::Message(out.freeze()));
+        send_on(state);
     }
 
-    /// The connection is there; what waits stays until the other side has welcomed us.
+    /// Whether so many bytes more may wait.
+    fn admit(&self, state: &State, bytes: usize) -> Result<()> {
+        match &*self.phase.borrow() {
+            Phase::Lost(error) => Err(error.clone()),
+            _ if state.lane_bytes.saturating_add(bytes as u64) > LANE_BYTES => {
+                Err(self.blame("too many bytes wait to be sent to it"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The connection is there; what waits stays until the other side has proven who it is.
     pub(crate) fn connected(&self, wire: Wire) {
         let mut state = lock(&self.state);
         state.wire = Some(wire);
         state.ready = false;
     }
 
-    /// The other side has welcomed us.
+    /// The other side has proven who it is.
     pub(crate) fn welcomed(&self) {
         let mut state = lock(&self.state);
         state.ready = true;
@@ -231,8 +331,12 @@ impl Link {
     /// Moves the connection on; why it has ended, if it has.
     pub(crate) fn poll(&self, waker: &Waker) -> Option<String> {
         let mut state = lock(&self.state);
+        let broken = state.broken;
         let wire = state.wire.as_mut()?;
         wire.register(waker);
+        if let Some(why) = broken {
+            return Some(why.to_owned());
+        }
         state.pump();
         state.wire.as_ref()?.ended().map(str::to_owned)
     }
@@ -241,14 +345,19 @@ impl Link {
     pub(crate) fn disconnected(&self, why: &Error, for_good: bool) {
         self.phase.send_replace(if for_good { Phase::Lost(why.clone()) } else { Phase::Opening });
         let mut state = lock(&self.state);
+        let (lane, streams) = (std::mem::take(&mut state.lane), std::mem::take(&mut state.streams));
         let wire = state.wire.take();
         state.ready = false;
+        state.broken = None;
         state.lane_bytes = 0;
+        state.news = 0;
         state.transfers = 0;
-        let lane = std::mem::take(&mut state.lane);
         drop(state);
         drop(wire);
-        lane.into_iter().for_each(|item| item.refuse(why));
+        let pushes =
+            lane.into_iter().filter_map(|item| if let Item::Push(push) = item { Some(push.head) } else { None });
+        let heads = pushes.chain(streams.into_values().map(|stream| stream.head));
+        heads.for_each(|head| head.owner.refused(why));
     }
 
     /// The other side has refused what a queue has sent.
@@ -266,6 +375,36 @@ impl Link {
     }
 }
 
+impl State {
+    /// Notes who is told of refusals.
+    fn knows(&mut self, owner: &Owner) {
+        if !self.owners.contains_key(&owner.number) {
+            if self.owners.len() >= OWNERS {
+                self.owners.retain(|_, owner| owner.lives());
+            }
+            self.owners.insert(owner.number, owner.clone());
+        }
+    }
+
+    /// Puts something behind what waits.
+    fn add(&mut self, item: Item) {
+        self.used = Some(Instant::now());
+        self.lane_bytes += item.len() as u64;
+        self.lane.push_back(item);
+    }
+}
+
+/// Sends what has just been added: here and now if it is alone and small.
+fn send_on(mut state: MutexGuard<'_, State>) {
+    if !state.ready {
+        return;
+    }
+    match state.lane.front() {
+        Some(item) if state.lane.len() == 1 && item.len() <= DIRECT => state.pump(),
+        _ => wake_loop(state),
+    }
+}
+
 /// Wakes the event loop of a link, without the lock, which is the first thing that it takes.
 fn wake_loop(state: MutexGuard<'_, State>) {
     let waker = state.wire.as_ref().and_then(Wire::waker);
@@ -274,11 +413,12 @@ fn wake_loop(state: MutexGuard<'_, State>) {
 }
 
 impl Item {
-    /// It will not be sent.
-    fn refuse(self, error: &Error) {
+    /// Bytes in the lane; those of a stream count when they come.
+    fn len(&self) -> usize {
         match self {
-            Item::Push(push) => push.owner.refused(error),
-            Item::Message(_) => {}
+            Item::Push(push) => push.data.len(),
+            Item::Stream(_) => 0,
+            Item::Message(bytes) => bytes.len(),
         }
     }
 }
@@ -286,89 +426,139 @@ impl Item {
 impl State {
     /// Puts on the stream what it takes, and moves the connection on.
     fn pump(&mut self) {
-        let State { lane, lane_bytes, wire, ready, transfers, sent, .. } = self;
+        let State { lane, lane_bytes, news, streams, wire, ready, transfers, sent, .. } = self;
         let Some(wire) = wire else { return };
         wire.drive(|sender| {
             while *ready && let Some(item) = lane.front_mut() {
-                let before = item.len();
-                let done = item.send(sender, transfers);
-                let bytes = (before - item.len()) as u64;
-                *lane_bytes = lane_bytes.saturating_sub(bytes);
+                let (turn, bytes) = match item {
+                    Item::Push(push) => push.send(sender, transfers),
+                    // One that is not there any more was refused.
+                    Item::Stream(stream) => {
+                        streams.get_mut(stream).map_or((Turn::Over, 0), |s| s.send(sender, transfers))
+                    }
+                    Item::Message(bytes) => send_message(bytes, sender, news),
+                };
+                *lane_bytes = lane_bytes.saturating_sub(bytes as u64);
                 if let Some(sent) = sent {
-                    sent.inc_by(bytes);
+                    sent.inc_by(bytes as u64);
                 }
-                match done {
-                    None => return,
-                    Some(true) => drop(lane.pop_front()),
-                    // Others have their turn.
-                    Some(false) => lane.rotate_left(1),
+                match turn {
+                    Turn::NoRoom => return,
+                    Turn::More => lane.rotate_left(1),
+                    Turn::Over => {
+                        if let Some(Item::Stream(stream)) = lane.pop_front()
+                            && streams.get(&stream).is_some_and(|s| s.left == 0)
+                        {
+                            streams.remove(&stream);
+                        }
+                    }
                 }
             }
         });
     }
 }
 
-impl Item {
-    /// Sends some of it: whether that was all, or `None` if there is no room.
-    fn send(&mut self, sender: &mut Sender<'_, '_>, transfers: &mut u64) -> Option<bool> {
-        let push = match self {
-            Item::Push(push) => push,
-            Item::Message(bytes) => {
-                if sender.room(bytes.len()) == 0 {
-                    return None;
-                }
-                sender.send(std::mem::take(bytes));
-                return Some(true);
-            }
-        };
-        let room = sender.room(push.data.len().clamp(1, PIECE));
+/// What became of a turn, and how many bytes were sent in it.
+type Sent = (Turn, usize);
+
+enum Turn {
+    /// Nothing more can be sent now.
+    NoRoom,
+    /// There is more, but others have their turn.
+    More,
+    /// That was all of it, or all that is there.
+    Over,
+}
+
+fn send_message(bytes: &mut Bytes, sender: &mut Sender<'_, '_>, news: &mut usize) -> Sent {
+    let len = bytes.len();
+    if sender.room(len) == 0 {
+        return (Turn::NoRoom, 0);
+    }
+    sender.send(std::mem::take(bytes));
+    *news = news.saturating_sub(1);
+    (Turn::Over, len)
+}
+
+impl Push {
+    /// Sends some of it.
+    fn send(&mut self, sender: &mut Sender<'_, '_>, transfers: &mut u64) -> Sent {
+        let room = sender.room(self.data.len().clamp(1, PIECE));
         if room == 0 {
-            return None;
+            return (Turn::NoRoom, 0);
         }
-        let Some(transfer) = push.transfer else {
-            *transfers += 1;
-            let transfer = *transfers;
-            push.transfer = Some(transfer);
-            let head = push.head(transfer);
-            push.owner.sent((head.len() + push.data.len()) as u64);
-            if push.data.is_empty() {
+        let len = self.data.len();
+        let Some(transfer) = self.transfer else {
+            let (transfer, head) = self.head.begin(transfers);
+            self.transfer = Some(transfer);
+            if len == 0 {
                 sender.send(head.freeze());
-                return Some(true);
+                return (Turn::Over, 0);
             }
-            if push.data.len() > ONE_WRITE {
+            if len > ONE_WRITE {
                 sender.send(head.freeze());
-                return push.piece(sender, transfer, room);
+                return piece(&mut self.data, transfer, sender, room);
             }
-            let data = std::mem::take(&mut push.data);
+            let data = std::mem::take(&mut self.data);
             let mut all = head;
             let chunk = chunk::head(Direction::Up, transfer, &data);
             all.reserve(chunk.len() + data.len());
             all.put(chunk);
             all.put(data);
             sender.send(all.freeze());
-            return Some(true);
+            return (Turn::Over, len);
         };
-        push.piece(sender, transfer, room)
+        piece(&mut self.data, transfer, sender, room)
     }
 }
 
-impl Push {
-    fn head(&self, transfer: u64) -> BytesMut {
+impl Stream {
+    /// Sends some of what was read.
+    fn send(&mut self, sender: &mut Sender<'_, '_>, transfers: &mut u64) -> Sent {
+        let Some((data, _)) = self.parts.front_mut() else { return (Turn::Over, 0) };
+        let room = sender.room(data.len().clamp(1, PIECE));
+        if room == 0 {
+            return (Turn::NoRoom, 0);
+        }
+        let transfer = match self.transfer {
+            Some(transfer) => transfer,
+            None => {
+                let (transfer, head) = self.head.begin(transfers);
+                sender.send(head.freeze());
+                *self.transfer.insert(transfer)
+            }
+        };
+        let (turn, bytes) = piece(data, transfer, sender, room);
+        self.left = self.left.saturating_sub(bytes as u64);
+        if let Turn::Over = turn {
+            self.parts.pop_front();
+        }
+        (if self.parts.is_empty() { Turn::Over } else { Turn::More }, bytes)
+    }
+}
+
+impl Head {
+    /// Gives the tensor its number on the stream, and what is sent before its bytes.
+    fn begin(&self, transfers: &mut u64) -> (u64, BytesMut) {
+        *transfers += 1;
         let push = v1::Push {
-            transfer,
+            transfer: *transfers,
             session: self.session,
             ticket: Bytes::copy_from_slice(&self.ticket.0),
-            size: self.data.len() as u64,
+            size: self.size,
             queue: self.owner.number,
         };
         let mut out = BytesMut::new();
         frame::push(&mut out, &v1::PeerUp { part: Some(Part::Push(push)) });
-        out
+        self.owner.sent(out.len() as u64 + self.size);
+        (*transfers, out)
     }
+}
 
-    fn piece(&mut self, sender: &mut Sender<'_, '_>, transfer: u64, room: usize) -> Option<bool> {
-        let piece = self.data.split_to(room.min(self.data.len()));
-        sender.chunk(transfer, piece);
-        Some(self.data.is_empty())
-    }
+/// Sends as much of `data` as there is room for.
+fn piece(data: &mut Bytes, transfer: u64, sender: &mut Sender<'_, '_>, room: usize) -> Sent {
+    let piece = data.split_to(room.min(data.len()));
+    let bytes = piece.len();
+    sender.chunk(transfer, piece);
+    (if data.is_empty() { Turn::Over } else { Turn::More }, bytes)
 }

@@ -1,25 +1,33 @@
 //! Tensors between this server and others.
 //!
-//! A [`link::Link`] sends: one connection per server that tensors go to, on a thread of its own, shared by all sessions. The
-//! [`inbox::Inbox`] knows what is accepted and what has come, in either order. [`inbound`] is the end of a link that receives.
-//! Nothing here ever waits for a tensor to be accepted before it reads on, so that two servers that send to each other cannot
+//! A [`link::Link`] sends: a connection, on a thread of its own, from a session of this server to the session that its client has on
+//! another one. Nothing on it is another session's, and it ends with either. The client gives both ends what proves that
+//! they are meant ([`outboard_proto::grant`]): nobody who merely connects is believed to be a server, and no server that a client names
+//! gets anything before it has proven that it is the one.
+//!
+//! The [`inbox::Inbox`] of a session knows what is accepted and what has come, in either order. [`inbound`] is the end of a link that
+//! receives. Nothing here ever waits for a tensor to be accepted before it reads on, so that two servers that send to each other cannot
 //! stop one another.
 
 mod dial;
 pub(crate) mod inbound;
 pub(crate) mod inbox;
 pub(crate) mod link;
+mod lookup;
 mod wire;
 
-use crate::limits::PeerLimits;
+use crate::accounts::Account;
+use crate::fair::Fair;
+use crate::limits::{INBOUND_LINKS, INBOUND_LINKS_PER_SESSION, LINKS, LINKS_PER_SESSION, PeerLimits};
 use crate::lock;
 use crate::metrics::Metrics;
 use crate::session::Session;
-use inbox::{Inbox, Refusal};
-use link::Link;
+use crate::trust::Trust;
+use inbox::{Inbox, Refusal, Rooms};
+use link::{Link, Target};
+use lookup::Lookup;
 use outboard_core::{Error, Result};
-use outboard_net::{ClientTls, Endpoint};
-use outboard_proto::limits::MAX_ADDRESS;
+use outboard_net::ClientTls;
 use outboard_proto::v1;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -27,68 +35,100 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use tokio::sync::watch;
 
-/// Links of one server at a time, and so servers that it can send to; each has a thread.
-const MAX_LINKS: usize = 256;
-
 /// What a server has to do with other servers.
 pub(crate) struct Peers {
     incarnation: u64,
     /// How other servers are known, and how this one proves to them who it is.
     tls: ClientTls,
+    lookup: Lookup,
     pub(crate) limits: PeerLimits,
-    pub(crate) inbox: Inbox,
-    links: Mutex<HashMap<(u64, String), Arc<Link>>>,
-    /// Connections from other servers: where refusals go, and the address at the other end.
-    inbound: Mutex<HashMap<u64, (inbound::Answers, SocketAddr)>>,
+    rooms: Arc<Rooms>,
+    /// By session and all that its client has said of the other server.
+    links: Mutex<HashMap<(u64, Target), Arc<Link>>>,
+    /// Places of links.
+    places: Arc<Mutex<Fair>>,
+    /// Links of other servers, by their number.
+    inbound: Mutex<HashMap<u64, Inbound>>,
+    inbound_places: Arc<Mutex<Fair>>,
     pub(crate) metrics: Arc<Metrics>,
     stopped: watch::Receiver<bool>,
+}
+
+/// A link of another server.
+struct Inbound {
+    session: u64,
+    /// Where refusals go.
+    answers: inbound::Answers,
+    /// The other end of its connection.
+    peer: SocketAddr,
+}
+
+/// A place for a link, of a client.
+struct Place {
+    of: Arc<Mutex<Fair>>,
+    account: u64,
+}
+
+impl Place {
+    fn take(of: &Arc<Mutex<Fair>>, account: &Account) -> Result<Place> {
+        if lock(of).take(account.uid, 1) {
+            return Ok(Place { of: of.clone(), account: account.uid });
+        }
+        Err(Error::Request(format!(
+            "{account} has as many links between servers here as are left to others; end some sessions"
+        )))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.of).give(self.account, 1);
+    }
 }
 
 impl Peers {
     pub(crate) fn new(
         incarnation: u64,
         limits: PeerLimits,
-        tls: ClientTls,
+        trust: &Trust,
         metrics: &Arc<Metrics>,
         stopped: watch::Receiver<bool>,
     ) -> Arc<Peers> {
         Arc::new(Peers {
             incarnation,
-            tls,
+            tls: trust.peers.clone(),
+            lookup: Lookup::new(trust.may_dial.clone()),
             metrics: metrics.clone(),
-            inbox: Inbox::new(limits.clone()),
             limits,
+            rooms: Rooms::new(),
             links: Mutex::default(),
+            places: Arc::new(Mutex::new(Fair::new(LINKS))),
             inbound: Mutex::default(),
+            inbound_places: Arc::new(Mutex::new(Fair::new(INBOUND_LINKS))),
             stopped,
         })
     }
 
-    /// The link to a server, for a session; opened if there is none. Does not wait for it.
+    /// The inbox of a new session of this client.
+    pub(crate) fn inbox(&self, account: &Account) -> Inbox {
+        Inbox::new(self.limits.clone(), &self.rooms, account.uid)
+    }
+
+    /// The link of a session to a server that its client names; opened if there is none. Does not wait for it.
     pub(crate) fn link(self: &Arc<Self>, session: &Arc<Session>, target: &v1::PeerTarget) -> Result<Arc<Link>> {
-        let (incarnation, address) = (target.incarnation, target.address.as_str());
-        let endpoint = Some(address).filter(|a| a.len() <= MAX_ADDRESS).and_then(|a| Endpoint::parse(a).ok());
-        let endpoint = endpoint.ok_or_else(|| Error::Request("that is no address of a server".into()))?;
-        let encrypted = |of: &Endpoint| of.carrier().is_encrypted();
+        let target = Target::new(self.incarnation, target)?;
+        let key = (session.id, target.clone());
         let mut links = lock(&self.links);
-        // Another name of the same server will do, unless that leaves out the encryption.
-        let usable = |link: &&Arc<Link>| {
-            link.incarnation == incarnation && link.is_open() && encrypted(&link.endpoint) >= encrypted(&endpoint)
-        };
-        let same = links.get(&(incarnation, endpoint.to_string())).filter(|link| link.is_open());
-        let known = same.or_else(|| links.values().find(usable));
-        let known = known.or_else(|| links.get(&(incarnation, endpoint.to_string())));
-        if let Some(link) = known.filter(|link| !link.is_lost()) {
-            link.attach(session);
+        if let Some(link) = links.get(&key).filter(|link| !link.is_lost()) {
             return Ok(link.clone());
         }
-        if links.len() >= MAX_LINKS {
-            return Err(Error::Request(format!("this server sends to {MAX_LINKS} others already")));
+        if links.keys().filter(|(owner, _)| *owner == session.id).count() >= LINKS_PER_SESSION {
+            return Err(Error::Request(format!("a session may have links to {LINKS_PER_SESSION} servers at a time")));
         }
-        let link = Link::new(incarnation, endpoint, &self.metrics);
-        link.attach(session);
-        dial::start(self, &link)?;
-        links.insert((incarnation, link.address.clone()), link.clone());
+        let place = Place::take(&self.places, &session.account)?;
+        let link = Link::new(target, &self.metrics);
+        dial::start(self, session, &link, place)?;
+        links.insert(key, link.clone());
         Ok(link)
     }
 
@@ -108,19 +148,32 @@ impl Peers {
         lock(&self.links).values().filter(|link| link.is_open()).count()
     }
 
-    /// Ends what has waited for too long.
-    pub(crate) fn expire(&self) {
-        for Refusal { via, error } in self.inbox.expire(Instant::now()) {
-            if let Some((down, _)) = lock(&self.inbound).get(&via.conn) {
-                inbound::refuse(down, via, &error);
+    /// A link of another server, with its place, if its session may have one more.
+    fn admit(&self, number: u64, session: &Session, answers: &inbound::Answers, peer: SocketAddr) -> Result<Place> {
+        let mut inbound = lock(&self.inbound);
+        if inbound.values().filter(|link| link.session == session.id).count() >= INBOUND_LINKS_PER_SESSION {
+            let limit = INBOUND_LINKS_PER_SESSION;
+            return Err(Error::Request(format!("a session may have links from {limit} servers at a time")));
+        }
+        let place = Place::take(&self.inbound_places, &session.account)?;
+        inbound.insert(number, Inbound { session: session.id, answers: answers.clone(), peer });
+        Ok(place)
+    }
+
+    /// Ends what has waited for too long in these sessions.
+    pub(crate) fn expire<'s>(&self, sessions: impl IntoIterator<Item = &'s Arc<Session>>) {
+        let now = Instant::now();
+        for Refusal { via, error } in sessions.into_iter().flat_map(|session| session.inbox.expire(now)) {
+            if let Some(Inbound { answers, .. }) = lock(&self.inbound).get(&via.link) {
+                inbound::refuse(answers, via, &error);
             }
         }
     }
 
-    /// What a server is called that nothing is known of but its connection.
-    pub(crate) fn name_of(&self, conn: Option<u64>) -> String {
+    /// What a server is called that nothing is known of but its link.
+    pub(crate) fn name_of(&self, link: Option<u64>) -> String {
         let inbound = lock(&self.inbound);
-        let known = conn.and_then(|conn| inbound.get(&conn));
-        known.map_or_else(|| "another server".to_owned(), |(_, peer)| format!("the server on {}", peer.ip()))
+        let known = link.and_then(|link| inbound.get(&link));
+        known.map_or_else(|| "another server".to_owned(), |link| format!("the server on {}", link.peer.ip()))
     }
 }

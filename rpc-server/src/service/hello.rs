@@ -24,7 +24,7 @@ pub(super) fn hello(service: &Service, request: v1::HelloRequest) -> Result<v1::
     let shared = &service.shared;
     let seat = shared.seat(&service.conn)?;
     let devices = shared.devices.to_wire(&seat.account).map_err(status)?;
-    let session = Session::start(client, service.conn.traffic.clone(), seat, &shared.devices).map_err(status)?;
+    let session = Session::start(client, service.conn.traffic.clone(), seat, shared).map_err(status)?;
     {
         let mut sessions = lock(&shared.sessions);
         if sessions.len() >= shared.limits.sessions {

@@ -47,6 +47,7 @@ pub(crate) struct Service {
 impl Service {
     /// The session that a message names, if it proves that it may.
     fn session(&self, session: Option<&v1::Session>) -> Result<Arc<Session>, Status> {
+        self.is_no_link()?;
         let found = session.and_then(|s| {
             let found = lock(&self.shared.sessions).get(&s.id).cloned();
             found.filter(|found| found.has_secret(&s.secret))
@@ -65,11 +66,12 @@ impl Service {
         })
     }
 
-    /// Another server, which clients have told of this one, sends on the connection.
-    pub(crate) fn serve_link(&self) -> Result<(), Status> {
-        self.authorise(&self.account())?;
-        self.conn.serves_a_link();
-        Ok(())
+    /// Notes that another server has shown that a client of this account wants it to send on this connection.
+    pub(crate) fn authorise_link(&self, account: &Arc<Account>) -> Result<(), Status> {
+        self.conn.authorise_link(account).map_err(|e| {
+            self.complain(None, "a link was refused", &e);
+            too_much(&e)
+        })
     }
 
     /// The answer to who names a session that there is not, or with another secret.
@@ -95,9 +97,18 @@ impl Service {
     /// Whether a call that names no session may be made: by anybody where no token is needed, and else by a client that has been
     /// let in before, or shows a token now.
     async fn may(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        self.is_no_link()?;
         match self.conn.is_authorised() || self.shared.trust.tokens.is_none() {
             true => Ok(()),
             false => self.admit(metadata).await,
+        }
+    }
+
+    /// Fails on a link between servers: what lets that stay is no right of its client.
+    fn is_no_link(&self) -> Result<(), Status> {
+        match self.conn.only_links() {
+            true => Err(Status::permission_denied("this connection is a link between servers; calls need one of their own")),
+            false => Ok(()),
         }
     }
 

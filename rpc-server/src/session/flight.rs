@@ -3,6 +3,7 @@
 //! Each queue has some room for payloads of its own, so that it can go on whatever others do, and takes more from what the queues of
 //! its client share, while there is some.
 
+use crate::accounts::Share;
 use crate::limits::{CHUNK_KIB, COMMANDS_IN_FLIGHT, KIB_IN_FLIGHT, OWN_KIB};
 use crate::room::{Pool, Room};
 use outboard_core::{Error, Result};
@@ -21,6 +22,9 @@ pub(crate) struct Flight {
     borrowed: AtomicU32,
     /// Where commands are counted that are taken.
     depth: Gauge,
+    /// The queue's place on its client's account: taken for as long as anything is on the way, also when the queue is gone. Else a
+    /// client could leave as much behind as it opens queues.
+    _queue: Option<Arc<Share>>,
 }
 
 /// What was taken.
@@ -54,14 +58,15 @@ impl Drop for Hold {
 }
 
 impl Flight {
-    /// Nothing is taken yet.
-    pub(crate) fn new(shared: Pool, depth: Gauge) -> Flight {
+    /// The flight of a queue with this place on its client's account; nothing is taken yet.
+    pub(crate) fn new(queue: Option<Arc<Share>>, shared: Pool, depth: Gauge) -> Flight {
         Flight {
             commands: Semaphore::new(COMMANDS_IN_FLIGHT as usize),
             own: Semaphore::new(OWN_KIB as usize),
             shared,
             borrowed: AtomicU32::new(0),
             depth,
+            _queue: queue,
         }
     }
 
@@ -95,6 +100,11 @@ impl Flight {
         let room = self.shared.try_take(kib)?;
         self.borrowed.fetch_add(kib, Ordering::AcqRel);
         Some(Load { borrowed: kib, rooms: vec![room], ..Load::default() })
+    }
+
+    /// Bytes of a payload that counts as what it is, whatever others have.
+    pub(crate) fn most(&self) -> u64 {
+        u64::from(OWN_KIB) << 10
     }
 
     /// Waits for room for a payload, of the queue's own: a larger one waits until nothing else has any.
@@ -173,10 +183,12 @@ impl Inlet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::accounts::Accounts;
+    use crate::limits::{ClientLimits, Limits};
 
     fn flight(shared_kib: usize) -> (Arc<Flight>, Pool) {
         let pool = Pool::new(shared_kib, &Arc::new(Semaphore::new(1 << 20)));
-        (Arc::new(Flight::new(pool.clone(), Gauge::default())), pool)
+        (Arc::new(Flight::new(None, pool.clone(), Gauge::default())), pool)
     }
 
     #[test]
@@ -196,6 +208,21 @@ mod tests {
         // Nothing is lost.
         assert!(pool.try_take(4 << 10).is_some());
         assert_eq!(flight.own.available_permits(), 1024);
+    }
+
+    #[test]
+    fn a_queue_counts_for_as_long_as_something_of_it_is_on_the_way() {
+        let limits = ClientLimits { queues: 1, ..ClientLimits::default() };
+        let limits = Limits { client: limits, ..Limits::default() };
+        let account = Accounts::new(&limits).of(None, "10.0.0.1".parse().unwrap());
+        let share = Arc::new(account.queue().unwrap());
+        let flight = Arc::new(Flight::new(Some(share), account.payload.clone(), Gauge::default()));
+        let hold = Hold::new(&flight, flight.try_payload(5000).unwrap());
+        assert_eq!(hold.load.kib(), 5);
+        drop(flight);
+        assert!(account.queue().is_err());
+        drop(hold);
+        assert!(account.queue().is_ok());
     }
 
     #[test]

@@ -4,12 +4,10 @@
 
 use crate::lock;
 use bytes::Bytes;
-use outboard_proto::SECRET_BYTES;
+use outboard_proto::grant::{Proofs, Route, Secret};
 use std::sync::Mutex;
 use subtle::ConstantTimeEq;
 use tokio::sync::watch;
-
-type Secret = [u8; SECRET_BYTES];
 
 /// The secrets of one session.
 pub(crate) struct Keys {
@@ -54,6 +52,18 @@ impl Keys {
         lock(&self.secrets).usable(secret).is_some()
     }
 
+    /// The age of the session now.
+    pub(crate) fn age_now(&self) -> u64 {
+        *self.age.borrow()
+    }
+
+    /// The age of the session, and what proves that this server knows it, if its client wants this link, as the grant shows.
+    pub(crate) fn link(&self, route: Route, grant: &[u8]) -> Option<(u64, Secret)> {
+        let secrets = lock(&self.secrets);
+        let proofs = Proofs::new(&secrets.now, route);
+        bool::from(proofs.grant.ct_eq(grant)).then(|| (*self.age.borrow(), proofs.welcome))
+    }
+
     /// Takes the session up again: with its secret, or with the one before. Gives its new age; streams of its old one end.
     pub(crate) fn renew(&self, secret: &[u8]) -> Option<u64> {
         let mut secrets = lock(&self.secrets);
@@ -84,6 +94,25 @@ impl Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use outboard_proto::SECRET_BYTES;
+
+    #[test]
+    fn links_need_the_secret_of_now() {
+        let keys = Keys::default();
+        let first: Secret = keys.secret().as_ref().try_into().unwrap();
+        let route = Route { from: 1, to: 2, session: 3 };
+        let Proofs { grant, welcome } = Proofs::new(&first, route);
+        assert_eq!(keys.link(route, &grant), Some((0, welcome)));
+        assert_eq!(keys.link(Route { from: 2, ..route }, &grant), None);
+        for wrong in [&welcome[..], &grant[1..], &[0; 32], &[]] {
+            assert_eq!(keys.link(route, wrong), None);
+        }
+        keys.renew(&first).unwrap();
+        assert_eq!(keys.link(route, &grant), None);
+        let second: Secret = keys.secret().as_ref().try_into().unwrap();
+        let again = Proofs::new(&second, route);
+        assert_eq!(keys.link(route, &again.grant), Some((1, again.welcome)));
+    }
 
     #[test]
     fn an_old_secret_is_good_only_for_another_try() {

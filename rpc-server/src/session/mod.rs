@@ -14,7 +14,8 @@ use crate::io::Traffic;
 use crate::limits::{BLOB_CALLS_SESSION, SessionLimits};
 use crate::lock;
 use crate::logs::limited;
-use crate::server::Seat;
+use crate::peers::inbox::Inbox;
+use crate::server::{Seat, Shared};
 use keys::Keys;
 use outboard_core::device::fresh_uid;
 use outboard_core::error::Bytes;
@@ -66,6 +67,8 @@ pub(crate) struct Session {
     /// What was offered and not yet accepted, with the error if the offer came to nothing.
     tickets: Mutex<HashMap<Ticket, Offered>>,
     anchors: Mutex<HashMap<u64, Slice>>,
+    /// What comes for it from other servers.
+    pub(crate) inbox: Inbox,
     /// Bytes sent to other servers.
     pub(crate) peer_bytes: AtomicU64,
     /// Frees that wait for their fences.
@@ -87,21 +90,22 @@ pub(crate) struct Session {
 
 impl Session {
     /// A new session with its thread.
-    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat, devices: &Devices) -> Result<Arc<Session>> {
+    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat, shared: &Shared) -> Result<Arc<Session>> {
         let id: u64 = rand::random();
         let tag = format!("{:08x}", id >> 32);
         let memory = Arc::new(DeviceMemory(seat.account.clone()));
-        let as_client = Client { turns: fresh_uid(), room: seat.account.room, account: memory };
+        let as_client = Client { turns: fresh_uid(), room: seat.account.uid, account: memory };
         Ok(Arc::new(Session {
             id,
             worker: Worker::start(&tag)?,
             tag,
             keys: Keys::default(),
             client,
+            inbox: shared.peers.inbox(&seat.account),
             account: seat.account,
             _seat: seat.share,
             limits: seat.limits,
-            devices: devices.for_client(&as_client)?,
+            devices: shared.devices.for_client(&as_client)?,
             buffers: Mutex::default(),
             executables: Mutex::default(),
             queues: Mutex::default(),
@@ -153,6 +157,7 @@ impl Session {
             return;
         }
         limited!(info, session = self.tag, client = self.client, "session ended: {why}");
+        self.inbox.end();
         self.progress.notify_waiters();
         let session = self.clone();
         self.worker.post(move || {

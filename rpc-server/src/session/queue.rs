@@ -14,6 +14,7 @@ use crate::lock;
 use crate::logs::limited;
 use crate::metrics::Metrics;
 use crate::peers::Peers;
+use crate::peers::link::Link;
 use crate::server::Shared;
 use outboard_core::{Device, Digest, Error, Pending, Queue, Result, Slice};
 use outboard_proto::error;
@@ -97,6 +98,8 @@ pub(crate) struct QueueRunner {
     /// The client has closed the stream: nobody waits for what waits.
     left: Arc<AtomicBool>,
     chunks: Option<mpsc::Receiver<UpChunk>>,
+    /// The link that the last offer to another server took, and what the client has said of it.
+    link: Option<(v1::PeerTarget, Arc<Link>)>,
     /// Checks and keeps blobs, once there is one.
     blobs: Option<Receiver>,
     /// Blobs came of which it is not known yet whether they are what they were said to be.
@@ -127,7 +130,7 @@ impl Drop for Opening<'_> {
 struct Retired {
     queue: Option<Arc<dyn Queue>>,
     session: Arc<Session>,
-    share: Option<Share>,
+    share: Option<Arc<Share>>,
 }
 
 impl Retired {
@@ -200,7 +203,7 @@ impl QueueRunner {
             if owner.keys.is_renewed(age) {
                 return Err(Error::Cancelled);
             }
-            let share = share?;
+            let share = Arc::new(share?);
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
             owner.trace.watch(queue.as_ref(), handle, &of.info().name, meter);
@@ -212,7 +215,7 @@ impl QueueRunner {
         let (anchor, queue) = made?;
         let _ = state.meter.set(Meter::new(device.clone(), queue.get()?.progress()));
         opening.done();
-        let flight = Arc::new(Flight::new(session.account.payload.clone(), depth));
+        let flight = Arc::new(Flight::new(queue.share.clone(), session.account.payload.clone(), depth));
         let answers = Answers { state: state.clone(), replies, chunks: chunks_down };
         Ok(QueueRunner {
             session: session.clone(),
@@ -228,6 +231,7 @@ impl QueueRunner {
             answers,
             left: Arc::default(),
             chunks: Some(chunks),
+            link: None,
             blobs: None,
             unsettled: false,
         })
@@ -255,7 +259,7 @@ impl QueueRunner {
             (None, Some(command)) => self.apply(command).await,
             (None, None) => Err(Error::Request("a command that this release does not know".into())),
             (Some(error), Some(Command::Offer(c))) => {
-                self.offer_nothing(&c, &error);
+                self.offer_nothing(c, &error);
                 Err(error)
             }
             (Some(error), Some(Command::Accept(c))) => {
@@ -630,7 +634,7 @@ impl QueueRunner {
 impl Drop for QueueRunner {
     fn drop(&mut self) {
         drop(self.hold());
-        self.peers.inbox.end_queue(self.session.id, self.handle);
+        self.session.inbox.end_queue(self.handle);
         // Whoever waits for an event that will not come any more learns it.
         let closed = Error::Request("a queue was closed before the event that was waited for".into());
         let _ = self.state.failed.set(closed);

@@ -2,12 +2,14 @@
 
 use super::{HeldUp, QueueRunner, QueueState};
 use crate::lock;
-use crate::peers::inbox::{Source, Wanted};
-use crate::peers::link::{Link, Push};
+use crate::peers::inbox::{Piece, Source, Wanted};
+use crate::peers::link::{Head, Link, Push};
 use crate::session::Session;
 use crate::session::answers::{Held, WeakReplies, reply};
+use crate::session::flight::Hold;
+use bytes::Bytes;
 use outboard_core::{Device, Error, Event, Pending, Queue, Result, Slice, Ticket};
-use outboard_proto::limits::MAX_ADDRESS;
+use outboard_proto::limits::{CHUNK, MAX_ADDRESS};
 use outboard_proto::v1::{self, reply::Reply};
 use outboard_proto::{SECRET_BYTES, error};
 use std::sync::atomic::Ordering;
@@ -58,10 +60,9 @@ impl QueueRunner {
     /// Hands bytes to another device, here or elsewhere. Whoever accepts them learns if they do not come.
     pub(super) async fn offer(&mut self, queue: &dyn Queue, c: v1::Offer) -> Result<()> {
         let ticket = ticket(&c.ticket)?;
-        if let Some(target) = &c.target {
-            let link = self.peers.link(&self.session, target)?;
-            let pushed = self.push(queue, ticket, target.session, &link, c.src).await;
-            return pushed.inspect_err(|e| link.fail(target.session, ticket, e));
+        if let Some(target) = c.target {
+            let link = self.link_to(target)?;
+            return self.push(queue, ticket, &link, c.src).await;
         }
         let bytes = c.src.as_ref().map_or(0, |src| src.len);
         let offered = match self.session.offer(bytes) {
@@ -74,13 +75,13 @@ impl QueueRunner {
     }
 
     /// An offer of a queue that has failed.
-    pub(super) fn offer_nothing(&self, c: &v1::Offer, why: &Error) {
+    pub(super) fn offer_nothing(&mut self, c: v1::Offer, why: &Error) {
         let Ok(ticket) = ticket(&c.ticket) else { return };
-        match &c.target {
+        match c.target {
             None => drop(self.session.offered(ticket, Err(why.clone()))),
             Some(target) => {
-                if let Ok(link) = self.peers.link(&self.session, target) {
-                    link.fail(target.session, ticket, why);
+                if let Ok(link) = self.link_to(target) {
+                    link.fail(ticket, why);
                 }
             }
         }
@@ -90,7 +91,7 @@ impl QueueRunner {
     pub(super) fn accept_nothing(&self, c: &v1::Accept) {
         if let Ok(ticket) = ticket(&c.ticket) {
             self.session.forget_ticket(ticket);
-            self.peers.inbox.discard(Instant::now(), self.session.id, ticket);
+            self.session.inbox.discard(Instant::now(), ticket);
         }
     }
 
@@ -120,39 +121,89 @@ impl QueueRunner {
         self.mark()
     }
 
-    /// Sends bytes to another server as soon as the device has them.
+    /// The link to another server: usually the one that the offer before this one took.
+    fn link_to(&mut self, target: v1::PeerTarget) -> Result<Arc<Link>> {
+        if let Some((known, link)) = &self.link
+            && *known == target
+            && !link.is_lost()
+        {
+            return Ok(link.clone());
+        }
+        let link = self.peers.link(&self.session, &target)?;
+        self.link = Some((target, link.clone()));
+        Ok(link)
+    }
+
+    /// Sends bytes to another server as soon as the device has them. A large tensor is read in parts, no more at a time than may wait.
     async fn push(
         &mut self,
         queue: &dyn Queue,
         ticket: Ticket,
-        session: u64,
         link: &Arc<Link>,
         src: Option<v1::Slice>,
     ) -> Result<()> {
-        let src = self.session.slice(self.device.as_ref(), src)?;
-        let (before, hold) = self.take_apart(src.len()).await?;
-        let pending = queue.read(&src)?;
-        let timer = self.state.metrics.transfer("peer");
+        let failed = |e: &Error| link.fail(ticket, e);
+        let src = self.session.slice(self.device.as_ref(), src).inspect_err(failed)?;
+        if src.len() > CHUNK as u64 {
+            let head = self.head(ticket, link, src.len()).inspect_err(failed)?;
+            return self.push_parts(queue, head, link, &src).await;
+        }
+        self.push_whole(queue, ticket, link, &src).await.inspect_err(failed)
+    }
+
+    fn head(&self, ticket: Ticket, link: &Link, size: u64) -> Result<Head> {
         let (of, state) = (Arc::downgrade(&self.session), Arc::downgrade(&self.state));
         let owner =
             Owner { number: self.queue.get()?.uid(), session: of, state, replies: self.answers.replies.downgrade() };
+        let session = link.target.route.session;
+        Ok(Head { session, ticket, size, owner, _timer: self.state.metrics.transfer("peer") })
+    }
+
+    async fn push_whole(&mut self, queue: &dyn Queue, ticket: Ticket, link: &Arc<Link>, src: &Slice) -> Result<()> {
+        let (before, hold) = self.take_apart(src.len()).await?;
+        let pending = queue.read(src)?;
+        let head = self.head(ticket, link, src.len())?;
         let link = link.clone();
         pending.then(move |result| {
             drop(before);
             match result {
-                Ok(data) => {
-                    link.push(Push { session, ticket, data, owner, transfer: None, _hold: hold, _timer: timer })
-                }
+                Ok(data) => link.push(Push { head, data, transfer: None, _hold: hold }),
                 Err(error) => {
-                    owner.refused(&error);
-                    link.fail(session, ticket, &error);
+                    head.owner.refused(&error);
+                    link.fail(head.ticket, &error);
                 }
             }
         });
         Ok(())
     }
 
-    /// Lets the device's queue wait for bytes of another server.
+    async fn push_parts(&mut self, queue: &dyn Queue, head: Head, link: &Arc<Link>, src: &Slice) -> Result<()> {
+        let parts = link.begin(head)?;
+        let mut at = 0;
+        while at < src.len() {
+            let len = (src.len() - at).min(CHUNK as u64);
+            let part = parts.part();
+            let read = async {
+                let (before, hold) = self.take_apart(len).await?;
+                Ok((before, hold, queue.read(&src.part(at, len)?)?))
+            };
+            match read.await {
+                Ok((before, hold, pending)) => pending.then(move |result| {
+                    drop(before);
+                    part(result, hold);
+                }),
+                Err(error) => {
+                    parts.fail(&error);
+                    return Err(error);
+                }
+            }
+            at += len;
+        }
+        parts.complete();
+        Ok(())
+    }
+
+    /// Lets the device's queue wait for bytes of another server. A tensor that is larger than all that may wait is accepted in pieces.
     async fn accept_from_peer(
         &mut self,
         queue: &dyn Queue,
@@ -163,13 +214,57 @@ impl QueueRunner {
         if source.name.len() > MAX_ADDRESS || source.name.chars().any(char::is_control) {
             return Err(Error::Request("that is no name of a server".into()));
         }
-        self.take(dst.len()).await?;
-        let (to, pending) = Pending::new(self.device.info().name.as_str());
         let source = Source { name: source.name, incarnation: source.incarnation };
-        let wanted = Wanted { to, size: dst.len(), queue: self.handle, source };
-        self.peers.inbox.expect(Instant::now(), self.session.id, ticket, wanted)?;
-        queue.write_later(dst, pending)?;
-        queue.signal()
+        let piece = if dst.len() <= self.flight.most() { dst.len() } else { CHUNK as u64 };
+        self.take_or_fail(piece).await?;
+        let (to, pending) = Pending::new(self.device.info().name.as_str());
+        let first = Piece { to, len: piece };
+        let wanted = Wanted { first, size: dst.len(), queue: self.handle, source };
+        self.session.inbox.expect(Instant::now(), ticket, wanted)?;
+        let taken = self.take_pieces(queue, &ticket, dst, piece, pending).await;
+        taken.inspect_err(|_| self.session.inbox.give_up(&ticket))
+    }
+
+    /// Lets the device's queue wait for one piece after the other, no more at a time than may wait.
+    async fn take_pieces(
+        &mut self,
+        queue: &dyn Queue,
+        ticket: &Ticket,
+        dst: &Slice,
+        mut len: u64,
+        mut pending: Pending<Vec<Bytes>>,
+    ) -> Result<Event> {
+        let mut at = 0;
+        loop {
+            queue.write_later(&dst.part(at, len)?, pending)?;
+            at += len;
+            if at == dst.len() {
+                return queue.signal();
+            }
+            self.mark()?;
+            len = len.min(dst.len() - at);
+            self.take_or_fail(len).await?;
+            let (to, next) = Pending::new(self.device.info().name.as_str());
+            self.session.inbox.more(ticket, Piece { to, len })?;
+            pending = next;
+        }
+    }
+
+    /// Waits for room that another server may have to make, unless the queue fails, or the client closes the stream.
+    async fn take_or_fail(&mut self, bytes: u64) -> Result<()> {
+        if let Some(error) = self.state.failed.get() {
+            return Err(error.clone());
+        }
+        let (session, state, left) = (self.session.clone(), self.state.clone(), self.left.clone());
+        let over = session.until(|| {
+            let gone = || left.load(Ordering::Acquire).then_some(Error::Cancelled);
+            state.failed.get().cloned().or_else(gone)
+        });
+        tokio::select! {
+            biased;
+            taken = self.take(bytes) => taken,
+            over = over => Err(over?),
+        }
     }
 
     /// Waits for an offer of this server, or for bytes of another one that the client did not know yet.
@@ -178,13 +273,13 @@ impl QueueRunner {
         let limit = self.peers.limits.accept;
         let offered = session.until(|| {
             let here = session.take_offer(ticket).map(|offer| offer.map(|()| None));
-            let there = || self.peers.inbox.has(session.id, &ticket).map(|conn| Ok(Some(conn)));
+            let there = || session.inbox.has(&ticket).map(|link| Ok(Some(link)));
             here.or_else(there).or_else(|| self.gone())
         });
         let late = |_| Error::Timeout { what: "a tensor that nobody has offered".into(), after: limit };
         let held = self.state.hold_up(HeldUp::Server);
-        if let Some(conn) = tokio::time::timeout(limit, offered).await.map_err(late)??? {
-            let source = v1::PeerSource { name: self.peers.name_of(conn), incarnation: 0 };
+        if let Some(link) = tokio::time::timeout(limit, offered).await.map_err(late)??? {
+            let source = v1::PeerSource { name: self.peers.name_of(link), incarnation: 0 };
             return self.accept_from_peer(queue, ticket, dst, source).await;
         }
         drop(held);
