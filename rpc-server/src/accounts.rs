@@ -3,8 +3,8 @@
 //! A client is who it has proven to be, by its certificate or token; where it need not prove anything, it is its address.
 
 use crate::limits::{
-    ALL_CALLS, ALL_MESSAGES_KIB, ALL_PAYLOAD_KIB, ALL_WIDE_CONNECTIONS, BLOB_CALLS_CLIENT, BLOB_RECEIVERS_CLIENT, CALLS,
-    ClientLimits, Limits, MESSAGES_KIB, PAYLOAD_KIB, WIDE_CONNECTIONS,
+    ALL_CALLS, ALL_MESSAGES_KIB, ALL_PAYLOAD_KIB, ALL_WIDE_CONNECTIONS, BLOB_CALLS_CLIENT, BLOB_RECEIVERS_CLIENT,
+    CALLS, ClientLimits, Limits, MESSAGES_KIB, PAYLOAD_KIB, WIDE_CONNECTIONS,
 };
 use crate::lock;
 use crate::room::Pool;

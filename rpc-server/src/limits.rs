@@ -379,13 +379,13 @@ pub(crate) const REFUSALS: usize = 256;
 pub(crate) const COMING: usize = 1024;
 /// Bytes of tensors from other servers that came and are not accepted, or that came faster than their queue takes them; declared ones
 /// until they are accepted. Shared by clients like [`LINKS`].
-pub(crate) const EARLY_BYTES: u64 = 2 << 30;
+pub(crate) const INBOX_BYTES: u64 = 2 << 30;
 /// Such tensors, of which each may bring an error of 2 KiB in place of bytes.
-pub(crate) const EARLY_COUNT: u64 = 16 << 10;
-/// Bytes of one session among [`EARLY_BYTES`]: twice what a client hands over before it waits.
-pub(crate) const EARLY_BYTES_PER_SESSION: u64 = 512 << 20;
-/// Tensors of one session among [`EARLY_COUNT`].
-pub(crate) const EARLY_COUNT_PER_SESSION: u64 = 2 << 10;
+pub(crate) const INBOX_COUNT: u64 = 16 << 10;
+/// Bytes of one session among [`INBOX_BYTES`]: twice what a client hands over before it waits.
+pub(crate) const INBOX_BYTES_PER_SESSION: u64 = 512 << 20;
+/// Tensors of one session among [`INBOX_COUNT`].
+pub(crate) const INBOX_COUNT_PER_SESSION: u64 = 2 << 10;
 /// Tensors of one session that are accepted and have not come, some 300 bytes each.
 pub(crate) const WANTED: usize = 8 << 10;
 /// Tickets of one session that are remembered after their use, 8 bytes each.

@@ -7,7 +7,7 @@
 
 use crate::fair::Fair;
 use crate::limits::{
-    EARLY_BYTES, EARLY_BYTES_PER_SESSION, EARLY_COUNT, EARLY_COUNT_PER_SESSION, PeerLimits, SMALL_PIECE, STALLED,
+    INBOX_BYTES, INBOX_BYTES_PER_SESSION, INBOX_COUNT, INBOX_COUNT_PER_SESSION, PeerLimits, SMALL_PIECE, STALLED,
     USED_TICKETS, WANTED,
 };
 use crate::lock;
@@ -33,7 +33,7 @@ struct All {
 
 impl Rooms {
     pub(crate) fn new() -> Arc<Rooms> {
-        let all = All { bytes: Fair::new(EARLY_BYTES), count: Fair::new(EARLY_COUNT) };
+        let all = All { bytes: Fair::new(INBOX_BYTES), count: Fair::new(INBOX_COUNT) };
         Arc::new(Rooms(Mutex::new(all)))
     }
 }
@@ -51,7 +51,7 @@ impl Room {
     fn take(&mut self, bytes: u64, count: u64) -> Result<()> {
         let fits = |mine: u64, more: u64, limit: u64| more == 0 || mine.saturating_add(more) <= limit;
         let within =
-            fits(self.bytes, bytes, EARLY_BYTES_PER_SESSION) && fits(self.count, count, EARLY_COUNT_PER_SESSION);
+            fits(self.bytes, bytes, INBOX_BYTES_PER_SESSION) && fits(self.count, count, INBOX_COUNT_PER_SESSION);
         if !within || !self.take_shared(bytes, count) {
             return Err(Error::Request(format!(
                 "no room for {} that no queue takes: {} tensors with {} of this session wait already",

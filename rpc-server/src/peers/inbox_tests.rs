@@ -240,7 +240,7 @@ fn failures_travel_and_ends_leave_nothing() {
 #[test]
 fn what_nobody_accepts_is_bounded() {
     let rig = Rig::new();
-    let half = EARLY_BYTES_PER_SESSION / 2;
+    let half = INBOX_BYTES_PER_SESSION / 2;
     let early = |of: &Rig, n: u64, size: u64| of.inbox.push(of.now, via(n), numbered(n), size).map(drop);
     let refused = |result: Result<()>| result.is_err_and(|e| e.to_string().contains("no room"));
     assert!(early(&rig, 1, half).is_ok() && early(&rig, 2, half).is_ok());
@@ -248,9 +248,9 @@ fn what_nobody_accepts_is_bounded() {
     // Accepted bytes are on the account of their queue.
     let _pending = rig.accept(numbered(1), half).unwrap();
     assert!(early(&rig, 4, half).is_ok());
-    for n in 0..2 * EARLY_COUNT_PER_SESSION {
+    for n in 0..2 * INBOX_COUNT_PER_SESSION {
         let result = rig.inbox.failed(rig.now, 2, numbered(1000 + n), Error::Cancelled);
-        assert_eq!(result.is_ok(), n < EARLY_COUNT_PER_SESSION - 2, "{n}");
+        assert_eq!(result.is_ok(), n < INBOX_COUNT_PER_SESSION - 2, "{n}");
     }
     rig.inbox.end();
     assert_eq!(rig.taken(), (0, 0));
@@ -264,12 +264,12 @@ fn what_nobody_accepts_is_bounded() {
 #[test]
 fn no_client_takes_the_room_of_all() {
     let rig = Rig::new();
-    let whole = EARLY_BYTES_PER_SESSION;
+    let whole = INBOX_BYTES_PER_SESSION;
     let early = |of: &Rig, n: u64, size: u64| of.inbox.push(of.now, via(n), numbered(n), size).map(drop);
     // One client, with as many sessions as it likes.
     let greedy: Vec<Rig> = (0..20).map(|_| rig.other(1)).collect();
     let took = greedy.iter().filter(|session| early(session, 1, whole).is_ok()).count() as u64;
-    assert_eq!(took, EARLY_BYTES / whole / 2);
+    assert_eq!(took, INBOX_BYTES / whole / 2);
     // There is still some for others, and for those behind them.
     for (account, most) in [(2, whole), (3, whole / 2), (4, whole / 4)] {
         let session = rig.other(account);
@@ -282,12 +282,12 @@ fn no_client_takes_the_room_of_all() {
     let rig = Rig::new();
     let counts = |account| {
         let sessions: Vec<Rig> = (0..20).map(|_| rig.other(account)).collect();
-        let all = sessions.iter().flat_map(|session| (0..EARLY_COUNT_PER_SESSION).map(move |n| early(session, n, 0)));
+        let all = sessions.iter().flat_map(|session| (0..INBOX_COUNT_PER_SESSION).map(move |n| early(session, n, 0)));
         (all.filter(Result::is_ok).count() as u64, sessions)
     };
     let (first, _kept) = counts(1);
     let (second, _kept) = counts(2);
-    assert_eq!((first, second), (EARLY_COUNT / 2, EARLY_COUNT / 4));
+    assert_eq!((first, second), (INBOX_COUNT / 2, INBOX_COUNT / 4));
 }
 
 fn numbered(n: u64) -> Ticket {
@@ -343,7 +343,7 @@ fn a_tensor_is_accepted_in_pieces() {
 #[test]
 fn pieces_that_nobody_has_accepted_take_room() {
     let rig = Rig::new();
-    let size = 2 * EARLY_BYTES_PER_SESSION;
+    let size = 2 * INBOX_BYTES_PER_SESSION;
     let piece = Bytes::from(vec![1; MIB as usize]);
     let mut first = rig.accept_first(t(1), size, MIB).unwrap();
     let key = rig.begin(1, t(1), size).unwrap();
@@ -364,7 +364,7 @@ fn pieces_that_nobody_has_accepted_take_room() {
             Err(error) => break error,
         }
     };
-    assert_eq!(came, EARLY_BYTES_PER_SESSION / MIB);
+    assert_eq!(came, INBOX_BYTES_PER_SESSION / MIB);
     assert!(error.to_string().contains("no room"), "{error}");
     assert!(second.try_take().is_some_and(|read| read.is_ok()));
     assert_eq!(rig.taken(), (0, 0));

@@ -107,7 +107,9 @@ impl Service {
     /// Fails on a link between servers: what lets that stay is no right of its client.
     fn is_no_link(&self) -> Result<(), Status> {
         match self.conn.only_links() {
-            true => Err(Status::permission_denied("this connection is a link between servers; calls need one of their own")),
+            true => {
+                Err(Status::permission_denied("this connection is a link between servers; calls need one of their own"))
+            }
             false => Ok(()),
         }
     }

@@ -6,7 +6,6 @@ use crate::peers::inbox::{Piece, Source, Wanted};
 use crate::peers::link::{Head, Link, Push};
 use crate::session::Session;
 use crate::session::answers::{Held, WeakReplies, reply};
-use crate::session::flight::Hold;
 use bytes::Bytes;
 use outboard_core::{Device, Error, Event, Pending, Queue, Result, Slice, Ticket};
 use outboard_proto::limits::{CHUNK, MAX_ADDRESS};
