@@ -64,6 +64,17 @@ impl Sender {
         }
     }
 
+    /// Ends the session.
+    pub async fn goodbye(mut self) {
+        self.control.message(&v1::ControlRequest { request: Some(R::Goodbye(v1::Goodbye {})) }.encode_to_vec());
+        while let Some(reply) = self.control.next().await.unwrap() {
+            if let Some(v1::control_reply::Reply::Bye(_)) = v1::ControlReply::decode(reply).unwrap().reply {
+                return;
+            }
+        }
+        panic!("no goodbye");
+    }
+
     /// A call to place blobs in the first buffer, without waiting for its answer.
     pub async fn placing(&self, places: &[(Blob, u64)]) -> Stream {
         let request = v1::PlaceBlobsRequest { session: Some(self.session.clone()), blobs: encoded(places) };

@@ -325,7 +325,7 @@ pub(crate) const BLOB_CALLS_SESSION: usize = 16;
 pub(crate) const BLOB_CALLS_CLIENT: usize = 256;
 /// Queues of one client at a time that receive blobs; each has one more thread, and a file while a blob comes. A client that loads
 /// has two for each device.
-pub(crate) const BLOB_RECEIVERS_CLIENT: usize = 128;
+pub(crate) const BLOB_RECEIVERS_CLIENT: usize = 64;
 /// Blobs of one client that are being written to the cache or wait for the disk; each is an open file. What comes then waits for
 /// the disk, or is not kept.
 pub(crate) const BLOB_FILES_CLIENT: usize = 64;

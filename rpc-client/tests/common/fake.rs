@@ -101,13 +101,16 @@ impl Plain {
         let count = requests.len();
         let requests = requests.into_iter().map(|request| v1::ControlRequest { request: Some(request) });
         // The stream stays open until the last answer.
-        let stream = tokio_stream::StreamExt::chain(tokio_stream::iter(requests), tokio_stream::pending());
+        let (to, stream) = mpsc::unbounded_channel();
+        requests.for_each(|request| to.send(request).unwrap());
+        let stream = tokio_stream::wrappers::UnboundedReceiverStream::new(stream);
         let mut client = OutboardClient::with_origin(self.conn.clone(), self.origin.clone());
         let mut replies = client.control(stream).await.unwrap().into_inner();
         let mut last = None;
         for _ in 0..count {
             last = replies.message().await.unwrap().unwrap().reply;
         }
+        drop(to);
         last.unwrap()
     }
 

@@ -6,6 +6,7 @@ use crate::peers::inbox::{Piece, Source, Wanted};
 use crate::peers::link::{Head, Link, Push};
 use crate::session::Session;
 use crate::session::answers::{Held, WeakReplies, reply};
+use crate::session::flight::Hold;
 use bytes::Bytes;
 use outboard_core::{Device, Error, Event, Pending, Queue, Result, Slice, Ticket};
 use outboard_proto::limits::{CHUNK, MAX_ADDRESS};
@@ -159,7 +160,7 @@ impl QueueRunner {
     }
 
     async fn push_whole(&mut self, queue: &dyn Queue, ticket: Ticket, link: &Arc<Link>, src: &Slice) -> Result<()> {
-        let (before, hold) = self.take_apart(src.len()).await?;
+        let (before, hold) = self.take_apart_or_fail(src.len()).await?;
         let pending = queue.read(src)?;
         let head = self.head(ticket, link, src.len())?;
         let link = link.clone();
@@ -183,7 +184,7 @@ impl QueueRunner {
             let len = (src.len() - at).min(CHUNK as u64);
             let part = parts.part();
             let read = async {
-                let (before, hold) = self.take_apart(len).await?;
+                let (before, hold) = self.take_apart_or_fail(len).await?;
                 Ok((before, hold, queue.read(&src.part(at, len)?)?))
             };
             match read.await {
@@ -251,18 +252,32 @@ impl QueueRunner {
 
     /// Waits for room that another server may have to make, unless the queue fails, or the client closes the stream.
     async fn take_or_fail(&mut self, bytes: u64) -> Result<()> {
-        if let Some(error) = self.state.failed.get() {
-            return Err(error.clone());
-        }
-        let (session, state, left) = (self.session.clone(), self.state.clone(), self.left.clone());
-        let over = session.until(|| {
-            let gone = || left.load(Ordering::Acquire).then_some(Error::Cancelled);
-            state.failed.get().cloned().or_else(gone)
-        });
+        let failed = self.until_failed();
         tokio::select! {
             biased;
+            error = failed => Err(error),
             taken = self.take(bytes) => taken,
-            over = over => Err(over?),
+        }
+    }
+
+    /// The same for room that a command gives back apart from those before it.
+    async fn take_apart_or_fail(&mut self, bytes: u64) -> Result<(Hold, Hold)> {
+        let failed = self.until_failed();
+        tokio::select! {
+            biased;
+            error = failed => Err(error),
+            taken = self.take_apart(bytes) => taken,
+        }
+    }
+
+    fn until_failed(&self) -> impl Future<Output = Error> + Send + use<> {
+        let (session, state, left) = (self.session.clone(), self.state.clone(), self.left.clone());
+        async move {
+            let over = || {
+                let gone = || left.load(Ordering::Acquire).then_some(Error::Cancelled);
+                state.failed.get().cloned().or_else(gone)
+            };
+            session.until(over).await.unwrap_or_else(|error| error)
         }
     }
 
