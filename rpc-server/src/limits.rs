@@ -330,7 +330,7 @@ pub(crate) const BLOB_RECEIVERS_CLIENT: usize = 64;
 /// the disk, or is not kept.
 pub(crate) const BLOB_FILES_CLIENT: usize = 64;
 /// The same of all clients together; what comes then is not kept.
-pub(crate) const BLOB_FILES: usize = 256;
+pub(crate) const BLOB_FILES: usize = 192;
 /// Blobs of one client that are being written have at most this part of the cache's limit, by the lengths that it has said; others
 /// are not kept. A blob that is larger is not kept either.
 pub(crate) const BLOB_WRITING_CLIENT_PART: u64 = 3;
@@ -344,9 +344,11 @@ pub(crate) const DISTRUST: Duration = Duration::from_secs(600);
 /// Longest wait of a queue for the disk to take more of what its client has sent; then the next blob is not kept.
 pub(crate) const DISK_WAIT: Duration = Duration::from_secs(60);
 
-/// Links to other servers at a time. Each has a thread, a socket, and three descriptors of an event loop. A client may have what it
-/// leaves to others ([`crate::fair`]), so half if it is alone.
-pub(crate) const LINKS: u64 = 256;
+/// Links to other servers at a time, fewer where the process may not have so many file descriptors. Each has a thread, a socket, and
+/// three descriptors of an event loop. A client may have what it leaves to others ([`crate::fair`]), so half if it is alone.
+pub(crate) const LINKS: usize = 256;
+/// Fewest links of a server, whatever its limit of file descriptors.
+pub(crate) const FEWEST_LINKS: usize = 4;
 /// Links of one session at a time, and so servers that it sends to.
 pub(crate) const LINKS_PER_SESSION: usize = 64;
 /// Links from other servers at a time, each on a connection, shared like [`LINKS`].
@@ -367,12 +369,15 @@ pub(crate) const LINK_DEAD: Duration = Duration::from_secs(4);
 /// A link over which nothing was sent for this long is closed, though its session lives. Longer than a tensor is waited for
 /// ([`PeerLimits::accept`]): the end of a link fails what is expected on it.
 pub(crate) const LINK_UNUSED: Duration = Duration::from_secs(15 * 60);
-/// Bytes that wait on one link: what the queues of a session may have on the way, 16 wide ones and 112 narrow ones. Each queue's own
-/// limit makes its client wait before that.
+/// Bytes of a link that wait for the socket.
+pub(crate) const LINK_SEND_BUFFER: usize = 1 << 20;
+/// Bytes of answers in flight to a link: there are few.
+pub(crate) const LINK_DOWN_WINDOW: u32 = 1 << 20;
+/// Bytes that wait on one link: more than the queues of a client may have on the way, so that its client waits before that.
 pub(crate) const LANE_BYTES: u64 = 1 << 30;
-/// News of transfers that will not come that wait on one link, of at most 8 KiB. More means a network that takes nothing: the link is
-/// given up, which fails what is expected on it.
-pub(crate) const LANE_NEWS: usize = 4096;
+/// News of transfers that will not come that wait on one link. More means a network that takes nothing: the link is given up, which
+/// fails what is expected on it.
+pub(crate) const LANE_NEWS: usize = 1024;
 /// Refusals that wait for another server; those beyond that are only logged.
 pub(crate) const REFUSALS: usize = 256;
 /// Transfers on one link that are under way at a time.

@@ -9,7 +9,7 @@
 use super::*;
 use crate::places::Numbers;
 use outboard_net::limits::{QUIC_EARLY_SEND_WINDOW, QUIC_EARLY_WINDOW, QUIC_INCOMING_BYTES, TLS_BUFFER};
-use outboard_proto::limits::{HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_TRACE_SPANS};
+use outboard_proto::limits::{HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_ERROR_TEXT, MAX_TRACE_SPANS};
 use std::fmt;
 
 /// What is held outside the memory of devices.
@@ -21,11 +21,13 @@ pub struct Holds {
     pub threads: u64,
     /// File descriptors.
     pub descriptors: u64,
+    /// Disk, in hundredths of the limit of the cache.
+    pub disk: u64,
 }
 
 impl Holds {
     const fn memory(memory: u64) -> Holds {
-        Holds { memory, threads: 0, descriptors: 0 }
+        Holds { memory, threads: 0, descriptors: 0, disk: 0 }
     }
 
     const fn and(self, other: Holds) -> Holds {
@@ -33,11 +35,17 @@ impl Holds {
             memory: self.memory + other.memory,
             threads: self.threads + other.threads,
             descriptors: self.descriptors + other.descriptors,
+            disk: self.disk + other.disk,
         }
     }
 
     const fn times(self, n: u64) -> Holds {
-        Holds { memory: self.memory * n, threads: self.threads * n, descriptors: self.descriptors * n }
+        Holds {
+            memory: self.memory * n,
+            threads: self.threads * n,
+            descriptors: self.descriptors * n,
+            disk: self.disk * n,
+        }
     }
 }
 
@@ -71,9 +79,9 @@ impl Case {
 impl fmt::Display for Case {
     /// A row of a table in Markdown.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Holds { memory, threads, descriptors } = self.total();
+        let Holds { memory, threads, descriptors, disk } = self.total();
         let who = self.who;
-        write!(f, "| {who} | {} MiB | {threads} | {descriptors} |", memory.div_ceil(MIB))
+        write!(f, "| {who} | {} MiB | {threads} | {descriptors} | {disk} % |", memory.div_ceil(MIB))
     }
 }
 
@@ -81,10 +89,14 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
 /// A thread: what it fills of its stack, and what the allocator keeps for it.
-const THREAD: Holds = Holds { memory: 160 * KIB, threads: 1, descriptors: 0 };
+const THREAD: Holds = Holds { memory: 160 * KIB, threads: 1, descriptors: 0, disk: 0 };
 /// A connection without its buffers: a thread with an event loop, a socket, and the state of HTTP/2.
 const CONNECTION: Holds =
-    THREAD.and(Holds { memory: 96 * KIB, threads: 0, descriptors: CONNECTION_DESCRIPTORS as u64 });
+    THREAD.and(Holds { memory: 96 * KIB, threads: 0, descriptors: CONNECTION_DESCRIPTORS as u64, disk: 0 });
+/// An open file.
+const FILE: Holds = Holds { memory: 4 * KIB, threads: 0, descriptors: 1, disk: 0 };
+/// An error on the wire.
+const ERROR: u64 = MAX_ERROR_TEXT as u64 + 256;
 /// What TLS holds: its buffers, each way, and the state of a handshake. QUIC has none of these, and other windows.
 const TLS: Holds = Holds::memory(2 * TLS_BUFFER as u64 + 64 * KIB);
 /// Headers of one request, as the map that they are decoded to: 124 of the shortest fit into [`HEADERS`].
@@ -94,8 +106,13 @@ const SHORTEST_HEADERS: u64 = 130;
 /// A call that waits or is carried out, without its message: a task, and the headers that matter.
 const CALL: u64 = 8 * KIB;
 /// A session: its thread, its books, and the spans of a trace.
-const SESSION: Holds =
-    THREAD.and(Holds::memory(64 * KIB + MAX_TRACE_SPANS as u64 * 96 + 2 * PENDING_FREE_BYTES as u64));
+const SESSION: Holds = THREAD.and(Holds::memory(
+    64 * KIB
+        + MAX_TRACE_SPANS as u64 * 96
+        + 2 * PENDING_FREE_BYTES as u64
+        + WANTED as u64 * 320
+        + USED_TICKETS as u64 * 48,
+));
 /// A frame that is not whole yet.
 const FRAME: u64 = HTTP2_FRAME as u64;
 /// A payload is kept as a part of the frame that it came in, of which it is 7 eighths at least.
@@ -170,6 +187,26 @@ fn queue() -> Holds {
     THREAD.and(Holds::memory(commands + ahead + own + replies))
 }
 
+/// What a link to another server holds: its thread, windows, and news. The tensors on it are payloads of queues.
+fn link() -> Holds {
+    let buffers = u64::from(LINK_DOWN_WINDOW) + LINK_SEND_BUFFER as u64 + FRAME;
+    CONNECTION.and(TLS).and(Holds::memory(buffers + LANE_NEWS as u64 * ERROR))
+}
+
+/// What a link from another server holds beside its connection: transfers that are under way, and refusals.
+const INBOUND_LINK: Holds = Holds::memory(COMING as u64 * 128 + REFUSALS as u64 * ERROR);
+
+/// What lies in inboxes: tensors, and what is known of each, or an error in its place.
+fn inbox(bytes: u64, count: u64) -> [Part; 2] {
+    [
+        Part { what: "bytes from other servers that are not accepted", number: bytes, each: Holds::memory(1) },
+        Part { what: "such tensors", number: count, each: Holds::memory(ERROR + 320) },
+    ]
+}
+
+/// A call that places blobs: its places, decoded.
+const BLOB_CALL: Holds = Holds::memory(MAX_BLOBS_BYTES as u64 * 2);
+
 /// Messages of calls: read, and decoded beside that.
 fn messages(kib: usize) -> Part {
     Part { what: "larger messages", number: kib as u64, each: Holds::memory(2 * KIB) }
@@ -198,7 +235,21 @@ pub fn account(limits: &Limits) -> Case {
             },
             Part { what: "bytes of graphs", number: client.graphs, each: Holds::memory(1) },
             Part { what: "buffers", number: client.buffers as u64, each: Holds::memory(BUFFER_BYTES) },
-        ],
+            Part { what: "links to other servers", number: LINKS as u64 / 2, each: link() },
+            Part { what: "names that are looked up", number: LOOKUPS / 2, each: THREAD },
+            Part { what: "links from other servers", number: client.connections as u64, each: INBOUND_LINK },
+            Part { what: "calls about weights", number: BLOB_CALLS_CLIENT as u64, each: BLOB_CALL },
+            Part { what: "queues that receive weights", number: BLOB_RECEIVERS_CLIENT as u64, each: THREAD },
+            Part { what: "files of the cache", number: BLOB_FILES_CLIENT as u64, each: FILE },
+            Part {
+                what: "half of the cache, and what comes beside it",
+                number: 1,
+                each: Holds { disk: 50 + 100 / BLOB_WRITING_CLIENT_PART, ..Holds::default() },
+            },
+        ]
+        .into_iter()
+        .chain(inbox(INBOX_BYTES / 2, INBOX_COUNT / 2))
+        .collect(),
     }
 }
 
@@ -226,7 +277,26 @@ pub fn server(limits: &Limits) -> Case {
             },
             Part { what: "bytes of graphs", number: limits.graphs, each: Holds::memory(1) },
             Part { what: "buffers", number: limits.buffers as u64, each: Holds::memory(BUFFER_BYTES) },
-        ],
+            Part { what: "links to other servers", number: LINKS as u64, each: link() },
+            Part { what: "names that are looked up", number: LOOKUPS, each: THREAD },
+            Part { what: "links from other servers", number: INBOUND_LINKS, each: INBOUND_LINK },
+            Part { what: "calls about weights", number: ALL_CALLS as u64, each: BLOB_CALL },
+            Part { what: "queues that receive weights", number: limits.queues as u64, each: THREAD },
+            Part {
+                what: "threads that place weights",
+                number: BLOB_THREADS as u64,
+                each: THREAD.and(Holds::memory(16 * MIB)),
+            },
+            Part { what: "files of the cache", number: BLOB_FILES as u64, each: FILE },
+            Part {
+                what: "the cache, and what comes beside it",
+                number: 1,
+                each: Holds { disk: 100 + 100 / BLOB_WRITING_PART, ..Holds::default() },
+            },
+        ]
+        .into_iter()
+        .chain(inbox(INBOX_BYTES, INBOX_COUNT))
+        .collect(),
     }
 }
 

@@ -5,7 +5,7 @@ use super::lookup::NoAddress;
 use super::wire::{Progress, Wire, describe};
 use super::{Peers, Place};
 use crate::conn::runtime;
-use crate::limits::{LINK_DEAD, LINK_PING, LINK_TIMEOUT, LINK_UNUSED};
+use crate::limits::{LINK_DEAD, LINK_DOWN_WINDOW, LINK_PING, LINK_SEND_BUFFER, LINK_TIMEOUT, LINK_UNUSED};
 use crate::logs::limited;
 use crate::session::Session;
 use bytes::{Bytes, BytesMut};
@@ -37,10 +37,6 @@ const AGAIN: [Duration; 5] = [
 ];
 /// How often a link looks whether it is still used.
 const LOOK: Duration = Duration::from_millis(500);
-/// Bytes in flight that a stream holds for the socket.
-const SEND_BUFFER: usize = 1 << 20;
-/// Bytes of answers in flight: there are few.
-const DOWN_WINDOW: u32 = 1 << 20;
 
 /// Starts the thread, which ends with the session, or when the session is taken up again.
 pub(super) fn start(peers: &Arc<Peers>, session: &Arc<Session>, link: &Arc<Link>, place: Place) -> Result<()> {
@@ -235,8 +231,8 @@ async fn connect(link: &Link, dialer: &Dialer) -> std::result::Result<Opened, St
     let mut builder = h2::client::Builder::new();
     builder
         .max_frame_size(HTTP2_FRAME)
-        .initial_window_size(DOWN_WINDOW)
-        .max_send_buffer_size(SEND_BUFFER)
+        .initial_window_size(LINK_DOWN_WINDOW)
+        .max_send_buffer_size(LINK_SEND_BUFFER)
         .enable_push(false);
     let (mut requests, mut connection) = builder.handshake(transport).await.map_err(|e| describe(&e))?;
     let ping = connection.ping_pong();

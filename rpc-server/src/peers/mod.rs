@@ -17,8 +17,9 @@ mod lookup;
 mod wire;
 
 use crate::accounts::Account;
+use crate::descriptors;
 use crate::fair::Fair;
-use crate::limits::{INBOUND_LINKS, INBOUND_LINKS_PER_SESSION, LINKS, LINKS_PER_SESSION, PeerLimits};
+use crate::limits::{INBOUND_LINKS, INBOUND_LINKS_PER_SESSION, LINKS_PER_SESSION, PeerLimits};
 use crate::lock;
 use crate::metrics::Metrics;
 use crate::session::Session;
@@ -102,7 +103,7 @@ impl Peers {
             limits,
             rooms: Rooms::new(),
             links: Mutex::default(),
-            places: Arc::new(Mutex::new(Fair::new(LINKS))),
+            places: Arc::new(Mutex::new(Fair::new(descriptors::links() as u64))),
             inbound: Mutex::default(),
             inbound_places: Arc::new(Mutex::new(Fair::new(INBOUND_LINKS))),
             stopped,
