@@ -1,5 +1,7 @@
 //! What clients may take of a server, beyond the limits of the wire in [`outboard_proto::limits`].
 
+#[cfg(test)]
+mod table;
 pub mod worst;
 
 use outboard_net::Windows;

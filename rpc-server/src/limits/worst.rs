@@ -300,19 +300,6 @@ pub fn server(limits: &Limits) -> Case {
     }
 }
 
-/// All cases, as rows of the table in SECURITY.md.
-pub fn table(limits: &Limits) -> Vec<String> {
-    [stranger(limits), strangers(limits), account(limits), server(limits)].iter().map(Case::to_string).collect()
-}
-
-/// Fails with the first row that a text does not have: the table is to say what the limits are.
-pub fn check_table(text: &str, limits: &Limits) -> Result<(), String> {
-    match table(limits).into_iter().find(|row| !text.lines().any(|line| line.trim() == row)) {
-        Some(row) => Err(format!("the table of limits has no row\n{row}")),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -333,16 +320,5 @@ mod tests {
         let most = server(&limits).total();
         assert!(most.memory <= 16 << 30);
         assert!(most.descriptors <= (limits.connections * CONNECTION_DESCRIPTORS) as u64);
-    }
-
-    #[test]
-    fn a_table_has_all_rows_as_they_are() {
-        let limits = Limits::default();
-        let text = format!("# Limits\n\n{}\n", table(&limits).join("\n"));
-        assert_eq!(check_table(&text, &limits), Ok(()));
-        let other = Limits { strangers: limits.strangers + 1, ..Limits::default() };
-        let error = check_table(&text, &other).unwrap_err();
-        assert!(error.contains("all connections before authentication"), "{error}");
-        assert!(check_table("", &limits).is_err());
     }
 }
