@@ -72,7 +72,7 @@ fn a_resume_that_comes_too_late_frees_nothing_of_the_newer() {
             let (session, graph) = (Some(h.session.clone()), large_graph(60_000).into());
             let supports = framed(&v1::SupportsRequest { session, device: "REF0".into(), graph }.encode_to_vec());
             let mut busy = Vec::new();
-            for _ in 0..8 {
+            for _ in 0..24 {
                 let mut call = h.conn.stream("outboard.v1.Outboard/Supports").await.unwrap();
                 call.bytes(supports.clone());
                 call.close();

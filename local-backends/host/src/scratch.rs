@@ -7,20 +7,28 @@
 use crate::budget::Funds;
 use crate::buffer::HostBuffer;
 use crate::lock;
-use outboard_core::{Error, Result};
+use outboard_core::{Buffer, Error, Result};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a program that needs more waits for one that runs, if the two do not fit beside one another.
+const RUN_WAIT: Duration = Duration::from_secs(60);
 
 /// The scratch memory of one client's programs on one device.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     funds: Funds,
     state: Mutex<State>,
+    /// A run has given its memory back.
+    returned: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     memory: Option<HostBuffer>,
+    /// Bytes that a run has.
+    lent: u64,
     /// How many programs need so many bytes.
     needs: BTreeMap<u64, usize>,
 }
@@ -32,56 +40,109 @@ pub(crate) struct ScratchNeed {
     bytes: u64,
 }
 
+/// Memory that a run has. It goes back however the run ends.
+struct Lent<'s> {
+    scratch: &'s Scratch,
+    memory: Option<HostBuffer>,
+}
+
 impl Scratch {
     pub(crate) fn new(funds: Funds) -> Arc<Scratch> {
-        Arc::new(Scratch { funds, state: Mutex::default() })
+        Arc::new(Scratch { funds, state: Mutex::default(), returned: Condvar::new() })
     }
 
     /// Makes sure that there are `bytes` whenever the program runs. [`Error::OutOfMemory`] names the size.
+    ///
+    /// While a program runs, a larger piece is made beside the one that it has, and takes its place afterwards. Only where there is no
+    /// room for both does this wait for the run.
     pub(crate) fn need(self: &Arc<Self>, bytes: u64) -> Result<ScratchNeed> {
+        let end = Instant::now() + RUN_WAIT;
         let mut state = lock(&self.state);
-        if bytes > state.size() {
+        while bytes > state.size() {
             // The old memory goes first: nothing in it has to last from one run to the next.
-            let before = state.memory.take().map_or(0, |memory| outboard_core::Buffer::size(&memory));
-            let larger = HostBuffer::new(bytes, &self.funds).map_err(|e| for_scratch(e, &self.funds));
-            state.memory = match larger {
-                Ok(memory) => Some(memory),
-                Err(e) => {
-                    state.memory = self.allocate_again(before);
-                    return Err(e);
+            let before = state.memory.take().map_or(0, |memory| memory.size());
+            let error = match self.allocate(bytes) {
+                Ok(memory) => {
+                    state.memory = Some(memory);
+                    break;
                 }
+                Err(error) => error,
             };
+            state.memory = self.allocate_again(before);
+            let left = end.saturating_duration_since(Instant::now());
+            if state.lent == 0 || left.is_zero() {
+                return Err(error);
+            }
+            state = self.returned.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         *state.needs.entry(bytes).or_default() += 1;
         Ok(ScratchNeed { scratch: self.clone(), bytes })
     }
 
+    fn allocate(&self, bytes: u64) -> Result<HostBuffer> {
+        HostBuffer::new(bytes, &self.funds).map_err(|e| for_scratch(e, &self.funds))
+    }
+
     /// Memory of a size that there was a moment ago. If somebody else has taken it meanwhile, the next run fails, not this call.
     fn allocate_again(&self, bytes: u64) -> Option<HostBuffer> {
-        if bytes == 0 { None } else { HostBuffer::new(bytes, &self.funds).ok() }
+        if bytes == 0 { None } else { self.allocate(bytes).ok() }
+    }
+
+    /// Gives back what no program needs any more.
+    fn shrink(&self, state: &mut State) {
+        let largest = state.needs.last_key_value().map_or(0, |(&bytes, _)| bytes);
+        if state.memory.as_ref().is_some_and(|memory| memory.size() > largest) {
+            state.memory = None;
+            if state.lent < largest {
+                state.memory = self.allocate_again(largest);
+            }
+        }
     }
 }
 
 impl State {
+    /// Bytes that there are, at hand or lent.
     fn size(&self) -> u64 {
-        self.memory.as_ref().map_or(0, outboard_core::Buffer::size)
+        self.memory.as_ref().map_or(self.lent, |memory| memory.size())
     }
 }
 
 impl ScratchNeed {
     /// Calls `run` with the program's scratch memory, of any content that this client's programs have left.
     pub(crate) fn with<R>(&self, run: impl FnOnce(&mut [u8]) -> R) -> Result<R> {
-        let mut state = lock(&self.scratch.state);
-        if state.size() < self.bytes {
-            state.memory = Some(
-                HostBuffer::new(self.bytes, &self.scratch.funds).map_err(|e| for_scratch(e, &self.scratch.funds))?,
-            );
-        }
+        let mut lent = self.lend()?;
         let bytes = usize::try_from(self.bytes).unwrap_or(0);
-        Ok(match &mut state.memory {
+        Ok(match &mut lent.memory {
             Some(memory) => run(memory.bytes_mut().get_mut(..bytes).unwrap_or_default()),
             None => run(&mut []),
         })
+    }
+
+    fn lend(&self) -> Result<Lent<'_>> {
+        let scratch = &*self.scratch;
+        let mut state = lock(&scratch.state);
+        let mut memory = state.memory.take();
+        if memory.as_ref().map_or(0, |memory| memory.size()) < self.bytes {
+            drop(memory);
+            memory = Some(scratch.allocate(self.bytes)?);
+        }
+        state.lent = memory.as_ref().map_or(0, |memory| memory.size());
+        Ok(Lent { scratch, memory })
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.scratch.state);
+        state.lent = 0;
+        if state.memory.is_none() {
+            state.memory = self.memory.take();
+        }
+        // A larger one may have been made meanwhile.
+        self.memory = None;
+        self.scratch.shrink(&mut state);
+        drop(state);
+        self.scratch.returned.notify_all();
     }
 }
 
@@ -94,11 +155,7 @@ impl Drop for ScratchNeed {
                 state.needs.remove(&self.bytes);
             }
         }
-        let largest = state.needs.last_key_value().map_or(0, |(&bytes, _)| bytes);
-        if largest < state.size() {
-            state.memory = None;
-            state.memory = self.scratch.allocate_again(largest);
-        }
+        self.scratch.shrink(&mut state);
     }
 }
 
@@ -134,5 +191,41 @@ mod tests {
         let none = scratch.need(0).unwrap();
         drop(small);
         assert_eq!((budget.used(), none.with(|bytes| bytes.len())), (0, Ok(0)));
+    }
+
+    #[test]
+    fn programs_come_and_go_while_one_runs() {
+        let budget = MemoryBudget::new(Some(1000));
+        let scratch = Scratch::new(Funds::for_tests(&budget));
+        let first = scratch.need(300).unwrap();
+        let larger = first
+            .with(|bytes| {
+                // There is room beside it; and when that goes, what runs keeps its own.
+                drop(scratch.need(600).unwrap());
+                assert_eq!((bytes.len(), budget.used()), (300, 300));
+                scratch.need(500).unwrap()
+            })
+            .unwrap();
+        assert_eq!(budget.used(), 500);
+        let ended = std::thread::scope(|scope| {
+            let (to, from) = std::sync::mpsc::channel();
+            let run = scope.spawn(|| larger.with(|_| from.recv().unwrap()));
+            while budget.used() != 500 || lock(&scratch.state).lent != 500 {
+                std::thread::yield_now();
+            }
+            // There is none for both: it waits until the run is over.
+            let waits = scope.spawn(|| scratch.need(900).map(|need| (need.bytes, budget.used())));
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waits.is_finished());
+            to.send(()).unwrap();
+            run.join().unwrap().unwrap();
+            waits.join().unwrap()
+        });
+        assert_eq!(ended, Ok((900, 900)));
+        // A run that panics gives it back as well.
+        let panics = || larger.with(|_| panic!("a bug"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        drop((first, larger));
+        assert_eq!(budget.used(), 0);
     }
 }
