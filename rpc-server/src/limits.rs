@@ -374,19 +374,19 @@ pub(crate) const LINK_UNUSED: Duration = Duration::from_secs(15 * 60);
 /// Bytes of a link that wait for the socket.
 pub(crate) const LINK_SEND_BUFFER: usize = 1 << 20;
 /// Bytes of answers in flight to a link: there are few.
-pub(crate) const LINK_DOWN_WINDOW: u32 = 1 << 20;
+pub(crate) const LINK_DOWN_WINDOW: u32 = 256 << 10;
 /// Bytes that wait on one link: more than the queues of a client may have on the way, so that its client waits before that.
 pub(crate) const LANE_BYTES: u64 = 1 << 30;
 /// News of transfers that will not come that wait on one link. More means a network that takes nothing: the link is given up, which
 /// fails what is expected on it.
-pub(crate) const LANE_NEWS: usize = 1024;
+pub(crate) const LANE_NEWS: usize = 512;
 /// Refusals that wait for another server; those beyond that are only logged.
 pub(crate) const REFUSALS: usize = 256;
 /// Transfers on one link that are under way at a time.
 pub(crate) const COMING: usize = 1024;
 /// Bytes of tensors from other servers that came and are not accepted, or that came faster than their queue takes them; declared ones
 /// until they are accepted. Shared by clients like [`LINKS`].
-pub(crate) const INBOX_BYTES: u64 = 2 << 30;
+pub(crate) const INBOX_BYTES: u64 = 1 << 30;
 /// Such tensors, of which each may bring an error of 2 KiB in place of bytes.
 pub(crate) const INBOX_COUNT: u64 = 16 << 10;
 /// Bytes of one session among [`INBOX_BYTES`]: twice what a client hands over before it waits.

@@ -209,7 +209,8 @@ mod tests {
         assert_eq!(budget.used(), 500);
         let ended = std::thread::scope(|scope| {
             let (to, from) = std::sync::mpsc::channel();
-            let run = scope.spawn(|| larger.with(|_| from.recv().unwrap()));
+            let larger = &larger;
+            let run = scope.spawn(move || larger.with(|_| from.recv().unwrap()));
             while budget.used() != 500 || lock(&scratch.state).lent != 500 {
                 std::thread::yield_now();
             }

@@ -316,9 +316,9 @@ mod tests {
         assert!(stranger(&limits).total().memory <= 6 * MIB);
         assert!(strangers(&limits).total().memory <= 512 * MIB);
         // What a client that has shown who it is can hold beside the memory of devices.
-        assert!(account(&limits).total().memory <= 2560 * MIB);
+        assert!(account(&limits).total().memory <= 4 << 30);
         let most = server(&limits).total();
-        assert!(most.memory <= 16 << 30);
-        assert!(most.descriptors <= (limits.connections * CONNECTION_DESCRIPTORS) as u64);
+        assert!(most.memory <= 20 << 30);
+        assert!(most.descriptors <= ((limits.connections + LINKS) * CONNECTION_DESCRIPTORS + BLOB_FILES) as u64);
     }
 }
