@@ -53,7 +53,7 @@ impl DeviceSpec {
 }
 
 /// The devices of `host` by their specifications (none: one CPU device), named `CPU0`, `CPU1`, ... in order of each kind. CPU devices without a number
-/// of threads get `threads`, or all processors divided among them. All share `memory_limit` bytes, or what the host has.
+/// of threads get `threads`, or all processors divided among them. All share `memory_limit` bytes, or what the host has available now.
 pub fn local_devices(
     host: &Arc<Host>,
     specs: &[DeviceSpec],

@@ -98,7 +98,7 @@ fn cut(text: &str) -> String {
 
 /// A text of a peer as it may stand on somebody's terminal or in a log: on one line, without control characters (which move cursors
 /// and worse), cut to `max` bytes at a boundary of characters.
-pub(crate) fn shown(text: &str, max: usize) -> String {
+pub fn shown(text: &str, max: usize) -> String {
     let end = (0..=text.len().min(max)).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
     text.get(..end).unwrap_or_default().replace(char::is_control, " ")
 }

@@ -30,10 +30,6 @@ pub const MAX_TOKEN: usize = 512;
 pub const MAX_ERROR_TEXT: usize = 2048;
 /// Handles in one `Free`.
 pub const MAX_FREE: usize = 4096;
-/// Queues of a session at a time.
-pub const MAX_QUEUES: usize = 1024;
-/// Buffers, or executables, that a session may have at a time: ten per tensor of a large model.
-pub const MAX_HANDLES: usize = 1 << 18;
 /// Transfers that were offered and not yet accepted, of one session.
 pub const MAX_TICKETS: usize = 1024;
 /// Spans that a server keeps for one session until they are fetched: some seconds of decoding, about 1 MiB.
@@ -52,7 +48,3 @@ pub const HTTP2_FRAME: u32 = 1 << 20;
 pub const HTTP2_BULK_STREAM_WINDOW: u32 = 16 << 20;
 /// Bytes in flight on a bulk connection.
 pub const HTTP2_BULK_WINDOW: u32 = 32 << 20;
-/// Bytes in flight on one stream of a command connection: a thousand commands, or some graphs.
-pub const HTTP2_COMMAND_STREAM_WINDOW: u32 = 2 << 20;
-/// Bytes in flight on a command connection.
-pub const HTTP2_COMMAND_WINDOW: u32 = 8 << 20;

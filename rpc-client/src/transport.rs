@@ -8,10 +8,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use outboard_core::Error;
 use outboard_net::{Dialer, Fault};
-use outboard_proto::limits::{
-    HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_COMMAND_STREAM_WINDOW, HTTP2_COMMAND_WINDOW, HTTP2_FRAME,
-    MAX_MESSAGE,
-};
+use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_MESSAGE};
 use std::error::Error as _;
 use std::future::Future;
 use std::pin::Pin;
@@ -22,6 +19,11 @@ use tonic::body::Body;
 use tonic::codec::{Codec, Streaming};
 use tonic::codegen::Service;
 use tonic_prost::ProstCodec;
+
+/// Bytes in flight on one stream of a command connection: a thousand commands, or some graphs.
+const COMMAND_STREAM_WINDOW: u32 = 2 << 20;
+/// Bytes in flight on a command connection.
+const COMMAND_WINDOW: u32 = 8 << 20;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +70,8 @@ pub(crate) async fn open(dialer: &Dialer, counters: &Arc<Counters>, purpose: Pur
     builder.timer(TokioTimer::new()).max_frame_size(HTTP2_FRAME);
     match purpose {
         Purpose::Commands(dead_after) => builder
-            .initial_stream_window_size(HTTP2_COMMAND_STREAM_WINDOW)
-            .initial_connection_window_size(HTTP2_COMMAND_WINDOW)
+            .initial_stream_window_size(COMMAND_STREAM_WINDOW)
+            .initial_connection_window_size(COMMAND_WINDOW)
             .keep_alive_interval(dead_after / 4)
             .keep_alive_timeout(dead_after - dead_after / 4)
             .keep_alive_while_idle(true),

@@ -217,6 +217,13 @@ fn a_message_is_one_request_of_its_size() {
             h.control = hostile::control(&h.conn, &h.session).await;
         }
         assert_eq!(h.request(alloc(9, "REF0", 64)).await, Ok(()));
+        // A call that says that its message is short, and takes room for that.
+        let mut call = h.conn.stream("outboard.v1.Outboard/Supports").await.unwrap();
+        call.bytes(framed(&[]));
+        call.bytes(vec![0u8; 1 << 20]);
+        call.close();
+        let refused = call.next().await.unwrap_err();
+        assert!(refused.contains("more bytes than the message"), "{refused}");
     });
 }
 

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use common::*;
 use ends::*;
 use fake::*;
+use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_proto::v1::{self, peer_down};
 use outboard_rpc_client::PeerPath;
 use outboard_rpc_server::Server;
@@ -260,4 +261,24 @@ fn sessions_that_are_taken_up_again_are_linked_anew() {
         sends(&y, &x, 12 + i as u8);
         assert_eq!((a.peer_links(), b.peer_links()), (1, 1));
     }
+}
+
+#[test]
+fn a_link_is_no_right_to_call_anything_else() {
+    scene(async |scene: Scene| {
+        let fake = Fake::link(scene.b.local_addr(), scene.open()).await;
+        let mut calls = OutboardClient::with_origin(fake.conn(), scene.at_b.origin.clone());
+        let hello = v1::HelloRequest { min_version: 1, max_version: 1, client: "a link".into() };
+        let trace = v1::TraceRequest { session: Some(scene.at_b.session()), record: false };
+        for refused in [
+            calls.hello(hello).await.map(drop),
+            calls.devices(v1::DevicesRequest {}).await.map(drop),
+            // Not even with the secret of the session that it is for.
+            calls.trace(trace).await.map(drop),
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(refused.message().contains("a link between servers"), "{refused}");
+        }
+        assert_eq!(scene.b.sessions(), 1);
+    });
 }

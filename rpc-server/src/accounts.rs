@@ -2,6 +2,7 @@
 //!
 //! A client is who it has proven to be, by its certificate or token; where it need not prove anything, it is its address.
 
+use crate::fair::{FairRoom, FairShare};
 use crate::limits::{
     ALL_CALLS, ALL_MESSAGES_KIB, ALL_PAYLOAD_KIB, ALL_WIDE_CONNECTIONS, BLOB_CALLS_CLIENT, BLOB_RECEIVERS_CLIENT,
     CALLS, ClientLimits, Limits, MESSAGES_KIB, PAYLOAD_KIB, WIDE_CONNECTIONS,
@@ -16,7 +17,6 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, Weak};
-use tokio::sync::Semaphore;
 
 /// What metrics call clients that have not proven a name.
 pub(crate) const ANONYMOUS: &str = "anonymous";
@@ -43,12 +43,9 @@ pub(crate) struct Accounts {
 /// What all clients have together.
 #[derive(Debug)]
 struct Together {
-    queues: u64,
-    buffers: u64,
-    graphs: u64,
-    taken: Taken,
-    payload: Arc<Semaphore>,
-    messages: Arc<Semaphore>,
+    counted: HashMap<What, Arc<FairRoom>>,
+    payload: Arc<FairRoom>,
+    messages: Arc<FairRoom>,
 }
 
 /// One client's.
@@ -125,19 +122,23 @@ pub(crate) struct Share {
     account: Arc<Account>,
     what: What,
     amount: u64,
-    /// It is counted for all clients together as well.
-    of_all: bool,
+    /// Its part of what all clients have together.
+    _of_all: Option<FairShare>,
 }
 
 impl Accounts {
     pub(crate) fn new(limits: &Limits) -> Accounts {
+        let counted = [
+            (What::Wide, ALL_WIDE_CONNECTIONS as u64),
+            (What::Calls, ALL_CALLS as u64),
+            (What::Queues, limits.queues as u64),
+            (What::Buffers, limits.buffers as u64),
+            (What::Graphs, limits.graphs),
+        ];
         let together = Together {
-            queues: limits.queues as u64,
-            buffers: limits.buffers as u64,
-            graphs: limits.graphs,
-            taken: Taken::default(),
-            payload: Arc::new(Semaphore::new(ALL_PAYLOAD_KIB)),
-            messages: Arc::new(Semaphore::new(ALL_MESSAGES_KIB)),
+            counted: counted.map(|(what, most)| (what, FairRoom::new(most))).into(),
+            payload: FairRoom::new(ALL_PAYLOAD_KIB as u64),
+            messages: FairRoom::new(ALL_MESSAGES_KIB as u64),
         };
         let ids = RandomState::new();
         Accounts { limits: limits.client.clone(), ids, all: Mutex::default(), together: Arc::new(together) }
@@ -153,15 +154,15 @@ impl Accounts {
         if all.len() >= KEPT {
             all.retain(|_, account| account.strong_count() > 0);
         }
-        let together = self.together.clone();
+        let (together, uid) = (self.together.clone(), fresh_uid());
         let account = Arc::new(Account {
-            uid: fresh_uid(),
+            uid,
             key: key.clone(),
             id: self.ids.hash_one(&key),
             limits: self.limits.clone(),
             taken: Taken::default(),
-            payload: Pool::new(PAYLOAD_KIB, &together.payload),
-            messages: Pool::new(MESSAGES_KIB, &together.messages),
+            payload: Pool::new(PAYLOAD_KIB, uid, &together.payload),
+            messages: Pool::new(MESSAGES_KIB, uid, &together.messages),
             together,
         });
         all.insert(key, Arc::downgrade(&account));
@@ -195,7 +196,7 @@ impl Account {
     }
 
     fn take(self: &Arc<Self>, what: What, amount: u64, limit: u64) -> Option<Share> {
-        self.taken.take(what, amount, limit).then(|| Share { account: self.clone(), what, amount, of_all: false })
+        self.taken.take(what, amount, limit).then(|| Share { account: self.clone(), what, amount, _of_all: None })
     }
 
     fn count(self: &Arc<Self>, what: What, limit: usize, of: &str) -> Result<Share> {
@@ -212,7 +213,7 @@ impl Account {
     /// The right of a connection to have much on its way.
     pub(crate) fn wide_connection(self: &Arc<Self>) -> Option<Share> {
         let share = self.take(What::Wide, 1, WIDE_CONNECTIONS as u64)?;
-        self.also_of_all(share, ALL_WIDE_CONNECTIONS as u64, |_| String::new()).ok()
+        self.also_of_all(share, "wide connections").ok()
     }
 
     /// One more session.
@@ -225,27 +226,21 @@ impl Account {
     pub(crate) fn queue(self: &Arc<Self>) -> Result<Share> {
         let more = |e| Error::Request(format!("{e}; close one first"));
         let share = self.count(What::Queues, self.limits.queues, "queues").map_err(more)?;
-        self.also_of_all(share, self.together.queues, |limit| {
-            format!("all clients together have {limit} queues here already; try again later")
-        })
+        self.also_of_all(share, "queues")
     }
 
     /// One more stream or call.
     pub(crate) fn call(self: &Arc<Self>) -> Result<Share> {
         let more = |e| Error::Request(format!("{e}; end one first"));
         let share = self.count(What::Calls, CALLS, "streams and calls").map_err(more)?;
-        self.also_of_all(share, ALL_CALLS as u64, |limit| {
-            format!("all clients together have {limit} streams and calls here already; try again later")
-        })
+        self.also_of_all(share, "streams and calls")
     }
 
     /// One more buffer.
     pub(crate) fn buffer(self: &Arc<Self>) -> Result<Share> {
         let more = |e| Error::Request(format!("{e}; free some first"));
         let share = self.count(What::Buffers, self.limits.buffers, "buffers").map_err(more)?;
-        self.also_of_all(share, self.together.buffers, |limit| {
-            format!("all clients together have {limit} buffers here already; try again later")
-        })
+        self.also_of_all(share, "buffers")
     }
 
     /// Memory for a compiled graph.
@@ -259,10 +254,7 @@ impl Account {
                 Bytes(limit)
             ))
         })?;
-        self.also_of_all(share, self.together.graphs, |limit| {
-            let (bytes, limit) = (Bytes(bytes), Bytes(limit));
-            format!("a graph that takes {bytes}: those of all clients take nearly {limit}, which is the most; try again later")
-        })
+        self.also_of_all(share, "bytes of memory for graphs")
     }
 
     /// Whether a graph that takes so many bytes has no room.
@@ -270,7 +262,8 @@ impl Account {
         self.taken.get(What::Graphs).saturating_add(bytes) > self.limits.graphs
     }
 
-    /// Bytes that are offered to another device of this server. One tensor may have any size.
+    /// Bytes that are offered to another device of this server. One tensor may be larger, up to half of what all may have
+    /// ([`outboard_host::OFFERED_BYTES`]).
     pub(crate) fn offer(self: &Arc<Self>, bytes: u64) -> Result<Share> {
         let (waiting, limit) = (self.taken.get(What::Offers), self.limits.offered_bytes);
         let most = if waiting == 0 { limit.max(bytes) } else { limit };
@@ -296,10 +289,13 @@ impl Account {
         self.count(What::BlobReceivers, BLOB_RECEIVERS_CLIENT, "queues that receive weights").map_err(more)
     }
 
-    /// Counts a share for all clients together as well, below a limit.
-    fn also_of_all(&self, mut share: Share, limit: u64, full: impl FnOnce(u64) -> String) -> Result<Share> {
-        share.of_all = self.together.taken.take(share.what, share.amount, limit);
-        if share.of_all { Ok(share) } else { Err(Error::Request(full(limit))) }
+    /// Counts a share in what all clients have together as well: a client may have what it leaves to others.
+    fn also_of_all(&self, mut share: Share, of: &str) -> Result<Share> {
+        if let Some(room) = self.together.counted.get(&share.what) {
+            let full = || format!("there are no more {of} for {self}: other clients have the rest; try again later");
+            share._of_all = Some(room.try_take(self.uid, share.amount).ok_or_else(|| Error::Request(full()))?);
+        }
+        Ok(share)
     }
 
     /// Memory of the device with this uid.
@@ -349,9 +345,6 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.account.taken.give_back(self.what, self.amount);
-        if self.of_all {
-            self.account.together.taken.give_back(self.what, self.amount);
-        }
     }
 }
 
@@ -437,18 +430,18 @@ mod tests {
     #[test]
     fn what_all_clients_have_is_limited_too() {
         let client = ClientLimits { queues: 2, graphs: 60, ..Default::default() };
-        let all = Accounts::new(&Limits { client, queues: 3, graphs: 100, ..Default::default() });
+        let all = Accounts::new(&Limits { client, queues: 4, graphs: 160, ..Default::default() });
         let address = "10.0.0.1".parse().unwrap();
         let (a, b) = (all.of(Some("a"), address), all.of(Some("b"), address));
         let queues = [a.queue().unwrap(), a.queue().unwrap(), b.queue().unwrap()];
         assert!(a.queue().unwrap_err().to_string().contains("a has 2 queues"));
-        assert!(b.queue().unwrap_err().to_string().contains("all clients together have 3 queues"));
+        assert!(b.queue().unwrap_err().to_string().contains("no more queues for b"));
         drop(queues);
         // What was refused is on nobody's account.
         let _queues = [b.queue().unwrap(), b.queue().unwrap(), a.queue().unwrap()];
         let graph = a.graph(60).unwrap();
         assert!(a.graph(1).unwrap_err().to_string().contains("free executables"));
-        assert!(b.graph(41).unwrap_err().to_string().contains("all clients"));
+        assert!(b.graph(51).unwrap_err().to_string().contains("no more bytes of memory for graphs"));
         drop(graph);
         b.graph(60).unwrap();
     }

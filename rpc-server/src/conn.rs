@@ -237,7 +237,7 @@ impl Conn {
         }
     }
 
-    fn has_a_link(&self) -> bool {
+    pub(crate) fn has_a_link(&self) -> bool {
         self.links.load(Ordering::Acquire) > 0
     }
 
@@ -338,13 +338,20 @@ pub(crate) enum Origin {
 }
 
 /// Serves a QUIC connection: its first stream, that of the commands, here, where its packets are made and read; each of the
-/// others on a thread of its own. It ends with its first stream. Gives the place that it had in the end.
+/// others on a thread of its own. It ends with its first stream.
 pub(crate) fn serve_quic(shared: &Arc<Shared>, number: u64, incoming: QuicIncoming, origin: Origin, stopped: Stopped) {
     let peer = incoming.peer();
     on_a_loop(peer, async {
         let mut stop = stopped.clone();
+        let evicted = async {
+            match &origin {
+                Origin::Proven(place) => place.until_over().await,
+                Origin::Claimed(_) => std::future::pending().await,
+            }
+        };
         let accepted = tokio::select! {
             accepted = incoming.accept() => accepted,
+            () = evicted => return,
             _ = stop.wait_for(|&s| s) => return,
         };
         let quic = match accepted {
@@ -408,7 +415,8 @@ async fn serve_streams(shared: &Arc<Shared>, conn: &Arc<Conn>, quic: &QuicConnec
             let (stopped, first) = (stopped.clone(), conn.clone());
             shared.client_thread(conn, move |shared, number, place, share| {
                 let account = share.account().clone();
-                let conn = Conn { traffic, first: Some(first), ..Conn::new(shared, number, peer, place) };
+                let only_links = AtomicBool::new(first.only_links());
+                let conn = Conn { traffic, only_links, first: Some(first), ..Conn::new(shared, number, peer, place) };
                 conn.belongs_to(account, share);
                 on_a_loop(peer, serve(shared, &Arc::new(conn), stream, stopped));
             });

@@ -1,6 +1,9 @@
 //! Room that clients share, so that none of them keeps the others out.
 
+use crate::lock;
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use tokio::sync::Notify;
 
 /// So much of something. A client may have no more of it than it leaves to others: half if it is alone, a third if another one has a
 /// third, and so on (dynamic thresholds: Choudhury and Hahne, 1998).
@@ -53,9 +56,71 @@ impl Fair {
     }
 }
 
+/// [`Fair`] with shares that give themselves back.
+#[derive(Debug)]
+pub(crate) struct FairRoom {
+    room: Mutex<Fair>,
+    given_back: Notify,
+}
+
+/// What a client has of such room, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct FairShare {
+    of: Arc<FairRoom>,
+    account: u64,
+    amount: u64,
+}
+
+impl FairRoom {
+    pub(crate) fn new(most: u64) -> Arc<FairRoom> {
+        Arc::new(FairRoom { room: Mutex::new(Fair::new(most)), given_back: Notify::new() })
+    }
+
+    /// Takes some for a client, by the uid of its account, if it may have so much more now.
+    pub(crate) fn try_take(self: &Arc<Self>, account: u64, amount: u64) -> Option<FairShare> {
+        lock(&self.room).take(account, amount).then(|| FairShare { of: self.clone(), account, amount })
+    }
+
+    /// Waits until it may.
+    pub(crate) async fn take(self: &Arc<Self>, account: u64, amount: u64) -> FairShare {
+        loop {
+            let mut given_back = std::pin::pin!(self.given_back.notified());
+            given_back.as_mut().enable();
+            if let Some(share) = self.try_take(account, amount) {
+                return share;
+            }
+            given_back.await;
+        }
+    }
+}
+
+impl Drop for FairShare {
+    fn drop(&mut self) {
+        lock(&self.of.room).give(self.account, self.amount);
+        self.of.given_back.notify_waiters();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_gives_itself_back_and_wakes_those_who_wait() {
+        let room = FairRoom::new(8);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (mine, other) = (room.try_take(1, 4).unwrap(), room.try_take(2, 2).unwrap());
+            assert!(room.try_take(3, 2).is_none());
+            let waits = room.take(3, 2);
+            tokio::pin!(waits);
+            let moment = std::time::Duration::from_millis(5);
+            assert!(tokio::time::timeout(moment, waits.as_mut()).await.is_err());
+            drop(mine);
+            drop((waits.await, other));
+        });
+        assert_eq!(lock(&room.room).taken(), 0);
+    }
 
     #[test]
     fn nobody_takes_more_than_is_left_to_others() {

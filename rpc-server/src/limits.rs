@@ -6,7 +6,7 @@ pub mod worst;
 
 use outboard_net::Windows;
 use outboard_net::limits::QUIC_STREAM_WINDOW;
-use outboard_proto::limits::{CHUNK, MAX_BLOBS_BYTES, MAX_FREE, MAX_INLINE, MAX_QUEUES, MAX_TOKEN};
+use outboard_proto::limits::{CHUNK, MAX_BLOBS_BYTES, MAX_ERROR_TEXT, MAX_FREE, MAX_INLINE, MAX_TOKEN};
 use std::time::Duration;
 
 /// Limits of one server.
@@ -58,7 +58,7 @@ pub struct ClientLimits {
 /// Limits of one session.
 #[derive(Clone, Debug)]
 pub struct SessionLimits {
-    /// Buffers at a time, some 300 bytes each beside their memory: ten for each tensor of a large model. Clients of this release take
+    /// Buffers at a time, [`BUFFER_BYTES`] each beside their memory: ten for each tensor of a large model. Clients of this release take
     /// some dozens.
     pub buffers: usize,
     /// Compiled graphs at a time.
@@ -216,8 +216,10 @@ pub(crate) const BLOBS_MESSAGE: usize = MAX_BLOBS_BYTES + SMALL_MESSAGE;
 pub(crate) const MAX_COMMAND: usize = MAX_INLINE + (8 << 10);
 /// Largest request to free, in bytes: as many handles and fences as it may have.
 pub(crate) const MAX_FREE_BYTES: usize = 2 * MAX_FREE * VARINT + MAX_FENCES * (2 * VARINT + 4) + 64;
-/// Fences of one request to free: every queue that a session can have.
-pub(crate) const MAX_FENCES: usize = MAX_QUEUES;
+/// Fences of one request to free: every queue that is known of a session.
+pub(crate) const MAX_FENCES: usize = KNOWN_QUEUES;
+/// Queues of one session that are known, with some that are closed: late waits and frees name those.
+pub(crate) const KNOWN_QUEUES: usize = 1024;
 /// Bytes of the longest number on the wire.
 const VARINT: usize = 10;
 /// Kibibytes of one client's larger messages that are read or worked on at a time: some graphs of the largest size.
@@ -274,7 +276,7 @@ pub(crate) const FIRST_MESSAGE: Duration = Duration::from_secs(5);
 pub(crate) const COMMANDS_IN_FLIGHT: u32 = 512;
 /// Kibibytes of payload that one queue's device queue holds: enough to keep it busy, not a whole upload.
 pub(crate) const KIB_IN_FLIGHT: u32 = 32 << 10;
-/// Of those, kibibytes that each queue has for itself, so that it can go on whatever others do: a chunk. The rest it shares.
+/// Beside those, kibibytes that each queue has for itself, so that it can go on whatever others do: a chunk. The rest it shares.
 pub(crate) const OWN_KIB: u32 = 1 << 10;
 /// Kibibytes of payload that the queues of one client share, beyond what each has for itself.
 pub(crate) const PAYLOAD_KIB: usize = 128 << 10;
@@ -323,7 +325,7 @@ pub(crate) const BLOB_TURN_BLOBS: usize = 256;
 /// Calls about blobs of one session that are worked on, or in the line for it; others wait for these. A client that loads has two or
 /// three, and one for each server that borrows from this one.
 pub(crate) const BLOB_CALLS_SESSION: usize = 16;
-/// Calls about blobs of one client at a time, those that wait included: some 300 kB each.
+/// Calls about blobs of one client at a time, those that wait included: half a megabyte each.
 pub(crate) const BLOB_CALLS_CLIENT: usize = 256;
 /// Queues of one client at a time that receive blobs; each has one more thread, and a file while a blob comes. A client that loads
 /// has two for each device.
@@ -360,8 +362,6 @@ pub(crate) const INBOUND_LINKS_PER_SESSION: usize = 64;
 /// Names of other servers that are looked up at a time, shared like [`LINKS`]. Each has a thread for as long as the system takes, which
 /// may be half a minute where nobody answers.
 pub(crate) const LOOKUPS: u64 = 32;
-/// Addresses of another server that are tried.
-pub(crate) const PEER_ADDRESSES: usize = 8;
 /// From the first packet of a link to the welcome. Clients wait this long to learn whether two servers reach each other.
 pub(crate) const LINK_TIMEOUT: Duration = Duration::from_millis(1500);
 /// How often the other side of a link is asked whether it is there.
@@ -375,6 +375,8 @@ pub(crate) const LINK_UNUSED: Duration = Duration::from_secs(15 * 60);
 pub(crate) const LINK_SEND_BUFFER: usize = 1 << 20;
 /// Bytes of answers in flight to a link: there are few.
 pub(crate) const LINK_DOWN_WINDOW: u32 = 256 << 10;
+/// Largest header list of an answer to a link: an error of [`MAX_ERROR_TEXT`] bytes, encoded.
+pub(crate) const LINK_HEADERS: u32 = 4 * MAX_ERROR_TEXT as u32;
 /// Bytes that wait on one link: more than the queues of a client may have on the way, so that its client waits before that.
 pub(crate) const LANE_BYTES: u64 = 1 << 30;
 /// News of transfers that will not come that wait on one link. More means a network that takes nothing: the link is given up, which

@@ -225,20 +225,41 @@ fn listen(addr: SocketAddr, trust: &Trust) -> std::io::Result<(TcpListener, Opti
 }
 
 /// Takes connections until told to stop, and ends sessions whose client is gone.
-async fn accept(shared: Arc<Shared>, listener: TcpListener, quic: Option<QuicListener>, mut stopped: Stopped) {
+async fn accept(shared: Arc<Shared>, listener: TcpListener, quic: Option<QuicListener>, stopped: Stopped) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(e) => return tracing::error!("cannot accept connections: {e}"),
     };
-    let conn_stop = stopped.clone();
-    let mut tick = tokio::time::interval(TICK);
+    {
+        let mut newcomers = std::pin::pin!(newcomers(&shared, &listener, quic.as_ref(), &stopped));
+        let mut stop = stopped.clone();
+        let mut tick = tokio::time::interval(TICK);
+        loop {
+            tokio::select! {
+                _ = stop.wait_for(|&s| s) => break,
+                _ = tick.tick() => shared.expire(),
+                () = newcomers.as_mut() => break,
+            }
+        }
+    }
+    // Its connections need this event loop for their last packets.
+    if let Some(quic) = quic {
+        quic.close().await;
+    }
+}
+
+/// Takes connections, one after the other: each waits for a place before the next one is looked at.
+async fn newcomers(
+    shared: &Arc<Shared>,
+    listener: &tokio::net::TcpListener,
+    quic: Option<&QuicListener>,
+    stopped: &Stopped,
+) {
     loop {
         tokio::select! {
-            _ = stopped.wait_for(|&s| s) => break,
-            Some(incoming) = next_quic(&shared, quic.as_ref()) => shared.take_quic(incoming, conn_stop.clone()).await,
-            _ = tick.tick() => shared.expire(),
+            Some(incoming) = next_quic(shared, quic) => shared.take_quic(incoming, stopped.clone()).await,
             accepted = listener.accept() => match accepted {
-                Ok((socket, peer)) => shared.take(socket, peer, conn_stop.clone()).await,
+                Ok((socket, peer)) => shared.take(socket, peer, stopped.clone()).await,
                 Err(e) => {
                     limited!(warn, "a connection was not accepted: {e}");
                     // Out of file descriptors, usually: trying at once would only burn time.
@@ -246,10 +267,6 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener, quic: Option<QuicLis
                 }
             },
         }
-    }
-    // Its connections need this event loop for their last packets.
-    if let Some(quic) = quic {
-        quic.close().await;
     }
 }
 

@@ -17,8 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// What may be open at most, from either side; a client that is alone may have half of it.
-const MOST: Amount = Amount { transfers: 8192, bytes: 2 << 30 };
+/// Bytes that wait between the devices of one host at most; a client that is alone may have half of them.
+pub const OFFERED_BYTES: u64 = 1 << 30;
+/// What may be open at most, from either side.
+const MOST: Amount = Amount { transfers: 8192, bytes: OFFERED_BYTES };
 /// An offer that was not taken after this long is dropped.
 const EXPIRY: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -173,15 +175,12 @@ impl Exchange {
                 }
                 Some((_, State::Copied(done))) => return done,
                 Some((by, state @ (State::Copying | State::Reserved(_)))) => {
+                    // Whoever gives up leaves nothing behind: what the other side does then is dropped.
+                    give_up(wait, end)?;
                     open.insert(ticket, Transfer { by, state });
                 }
                 Some((_, State::Wanted(_))) | None => {
-                    if wait.cancel.load(Ordering::Relaxed) {
-                        return Err(Error::Cancelled);
-                    }
-                    if Instant::now() >= end {
-                        return Err(Error::Timeout { what: "a tensor from another device".into(), after: wait.limit });
-                    }
+                    give_up(wait, end)?;
                     open.insert(ticket, Transfer { by, state: State::Wanted(dst.clone()) });
                 }
             }
@@ -234,6 +233,17 @@ impl Exchange {
     #[cfg(test)]
     fn open(&self) -> usize {
         lock(&self.open).len()
+    }
+}
+
+/// Fails for a wait that has been given up, or has lasted too long.
+fn give_up(wait: Wait<'_>, end: Instant) -> Result<()> {
+    if wait.cancel.load(Ordering::Relaxed) {
+        return Err(Error::Cancelled);
+    }
+    match Instant::now() >= end {
+        true => Err(Error::Timeout { what: "a tensor from another device".into(), after: wait.limit }),
+        false => Ok(()),
     }
 }
 

@@ -22,6 +22,7 @@ pub use budget::MemoryBudget;
 pub use buffer::{BUFFER_ALIGN, HostBuffer};
 pub use device::{HostDevice, Kernels, NodeError, Program, Run, TensorPtr};
 pub use disk::{DiskSpace, disk_space};
+pub use exchange::OFFERED_BYTES;
 pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
 pub use queue::trace_queue;

@@ -192,6 +192,11 @@ impl Fake {
         }
     }
 
+    /// Its connection, for other calls.
+    pub fn conn(&self) -> Conn {
+        Conn(self.http.clone())
+    }
+
     pub fn say(&self, part: Part) {
         let mut out = BytesMut::new();
         frame::push(&mut out, &v1::PeerUp { part: Some(part) });

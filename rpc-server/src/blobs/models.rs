@@ -6,6 +6,7 @@
 
 use super::{Blob, PART, Source};
 use crate::lock;
+use crate::logs::limited;
 use outboard_core::{Digest, Error, Result};
 use outboard_gguf::{Digests, FileKey, read_tensors};
 use outboard_proto::limits::MIN_BLOB;
@@ -110,7 +111,7 @@ impl Models {
     /// The file does not have the tensor any more.
     pub(crate) fn changed(&self, blob: &Blob) {
         if let Some(located) = lock(&self.0.known).remove(&blob.digest) {
-            tracing::warn!("models: {} has changed; restart the server to use it again", located.file.0.display());
+            limited!(warn, "models: {} has changed; restart the server to use it again", located.file.0.display());
         }
     }
 }

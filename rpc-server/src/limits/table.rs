@@ -3,6 +3,7 @@
 use super::*;
 use crate::places::Numbers;
 use outboard_core::error::Bytes as Size;
+use outboard_host::OFFERED_BYTES;
 use outboard_net::limits::QUIC_INCOMING_BYTES;
 
 /// What a limit is of: all that one of these has.
@@ -52,7 +53,7 @@ fn before(limits: &Limits) -> Vec<String> {
         row("QUIC packets that wait for one", &[(Server, size(QUIC_INCOMING_BYTES))]),
         row("time to show who it is", &[(Connection, secs(STRANGER))]),
         row("bytes that are read", &[(Connection, size(early_bytes(&limits.session) as u64))]),
-        row("calls that are carried out at a time", &[(Connection, count(EARLY_CALLS))]),
+        row("calls that are carried out at a time, or go on afterwards", &[(Connection, count(EARLY_CALLS))]),
         row("wrong tokens", &[(Connection, n(WRONG_TOKENS))]),
         row(
             "wait after a wrong token, doubling with each",
@@ -115,7 +116,11 @@ fn transfers(limits: &Limits) -> Vec<String> {
     vec![
         row(
             "bytes offered to other devices of the server",
-            &[(Session, size(session.offered_bytes)), (Client, size(client.offered_bytes))],
+            &[
+                (Session, size(session.offered_bytes)),
+                (Client, size(client.offered_bytes)),
+                (Server, size(OFFERED_BYTES)),
+            ],
         ),
         row(
             "links to other servers",
@@ -123,7 +128,11 @@ fn transfers(limits: &Limits) -> Vec<String> {
         ),
         row(
             "links from other servers",
-            &[(Session, count(INBOUND_LINKS_PER_SESSION)), (Client, n(INBOUND_LINKS / 2)), (Server, n(INBOUND_LINKS))],
+            &[
+                (Session, count(INBOUND_LINKS_PER_SESSION)),
+                (Client, n((INBOUND_LINKS / 2).min(client.connections as u64))),
+                (Server, n(INBOUND_LINKS)),
+            ],
         ),
         row("names of other servers that are looked up", &[(Client, n(LOOKUPS / 2)), (Server, n(LOOKUPS))]),
         row(

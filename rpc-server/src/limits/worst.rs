@@ -8,6 +8,7 @@
 
 use super::*;
 use crate::places::Numbers;
+use outboard_host::OFFERED_BYTES;
 use outboard_net::limits::{QUIC_EARLY_SEND_WINDOW, QUIC_EARLY_WINDOW, QUIC_INCOMING_BYTES, TLS_BUFFER};
 use outboard_proto::limits::{HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_ERROR_TEXT, MAX_TRACE_SPANS};
 use std::fmt;
@@ -189,7 +190,7 @@ fn queue() -> Holds {
 
 /// What a link to another server holds: its thread, windows, and news. The tensors on it are payloads of queues.
 fn link() -> Holds {
-    let buffers = u64::from(LINK_DOWN_WINDOW) + LINK_SEND_BUFFER as u64 + FRAME;
+    let buffers = u64::from(LINK_DOWN_WINDOW) + LINK_SEND_BUFFER as u64 + FRAME + u64::from(LINK_HEADERS);
     CONNECTION.and(TLS).and(Holds::memory(buffers + LANE_NEWS as u64 * ERROR))
 }
 
@@ -235,9 +236,19 @@ pub fn account(limits: &Limits) -> Case {
             },
             Part { what: "bytes of graphs", number: client.graphs, each: Holds::memory(1) },
             Part { what: "buffers", number: client.buffers as u64, each: Holds::memory(BUFFER_BYTES) },
+            Part { what: "bytes offered to other devices", number: OFFERED_BYTES / 2, each: Holds::memory(1) },
+            Part {
+                what: "calls begun before authentication",
+                number: (EARLY_CALLS * client.connections) as u64,
+                each: Holds::memory(CALL),
+            },
             Part { what: "links to other servers", number: LINKS as u64 / 2, each: link() },
             Part { what: "names that are looked up", number: LOOKUPS / 2, each: THREAD },
-            Part { what: "links from other servers", number: client.connections as u64, each: INBOUND_LINK },
+            Part {
+                what: "links from other servers",
+                number: (INBOUND_LINKS / 2).min(client.connections as u64),
+                each: INBOUND_LINK,
+            },
             Part { what: "calls about weights", number: BLOB_CALLS_CLIENT as u64, each: BLOB_CALL },
             Part { what: "queues that receive weights", number: BLOB_RECEIVERS_CLIENT as u64, each: THREAD },
             Part { what: "files of the cache", number: BLOB_FILES_CLIENT as u64, each: FILE },
@@ -277,6 +288,12 @@ pub fn server(limits: &Limits) -> Case {
             },
             Part { what: "bytes of graphs", number: limits.graphs, each: Holds::memory(1) },
             Part { what: "buffers", number: limits.buffers as u64, each: Holds::memory(BUFFER_BYTES) },
+            Part { what: "bytes offered to other devices", number: OFFERED_BYTES, each: Holds::memory(1) },
+            Part {
+                what: "calls begun before authentication",
+                number: (EARLY_CALLS * numbers.clients()) as u64,
+                each: Holds::memory(CALL),
+            },
             Part { what: "links to other servers", number: LINKS as u64, each: link() },
             Part { what: "names that are looked up", number: LOOKUPS, each: THREAD },
             Part { what: "links from other servers", number: INBOUND_LINKS, each: INBOUND_LINK },
@@ -316,9 +333,9 @@ mod tests {
         assert!(stranger(&limits).total().memory <= 6 * MIB);
         assert!(strangers(&limits).total().memory <= 512 * MIB);
         // What a client that has shown who it is can hold beside the memory of devices.
-        assert!(account(&limits).total().memory <= 4 << 30);
+        assert!(account(&limits).total().memory <= 4608 * MIB);
         let most = server(&limits).total();
-        assert!(most.memory <= 20 << 30);
+        assert!(most.memory <= 22 << 30);
         assert!(most.descriptors <= ((limits.connections + LINKS) * CONNECTION_DESCRIPTORS + BLOB_FILES) as u64);
     }
 }

@@ -1,11 +1,14 @@
 //! The thread of a link: connects, greets, listens for refusals, keeps the connection alive and opens it again after a loss.
 
+use super::Peers;
 use super::link::Link;
 use super::lookup::NoAddress;
 use super::wire::{Progress, Wire, describe};
-use super::{Peers, Place};
 use crate::conn::runtime;
-use crate::limits::{LINK_DEAD, LINK_DOWN_WINDOW, LINK_PING, LINK_SEND_BUFFER, LINK_TIMEOUT, LINK_UNUSED};
+use crate::fair::FairShare;
+use crate::limits::{
+    LINK_DEAD, LINK_DOWN_WINDOW, LINK_HEADERS, LINK_PING, LINK_SEND_BUFFER, LINK_TIMEOUT, LINK_UNUSED,
+};
 use crate::logs::limited;
 use crate::session::Session;
 use bytes::{Bytes, BytesMut};
@@ -14,7 +17,8 @@ use h2::{Ping, PingPong, RecvStream};
 use http::Request;
 use outboard_core::{Error, Result};
 use outboard_net::{Dialer, Fault};
-use outboard_proto::limits::{HTTP2_FRAME, MAX_PEER_MESSAGE};
+use outboard_proto::error::shown;
+use outboard_proto::limits::{HTTP2_FRAME, MAX_ERROR_TEXT, MAX_PEER_MESSAGE};
 use outboard_proto::v1::peer_down::Part as Down;
 use outboard_proto::v1::peer_up::Part as Up;
 use outboard_proto::{MAX_VERSION, MIN_VERSION, error, frame, v1};
@@ -39,7 +43,7 @@ const AGAIN: [Duration; 5] = [
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Starts the thread, which ends with the session, or when the session is taken up again.
-pub(super) fn start(peers: &Arc<Peers>, session: &Arc<Session>, link: &Arc<Link>, place: Place) -> Result<()> {
+pub(super) fn start(peers: &Arc<Peers>, session: &Arc<Session>, link: &Arc<Link>, share: FairShare) -> Result<()> {
     let no_thread = |e: std::io::Error| Error::Request(format!("no thread for a link to another server: {e}"));
     let runtime = runtime().map_err(no_thread)?;
     let owner = Owner { session: session.clone(), age: session.keys.age_now(), stopped: peers.stopped.clone() };
@@ -49,7 +53,7 @@ pub(super) fn start(peers: &Arc<Peers>, session: &Arc<Session>, link: &Arc<Link>
         peers.forget(&link);
         link.disconnected(&why, true);
         runtime.shutdown_background();
-        drop(place);
+        drop(share);
     });
     spawned.map(drop).map_err(no_thread)
 }
@@ -233,6 +237,7 @@ async fn connect(link: &Link, dialer: &Dialer) -> std::result::Result<Opened, St
         .max_frame_size(HTTP2_FRAME)
         .initial_window_size(LINK_DOWN_WINDOW)
         .max_send_buffer_size(LINK_SEND_BUFFER)
+        .max_header_list_size(LINK_HEADERS)
         .enable_push(false);
     let (mut requests, mut connection) = builder.handshake(transport).await.map_err(|e| describe(&e))?;
     let ping = connection.ping_pong();
@@ -300,7 +305,7 @@ fn said(status: &Status) -> End {
     let why = match status.code() {
         Code::Unimplemented => "it takes no tensors from other servers; install the same release on all".to_owned(),
         _ if status.message().is_empty() => status.code().description().to_owned(),
-        _ => status.message().to_owned(),
+        _ => shown(status.message(), MAX_ERROR_TEXT),
     };
     match status.code() {
         Code::PermissionDenied | Code::FailedPrecondition | Code::Unimplemented => End::Final(why),

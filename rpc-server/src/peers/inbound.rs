@@ -1,8 +1,9 @@
 //! The receiving end of a link: the stream of another server, for one session. Spoken by hand, as the bulk streams are: payloads go
 //! from the frames of the connection to the queue that accepts them without a copy.
 
+use super::Peers;
 use super::inbox::{Key, Via};
-use super::{Peers, Place};
+use crate::fair::FairShare;
 use crate::http2::Incoming;
 use crate::limits::{COMING, FIRST_MESSAGE, LINK_DEAD, REFUSALS, TICK};
 use crate::lock;
@@ -168,7 +169,7 @@ struct Inbound<'a> {
     from: u64,
     received: Counter,
     over: Option<String>,
-    _place: Place,
+    _share: FairShare,
 }
 
 impl<'a> Inbound<'a> {
@@ -197,10 +198,15 @@ impl<'a> Inbound<'a> {
                 "the client that it sends for has not asked for this link, or has ended its session here, or taken it up again",
             )
         })?;
+        if service.conn.has_a_link() {
+            return Err(Status::resource_exhausted(
+                "there is a link on this connection already; each needs one of its own",
+            ));
+        }
         service.authorise_link(&session.account)?;
         let number = fresh_uid();
-        let place = peers.admit(number, &session, down, service.conn.peer);
-        let place = place.map_err(|e| {
+        let share = peers.admit(number, &session, down, service.conn.peer);
+        let share = share.map_err(|e| {
             peers.metrics.refused("links of one client");
             Status::resource_exhausted(e.to_string())
         })?;
@@ -212,7 +218,7 @@ impl<'a> Inbound<'a> {
         session.inbox.opened(open.from);
         let received = peers.metrics.received_from(&service.conn.peer.ip().to_string());
         let (coming, from) = (HashMap::new(), open.from);
-        Ok(Inbound { service, peers, down, number, session, age, coming, from, received, over: None, _place: place })
+        Ok(Inbound { service, peers, down, number, session, age, coming, from, received, over: None, _share: share })
     }
 }
 

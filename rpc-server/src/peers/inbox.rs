@@ -2,8 +2,8 @@
 //! time is an argument.
 //!
 //! What came and has no queue that takes it is limited for each session, and all clients share the room for it ([`crate::fair`]).
-//! What a queue has accepted is on the account of its flight; a tensor that is larger than that is accepted in pieces, and those of its
-//! bytes for which no piece has been accepted yet take that shared room as well.
+//! What a queue has accepted is on the account of its flight; a tensor that is larger than the queue's own room there is accepted in
+//! pieces, and those of its bytes for which no piece has been accepted yet take that shared room as well.
 
 use crate::fair::Fair;
 use crate::limits::{
@@ -488,13 +488,14 @@ impl State {
             Kind::Lost { error, .. } => {
                 let error = named(error.clone(), &wanted.source);
                 let Acceptance { first, rest, queue, .. } = Acceptance::new(wanted);
-                self.finish(key);
                 self.done.extend(first.map(|piece| (piece.to, Err(error.clone()))));
-                if rest > 0 {
-                    self.count_wanted()?;
-                    self.used.remove(&key);
-                    self.slots.insert(key, Slot { ticket, since: now, kind: Kind::Failed { error, queue } });
+                if rest == 0 {
+                    self.finish(key);
+                    return Ok(());
                 }
+                self.count_wanted()?;
+                self.room.give(0, 1);
+                self.slots.insert(key, Slot { ticket, since: now, kind: Kind::Failed { error, queue } });
                 Ok(())
             }
         }

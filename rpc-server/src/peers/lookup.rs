@@ -1,15 +1,15 @@
 //! Where other servers are: their names are looked up once for each attempt, and only addresses are connected to that were checked
 //! against the list of those that this server may connect to.
 
-use crate::fair::Fair;
-use crate::limits::{LOOKUPS, PEER_ADDRESSES};
-use crate::lock;
+use crate::fair::FairRoom;
+use crate::limits::LOOKUPS;
 use crate::logs::limited;
 use crate::metrics::Metrics;
 use crate::peer_list::{PeerList, Verdict};
 use outboard_net::Endpoint;
+use outboard_net::limits::ADDRESSES;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Why there are no addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,24 +24,12 @@ pub(super) enum NoAddress {
 pub(super) struct Lookup {
     list: PeerList,
     /// How many are under way, by client.
-    running: Arc<Mutex<Fair>>,
-}
-
-/// One that is under way, until the system is done with it.
-struct Running {
-    of: Arc<Mutex<Fair>>,
-    account: u64,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        lock(&self.of).give(self.account, 1);
-    }
+    running: Arc<FairRoom>,
 }
 
 impl Lookup {
     pub(super) fn new(list: PeerList) -> Lookup {
-        Lookup { list, running: Arc::new(Mutex::new(Fair::new(LOOKUPS))) }
+        Lookup { list, running: FairRoom::new(LOOKUPS) }
     }
 
     /// The addresses of a server that this one may connect to, for a client by the uid of its account. Not empty.
@@ -67,7 +55,7 @@ impl Lookup {
             return Err(NoAddress::ForNow("cannot connect: its name has no address".into()));
         };
         let good = found.into_iter().filter(|address| verdict == Verdict::Any || self.list.has(address));
-        let good: Vec<SocketAddr> = good.take(PEER_ADDRESSES).collect();
+        let good: Vec<SocketAddr> = good.take(ADDRESSES).collect();
         if good.is_empty() {
             return Err(refused(match endpoint.host().parse::<IpAddr>() {
                 Ok(ip) => ip.to_string(),
@@ -82,12 +70,11 @@ impl Lookup {
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, port)]);
         }
-        if !lock(&self.running).take(account, 1) {
+        let Some(running) = self.running.try_take(account, 1) else {
             let why =
                 "cannot connect: too many names of servers are being looked up; try again later, or give its address";
             return Err(NoAddress::ForNow(why.into()));
-        }
-        let running = Running { of: self.running.clone(), account };
+        };
         // Nothing ends this but the system, so that it counts for as long as it takes, whoever waits for it.
         let look = tokio::task::spawn_blocking(move || {
             let _running = running;
@@ -150,16 +137,16 @@ mod tests {
     #[test]
     fn lookups_under_way_are_bounded_and_shared() {
         let lookup = Lookup::new(PeerList::default());
-        let hogged = (0..LOOKUPS).filter(|_| lock(&lookup.running).take(1, 1)).count() as u64;
-        assert_eq!(hogged, LOOKUPS / 2);
+        let hogged: Vec<_> = (0..LOOKUPS).map_while(|_| lookup.running.try_take(1, 1)).collect();
+        assert_eq!(hogged.len() as u64, LOOKUPS / 2);
         let refused = addresses(&lookup, "localhost:7");
         assert!(matches!(&refused, Err(NoAddress::ForNow(why)) if why.contains("too many names")), "{refused:?}");
         // Addresses need no lookup, and others still have some.
-        assert!(addresses(&lookup, "127.0.0.1:7").is_ok() && lock(&lookup.running).take(2, 1));
-        lock(&lookup.running).give(2, 1);
-        lock(&lookup.running).give(1, 1);
+        assert!(addresses(&lookup, "127.0.0.1:7").is_ok() && lookup.running.try_take(2, 1).is_some());
+        drop(hogged);
         assert!(addresses(&lookup, "localhost:7").is_ok());
-        lock(&lookup.running).give(1, LOOKUPS / 2 - 1);
-        assert_eq!(lock(&lookup.running).taken(), 0);
+        // What that lookup had is there again.
+        let all: Vec<_> = (0..LOOKUPS).map_while(|_| lookup.running.try_take(1, 1)).collect();
+        assert_eq!(all.len() as u64, LOOKUPS / 2);
     }
 }

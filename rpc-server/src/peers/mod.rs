@@ -18,7 +18,7 @@ mod wire;
 
 use crate::accounts::Account;
 use crate::descriptors;
-use crate::fair::Fair;
+use crate::fair::{FairRoom, FairShare};
 use crate::limits::{INBOUND_LINKS, INBOUND_LINKS_PER_SESSION, LINKS_PER_SESSION, PeerLimits};
 use crate::lock;
 use crate::metrics::Metrics;
@@ -46,11 +46,11 @@ pub(crate) struct Peers {
     rooms: Arc<Rooms>,
     /// By session and all that its client has said of the other server.
     links: Mutex<HashMap<(u64, Target), Arc<Link>>>,
-    /// Places of links.
-    places: Arc<Mutex<Fair>>,
+    /// How many links there may be.
+    most: Arc<FairRoom>,
     /// Links of other servers, by their number.
     inbound: Mutex<HashMap<u64, Inbound>>,
-    inbound_places: Arc<Mutex<Fair>>,
+    most_inbound: Arc<FairRoom>,
     pub(crate) metrics: Arc<Metrics>,
     stopped: watch::Receiver<bool>,
 }
@@ -64,27 +64,14 @@ struct Inbound {
     peer: SocketAddr,
 }
 
-/// A place for a link, of a client.
-struct Place {
-    of: Arc<Mutex<Fair>>,
-    account: u64,
-}
-
-impl Place {
-    fn take(of: &Arc<Mutex<Fair>>, account: &Account) -> Result<Place> {
-        if lock(of).take(account.uid, 1) {
-            return Ok(Place { of: of.clone(), account: account.uid });
-        }
-        Err(Error::Request(format!(
+/// One more of these links for a client.
+fn one_more(links: &Arc<FairRoom>, account: &Account) -> Result<FairShare> {
+    let full = || {
+        Error::Request(format!(
             "{account} has as many links between servers here as are left to others; end some sessions"
-        )))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        lock(&self.of).give(self.account, 1);
-    }
+        ))
+    };
+    links.try_take(account.uid, 1).ok_or_else(full)
 }
 
 impl Peers {
@@ -103,9 +90,9 @@ impl Peers {
             limits,
             rooms: Rooms::new(),
             links: Mutex::default(),
-            places: Arc::new(Mutex::new(Fair::new(descriptors::links() as u64))),
+            most: FairRoom::new(descriptors::links() as u64),
             inbound: Mutex::default(),
-            inbound_places: Arc::new(Mutex::new(Fair::new(INBOUND_LINKS))),
+            most_inbound: FairRoom::new(INBOUND_LINKS),
             stopped,
         })
     }
@@ -126,9 +113,9 @@ impl Peers {
         if links.keys().filter(|(owner, _)| *owner == session.id).count() >= LINKS_PER_SESSION {
             return Err(Error::Request(format!("a session may have links to {LINKS_PER_SESSION} servers at a time")));
         }
-        let place = Place::take(&self.places, &session.account)?;
+        let share = one_more(&self.most, &session.account)?;
         let link = Link::new(target, &self.metrics);
-        dial::start(self, session, &link, place)?;
+        dial::start(self, session, &link, share)?;
         links.insert(key, link.clone());
         Ok(link)
     }
@@ -149,16 +136,16 @@ impl Peers {
         lock(&self.links).values().filter(|link| link.is_open()).count()
     }
 
-    /// A link of another server, with its place, if its session may have one more.
-    fn admit(&self, number: u64, session: &Session, answers: &inbound::Answers, peer: SocketAddr) -> Result<Place> {
+    /// A link of another server, with its share, if its session may have one more.
+    fn admit(&self, number: u64, session: &Session, answers: &inbound::Answers, peer: SocketAddr) -> Result<FairShare> {
         let mut inbound = lock(&self.inbound);
         if inbound.values().filter(|link| link.session == session.id).count() >= INBOUND_LINKS_PER_SESSION {
             let limit = INBOUND_LINKS_PER_SESSION;
             return Err(Error::Request(format!("a session may have links from {limit} servers at a time")));
         }
-        let place = Place::take(&self.inbound_places, &session.account)?;
+        let share = one_more(&self.most_inbound, &session.account)?;
         inbound.insert(number, Inbound { session: session.id, answers: answers.clone(), peer });
-        Ok(place)
+        Ok(share)
     }
 
     /// Ends what has waited for too long in these sessions.

@@ -93,7 +93,7 @@ async fn unary(service: Service, request: Request<Incoming>, name: &str, method:
 async fn gather(service: &Service, mut body: Incoming, size: Size) -> Result<(Bytes, Option<Room>), Status> {
     let end = tokio::time::Instant::now() + CALL_MESSAGE;
     let (mut bytes, mut taken) = (BytesMut::new(), None);
-    let mut known = false;
+    let mut most = None;
     loop {
         let frame = tokio::time::timeout_at(end, body.frame()).await;
         let late = |_| Status::deadline_exceeded("the message of the call did not come to its end");
@@ -103,12 +103,17 @@ async fn gather(service: &Service, mut body: Incoming, size: Size) -> Result<(By
             return Err(too_large(bytes.len() + data.len(), size.most));
         }
         bytes.extend_from_slice(&data);
-        if !known && let Some(&[_, a, b, c, d]) = bytes.first_chunk::<HEADER>() {
-            known = true;
+        if most.is_none()
+            && let Some(&[_, a, b, c, d]) = bytes.first_chunk::<HEADER>()
+        {
             let len = u32::from_be_bytes([a, b, c, d]) as usize;
             taken = admit(service, len, size).await?;
             // Address space: memory is taken as it is filled.
             bytes.reserve((HEADER + len).saturating_sub(bytes.len()));
+            most = Some(HEADER + len);
+        }
+        if most.is_some_and(|most| bytes.len() > most) {
+            return Err(Status::invalid_argument("more bytes than the message of the call has"));
         }
     }
 }

@@ -303,8 +303,8 @@ fn passed(session: &Session, fences: &[v1::Fence], unknown: bool) -> bool {
 fn free(control: &Control, c: v1::Free) {
     let session = &control.session;
     if c.buffers.len() > MAX_FREE || c.executables.len() > MAX_FREE || c.fences.len() > MAX_FENCES {
-        let limits = format!("{MAX_FREE} handles or {MAX_FENCES} fences");
-        limited!(debug, session = session.tag, "what more than {limits} in one message are for is not freed");
+        let limits = format!("{MAX_FREE} buffers, {MAX_FREE} executables and {MAX_FENCES} fences");
+        limited!(warn, session = session.tag, "a request to free has at most {limits}; one with more frees nothing");
         return;
     }
     let waiting = Waiting::new(session, &c);

@@ -1,14 +1,16 @@
-//! Messages of a client's stream, read by hand: each is as large as it may be at that moment, one that is larger is left out
-//! without being kept, and what is kept of one holds no other bytes.
+//! Messages of a client's stream, read by hand: each is as large as it may be at that moment, and one that is larger is left out
+//! without being kept. A message may be a slice of the frame that it came in: who keeps parts of it copies them.
 
 use super::UNDECODABLE;
 use crate::http2::Incoming;
-use crate::limits::{MESSAGE_ROOM, SMALL_MESSAGE};
+use crate::limits::{CALL_MESSAGE, MESSAGE_ROOM, SMALL_MESSAGE};
 use crate::room::{Pool, Room};
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
+use hyper::body::Frame;
 use outboard_proto::frame::HEADER;
 use outboard_proto::limits::MAX_MESSAGE;
+use tokio::time::Instant;
 use tonic::Status;
 
 /// The messages of a stream.
@@ -29,12 +31,11 @@ enum State {
         bytes: BytesMut,
         len: usize,
         room: Option<Room>,
+        /// When it has to be there, because its room is wanted by others.
+        end: Option<Instant>,
     },
     /// A message that is too large, of which so many bytes are left.
-    TooLarge {
-        len: usize,
-        left: usize,
-    },
+    TooLarge { len: usize, left: usize },
 }
 
 /// What has come.
@@ -75,10 +76,11 @@ impl Messages {
                         Some(pool) => Some(room(pool, len).await?),
                         None => None,
                     };
-                    self.state = State::Message { bytes: BytesMut::new(), len, room };
+                    let end = room.as_ref().map(|_| Instant::now() + CALL_MESSAGE);
+                    self.state = State::Message { bytes: BytesMut::new(), len, room, end };
                     continue;
                 }
-                State::Message { bytes, len, room } => {
+                State::Message { bytes, len, room, .. } => {
                     if bytes.is_empty() && self.input.len() >= *len {
                         let came = Came::Message(self.input.split_to(*len), room.take());
                         self.state = State::Head(0);
@@ -107,13 +109,21 @@ impl Messages {
                     }
                 }
             }
-            match self.body.frame().await {
+            match self.frame().await? {
                 Some(Ok(frame)) => self.input = frame.into_data().unwrap_or_default(),
                 Some(Err(e)) => return Err(Status::cancelled(e.to_string())),
                 None if matches!(self.state, State::Head(0)) => return Ok(None),
                 None => return Err(Status::new(UNDECODABLE, "the stream ended in the middle of a message")),
             }
         }
+    }
+
+    /// The next frame, in time.
+    async fn frame(&mut self) -> Result<Option<Result<Frame<Bytes>, h2::Error>>, Status> {
+        let State::Message { end: Some(end), len, .. } = &self.state else { return Ok(self.body.frame().await) };
+        let late =
+            |_| Status::deadline_exceeded(format!("a message of {len} bytes did not come within {CALL_MESSAGE:?}"));
+        tokio::time::timeout_at(*end, self.body.frame()).await.map_err(late)
     }
 }
 
@@ -129,7 +139,7 @@ fn begin([flag, a, b, c, d]: [u8; HEADER], limit: usize, counted: bool) -> Resul
     Ok(match len {
         _ if len > limit => State::TooLarge { len, left: len },
         _ if counted && len > SMALL_MESSAGE => State::NoRoom(len),
-        _ => State::Message { bytes: BytesMut::new(), len, room: None },
+        _ => State::Message { bytes: BytesMut::new(), len, room: None, end: None },
     })
 }
 
@@ -137,7 +147,7 @@ fn begin([flag, a, b, c, d]: [u8; HEADER], limit: usize, counted: bool) -> Resul
 pub(super) async fn room(pool: &Pool, bytes: usize) -> Result<Room, Status> {
     let kib = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
     let room = tokio::time::timeout(MESSAGE_ROOM, pool.take(kib)).await;
-    room.ok().flatten().ok_or_else(|| {
+    room.ok().and_then(Result::ok).ok_or_else(|| {
         Status::resource_exhausted(format!(
             "no room for a message of {bytes} bytes within {} s: this client, or all together, have too many larger ones under way; try \
              again later",

@@ -117,6 +117,7 @@ impl Service {
     /// Checks the token of a call, if one is needed, and keeps the name that it stands for. After a wrong one, answers to further
     /// ones from the same address wait.
     async fn admit(&self, metadata: &MetadataMap) -> Result<(), Status> {
+        self.is_no_link()?;
         let (shared, address) = (&self.shared, self.conn.peer.ip());
         if self.conn.wrong_tokens() >= WRONG_TOKENS {
             return Err(Status::unauthenticated("too many wrong tokens on this connection"));

@@ -184,10 +184,11 @@ impl Inlet {
 mod tests {
     use super::*;
     use crate::accounts::Accounts;
+    use crate::fair::FairRoom;
     use crate::limits::{ClientLimits, Limits};
 
     fn flight(shared_kib: usize) -> (Arc<Flight>, Pool) {
-        let pool = Pool::new(shared_kib, &Arc::new(Semaphore::new(1 << 20)));
+        let pool = Pool::new(shared_kib, 1, &FairRoom::new(1 << 30));
         (Arc::new(Flight::new(None, pool.clone(), Gauge::default())), pool)
     }
 
@@ -245,7 +246,7 @@ mod tests {
             assert!(flight.try_payload(1).is_none());
             drop(first);
             assert_eq!(flight.payload(1 << 10).await.unwrap().kib(), 1);
-            let inlet = Inlet::new(Pool::new(0, &Arc::new(Semaphore::new(0))));
+            let inlet = Inlet::new(Pool::new(0, 1, &FairRoom::new(0)));
             let one = inlet.take().await.unwrap();
             let second = inlet.take();
             tokio::pin!(second);

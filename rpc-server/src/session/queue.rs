@@ -9,7 +9,7 @@ use super::timeline::Timeline;
 use super::{Session, unknown};
 use crate::accounts::Share;
 use crate::blobs::{Blob, Blobs, DEVICE_WAIT, Receiver, Wrong};
-use crate::limits::{BULK_CHUNKS, CUT_STREAM, MARK_COMMANDS, MARK_KIB, OPEN_TIMEOUT};
+use crate::limits::{BULK_CHUNKS, CUT_STREAM, KNOWN_QUEUES, MARK_COMMANDS, MARK_KIB, OPEN_TIMEOUT};
 use crate::lock;
 use crate::logs::limited;
 use crate::metrics::Metrics;
@@ -18,7 +18,7 @@ use crate::peers::link::Link;
 use crate::server::Shared;
 use outboard_core::{Device, Digest, Error, Pending, Queue, Result, Slice};
 use outboard_proto::error;
-use outboard_proto::limits::{CHUNK, MAX_INLINE, MAX_QUEUES};
+use outboard_proto::limits::{CHUNK, MAX_INLINE};
 use outboard_proto::v1::{self, command::Command, reply::Reply};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -175,13 +175,13 @@ impl QueueRunner {
         });
         let found = {
             let mut queues = lock(&session.queues);
-            if queues.len() >= MAX_QUEUES {
+            if queues.len() >= KNOWN_QUEUES {
                 // Those that are closed are kept only for the sake of late waits and frees.
                 queues.retain(|_, q| q.is_open());
             }
-            if handle == 0 || queues.contains_key(&handle) || queues.len() >= MAX_QUEUES {
+            if handle == 0 || queues.contains_key(&handle) || queues.len() >= KNOWN_QUEUES {
                 return Err(Error::Request(format!(
-                    "queue {handle} cannot be made: the handle is 0 or taken, or there are {MAX_QUEUES}"
+                    "queue {handle} cannot be made: the handle is 0 or taken, or there are {KNOWN_QUEUES}"
                 )));
             }
             let (open, limit) = (queues.values().filter(|q| q.is_open()).count(), session.max_queues());

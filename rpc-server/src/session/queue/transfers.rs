@@ -203,7 +203,7 @@ impl QueueRunner {
         Ok(())
     }
 
-    /// Lets the device's queue wait for bytes of another server. A tensor that is larger than all that may wait is accepted in pieces.
+    /// Lets the device's queue wait for bytes of another server. A tensor that is larger than the queue's own room is accepted in pieces.
     async fn accept_from_peer(
         &mut self,
         queue: &dyn Queue,
