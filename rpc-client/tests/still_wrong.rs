@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use common::WAIT;
 use http_body_util::{BodyExt, Full};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use outboard_core::op::MulMat;
+use outboard_core::op::{MulMat, SetRows};
 use outboard_core::{DType, GraphBuilder};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_fuzz::blobs::{Sender, blob, digest};
@@ -252,20 +252,32 @@ async fn busy(addr: SocketAddr, token: Option<&str>) -> Busy {
     let ask = |control: &Stream, r: R| control.message(&v1::ControlRequest { request: Some(r) }.encode_to_vec());
     ask(&control, R::Attach(session.clone()));
     let device = || "CPU0".to_owned();
-    ask(&control, R::Alloc(v1::Alloc { request: 1, buffer: 1, device: device(), size: 4 * RESULT, usage: "ANY".into() }));
+    ask(&control, R::Alloc(v1::Alloc { request: 1, buffer: 1, device: device(), size: 4 * RESULT + 4096, usage: "ANY".into() }));
     let mut g = GraphBuilder::new();
     let n = SIDE as usize;
     let w = g.weight("w", DType::F32, &[n, n]).unwrap();
     let mut x = g.input("x", DType::F32, &[n, n]).unwrap();
     let (mut tensors, mut offsets) = (vec![w.index() as u32, x.index() as u32], vec![3 * RESULT, 2 * RESULT]);
+    let mut lens = vec![RESULT, RESULT];
+    // Writes rows of an input.
+    let table = g.input("table", DType::F32, &[16, 4]).unwrap();
+    let (row, ids) = (g.input("row", DType::F32, &[16, 1]).unwrap(), g.input("ids", DType::I32, &[1]).unwrap());
+    let written = g.push(SetRows, &[table, row, ids]).unwrap();
+    g.output(written);
+    for (i, (id, len)) in [(table, 256), (row, 64), (ids, 4)].into_iter().enumerate() {
+        tensors.push(id.index() as u32);
+        offsets.push(4 * RESULT + 1024 * i as u64);
+        lens.push(len);
+    }
     for i in 0..10_000 {
         x = g.push(MulMat, &[w, x]).unwrap();
         tensors.push(x.index() as u32);
         offsets.push(i % 2 * RESULT);
+        lens.push(RESULT);
     }
     g.output(x);
     let graph = outboard_proto::graph::encode(&g.finish().unwrap()).unwrap();
-    let (buffers, lens) = (vec![1; tensors.len()], vec![RESULT; tensors.len()]);
+    let buffers = vec![1; tensors.len()];
     let places = v1::Places { tensors, buffers, offsets, lens }.encode_to_vec().into();
     ask(&control, R::Compile(v1::Compile { request: 2, executable: 1, device: device(), graph, places }));
     loop {
@@ -496,5 +508,133 @@ fn links_leave_their_client_its_connections() {
         let again = Conn::open(addr).await.unwrap().with_token(TOKENS[0]).hello().await.map(|_| ());
         println!("{welcomed} links; the client's next connection: {again:?}");
         assert_eq!(again, Ok(()));
+    });
+}
+
+/// 9. Nobody reads what a graph writes while it computes, also if that is an input.
+#[test]
+fn what_a_graph_writes_into_an_input_is_not_read_meanwhile() {
+    let server = start(Trust::default(), None);
+    run(async {
+        let busy = busy(server.local_addr(), None).await;
+        let mut times = Vec::new();
+        for (queue, offset) in [(1, 4 * RESULT), (2, 0)] {
+            let mut stream = busy.conn.stream("outboard.v1.Outboard/Queue").await.unwrap();
+            let open = v1::OpenQueue { session: Some(busy.session.clone()), queue, device: "CPU0".into() };
+            let src = Some(v1::Slice { buffer: 1, offset, len: 64 });
+            for command in [C::Open(open), C::Read(v1::Read { request: 1, src, bulk: false })] {
+                stream.message(&v1::Command { command: Some(command) }.encode_to_vec());
+            }
+            stream.next().await.unwrap();
+            times.push(tokio::time::timeout(Duration::from_secs(3), stream.next()).await.is_ok());
+        }
+        println!("read while the graph runs: the input that it writes {}, its results {}", times[0], times[1]);
+        assert!(!times[0]);
+    });
+}
+
+/// 10. Room for messages that is taken and not used is given back.
+#[test]
+fn messages_that_never_come_keep_nobody_out() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let token = |n: usize| format!("0123456789abcdef-client-{n}");
+    std::fs::write(file.path(), (0..7).map(|n| format!("client{n} {}\n", token(n))).collect::<String>()).unwrap();
+    let tokens = Some(Arc::new(Tokens::load(file.path()).unwrap()));
+    let server = start(Trust { tokens, ..Default::default() }, None);
+    run(async {
+        let mut held = Vec::new();
+        for n in 0..6 {
+            let sizes: &[u32] = if n < 5 { &[20, 20, 8] } else { &[8, 8] };
+            for mib in sizes {
+                let conn = Conn::open(server.local_addr()).await.unwrap().with_token(&token(n));
+                let session = conn.hello().await.unwrap().session.unwrap();
+                keep(&conn, &session);
+                let mut control = conn.stream("outboard.v1.Outboard/Control").await.unwrap();
+                control.message(&v1::ControlRequest { request: Some(R::Attach(session.clone())) }.encode_to_vec());
+                control.next().await.unwrap();
+                let len = ((mib << 20) - 2048).to_be_bytes();
+                control.bytes(Bytes::copy_from_slice(&[&[0], &len[..]].concat()));
+                held.push((conn, session, control));
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(25)).await;
+        let victim = Conn::open(server.local_addr()).await.unwrap().with_token(&token(6));
+        let session = victim.hello().await.unwrap().session.unwrap();
+        keep(&victim, &session);
+        let graph = vec![0; 100_000].into();
+        let ask = v1::SupportsRequest { session: Some(session), device: "CPU0".into(), graph };
+        let start = Instant::now();
+        let answer = victim.call("outboard.v1.Outboard/Supports", &ask.encode_to_vec()).await.unwrap_err();
+        println!("after {:?}: {answer}", start.elapsed());
+        assert!(!answer.contains("no room"), "{answer}");
+    });
+}
+
+/// A program that begins an answer whose headers have no end.
+fn endless_headers() -> SocketAddr {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let frame = |kind: u8, stream: u8, payload: &[u8]| {
+        let mut out = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+        out.extend([kind, 0, 0, 0, 0, stream]);
+        out.extend(payload);
+        out
+    };
+    let mut header = vec![0, 1, b'a', 0x7f];
+    let mut rest = 60_000 - 127;
+    while rest >= 128 {
+        header.push((rest % 128 + 128) as u8);
+        rest /= 128;
+    }
+    header.push(rest as u8);
+    header.extend(vec![b'v'; 60_000]);
+    let block = header.repeat(17);
+    let mut all = frame(4, 0, &[]);
+    all.extend(frame(1, 1, &[&[0x88], &block[..]].concat()));
+    (0..14).for_each(|_| all.extend(frame(9, 1, &block)));
+    let all = Arc::new(all);
+    std::thread::spawn(move || {
+        for socket in listener.incoming().flatten() {
+            let all = all.clone();
+            std::thread::spawn(move || {
+                let mut socket = socket;
+                let mut some = [0; 4096];
+                let _ = socket.read(&mut some);
+                let _ = socket.write_all(&all);
+                while socket.read(&mut some).is_ok_and(|n| n > 0) {}
+            });
+        }
+    });
+    addr
+}
+
+/// 11. What another server answers is bounded as what clients ask is.
+#[test]
+fn headers_of_other_servers_are_bounded() {
+    const LINKS: u64 = 16;
+    let server = start(Trust::default(), None);
+    let fake = endless_headers();
+    run(async {
+        let client = Conn::open(server.local_addr()).await.unwrap();
+        let session = client.hello().await.unwrap().session.unwrap();
+        let before = resident();
+        let mut calls = Vec::new();
+        for n in 0..LINKS {
+            let (grant, welcome) = (Bytes::from_static(&[2; 32]), Bytes::from_static(&[3; 32]));
+            let target = v1::PeerTarget { address: fake.to_string(), incarnation: 5, session: n, grant, welcome };
+            let mut call = client.stream("outboard.v1.Peers/Reach").await.unwrap();
+            let ask = v1::ReachRequest { session: Some(session.clone()), target: Some(target) };
+            call.message(&ask.encode_to_vec());
+            call.close();
+            calls.push(call);
+        }
+        let mut most = 0;
+        for _ in 0..30 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            most = most.max(resident().saturating_sub(before));
+        }
+        println!("{} MiB more in memory for {LINKS} links", most / MIB);
+        assert!(most < LINKS * 3 * MIB + 16 * MIB, "{} MiB", most / MIB);
     });
 }
