@@ -638,3 +638,42 @@ fn headers_of_other_servers_are_bounded() {
         assert!(most < LINKS * 3 * MIB + 16 * MIB, "{} MiB", most / MIB);
     });
 }
+
+/// 12. Commands that wait for another server stop no other stream of their connection.
+#[test]
+fn a_connection_answers_while_tensors_are_waited_for() {
+    let server = start(Trust::default(), None);
+    run(async {
+        let conn = Conn::open(server.local_addr()).await.unwrap();
+        let hello = conn.hello().await.unwrap();
+        let session = hello.session.clone().unwrap();
+        // Another server is connected, and sends nothing yet.
+        let other = Conn::open(server.local_addr()).await.unwrap();
+        let _link = link(&other, &hello).await;
+        let mut control = conn.stream("outboard.v1.Outboard/Control").await.unwrap();
+        let alloc = v1::Alloc { request: 1, buffer: 1, device: "CPU0".into(), size: 64, usage: "ANY".into() };
+        for request in [R::Attach(session.clone()), R::Alloc(alloc)] {
+            control.message(&v1::ControlRequest { request: Some(request) }.encode_to_vec());
+            control.next().await.unwrap();
+        }
+        let mut queue = conn.stream("outboard.v1.Outboard/Queue").await.unwrap();
+        let open = v1::OpenQueue { session: Some(session.clone()), queue: 1, device: "CPU0".into() };
+        queue.message(&v1::Command { command: Some(C::Open(open)) }.encode_to_vec());
+        queue.next().await.unwrap();
+        let accept = |value: u64| {
+            let mut ticket = vec![7; 32];
+            ticket[..8].copy_from_slice(&value.to_le_bytes());
+            let dst = Some(v1::Slice { buffer: 1, offset: 0, len: 64 });
+            let source = Some(v1::PeerSource { name: "other".into(), incarnation: FROM });
+            let accept = C::Accept(v1::Accept { ticket: ticket.into(), dst, value, source });
+            v1::Command { command: Some(accept) }.encode_to_vec()
+        };
+        (1..=600).for_each(|value| queue.message(&accept(value)));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let ask = v1::ProgressRequest { session: Some(session) }.encode_to_vec();
+        let (start, call) = (Instant::now(), conn.call("outboard.v1.Outboard/Progress", &ask));
+        let answer = tokio::time::timeout(Duration::from_secs(2), call).await.map(|a| a.is_ok());
+        println!("{answer:?} after {:?}", start.elapsed());
+        assert_eq!(answer, Ok(true));
+    });
+}
