@@ -86,7 +86,7 @@ impl Width {
     }
 }
 
-/// A place of a call.
+/// A place of a call, taken until its stream is closed and its tasks have ended.
 pub(crate) enum CallPlace {
     Early { _permit: OwnedSemaphorePermit },
     Client { _share: Share },
@@ -482,10 +482,15 @@ pub(crate) struct Calls {
 
 impl Calls {
     /// Carries out a call. What comes with the answer is kept until that is sent.
-    pub(crate) async fn call(self, request: Request<Incoming>) -> (Response<Body>, Option<CallPlace>) {
+    pub(crate) async fn call(self, mut request: Request<Incoming>) -> (Response<Body>, Option<Arc<CallPlace>>) {
         match self.service.conn.call().await {
-            // Boxed, so that a call that waits for its place is small.
-            Ok(place) => (Box::pin(call::answer(self.service, request)).await, Some(place)),
+            Ok(place) => {
+                let place = Arc::new(place);
+                // Tasks of a stream keep it as well: its client may reset the stream before they have ended.
+                request.extensions_mut().insert(place.clone());
+                // Boxed, so that a call that waits for its place is small.
+                (Box::pin(call::answer(self.service, request)).await, Some(place))
+            }
             Err(status) => (status.into_http(), None),
         }
     }

@@ -316,8 +316,9 @@ pub(crate) const QUIET_TIMEOUT: Duration = Duration::from_secs(8);
 pub(crate) const FREES_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// Threads that place and check blobs, of the whole server: each reads, hashes, and copies to a device at memory speed. Calls take
-/// turns on them, so that their number costs others time, not threads, queues or files.
-pub(crate) const BLOB_THREADS: usize = 4;
+/// turns on them, so that their number costs others time, not threads, queues or files. A client may have what it leaves to others
+/// ([`crate::fair`]), so half if it is alone.
+pub(crate) const BLOB_THREADS: usize = 12;
 /// Bytes of one call before the next one has its turn, if any waits: some hundredths of a second of work.
 pub(crate) const BLOB_TURN_BYTES: u64 = 32 << 20;
 /// Blobs of one call before the next one has its turn: opening a file costs as much as hashing a hundred kilobytes.
@@ -401,5 +402,5 @@ pub(crate) const WANTED: usize = 8 << 10;
 pub(crate) const USED_TICKETS: usize = 2 << 10;
 /// A tensor of which nothing more comes for this long, while its link lives, has failed.
 pub(crate) const STALLED: Duration = Duration::from_secs(10);
-/// Pieces of tensors up to this many bytes are copied where they wait, so that they do not keep a larger buffer that they came in.
+/// Pieces of tensors up to this many bytes are joined where they wait, so that they do not keep the larger buffers that they came in.
 pub(crate) const SMALL_PIECE: usize = 16 << 10;

@@ -7,7 +7,7 @@
 use crate::lock;
 use outboard_core::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How often a command that waits looks whether it is still wanted.
@@ -67,7 +67,6 @@ impl Footprint {
 #[derive(Debug, Default)]
 pub(crate) struct Accesses {
     now: Mutex<Now>,
-    ended: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -75,7 +74,26 @@ struct Now {
     /// One for each command that touches memory: as many as there are queues at most.
     active: Vec<(u64, Footprint)>,
     next: u64,
-    waiting: usize,
+    waiting: Vec<Waiting>,
+}
+
+/// A command that waits, and how it is woken: only by those that were in its way.
+#[derive(Debug)]
+struct Waiting {
+    number: u64,
+    footprint: Footprint,
+    wake: Arc<Condvar>,
+}
+
+impl Now {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn is_free(&self, footprint: &Footprint) -> bool {
+        !self.active.iter().any(|(_, other)| other.collides(footprint))
+    }
 }
 
 /// An access, over when dropped.
@@ -89,30 +107,37 @@ impl Accesses {
     /// Waits until nobody touches these bytes who must not, or until `cancel` is set.
     pub(crate) fn begin(&self, footprint: &Footprint, cancel: &AtomicBool) -> Result<Access<'_>> {
         let mut now = lock(&self.now);
-        while now.active.iter().any(|(_, other)| other.collides(footprint)) {
-            if cancel.load(Ordering::Relaxed) {
-                return Err(Error::Cancelled);
-            }
-            now.waiting += 1;
-            now = self.ended.wait_timeout(now, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
-            now.waiting -= 1;
+        if !now.is_free(footprint) {
+            now = self.wait(now, footprint, cancel)?;
         }
-        let number = now.next;
-        now.next += 1;
+        let number = now.number();
         now.active.push((number, footprint.clone()));
         Ok(Access { of: self, number })
+    }
+
+    fn wait<'a>(
+        &'a self,
+        mut now: MutexGuard<'a, Now>,
+        footprint: &Footprint,
+        cancel: &AtomicBool,
+    ) -> Result<MutexGuard<'a, Now>> {
+        let (number, wake) = (now.number(), Arc::new(Condvar::new()));
+        now.waiting.push(Waiting { number, footprint: footprint.clone(), wake: wake.clone() });
+        while !now.is_free(footprint) && !cancel.load(Ordering::Relaxed) {
+            now = wake.wait_timeout(now, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        now.waiting.retain(|waiting| waiting.number != number);
+        if now.is_free(footprint) { Ok(now) } else { Err(Error::Cancelled) }
     }
 }
 
 impl Drop for Access<'_> {
     fn drop(&mut self) {
         let mut now = lock(&self.of.now);
-        now.active.retain(|(number, _)| *number != self.number);
-        let someone_waits = now.waiting > 0;
-        drop(now);
-        if someone_waits {
-            self.of.ended.notify_all();
-        }
+        let Some(at) = now.active.iter().position(|(number, _)| *number == self.number) else { return };
+        let (_, ended) = now.active.swap_remove(at);
+        let woken = now.waiting.iter().filter(|waiting| waiting.footprint.collides(&ended));
+        woken.for_each(|waiting| waiting.wake.notify_one());
     }
 }
 
@@ -181,7 +206,7 @@ mod tests {
         assert_eq!(accesses.begin(&write, &AtomicBool::new(true)).unwrap_err(), Error::Cancelled);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| accesses.begin(&write, &never).map(drop));
-            while lock(&accesses.now).waiting == 0 {
+            while lock(&accesses.now).waiting.is_empty() {
                 std::thread::yield_now();
             }
             drop(first);

@@ -15,6 +15,7 @@ use outboard_core::{
     PeerTransfer, Placement, Queue, Result, Slice, TensorId, Ticket, Usage,
 };
 use std::any::Any;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -167,14 +168,16 @@ impl fmt::Debug for HostDevice {
     }
 }
 
-/// What a graph touches: all that is placed, as written, but weights and inputs that nothing else lies on.
+/// What a graph touches: all that is placed, as written, but weights and inputs that no node writes into.
 fn footprint(graph: &Graph, placement: &Placement) -> Result<Footprint> {
     let mut touched = Vec::new();
+    let computed = graph.nodes().map(|id| graph.tensor(id)).filter(|t| t.is_compute());
+    let written: HashSet<TensorId> = computed.map(|t| t.root()).collect();
     for id in graph.ids() {
         let t = graph.tensor(id);
         let Some(slice) = placement.get(id).filter(|_| t.root() == id && t.layout().span() > 0) else { continue };
         let (ptr, len) = (crate::queue::address(slice)?, t.layout().span());
-        let only_read = matches!(t.leaf(), Some(LeafKind::Weight | LeafKind::Input));
+        let only_read = matches!(t.leaf(), Some(LeafKind::Weight | LeafKind::Input)) && !written.contains(&id);
         touched.push(if only_read { Touched::read(ptr, len) } else { Touched::written(ptr, len) });
     }
     Ok(Footprint::new(touched))

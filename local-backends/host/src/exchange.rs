@@ -14,7 +14,7 @@ use outboard_core::error::Bytes as Size;
 use outboard_core::{Error, Result, Slice, Ticket};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Bytes that wait between the devices of one host at most; a client that is alone may have half of them.
@@ -28,7 +28,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct Exchange {
     open: Mutex<Open>,
-    changed: Condvar,
     most: Amount,
 }
 
@@ -63,6 +62,14 @@ struct Transfer {
     /// Who came first.
     by: Party,
     state: State,
+    /// Whoever waits for it to change is woken by it alone.
+    changed: Arc<Condvar>,
+}
+
+impl Transfer {
+    fn new(by: Party, state: State) -> Transfer {
+        Transfer { by, state, changed: Arc::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -101,7 +108,7 @@ impl Transfer {
 
 impl Default for Exchange {
     fn default() -> Exchange {
-        Exchange { open: Mutex::default(), changed: Condvar::new(), most: MOST }
+        Exchange { open: Mutex::default(), most: MOST }
     }
 }
 
@@ -132,7 +139,7 @@ impl Exchange {
             // An error always has room: whoever waits for it would wait in vain.
             room?;
         }
-        open.insert(ticket, Transfer { by, state: State::Reserved(bytes) });
+        open.insert(ticket, Transfer::new(by, State::Reserved(bytes)));
         drop(open);
         let content = src.map_err(Error::clone).and_then(|src| read_slice(accesses, src, cancel));
         self.set(ticket, State::Offered { content, since: Instant::now() });
@@ -143,8 +150,8 @@ impl Exchange {
     fn set(&self, ticket: Ticket, state: State) {
         if let Some(transfer) = lock(&self.open).get_mut(&ticket) {
             transfer.state = state;
+            transfer.changed.notify_all();
         }
-        self.changed.notify_all();
     }
 
     /// Fills `dst` with what is offered under a ticket.
@@ -163,28 +170,25 @@ impl Exchange {
             Some(_) => return Err(used_twice()),
             None => {
                 self.admit(&mut open, by, 0)?;
-                open.insert(ticket, Transfer { by, state: State::Wanted(dst.clone()) });
+                open.insert(ticket, Transfer::new(by, State::Wanted(dst.clone())));
             }
         }
         loop {
-            let transfer = open.remove(&ticket);
-            match transfer.map(|t| (t.by, t.state)) {
-                Some((_, State::Offered { content, .. })) => {
+            let wanted = || Transfer::new(by, State::Wanted(dst.clone()));
+            let transfer = open.remove(&ticket).unwrap_or_else(wanted);
+            match transfer.state {
+                State::Offered { content, .. } => {
                     drop(open);
                     return write(accesses, &content?, dst, wait.cancel);
                 }
-                Some((_, State::Copied(done))) => return done,
-                Some((by, state @ (State::Copying | State::Reserved(_)))) => {
-                    // Whoever gives up leaves nothing behind: what the other side does then is dropped.
-                    give_up(wait, end)?;
-                    open.insert(ticket, Transfer { by, state });
-                }
-                Some((_, State::Wanted(_))) | None => {
-                    give_up(wait, end)?;
-                    open.insert(ticket, Transfer { by, state: State::Wanted(dst.clone()) });
-                }
+                State::Copied(done) => return done,
+                State::Copying | State::Reserved(_) | State::Wanted(_) => {}
             }
-            open = self.changed.wait_timeout(open, LOOK_AGAIN).unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            // Whoever gives up leaves nothing behind: what the other side does then is dropped.
+            give_up(wait, end)?;
+            let changed = transfer.changed.clone();
+            open.insert(ticket, transfer);
+            open = changed.wait_timeout(open, LOOK_AGAIN).unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
     }
 

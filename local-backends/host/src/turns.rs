@@ -4,9 +4,9 @@
 //! for each that another group gets.
 
 use crate::lock;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// How often one who waits looks whether it still wants to.
@@ -16,7 +16,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     line: Mutex<Line>,
-    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -26,6 +25,8 @@ struct Line {
     running: Option<(u64, VecDeque<u64>)>,
     /// Other groups that wait, each once, with their queues that wait, never none; the first of the first group is next.
     waiting: VecDeque<(u64, VecDeque<u64>)>,
+    /// How those who wait are woken.
+    wake: HashMap<u64, Arc<Condvar>>,
 }
 
 impl Line {
@@ -58,6 +59,14 @@ impl Line {
         true
     }
 
+    /// Wakes whoever is next, if nobody has the turn.
+    fn wake_next(&self) {
+        let next = self.waiting.front().and_then(|(_, queues)| queues.front()).filter(|_| self.running.is_none());
+        if let Some(wake) = next.and_then(|who| self.wake.get(who)) {
+            wake.notify_one();
+        }
+    }
+
     /// The turn is over.
     fn end(&mut self) {
         self.waiting.extend(self.running.take().filter(|(_, queues)| !queues.is_empty()));
@@ -73,31 +82,38 @@ impl Turns {
     pub(crate) fn take(&self, group: u64, who: u64, cancel: &AtomicBool) -> Option<Turn<'_>> {
         let mut line = lock(&self.line);
         line.add(group, who);
-        while !line.give(group, who) {
-            if cancel.load(Ordering::Relaxed) {
-                line.remove(group, who);
-                drop(line);
-                // Another may be next now.
-                self.changed.notify_all();
-                return None;
-            }
-            line = self.changed.wait_timeout(line, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+        if line.give(group, who) {
+            return Some(Turn(self));
         }
-        Some(Turn(self))
+        let wake = Arc::new(Condvar::new());
+        line.wake.insert(who, wake.clone());
+        let mut given = false;
+        while !given && !cancel.load(Ordering::Relaxed) {
+            line = wake.wait_timeout(line, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+            given = line.give(group, who);
+        }
+        line.wake.remove(&who);
+        if given {
+            return Some(Turn(self));
+        }
+        line.remove(group, who);
+        // Another may be next now.
+        line.wake_next();
+        None
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        lock(&self.0.line).end();
-        self.0.changed.notify_all();
+        let mut line = lock(&self.0.line);
+        line.end();
+        line.wake_next();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     /// The order in which queues get their turns that ask for it, one after the other, while another has it.
     fn order(asked: &[(u64, u64)]) -> Vec<u64> {

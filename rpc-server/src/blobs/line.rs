@@ -45,9 +45,15 @@ impl<T> Line<T> {
         }
     }
 
-    /// Takes out what is next.
-    pub(super) fn pop(&mut self) -> Option<T> {
-        next(&mut self.0, |sessions| next(sessions, VecDeque::pop_front, VecDeque::is_empty), VecDeque::is_empty)
+    /// Takes out what is next of the clients that may have something now.
+    pub(super) fn pop(&mut self, mut may: impl FnMut(u64) -> bool) -> Option<T> {
+        let at = self.0.iter().position(|(client, _)| may(*client))?;
+        let (client, mut sessions) = self.0.remove(at)?;
+        let value = next(&mut sessions, VecDeque::pop_front, VecDeque::is_empty);
+        if !sessions.is_empty() {
+            self.0.push_back((client, sessions));
+        }
+        value
     }
 
     /// Takes out everything that is like this.
@@ -71,7 +77,7 @@ mod tests {
     use super::*;
 
     fn all(line: &mut Line<u32>) -> Vec<u32> {
-        std::iter::from_fn(|| line.pop()).collect()
+        std::iter::from_fn(|| line.pop(|_| true)).collect()
     }
 
     /// Client 1 has two sessions with three and two things, client 2 one session with two, client 3 one thing.
@@ -87,17 +93,25 @@ mod tests {
     fn turns_go_round_between_clients_and_their_sessions() {
         let mut line = filled();
         assert_eq!(all(&mut line), [111, 231, 341, 121, 232, 112, 122, 113]);
-        assert!(line.is_empty() && line.pop().is_none());
+        assert!(line.is_empty() && line.pop(|_| true).is_none());
     }
 
     #[test]
     fn who_comes_back_is_behind_those_who_have_come_meanwhile() {
         let mut line = Line::new();
         (0..4).for_each(|call| line.push(1, call, call as u32));
-        let first = line.pop().unwrap();
+        let first = line.pop(|_| true).unwrap();
         line.push(2, 9, 99);
         line.push(1, 0, first);
         assert_eq!(all(&mut line), [1, 99, 2, 3, 0]);
+    }
+
+    #[test]
+    fn who_may_have_nothing_now_keeps_the_place_in_the_line() {
+        let mut line = filled();
+        assert_eq!(line.pop(|client| client != 1), Some(231));
+        assert_eq!(line.pop(|client| client > 3), None);
+        assert_eq!(all(&mut line), [111, 341, 232, 121, 112, 122, 113]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::call::{Call, Ended};
 use super::line::Line;
+use crate::fair::{FairRoom, FairShare};
 use crate::limits::BLOB_THREADS;
 use crate::lock;
 use crate::logs::limited;
@@ -20,6 +21,8 @@ pub(super) struct Workers(Arc<Pool>);
 struct Pool {
     state: Mutex<State>,
     changed: Condvar,
+    /// Threads that are at work: a client may have what it leaves to others, because a call may wait for its device.
+    busy: Arc<FairRoom>,
 }
 
 struct State {
@@ -36,7 +39,8 @@ pub(crate) struct Underway {
 impl Workers {
     pub(super) fn start() -> Result<Workers> {
         let state = Mutex::new(State { line: Line::new(), stop: false });
-        let workers = Workers(Arc::new(Pool { state, changed: Condvar::new() }));
+        let workers =
+            Workers(Arc::new(Pool { state, changed: Condvar::new(), busy: FairRoom::new(BLOB_THREADS as u64) }));
         for n in 0..BLOB_THREADS {
             let pool = workers.0.clone();
             let spawned = std::thread::Builder::new().name(format!("place {n}")).spawn(move || pool.work());
@@ -78,12 +82,17 @@ impl Pool {
         self.changed.notify_one();
     }
 
-    /// The call whose turn is next; `None` when the server stops.
-    fn next(&self) -> Option<Call> {
+    /// The call whose turn is next, and its client's part of the threads; `None` when the server stops.
+    fn next(&self) -> Option<(Call, FairShare)> {
         let mut state = lock(&self.state);
         while !state.stop {
-            if let Some(call) = state.line.pop() {
-                return Some(call);
+            let mut share = None;
+            let call = state.line.pop(|client| {
+                share = self.busy.try_take(client, 1);
+                share.is_some()
+            });
+            if let Some(next) = call.zip(share) {
+                return Some(next);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -91,9 +100,13 @@ impl Pool {
     }
 
     fn work(&self) {
-        while let Some(mut call) = self.next() {
+        while let Some((mut call, share)) = self.next() {
             let others_wait = || !lock(&self.state).line.is_empty();
-            match catch_unwind(AssertUnwindSafe(|| call.turn(&others_wait))) {
+            let ended = catch_unwind(AssertUnwindSafe(|| call.turn(&others_wait)));
+            // Another call of the client may be next now.
+            drop(share);
+            self.changed.notify_one();
+            match ended {
                 Ok(Ended::Call) => {}
                 Ok(Ended::Turn) => self.push(call),
                 Ok(Ended::Behind) => {

@@ -8,6 +8,7 @@ use crate::http2::Incoming;
 use crate::limits::{COMING, FIRST_MESSAGE, LINK_DEAD, REFUSALS, TICK};
 use crate::lock;
 use crate::logs::limited;
+use crate::service::call::place_of;
 use crate::service::{Service, UNDECODABLE};
 use crate::session::Session;
 use bytes::{Bytes, BytesMut};
@@ -42,6 +43,7 @@ type Answer = std::result::Result<Bytes, Status>;
 pub(crate) fn push(service: Service, request: Request<Incoming>) -> Response<Body> {
     let (down, answers) = mpsc::channel(REFUSALS);
     tokio::spawn(async move {
+        let _place = place_of(&request);
         if let Err(status) = run(&service, request.into_body(), &down).await {
             if status.code() == UNDECODABLE {
                 service.conn.give_up();
@@ -203,13 +205,16 @@ impl<'a> Inbound<'a> {
                 "there is a link on this connection already; each needs one of its own",
             ));
         }
-        service.authorise_link(&session.account)?;
         let number = fresh_uid();
         let share = peers.admit(number, &session, down, service.conn.peer);
         let share = share.map_err(|e| {
             peers.metrics.refused("links of one client");
             Status::resource_exhausted(e.to_string())
         })?;
+        if let Err(status) = service.authorise_link(&session.account) {
+            lock(&peers.inbound).remove(&number);
+            return Err(status);
+        }
         service.conn.serves_a_link(true);
         let proof = Bytes::copy_from_slice(&welcome);
         // There is room: it is the first message.

@@ -11,7 +11,7 @@ use crate::limits::{
     USED_TICKETS, WANTED,
 };
 use crate::lock;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use outboard_core::device::Completer;
 use outboard_core::error::Bytes as Size;
 use outboard_core::{Error, Result, Ticket};
@@ -209,8 +209,9 @@ struct Coming {
     via: Via,
     size: u64,
     got: u64,
-    /// What is there and not handed over.
+    /// What is there and not handed over, and behind that what came in small pieces, in one piece.
     parts: VecDeque<Bytes>,
+    small: BytesMut,
     held: u64,
     /// Bytes of the room that it has taken.
     room: u64,
@@ -218,8 +219,31 @@ struct Coming {
 }
 
 impl Coming {
+    /// Keeps what has come. Small pieces are joined: each by itself would take many times its bytes.
+    fn keep(&mut self, data: Bytes, is_small: bool) {
+        self.held += data.len() as u64;
+        if is_small {
+            self.small.extend_from_slice(&data);
+        }
+        if !is_small || self.small.len() >= SMALL_PIECE {
+            self.join();
+        }
+        if !is_small {
+            self.parts.push_back(data);
+        }
+    }
+
+    /// Makes one piece of the small ones so far.
+    fn join(&mut self) {
+        if !self.small.is_empty() {
+            self.parts.push_back(Bytes::copy_from_slice(&self.small));
+            self.small.clear();
+        }
+    }
+
     /// Takes so many bytes out, which are there.
     fn split(&mut self, len: u64) -> Vec<Bytes> {
+        self.join();
         self.held -= len;
         if self.held == 0 {
             return std::mem::take(&mut self.parts).into();
@@ -362,9 +386,10 @@ impl Inbox {
 
     /// The next bytes of a transfer, which came in a buffer of so many; `true` after the last ones.
     pub(crate) fn data(&self, now: Instant, via: Via, key: Key, data: Bytes, buffer: usize) -> Result<bool> {
-        let keeps_more = data.len() <= SMALL_PIECE || data.len() < buffer / 2;
+        let is_small = data.len() <= SMALL_PIECE;
+        let keeps_more = !is_small && data.len() < buffer / 2;
         let data = if keeps_more { Bytes::copy_from_slice(&data) } else { data };
-        self.with(|state| state.data(now, via, key, data))
+        self.with(|state| state.data(now, via, key, data, is_small))
     }
 
     /// The queue that was to send a transfer has failed, before it began or in the middle. Gives the transfer's number if it had begun.
@@ -590,8 +615,8 @@ impl State {
         }
         let key = Key::new(&ticket);
         let coming = |wanted, room| {
-            let (parts, got, held) = (VecDeque::new(), 0, 0);
-            Kind::Coming(Coming { via, size, got, parts, held, room, wanted })
+            let (parts, small, got, held) = (VecDeque::new(), BytesMut::new(), 0, 0);
+            Kind::Coming(Coming { via, size, got, parts, small, held, room, wanted })
         };
         let Some(slot) = self.slots.get_mut(&key) else {
             if self.used.contains(&key) {
@@ -628,7 +653,7 @@ impl State {
         }
     }
 
-    fn data(&mut self, now: Instant, via: Via, key: Key, data: Bytes) -> Result<bool> {
+    fn data(&mut self, now: Instant, via: Via, key: Key, data: Bytes, is_small: bool) -> Result<bool> {
         let Some(slot) = self.slots.get_mut(&key) else { return Err(Error::Cancelled) };
         let Kind::Coming(coming) = &mut slot.kind else { return Err(Error::Cancelled) };
         if coming.via != via {
@@ -642,8 +667,7 @@ impl State {
             return Err(error);
         }
         let done = coming.got == coming.size;
-        coming.held += len;
-        coming.parts.push_back(data);
+        coming.keep(data, is_small);
         slot.since = now;
         if let Err(error) = self.hand_over(key) {
             self.fail(key, error.clone());

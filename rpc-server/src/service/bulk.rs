@@ -1,6 +1,7 @@
 //! The bulk stream of a device queue: chunks on their way to the queue and from it. Spoken by hand: payloads go from the frames
 //! of the connection to the queue, and back, without a copy.
 
+use super::call::place_of;
 use super::{Service, UNDECODABLE};
 use crate::http2::Incoming;
 use crate::limits::{BULK_CHUNKS, FIRST_MESSAGE};
@@ -30,7 +31,14 @@ type Down = Result<Held<v1::Chunk>, Status>;
 pub(crate) fn transfer(service: Service, request: Request<Incoming>) -> Response<Body> {
     let (out, chunks) = channel(BULK_CHUNKS);
     tokio::spawn(async move {
-        if let Err(status) = run(&service, request.into_body(), &out).await {
+        let _place = place_of(&request);
+        let run = run(&service, request.into_body(), &out);
+        let ended = tokio::select! {
+            ended = run => ended,
+            // The client has reset the stream.
+            () = out.closed() => return,
+        };
+        if let Err(status) = ended {
             if status.code() == UNDECODABLE {
                 service.conn.give_up();
             }

@@ -2,6 +2,7 @@
 
 use super::messages::room;
 use super::{Service, bulk, control, queue};
+use crate::conn::CallPlace;
 use crate::http2::Incoming;
 use crate::limits::{BLOBS_MESSAGE, CALL_MESSAGE, SMALL_MESSAGE};
 use crate::peers::inbound;
@@ -20,6 +21,11 @@ use tonic::{Code, Status};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthService;
 
+/// The place of a call, for its tasks.
+pub(crate) fn place_of<T>(request: &Request<T>) -> Option<Arc<CallPlace>> {
+    request.extensions().get().cloned()
+}
+
 /// The room of a call's message, among the extensions of its request: for work that may outlive the call.
 pub(super) type CallRoom = Arc<Option<Room>>;
 
@@ -30,8 +36,8 @@ pub(crate) async fn answer(service: Service, request: Request<Incoming>) -> Resp
     match (name, method) {
         ("outboard.v1.Bulk", "Transfer") => bulk::transfer(service, request),
         ("outboard.v1.Peer", "Push") => inbound::push(service, request),
-        ("outboard.v1.Outboard", "Control") => control::start(&service, request.into_body()),
-        ("outboard.v1.Outboard", "Queue") => queue::start(&service, request.into_body()),
+        ("outboard.v1.Outboard", "Control") => control::start(service, request),
+        ("outboard.v1.Outboard", "Queue") => queue::start(service, request),
         ("outboard.v1.Outboard" | "outboard.v1.Peers" | "grpc.health.v1.Health", _) => {
             unary(service, request, name, method).await
         }

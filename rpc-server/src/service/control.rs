@@ -1,5 +1,6 @@
 //! The control stream of a session: memory and executables.
 
+use super::call::place_of;
 use super::messages::{Came, Messages};
 use super::{Service, first, replies, resume, takes, undecodable};
 use crate::http2::Incoming;
@@ -32,11 +33,17 @@ use tonic::{Code, Status};
 
 type Out = Sender<Result<v1::ControlReply, Status>>;
 
-pub(super) fn start(service: &Service, body: Incoming) -> Response<Body> {
+pub(super) fn start(service: Service, request: http::Request<Incoming>) -> Response<Body> {
     let (out, answers) = channel(REPLIES);
-    let service = service.clone();
     tokio::spawn(async move {
-        if let Err(status) = run(&service, Messages::new(body), &out).await {
+        let _place = place_of(&request);
+        let run = run(&service, Messages::new(request.into_body()), &out);
+        let ended = tokio::select! {
+            ended = run => ended,
+            // The client has reset the stream.
+            () = out.closed() => return,
+        };
+        if let Err(status) = ended {
             service.complain(None, "control stream refused", &status.message());
             let _ = out.send(Err(status)).await;
         }

@@ -1,5 +1,6 @@
 //! The stream of a device queue.
 
+use super::call::place_of;
 use super::messages::{Came, Messages};
 use super::{Service, first, replies, undecodable};
 use crate::http2::Incoming;
@@ -7,7 +8,7 @@ use crate::limits::{MAX_COMMAND, READ_AHEAD, READ_AHEAD_BYTES};
 use crate::session::Session;
 use crate::session::answers::{Held, Replies as Sender, reply};
 use crate::session::queue::QueueRunner;
-use http::Response;
+use http::{Request, Response};
 use outboard_core::Error;
 use outboard_proto::error::to_status;
 use outboard_proto::v1::{self, command::Command, reply::Reply};
@@ -21,11 +22,11 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
 
-pub(super) fn start(service: &Service, body: Incoming) -> Response<Body> {
+pub(super) fn start(service: Service, request: Request<Incoming>) -> Response<Body> {
     let (out, answers) = unbounded_channel();
-    let service = service.clone();
     tokio::spawn(async move {
-        if let Err(status) = run(&service, Messages::new(body), &out).await {
+        let _place = place_of(&request);
+        if let Err(status) = run(&service, Messages::new(request.into_body()), &out).await {
             service.complain(None, "queue refused", &status.message());
             let _ = out.send(Held::new(Err(status), None));
         }

@@ -56,10 +56,13 @@ pub(crate) type UpChunk = (v1::Chunk, ChunkRoom);
 
 impl QueueState {
     /// The first failure stays.
-    pub(crate) fn note_failure(&self, error: &Error) {
-        if self.failed.set(error.clone()).is_ok() {
+    /// `true` if it is the first one.
+    pub(crate) fn note_failure(&self, error: &Error) -> bool {
+        let is_first = self.failed.set(error.clone()).is_ok();
+        if is_first {
             self.metrics.error(error);
         }
+        is_first
     }
 
     /// It cannot be opened: who waits for it learns why, frees do not wait for it, and there may be another one.

@@ -43,9 +43,8 @@ impl Owner {
     /// The queue has failed.
     pub(crate) fn refused(&self, error: &Error) {
         let Some(state) = self.state.upgrade() else { return };
-        state.note_failure(error);
-        // What came first is what the client is told.
-        if state.failed.get() == Some(error)
+        // What came first is what the client is told, once.
+        if state.note_failure(error)
             && let Some(replies) = self.replies.upgrade()
         {
             let _ = replies.send(Held::new(reply(Reply::Failed(error::to_wire(error))), None));
@@ -239,6 +238,8 @@ impl QueueRunner {
             queue.write_later(&dst.part(at, len)?, pending)?;
             at += len;
             if at == dst.len() {
+                // The event is a command of its own.
+                self.take_or_fail(0).await?;
                 return queue.signal();
             }
             self.mark()?;
