@@ -47,9 +47,9 @@ pub struct ClientLimits {
     pub sessions: usize,
     /// Queues at a time; each has a thread.
     pub queues: usize,
-    /// Buffers at a time, some [`BUFFER_BYTES`] each beside their memory.
+    /// Buffers at a time, some 512 bytes each beside their memory.
     pub buffers: usize,
-    /// Bytes that its compiled graphs take, as [`graph_bytes`] counts them: those of some hundred large models.
+    /// Bytes that its compiled graphs take, counted by their tensors and twice their encoded bytes: those of some hundred large models.
     pub graphs: u64,
     /// Bytes that were offered to other devices of this server and not yet accepted.
     pub offered_bytes: u64,
@@ -58,7 +58,7 @@ pub struct ClientLimits {
 /// Limits of one session.
 #[derive(Clone, Debug)]
 pub struct SessionLimits {
-    /// Buffers at a time, [`BUFFER_BYTES`] each beside their memory: ten for each tensor of a large model. Clients of this release take
+    /// Buffers at a time, some 512 bytes each beside their memory: ten for each tensor of a large model. Clients of this release take
     /// some dozens.
     pub buffers: usize,
     /// Compiled graphs at a time.

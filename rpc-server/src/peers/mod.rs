@@ -44,8 +44,8 @@ pub(crate) struct Peers {
     lookup: Lookup,
     pub(crate) limits: PeerLimits,
     rooms: Arc<Rooms>,
-    /// By session and all that its client has said of the other server.
-    links: Mutex<HashMap<(u64, Target), Arc<Link>>>,
+    /// By session, its age, and all that its client has said of the other server.
+    links: Mutex<HashMap<(u64, u64, Target), Arc<Link>>>,
     /// How many links there may be.
     most: Arc<FairRoom>,
     /// Links of other servers, by their number.
@@ -105,12 +105,12 @@ impl Peers {
     /// The link of a session to a server that its client names; opened if there is none. Does not wait for it.
     pub(crate) fn link(self: &Arc<Self>, session: &Arc<Session>, target: &v1::PeerTarget) -> Result<Arc<Link>> {
         let target = Target::new(self.incarnation, target)?;
-        let key = (session.id, target.clone());
+        let key = (session.id, session.keys.age_now(), target.clone());
         let mut links = lock(&self.links);
         if let Some(link) = links.get(&key).filter(|link| !link.is_lost()) {
             return Ok(link.clone());
         }
-        if links.keys().filter(|(owner, _)| *owner == session.id).count() >= LINKS_PER_SESSION {
+        if links.keys().filter(|(owner, ..)| *owner == session.id).count() >= LINKS_PER_SESSION {
             return Err(Error::Request(format!("a session may have links to {LINKS_PER_SESSION} servers at a time")));
         }
         let share = one_more(&self.most, &session.account)?;
