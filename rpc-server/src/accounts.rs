@@ -54,6 +54,7 @@ pub(crate) struct Account {
     /// No other account of this process has it. Devices know the client by it, see [`outboard_core::Client::room`].
     pub(crate) uid: u64,
     key: Key,
+    /// Unlike its uid, the same whenever the client comes back.
     id: u64,
     limits: ClientLimits,
     taken: Taken,

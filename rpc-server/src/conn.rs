@@ -267,7 +267,7 @@ impl Conn {
         self.traffic.is_of(|| shared.metrics.client(session.account.name()));
         let mut all = lock(&self.sessions);
         if !all.iter().any(|s| std::ptr::eq(s.as_ptr(), Arc::as_ptr(session))) {
-            // The last one that has ended is kept, to know that there were some.
+            // Sessions that have ended go only when another one comes: an empty list means that there never was one.
             all.retain(is_live);
             all.push(Arc::downgrade(session));
         }

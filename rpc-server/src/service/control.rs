@@ -127,7 +127,7 @@ async fn next(
     };
     let (message, room) = match came {
         Ok(Some(Came::Message(message, room))) => (message, room),
-        // What is too large is an error already.
+        // The limit is that of all messages, so that `TooLarge` does not come.
         Ok(Some(Came::TooLarge(_)) | None) => return Ok(None),
         Err(status) if status.code() == Code::ResourceExhausted => return Err(status),
         Err(status) => {
