@@ -49,8 +49,9 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let n = src.ne().iter().product();
     if src.dtype() == DType::I32 {
         let all = shared.take::<i32>(n)?;
-        all.iter_mut().zip(indices(src)).for_each(|(to, i)| *to = src.int(i));
-        all.iter().zip(indices(out)).for_each(|(from, i)| out.set_int(i, *from));
+        let wanted = |i: &[usize; 4]| i[0] > 0 || !workers.aborted();
+        all.iter_mut().zip(indices(src).take_while(wanted)).for_each(|(to, i)| *to = src.int(i));
+        all.iter().zip(indices(out).take_while(wanted)).for_each(|(from, i)| out.set_int(i, *from));
         return Ok(());
     }
     let all = shared.take::<f32>(n)?;

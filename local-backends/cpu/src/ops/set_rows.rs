@@ -6,6 +6,9 @@ use crate::tensor::checked;
 use half::f16;
 use outboard_core::DType;
 
+/// Rows between two looks at whether the run is still wanted.
+const LOOK: usize = 1 << 10;
+
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let (dst, src, ids) = (node.src(0)?, node.src(1)?, node.src(2)?);
     if src.ne().contains(&0) {
@@ -15,16 +18,21 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     let target = |i: usize, j: usize, k: usize| checked(ids.int([i, j, k, 0]), dst.ne()[1], "row");
     // All indices are checked before anything is written, so that a wrong one leaves the cache as it was.
     for (k, j) in (0..i2).flat_map(|k| (0..i1).map(move |j| (k, j))).take_while(|_| !cx.aborted()) {
-        (0..count).try_for_each(|i| target(i, j, k).map(drop))?;
+        wanted(cx, count).try_for_each(|i| target(i, j, k).map(drop))?;
     }
     // One thread: the cache is small work, and an index that comes twice must not be written by two.
     let [_, _, d2, d3] = src.ne();
     for (k, j) in (0..d3).flat_map(|k| (0..d2).map(move |j| (k, j))).take_while(|_| !cx.aborted()) {
-        for i in 0..count {
+        for i in wanted(cx, count) {
             write(dst, src, target(i, j % i1, k % i2)?, [i, j, k])?;
         }
     }
     Ok(())
+}
+
+/// So many rows, while the run is wanted.
+fn wanted<'a>(cx: &'a Cx<'_>, count: usize) -> impl Iterator<Item = usize> + use<'a> {
+    (0..count).take_while(|i| i % LOOK > 0 || !cx.aborted())
 }
 
 /// Writes row `from` of `src` to the row of `dst` with this index.
