@@ -252,6 +252,11 @@ fn a_queue_that_fails_in_the_middle_of_a_tensor() {
     // Of two tensors of one queue, the second is on its way when the first turns out to be of another size than was accepted.
     let (first, second, wrong) = (ticket(), ticket(), y.other());
     x.offer(first, &x.memory.part(0, 8).unwrap(), &y);
+    // When the one behind it is there, so is the first.
+    let (behind, other) = (ticket(), y.other());
+    x.offer(behind, &x.memory.part(0, 8).unwrap(), &y);
+    other.accept(behind, &y.memory.part(0, 8).unwrap());
+    read(other.queue.as_ref(), &y.memory.part(0, 8).unwrap());
     x.queue.finish(WAIT).unwrap();
     proxy.hold(link, true);
     x.offer(second, &x.memory, &y);
