@@ -462,7 +462,19 @@ fn a_small_piece_keeps_no_large_buffer() {
         rig.inbox.data(rig.now, via(1), key, buffer.slice(..len), buffer.len()).unwrap();
         let state = lock(&rig.inbox.state);
         let Kind::Coming(coming) = &state.slots[&key].kind else { panic!() };
-        let last = coming.parts.back().unwrap();
-        assert_eq!(last.as_ptr() != buffer.as_ptr(), copied, "{len}");
+        assert_eq!(coming.parts.iter().all(|part| part.as_ptr() != buffer.as_ptr()), copied, "{len}");
     }
+}
+
+#[test]
+fn small_pieces_are_joined() {
+    let rig = Rig::new();
+    let bytes: Vec<u8> = (0..3 * SMALL_PIECE).map(|i| i as u8).collect();
+    let key = rig.begin(1, t(1), bytes.len() as u64).unwrap();
+    for byte in bytes.chunks(1) {
+        rig.inbox.data(rig.now, via(1), key, Bytes::copy_from_slice(byte), 1 << 20).unwrap();
+    }
+    let got = rig.accept(t(1), bytes.len() as u64).unwrap();
+    let parts = got.wait(Duration::from_secs(1)).unwrap();
+    assert!(parts.len() <= 3 && parts.concat() == bytes, "{} parts", parts.len());
 }
