@@ -189,8 +189,8 @@ impl Random {
 
 /// A line that the next one overwrites, on a terminal only.
 pub(crate) fn progress(text: &str) -> Result<()> {
-    match output::err_is_terminal() {
-        true => Ok(output::err(format_args!("\r\x1b[K{text}"))?),
-        false => Ok(output::check()?),
+    if output::err_is_terminal() {
+        return Ok(output::err(format_args!("\r\x1b[K{text}"))?);
     }
+    Ok(output::check()?)
 }

@@ -18,7 +18,7 @@ use outboard_core::{Error, Result};
 use outboard_net::{QuicConnection, QuicIncoming, Stream, accept};
 use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -48,8 +48,8 @@ pub(crate) struct Conn {
     /// Places for calls before that.
     early_calls: Arc<Semaphore>,
     wrong_tokens: AtomicU32,
-    /// Links of other servers that are open on it: clients have proven that they want them.
-    links: AtomicUsize,
+    /// A link of another server is open on it: a client has proven that it wants it.
+    link: AtomicBool,
     /// When something was last asked for. Bytes alone can be trickled for ever.
     asked: Mutex<Instant>,
     /// Of a further stream of a QUIC connection: the first one, that of the commands.
@@ -109,7 +109,7 @@ impl Conn {
             wide: OnceLock::new(),
             early_calls: Arc::new(Semaphore::new(EARLY_CALLS)),
             wrong_tokens: AtomicU32::new(0),
-            links: AtomicUsize::new(0),
+            link: AtomicBool::new(false),
             asked: Mutex::new(Instant::now()),
             first: None,
         }
@@ -230,15 +230,11 @@ impl Conn {
 
     /// Notes that a link of another server begins here, or that one has ended.
     pub(crate) fn serves_a_link(&self, begins: bool) {
-        if begins {
-            self.links.fetch_add(1, Ordering::AcqRel);
-        } else {
-            self.links.fetch_sub(1, Ordering::AcqRel);
-        }
+        self.link.store(begins, Ordering::Release);
     }
 
     pub(crate) fn has_a_link(&self) -> bool {
-        self.links.load(Ordering::Acquire) > 0
+        self.link.load(Ordering::Acquire)
     }
 
     /// When its peer last did something that lets it stay: for a client a call, for another server any sign of life.
@@ -255,11 +251,11 @@ impl Conn {
         if self.is_authorised() || self.has_a_link() {
             return self.active() + IDLE;
         }
-        match shared.trust.knows_clients() {
+        if shared.trust.knows_clients() {
             // Those who have yet to show who they are cannot stay by asking.
-            true => self.traffic.start() + STRANGER,
-            false => self.active() + STRANGER,
+            return self.traffic.start() + STRANGER;
         }
+        self.active() + STRANGER
     }
 
     /// Notes that a session has a stream here.

@@ -80,10 +80,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let mut shown = Ok(());
     let mut show = |text: &str| {
         shown = if json { output::check() } else { output::out(text) };
-        match shown.is_err() || interrupted.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
         }
+        ControlFlow::Continue(())
     };
     let what = GenerateOptions {
         n_predict: Some(TOKENS),

@@ -94,10 +94,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         estimate = *now;
         estimates.push(now.ppl());
         shown = output::err(format_args!("[{}]{:.4} ", now.chunks, now.ppl()));
-        match shown.is_err() || interrupted.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
         }
+        ControlFlow::Continue(())
     };
     let start = Instant::now();
     let done = perplexity(&mut engine, &tokens, bos, most, &mut show);
@@ -130,9 +130,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         devices: model::device_reports(&engine),
         net: devices::net(engine.devices()),
     };
-    match args.json {
-        true => print_json(&report)?,
-        false => report.print(&estimate)?,
+    if args.json {
+        print_json(&report)?;
+    } else {
+        report.print(&estimate)?;
     }
     Ok(if interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }

@@ -97,9 +97,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let head_ms = head_ms(&mut side, &tracer, &loaded, &decode)?;
     progress("")?;
     let report = gather(&loaded, &mut side.engine, setup, [&decode, &prompt], head_ms)?;
-    match args.json {
-        true => print_json(&report)?,
-        false => output::out(report.text())?,
+    if args.json {
+        print_json(&report)?;
+    } else {
+        output::out(report.text())?;
     }
     if let Some(picture) = picture {
         picture.write(&report, timeline(&side.engine, &decode).as_ref())?;

@@ -114,10 +114,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let mut shown = Ok(());
     let mut show = |text: &str| {
         shown = if args.json { output::check() } else { output::out(text) };
-        match shown.is_err() || interrupted.load(Ordering::Relaxed) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
         }
+        ControlFlow::Continue(())
     };
     let recording = tracer.start(engine.devices(), args.trace.is_some())?;
     let start = Instant::now();

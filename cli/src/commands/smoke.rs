@@ -114,9 +114,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let devices: Vec<_> = sides.iter().flat_map(|s| s.devices.iter().cloned()).collect();
     let what = format!("{} devices", devices.len());
     smoke.check("graph over all", &what, graph(&devices, cpu), Clone::clone);
-    match args.json {
-        true => print_json(&smoke)?,
-        false => output::out(smoke.text())?,
+    if args.json {
+        print_json(&smoke)?;
+    } else {
+        output::out(smoke.text())?;
     }
     Ok(if smoke.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -245,10 +245,10 @@ fn give_up(wait: Wait<'_>, end: Instant) -> Result<()> {
     if wait.cancel.load(Ordering::Relaxed) {
         return Err(Error::Cancelled);
     }
-    match Instant::now() >= end {
-        true => Err(Error::Timeout { what: "a tensor from another device".into(), after: wait.limit }),
-        false => Ok(()),
+    if Instant::now() >= end {
+        return Err(Error::Timeout { what: "a tensor from another device".into(), after: wait.limit });
     }
+    Ok(())
 }
 
 fn used_twice() -> Error {

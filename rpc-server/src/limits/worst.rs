@@ -96,6 +96,8 @@ const CONNECTION: Holds =
     THREAD.and(Holds { memory: 96 * KIB, threads: 0, descriptors: CONNECTION_DESCRIPTORS as u64, disk: 0 });
 /// An open file.
 const FILE: Holds = Holds { memory: 4 * KIB, threads: 0, descriptors: 1, disk: 0 };
+/// A hundredth of the limit of the cache.
+const DISK: Holds = Holds { memory: 0, threads: 0, descriptors: 0, disk: 1 };
 /// An error on the wire.
 const ERROR: u64 = MAX_ERROR_TEXT as u64 + 256;
 /// What TLS holds: its buffers, each way, and the state of a handshake. QUIC has none of these, and other windows.
@@ -197,124 +199,70 @@ fn link() -> Holds {
 /// What a link from another server holds beside its connection: transfers that are under way, and refusals.
 const INBOUND_LINK: Holds = Holds::memory(COMING as u64 * 128 + REFUSALS as u64 * ERROR);
 
-/// What lies in inboxes: tensors, and what is known of each, or an error in its place.
-fn inbox(bytes: u64, count: u64) -> [Part; 2] {
-    [
-        Part { what: "bytes from other servers that are not accepted", number: bytes, each: Holds::memory(1) },
-        Part { what: "such tensors", number: count, each: Holds::memory(ERROR + 320) },
-    ]
+/// What clients hold of one kind, and how much of it one of them may have, and all together.
+struct Kind {
+    what: &'static str,
+    client: u64,
+    all: u64,
+    each: Holds,
 }
 
-/// A call that places blobs: its places, decoded.
-const BLOB_CALL: Holds = Holds::memory(MAX_BLOBS_BYTES as u64 * 2);
-
-/// Messages of calls: read, and decoded beside that.
-fn messages(kib: usize) -> Part {
-    Part { what: "larger messages", number: kib as u64, each: Holds::memory(2 * KIB) }
+/// All that clients hold. A part that only the server has is 0 for a client.
+fn kinds(limits: &Limits) -> Vec<Kind> {
+    let numbers = Numbers::new(limits);
+    let (client, byte) = (&limits.client, Holds::memory(1));
+    let kind = |what, client: u64, all: u64, each| Kind { what, client, all, each };
+    let count = |what, client: usize, all: usize, each| kind(what, client as u64, all as u64, each);
+    // What a client may have as long as it leaves as much to others.
+    let shared = |what, all: u64, each| kind(what, all / 2, all, each);
+    let inbound = (INBOUND_LINKS / 2).min(client.connections as u64);
+    let early = |connections: usize| EARLY_CALLS * connections;
+    vec![
+        count("connections", client.connections, numbers.clients(), connection()),
+        count("connections with bulk data", WIDE_CONNECTIONS, ALL_WIDE_CONNECTIONS, wide()),
+        count("streams and calls", CALLS, ALL_CALLS, Holds::memory(CALL + 2 * SMALL_MESSAGE as u64)),
+        // Read, and decoded beside that.
+        count("larger messages", MESSAGES_KIB, ALL_MESSAGES_KIB, Holds::memory(2 * KIB)),
+        count("sessions", client.sessions, limits.sessions, SESSION),
+        count("queues", client.queues, limits.queues, queue()),
+        count("payloads beyond those of each queue, in KiB", PAYLOAD_KIB, ALL_PAYLOAD_KIB, Holds::memory(kept(KIB))),
+        kind("bytes of graphs", client.graphs, limits.graphs, byte),
+        count("buffers", client.buffers, limits.buffers, Holds::memory(BUFFER_BYTES)),
+        shared("bytes offered to other devices", OFFERED_BYTES, byte),
+        count(
+            "calls begun before authentication",
+            early(client.connections),
+            early(numbers.clients()),
+            Holds::memory(CALL),
+        ),
+        shared("links to other servers", LINKS as u64, link()),
+        shared("names that are looked up", LOOKUPS, THREAD),
+        kind("links from other servers", inbound, INBOUND_LINKS, INBOUND_LINK),
+        shared("bytes from other servers that are not accepted", INBOX_BYTES, byte),
+        // What is known of each, or an error in its place.
+        shared("such tensors", INBOX_COUNT, Holds::memory(ERROR + 320)),
+        // Their places, decoded.
+        count("calls about weights", BLOB_CALLS_CLIENT, ALL_CALLS, Holds::memory(MAX_BLOBS_BYTES as u64 * 2)),
+        count("queues that receive weights", BLOB_RECEIVERS_CLIENT, limits.queues, THREAD),
+        count("threads that place weights", 0, BLOB_THREADS, THREAD.and(Holds::memory(16 * MIB))),
+        count("files of the cache", BLOB_FILES_CLIENT, BLOB_FILES, FILE),
+        kind("hundredths of the cache", 50, 100, DISK),
+        kind("and of what comes beside it", 100 / BLOB_WRITING_CLIENT_PART, 100 / BLOB_WRITING_PART, DISK),
+    ]
 }
 
 /// One client.
 pub fn account(limits: &Limits) -> Case {
-    let client = &limits.client;
-    Case {
-        who: "one client",
-        parts: vec![
-            Part { what: "connections", number: client.connections as u64, each: connection() },
-            Part { what: "connections with bulk data", number: WIDE_CONNECTIONS as u64, each: wide() },
-            Part {
-                what: "streams and calls",
-                number: CALLS as u64,
-                each: Holds::memory(CALL + 2 * SMALL_MESSAGE as u64),
-            },
-            messages(MESSAGES_KIB),
-            Part { what: "sessions", number: client.sessions as u64, each: SESSION },
-            Part { what: "queues", number: client.queues as u64, each: queue() },
-            Part {
-                what: "payloads beyond those of each queue, in KiB",
-                number: PAYLOAD_KIB as u64,
-                each: Holds::memory(kept(KIB)),
-            },
-            Part { what: "bytes of graphs", number: client.graphs, each: Holds::memory(1) },
-            Part { what: "buffers", number: client.buffers as u64, each: Holds::memory(BUFFER_BYTES) },
-            Part { what: "bytes offered to other devices", number: OFFERED_BYTES / 2, each: Holds::memory(1) },
-            Part {
-                what: "calls begun before authentication",
-                number: (EARLY_CALLS * client.connections) as u64,
-                each: Holds::memory(CALL),
-            },
-            Part { what: "links to other servers", number: LINKS as u64 / 2, each: link() },
-            Part { what: "names that are looked up", number: LOOKUPS / 2, each: THREAD },
-            Part {
-                what: "links from other servers",
-                number: (INBOUND_LINKS / 2).min(client.connections as u64),
-                each: INBOUND_LINK,
-            },
-            Part { what: "calls about weights", number: BLOB_CALLS_CLIENT as u64, each: BLOB_CALL },
-            Part { what: "queues that receive weights", number: BLOB_RECEIVERS_CLIENT as u64, each: THREAD },
-            Part { what: "files of the cache", number: BLOB_FILES_CLIENT as u64, each: FILE },
-            Part {
-                what: "half of the cache, and what comes beside it",
-                number: 1,
-                each: Holds { disk: 50 + 100 / BLOB_WRITING_CLIENT_PART, ..Holds::default() },
-            },
-        ]
-        .into_iter()
-        .chain(inbox(INBOX_BYTES / 2, INBOX_COUNT / 2))
-        .collect(),
-    }
+    let part = |Kind { what, client, each, .. }| Part { what, number: client, each };
+    Case { who: "one client", parts: kinds(limits).into_iter().map(part).collect() }
 }
 
 /// All clients together, and those who have not shown who they are.
 pub fn server(limits: &Limits) -> Case {
-    let numbers = Numbers::new(limits);
-    Case {
-        who: "all together",
-        parts: vec![
-            Part { what: "before authentication", number: 1, each: strangers(limits).total() },
-            Part { what: "connections", number: numbers.clients() as u64, each: connection() },
-            Part { what: "connections with bulk data", number: ALL_WIDE_CONNECTIONS as u64, each: wide() },
-            Part {
-                what: "streams and calls",
-                number: ALL_CALLS as u64,
-                each: Holds::memory(CALL + 2 * SMALL_MESSAGE as u64),
-            },
-            messages(ALL_MESSAGES_KIB),
-            Part { what: "sessions", number: limits.sessions as u64, each: SESSION },
-            Part { what: "queues", number: limits.queues as u64, each: queue() },
-            Part {
-                what: "payloads beyond those of each queue, in KiB",
-                number: ALL_PAYLOAD_KIB as u64,
-                each: Holds::memory(kept(KIB)),
-            },
-            Part { what: "bytes of graphs", number: limits.graphs, each: Holds::memory(1) },
-            Part { what: "buffers", number: limits.buffers as u64, each: Holds::memory(BUFFER_BYTES) },
-            Part { what: "bytes offered to other devices", number: OFFERED_BYTES, each: Holds::memory(1) },
-            Part {
-                what: "calls begun before authentication",
-                number: (EARLY_CALLS * numbers.clients()) as u64,
-                each: Holds::memory(CALL),
-            },
-            Part { what: "links to other servers", number: LINKS as u64, each: link() },
-            Part { what: "names that are looked up", number: LOOKUPS, each: THREAD },
-            Part { what: "links from other servers", number: INBOUND_LINKS, each: INBOUND_LINK },
-            Part { what: "calls about weights", number: ALL_CALLS as u64, each: BLOB_CALL },
-            Part { what: "queues that receive weights", number: limits.queues as u64, each: THREAD },
-            Part {
-                what: "threads that place weights",
-                number: BLOB_THREADS as u64,
-                each: THREAD.and(Holds::memory(16 * MIB)),
-            },
-            Part { what: "files of the cache", number: BLOB_FILES as u64, each: FILE },
-            Part {
-                what: "the cache, and what comes beside it",
-                number: 1,
-                each: Holds { disk: 100 + 100 / BLOB_WRITING_PART, ..Holds::default() },
-            },
-        ]
-        .into_iter()
-        .chain(inbox(INBOX_BYTES, INBOX_COUNT))
-        .collect(),
-    }
+    let before = Part { what: "before authentication", number: 1, each: strangers(limits).total() };
+    let part = |Kind { what, all, each, .. }| Part { what, number: all, each };
+    let parts = [before].into_iter().chain(kinds(limits).into_iter().map(part)).collect();
+    Case { who: "all together", parts }
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use outboard_proto::limits::{MAX_GRAPH, MAX_MESSAGE};
 use outboard_proto::v1::outboard_server::OutboardServer;
 use outboard_proto::v1::peers_server::PeersServer;
 use std::sync::Arc;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as _;
-use tonic::{Code, Status};
 use tonic_health::pb::health_server::HealthServer;
 use tonic_health::server::HealthService;
 
@@ -131,23 +131,18 @@ async fn admit(service: &Service, len: usize, size: Size) -> Result<Option<Room>
     }
     if !service.conn.is_authorised() {
         // Its bytes come out of what is read from a stranger.
-        return match len <= SMALL_MESSAGE {
-            true => Ok(None),
-            false => Err(Status::new(
-                Code::Unauthenticated,
-                format!(
-                    "a message of {len} bytes before its client has said who it is; open a session on this connection first"
-                ),
-            )),
-        };
-    }
-    match size.counted {
-        true => {
-            let account = service.conn.account(&service.shared, None);
-            room(&account.messages, len.max(SMALL_MESSAGE)).await.map(Some)
+        if len <= SMALL_MESSAGE {
+            return Ok(None);
         }
-        false => Ok(None),
+        return Err(Status::unauthenticated(format!(
+            "a message of {len} bytes before its client has said who it is; open a session on this connection first"
+        )));
     }
+    if !size.counted {
+        return Ok(None);
+    }
+    let account = service.conn.account(&service.shared, None);
+    room(&account.messages, len.max(SMALL_MESSAGE)).await.map(Some)
 }
 
 fn too_large(len: usize, most: usize) -> Status {

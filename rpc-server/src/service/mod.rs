@@ -106,12 +106,11 @@ impl Service {
 
     /// Fails on a link between servers: what lets that stay is no right of its client.
     fn is_no_link(&self) -> Result<(), Status> {
-        match self.conn.only_links() {
-            true => {
-                Err(Status::permission_denied("this connection is a link between servers; calls need one of their own"))
-            }
-            false => Ok(()),
+        if self.conn.only_links() {
+            let why = "this connection is a link between servers; calls need one of their own";
+            return Err(Status::permission_denied(why));
         }
+        Ok(())
     }
 
     /// Checks the token of a call, if one is needed, and keeps the name that it stands for. After a wrong one, answers to further

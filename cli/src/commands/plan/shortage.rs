@@ -56,9 +56,10 @@ pub(super) fn tell(
     error: &anyhow::Error,
 ) -> Result<()> {
     let shortage = Shortage::new(loaded, parts, members, error);
-    match json {
-        true => print_json(&shortage)?,
-        false => output::out(shortage.text())?,
+    if json {
+        print_json(&shortage)?;
+    } else {
+        output::out(shortage.text())?;
     }
     Ok(())
 }

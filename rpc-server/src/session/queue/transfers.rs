@@ -254,21 +254,13 @@ impl QueueRunner {
     /// Waits for room that another server may have to make, unless the queue fails, or the client closes the stream.
     async fn take_or_fail(&mut self, bytes: u64) -> Result<()> {
         let failed = self.until_failed();
-        tokio::select! {
-            biased;
-            error = failed => Err(error),
-            taken = self.take(bytes) => taken,
-        }
+        unless(failed, self.take(bytes)).await
     }
 
     /// The same for room that a command gives back apart from those before it.
     async fn take_apart_or_fail(&mut self, bytes: u64) -> Result<(Hold, Hold)> {
         let failed = self.until_failed();
-        tokio::select! {
-            biased;
-            error = failed => Err(error),
-            taken = self.take_apart(bytes) => taken,
-        }
+        unless(failed, self.take_apart(bytes)).await
     }
 
     fn until_failed(&self) -> impl Future<Output = Error> + Send + use<> {
@@ -301,6 +293,15 @@ impl QueueRunner {
         self.take(0).await?;
         let peer = self.device.peer().ok_or_else(|| no_transfers(self.device.as_ref()))?;
         peer.accept(queue, ticket, dst)
+    }
+}
+
+/// Something that is waited for, or the error that comes before it.
+async fn unless<T>(failed: impl Future<Output = Error>, done: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::select! {
+        biased;
+        error = failed => Err(error),
+        done = done => done,
     }
 }
 
