@@ -3,9 +3,9 @@
 use crate::args::DeviceArgs;
 use anyhow::{Context, Result, bail};
 use outboard_backends::{DeviceSpec, local_devices};
+use outboard_core::Host;
 use outboard_core::error::Bytes;
 use outboard_core::{Device, DeviceKind, MemoryInfo, at_once, try_at_once};
-use outboard_host::Host;
 use outboard_rpc_client::{RemoteDevice, connect};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) struct DeviceSet {
 
 /// Every device there is: local ones first, then the servers' in the order of the list.
 pub(crate) fn all(args: &DeviceArgs) -> Result<Vec<Arc<dyn Device>>> {
-    let mut devices = local_devices(&Host::new(), &[DeviceSpec::Cpu(None)], args.threads.map(usize::from), None)?;
+    let mut devices = local_devices(&Host::new(), &DeviceSpec::usable(), args.threads.map(usize::from), None)?;
     devices.extend(remote(args)?);
     Ok(devices)
 }
@@ -48,10 +48,10 @@ pub(crate) struct Available {
 }
 
 impl Available {
-    /// The local device, and those of the servers.
+    /// The local devices, and those of the servers.
     pub(crate) fn open(args: &DeviceArgs) -> Result<Available> {
         let host = Host::new();
-        let local = local_devices(&host, &[DeviceSpec::Cpu(None)], args.threads.map(usize::from), None)?;
+        let local = local_devices(&host, &DeviceSpec::usable(), args.threads.map(usize::from), None)?;
         Ok(Available { host, local, remote: remote(args)? })
     }
 
@@ -60,11 +60,11 @@ impl Available {
         let mut devices = match names.is_empty() {
             false => choose(names, &self.local, &self.remote)?,
             true if !self.remote.is_empty() => self.remote.clone(),
-            true => self.local.clone(),
+            true => by_default(&self.local),
         };
         let fallback = !devices.iter().any(|d| d.info().kind == DeviceKind::Cpu);
         if fallback {
-            devices.extend(self.local.first().cloned());
+            devices.extend(self.local.iter().find(|d| d.info().kind == DeviceKind::Cpu).cloned());
         }
         Ok(DeviceSet { devices, fallback, host: self.host.clone() })
     }
@@ -76,8 +76,15 @@ impl Available {
 
     /// The local ones alone.
     pub(crate) fn local(&self) -> DeviceSet {
-        DeviceSet { devices: self.local.clone(), fallback: false, host: self.host.clone() }
+        DeviceSet { devices: by_default(&self.local), fallback: false, host: self.host.clone() }
     }
+}
+
+/// What runs when nothing is said: all GPUs, else the CPU.
+fn by_default(local: &[Arc<dyn Device>]) -> Vec<Arc<dyn Device>> {
+    let is_cpu = |device: &Arc<dyn Device>| device.info().kind == DeviceKind::Cpu;
+    let (cpus, others): (Vec<_>, Vec<_>) = local.iter().cloned().partition(is_cpu);
+    if others.is_empty() { cpus } else { others }
 }
 
 fn choose(names: &[String], local: &[Arc<dyn Device>], remote: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Device>>> {

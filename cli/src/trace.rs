@@ -10,8 +10,8 @@ pub(crate) use times::{TokenTime, time_lines};
 
 use crate::devices;
 use anyhow::{Context, Result};
+use outboard_core::Host;
 use outboard_core::{Device, at_once};
-use outboard_host::Host;
 use outboard_rpc_client::{RemoteDevice, RemoteSpan, RemoteTrace};
 use std::collections::VecDeque;
 use std::path::Path;

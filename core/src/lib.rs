@@ -1,4 +1,5 @@
-//! What everything else is built on: dtypes, shapes, ops, graphs, and the traits of a device. No I/O, no unsafe.
+//! What everything else is built on: dtypes, shapes, ops, graphs, the contract of a device, and what devices of this process have in
+//! common. No I/O, no unsafe.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -10,6 +11,7 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod graph;
+pub mod local;
 pub mod op;
 pub mod progress;
 pub mod quant;
@@ -19,12 +21,13 @@ pub mod sort;
 pub use at_once::{at_once, try_at_once};
 pub use content::{Content, ContentUpload, DeviceContents, Digest};
 pub use device::{
-    Buffer, Client, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryAccount, MemoryInfo, MemoryShare, NodeSet,
-    PeerTransfer, Pending, Placement, Queue, Slice, Ticket, Usage,
+    Batch, Buffer, Client, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryAccount, MemoryInfo, MemoryShare,
+    NodeSet, PeerTransfer, Pending, Placement, Queue, Slice, Speed, Ticket, TraceEvent, Usage,
 };
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::{Graph, GraphBuilder, GraphError, Kind, LeafKind, Tensor, TensorId};
+pub use local::Host;
 pub use op::Op;
 pub use progress::{Doing, Patience, Progress};
 pub use shape::{DIMS, Layout};

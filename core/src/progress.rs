@@ -50,6 +50,18 @@ impl Progress {
         self.done.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// A command is done that was behind others on the device; what the queue is at is another one.
+    pub(crate) fn done_behind(&self) {
+        self.done.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The device has nothing more of the queue.
+    pub(crate) fn idle(&self) {
+        let at_work = |doing: u8| doing == Doing::Graph as u8 || doing == Doing::Copy as u8;
+        let nothing = |doing| at_work(doing).then_some(Doing::Nothing as u8);
+        let _ = self.doing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, nothing);
+    }
+
     /// Commands that are done.
     pub fn commands(&self) -> u64 {
         self.done.load(Ordering::Relaxed)

@@ -2,9 +2,10 @@
 //! encoded graph. Tensors lie between guard bytes that nobody may touch.
 
 use crate::mutate::protobuf;
+use outboard_core::Host;
 use outboard_core::{Device, Error, Graph, LeafKind, Placement, Slice, Usage};
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_proto::graph;
 use outboard_reference::reference_device;
 use rand::rngs::StdRng;

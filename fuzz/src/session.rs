@@ -4,10 +4,11 @@
 use crate::mutate::LIMITS;
 use crate::random::{Content, RandomGraph};
 use crate::raw::{Conn, NOTHING, Stream};
+use outboard_core::Host;
 use outboard_core::op::{Binary, BinaryKind, GetRows, MulMat, SetRows};
 use outboard_core::{DType, GraphBuilder, GraphError, TensorId};
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_proto::v1::command::Command as C;
 use outboard_proto::v1::control_request::Request as R;
 use outboard_proto::v1::{self, Slice};

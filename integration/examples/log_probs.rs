@@ -2,8 +2,9 @@
 //! `cargo run --release -p outboard-integration --example log_probs -- smollm2 [DEVICE..]` with `cpu`, `portable` or `reference`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use outboard_core::Host;
 use outboard_cpu::{CpuOptions, Isa, cpu_device};
-use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_host::{MemoryBudget, open_mapped};
 use outboard_integration::{Forced, cases, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};

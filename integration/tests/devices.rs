@@ -3,9 +3,10 @@
 
 use outboard_backends::{DeviceSpec, local_devices};
 use outboard_conformance::{Filter, run};
+use outboard_core::Host;
 use outboard_core::op::MulMat;
 use outboard_core::{DType, Device, Executable, GraphBuilder, Placement, Queue, Slice, Usage};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_integration::Server;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
@@ -57,7 +58,7 @@ fn two_devices_of_an_endpoint_compute_at_the_same_time() {
             to.lock().unwrap().push((e.device.to_owned(), e.start, e.end));
         }
     });
-    let specs = [DeviceSpec::Cpu(Some(1)), DeviceSpec::Cpu(Some(1))];
+    let specs = DeviceSpec::parse_list("cpu:1,cpu:1").unwrap();
     let devices = local_devices(&host, &specs, None, None).unwrap();
     let addr = "127.0.0.1:0".parse().unwrap();
     let server = outboard_rpc_server::Server::start(ServerConfig {

@@ -1,8 +1,9 @@
 //! Real models, over every kind of cluster, against llama.cpp's texts.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use outboard_core::Host;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_host::{MemoryBudget, open_mapped};
 use outboard_integration::{Client, Comparison, Forced, RunReport, Server, cases, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};

@@ -8,8 +8,9 @@ mod small;
 
 use fated::{Fate, fated_device};
 use outboard_core::Device;
+use outboard_core::Host;
 use outboard_core::op::{Penalty, Sample};
-use outboard_host::{Host, MemoryBudget, open_mapped};
+use outboard_host::{MemoryBudget, open_mapped};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{Engine, Error, Failover, GenerateOptions, Generation, LoadOptions, Model, Recovery, generate};

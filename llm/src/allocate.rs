@@ -28,7 +28,8 @@ pub(crate) struct Item {
 /// The model's file as memory of a device, if it uses it in place.
 pub(crate) type Mapped = Option<Arc<dyn Buffer>>;
 
-/// Memory for every leaf: one buffer per device and kind, mapped weights where the device can use them in place.
+/// Memory for every leaf: for each device and kind as many buffers as its largest allocation asks for, mapped weights where the device can
+/// use them in place.
 pub(crate) fn allocate(
     model: &Model,
     devices: &[Arc<dyn Device>],
@@ -58,16 +59,15 @@ fn allocate_on<'i>(
     kept_weights: &Bound,
 ) -> Result<(Bound, Upload)> {
     let mut bound = HashMap::new();
-    let align = device.info().alignment as u64;
-    let mut pending: Vec<(u64, Bytes)> = Vec::new();
-    let (mut weights, mut state) = (Vec::new(), Vec::new());
-    let (mut weight_bytes, mut state_bytes) = (0u64, 0u64);
+    let (align, most) = (device.info().alignment as u64, device.info().max_alloc);
+    let (mut weights, mut state) = (Packing::new(align, most), Packing::new(align, most));
+    let mut uploads: Vec<(Range, Bytes)> = Vec::new();
+    let mut leaves: Vec<(&Item, Range)> = Vec::new();
     // Leaves of one tensor on one device (embedding and output of a tied model) share its memory.
-    let mut placed: HashMap<&str, u64> = HashMap::new();
+    let mut placed: HashMap<&str, Range> = HashMap::new();
     for item in items {
         if item.kind != LeafKind::Weight {
-            state.push((item, state_bytes));
-            state_bytes += item.size.next_multiple_of(align);
+            leaves.push((item, state.add(item.size)));
             continue;
         }
         if let Some(slice) = kept(kept_weights, &item.leaf, device.as_ref()) {
@@ -80,30 +80,77 @@ fn allocate_on<'i>(
             bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), info.offset as u64, item.size)?);
             continue;
         }
-        let offset = *placed.entry(name).or_insert_with(|| {
-            pending.push((weight_bytes, model.gguf().data(info)));
-            let offset = weight_bytes;
-            weight_bytes += item.size.next_multiple_of(align);
-            offset
+        let range = *placed.entry(name).or_insert_with(|| {
+            let range = weights.add(item.size);
+            uploads.push((range, model.gguf().data(info)));
+            range
         });
-        weights.push((item, offset));
+        leaves.push((item, range));
     }
-    let kinds = [(weights, weight_bytes, Usage::Weights), (state, state_bytes, Usage::Compute)];
-    let buffers = try_at_once(&kinds, |&(_, bytes, usage)| match bytes {
-        0 => Ok(None),
-        _ => device.alloc(bytes, usage).map(Some),
-    })?;
-    let mut parts = Upload::new();
-    for ((leaves, _, usage), buffer) in kinds.into_iter().zip(buffers) {
-        let Some(buffer) = buffer else { continue };
-        for (item, offset) in leaves {
-            bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), offset, item.size)?);
-        }
-        if usage == Usage::Weights {
-            for (offset, data) in pending.drain(..) {
-                parts.push((Slice::new(buffer.clone(), offset, data.len() as u64)?, data));
-            }
-        }
+    let allocations = weights.allocations(Usage::Weights).chain(state.allocations(Usage::Compute)).collect::<Vec<_>>();
+    let mut buffers = try_at_once(&allocations, |&(bytes, usage)| device.alloc(bytes, usage))?;
+    let states = buffers.split_off(weights.sizes.len());
+    let slice = |kind: LeafKind, range: Range| {
+        let buffers = if kind == LeafKind::Weight { &buffers } else { &states };
+        let buffer = buffers.get(range.buffer).ok_or_else(|| Error::Plan("a leaf has no memory".into()))?;
+        Ok::<_, Error>(Slice::new(buffer.clone(), range.offset, range.size)?)
+    };
+    for (item, range) in leaves {
+        bound.insert(item.leaf.clone(), slice(item.kind, range)?);
     }
-    Ok((bound, parts))
+    let upload = |(range, data): (Range, Bytes)| Ok((slice(LeafKind::Weight, range)?, data));
+    Ok((bound, uploads.into_iter().map(upload).collect::<Result<_>>()?))
+}
+
+/// Memory of a leaf in one of several buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    buffer: usize,
+    offset: u64,
+    size: u64,
+}
+
+/// Puts leaves one behind the other into as few buffers as their order allows.
+struct Packing {
+    alignment: u64,
+    /// Bytes of the largest buffer.
+    most: u64,
+    sizes: Vec<u64>,
+}
+
+impl Packing {
+    fn new(alignment: u64, most: u64) -> Packing {
+        Packing { alignment, most, sizes: Vec::new() }
+    }
+
+    /// A leaf that fits into one buffer.
+    fn add(&mut self, size: u64) -> Range {
+        let room = |start: &u64| start.checked_add(size).is_some_and(|end| end <= self.most);
+        let start = self.sizes.last().map(|used| used.next_multiple_of(self.alignment)).filter(room);
+        if start.is_none() {
+            self.sizes.push(0);
+        }
+        let (offset, buffer) = (start.unwrap_or(0), self.sizes.len() - 1);
+        self.sizes[buffer] = offset + size;
+        Range { buffer, offset, size }
+    }
+
+    /// The buffers, none of them empty.
+    fn allocations(&self, usage: Usage) -> impl Iterator<Item = (u64, Usage)> {
+        self.sizes.iter().map(move |&bytes| (bytes.max(1), usage))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leaves_fill_buffers_in_their_order() {
+        let mut packing = Packing::new(32, 100);
+        let places: Vec<_> = [40, 30, 10, 100, 0, 1].map(|size| packing.add(size)).into();
+        let at: Vec<_> = places.iter().map(|r| (r.buffer, r.offset)).collect();
+        assert_eq!(at, [(0, 0), (0, 64), (1, 0), (2, 0), (3, 0), (3, 0)]);
+        assert_eq!(packing.sizes, [94, 10, 100, 1]);
+    }
 }

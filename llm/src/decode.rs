@@ -119,8 +119,8 @@ impl Engine {
     /// Waits for the oldest step that is under way: its token, and its log-probability if that was asked for.
     pub fn next_id(&mut self) -> Result<(u32, Option<f32>)> {
         let step = self.ahead.steps.pop_front().ok_or_else(|| Error::Request("no step is under way".into()))?;
-        let id = self.wait(step.id, &step.run.program)?;
-        let log_prob = step.log_prob.map(|p| self.wait(p, &step.run.program)).transpose()?;
+        let id = self.wait(step.id)?;
+        let log_prob = step.log_prob.map(|p| self.wait(p)).transpose()?;
         self.ahead.came();
         // What came before this run has been handed over by now.
         self.scheduler().settle(step.run.number);

@@ -18,7 +18,7 @@ use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
 use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -246,6 +246,7 @@ impl Placed {
             false => Ok(None),
         };
         let mapped: Vec<Mapped> = scheduler.devices().iter().map(in_place).collect::<outboard_core::Result<_>>()?;
+        check_allocations(&items, scheduler.devices())?;
         check_fits(&scheduler, &free, &loads, &mapped, &kept_bytes)?;
         // Memory for results is asked for while that for leaves is.
         let devices = scheduler.devices().to_vec();
@@ -376,7 +377,7 @@ impl Engine {
         for batch in tokens.chunks(self.n_ubatch) {
             self.text.read(self.n_past, batch);
             let run = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
-            let logits = self.wait(self.read(&run.program, net::LOGITS)?, &run.program)?;
+            let logits = self.wait(self.read(&run.program, net::LOGITS)?)?;
             all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
         Ok(all)
@@ -549,15 +550,20 @@ fn place(
     if !options.split.is_empty() && options.split.len() != devices.len() {
         return Err(Error::Request(format!("-ts has {} parts for {} devices", options.split.len(), devices.len())));
     }
-    let here =
-        |d: &dyn Device| kept_weights.values().filter(|s| s.buffer().device() == d.uid()).map(Slice::len).sum::<u64>();
-    let free: Vec<u64> = free.iter().zip(devices).map(|(free, d)| free.saturating_add(here(d.as_ref()))).collect();
+    let pools: Vec<String> = devices.iter().map(|d| d.info().pool()).collect();
+    let sharing = |d: usize| (0..devices.len()).filter(|&other| pools[other] == pools[d]).collect::<Vec<_>>();
+    let here = |d: usize| {
+        kept_weights.values().filter(|s| s.buffer().device() == devices[d].uid()).map(Slice::len).sum::<u64>()
+    };
+    let kept = |d: usize| sharing(d).into_iter().map(here).sum::<u64>();
+    let free: Vec<u64> = free.iter().enumerate().map(|(d, free)| free.saturating_add(kept(d))).collect();
     let sizes = parts.sizes();
     let divide = |reserve: &[u64]| -> Result<Homes> {
         let share = |(d, device): (usize, &Arc<dyn Device>)| Share {
             id: device.info().id.clone(),
-            capacity: free[d].saturating_sub(reserve[d]),
-            weight: options.split.get(d).copied().unwrap_or(free[d] as f64),
+            pool: pools[d].clone(),
+            capacity: free[d].saturating_sub(sharing(d).into_iter().map(|other| reserve[other]).sum()),
+            weight: options.split.get(d).copied().unwrap_or(free[d] as f64 / sharing(d).len() as f64),
         };
         let shares: Vec<Share> = devices.iter().enumerate().map(share).collect();
         Ok(Homes { sections: split(&sizes, &shares)?, overrides: options.overrides.clone() })
@@ -587,6 +593,20 @@ fn results(plans: &[Plan], device: usize) -> u64 {
     compute + plans.iter().map(|p| p.weight_copy_bytes()[device]).sum::<u64>()
 }
 
+/// Says before anything is allocated which leaf no buffer of its device can hold.
+fn check_allocations(items: &[Item], devices: &[Arc<dyn Device>]) -> Result<()> {
+    for item in items {
+        let info = devices[item.device].info();
+        if item.size > info.max_alloc {
+            let (leaf, id, size, most) = (&item.leaf, &info.id, Size(item.size), Size(info.max_alloc));
+            let why =
+                format!("{leaf} is {size} large, and {id} allocates {most} at once at most; place it elsewhere (-ot)");
+            return Err(Error::Request(why));
+        }
+    }
+    Ok(())
+}
+
 /// Says before anything is allocated what does not fit.
 fn check_fits(
     scheduler: &Scheduler,
@@ -596,19 +616,28 @@ fn check_fits(
     kept_bytes: &dyn Fn(usize, &dyn Device) -> u64,
 ) -> Result<()> {
     let devices = scheduler.devices();
-    for (d, ((load, &free), mapped)) in loads.iter().zip(free).zip(mapped).enumerate() {
-        let weights =
-            if mapped.is_some() { 0 } else { load.weight_bytes.saturating_sub(kept_bytes(d, devices[d].as_ref())) };
-        let needed = weights + load.cache_bytes + load.compute_bytes;
+    let mut of_pool: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (d, device) in devices.iter().enumerate() {
+        of_pool.entry(device.info().pool()).or_default().push(d);
+    }
+    for sharing in of_pool.values() {
+        let weights_of = |d: usize| match mapped[d] {
+            Some(_) => 0,
+            None => loads[d].weight_bytes.saturating_sub(kept_bytes(d, devices[d].as_ref())),
+        };
+        let sum = |bytes: &dyn Fn(usize) -> u64| sharing.iter().map(|&d| bytes(d)).sum::<u64>();
+        let (weights, cache) = (sum(&weights_of), sum(&|d| loads[d].cache_bytes));
+        let (results, free) = (sum(&|d| loads[d].compute_bytes), sharing.iter().map(|&d| free[d]).min().unwrap_or(0));
+        let needed = weights + cache + results;
         if needed > free {
+            let ids = sharing.iter().map(|&d| loads[d].id.as_str()).collect::<Vec<_>>().join(" and ");
             return Err(Error::Request(format!(
-                "{}: not enough memory: {} needed (weights {}, KV cache {}, results {}), {} free; use fewer layers there \
+                "{ids}: not enough memory: {} needed (weights {}, KV cache {}, results {}), {} free; use fewer layers there \
                  (-ts), a smaller context (-c) or another device",
-                load.id,
                 Size(needed),
                 Size(weights),
-                Size(load.cache_bytes),
-                Size(load.compute_bytes),
+                Size(cache),
+                Size(results),
                 Size(free)
             )));
         }

@@ -187,7 +187,7 @@ impl Engine {
     ) -> Result<ControlFlow<()>> {
         let Scores { run, bytes, batch: Batch { rows, skip, last } } = scores;
         if let Some(bytes) = bytes {
-            let bytes = self.wait(bytes, &run.program)?;
+            let bytes = self.wait(bytes)?;
             self.scheduler().settle(run.number);
             let (scores, rest) = bytes.as_chunks();
             if scores.len() != rows || !rest.is_empty() {

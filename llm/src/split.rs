@@ -11,6 +11,7 @@
 
 use crate::error::{Error, Result};
 use outboard_core::error::Bytes;
+use std::collections::{BTreeMap, HashMap};
 
 /// What a split has to weigh.
 #[derive(Clone, Debug)]
@@ -39,7 +40,9 @@ impl Sizes {
 pub struct Share {
     /// For messages.
     pub id: String,
-    /// Bytes it may hold.
+    /// Names its memory: devices with the same name here share their capacity.
+    pub pool: String,
+    /// Bytes it may hold, together with the others of its pool.
     pub capacity: u64,
     /// Its part of the model relative to the others; 0 leaves it out.
     pub weight: f64,
@@ -65,7 +68,13 @@ pub fn split(sizes: &Sizes, shares: &[Share]) -> Result<Vec<usize>> {
     }
     fill(sizes, shares).ok_or_else(|| {
         let usable: Vec<&Share> = shares.iter().filter(|s| s.weight > 0.0).collect();
-        let list = usable.iter().map(|s| format!("{} {}", s.id, Bytes(s.capacity))).collect::<Vec<_>>().join(", ");
+        let pools: BTreeMap<&str, &&Share> = usable.iter().rev().map(|s| (s.pool.as_str(), s)).collect();
+        let members = |pool: &str| {
+            let ids = usable.iter().filter(|s| s.pool == pool).map(|s| s.id.as_str());
+            ids.collect::<Vec<_>>().join(" and ")
+        };
+        let room = |(pool, share): (&&str, &&&Share)| format!("{} {}", members(pool), Bytes(share.capacity));
+        let list = pools.iter().map(room).collect::<Vec<_>>().join(", ");
         Error::Request(format!(
             "the model needs {} of memory and does not fit on its devices ({list}): add a device or make the context (-c) smaller",
             Bytes(sizes.bytes())
@@ -123,15 +132,14 @@ fn proportional(measure: &[f64], shares: &[Share], total_weight: f64) -> Vec<usi
 
 /// Whether every device can hold what it would have to.
 fn fits(sizes: &Sizes, shares: &[Share], homes: &[usize]) -> bool {
-    let mut used = vec![0u64; shares.len()];
-    for (&device, &bytes) in homes.iter().zip(&sizes.sections) {
-        used[device] += bytes;
-    }
+    let mut used: HashMap<&str, u64> = HashMap::new();
+    let mut add = |device: usize, bytes: u64| *used.entry(shares[device].pool.as_str()).or_default() += bytes;
+    homes.iter().zip(&sizes.sections).for_each(|(&device, &bytes)| add(device, bytes));
     if let (Some(&first), Some(&last)) = (homes.first(), homes.last()) {
-        used[first] += sizes.first;
-        used[last] += sizes.last - if first == last { sizes.tied } else { 0 };
+        add(first, sizes.first);
+        add(last, sizes.last - if first == last { sizes.tied } else { 0 });
     }
-    used.iter().zip(shares).all(|(&used, share)| used <= share.capacity)
+    shares.iter().all(|share| used.get(share.pool.as_str()).is_none_or(|&used| used <= share.capacity))
 }
 
 /// Fills one device after the other; `None` if that does not fit either.
@@ -140,17 +148,23 @@ fn fill(sizes: &Sizes, shares: &[Share]) -> Option<Vec<usize>> {
     let n = sizes.sections.len();
     let mut homes = Vec::with_capacity(n);
     let mut at = 0;
-    let mut used = sizes.first;
+    let mut used: HashMap<&str, u64> = HashMap::new();
     for (i, &bytes) in sizes.sections.iter().enumerate() {
-        let extra = |at: usize| match i + 1 == n {
-            true => sizes.last - if at == 0 { sizes.tied } else { 0 },
-            false => 0,
+        let needed = |at: usize| {
+            let first = if i == 0 { sizes.first } else { 0 };
+            let tied = if at == 0 { sizes.tied } else { 0 };
+            let last = if i + 1 == n { sizes.last - tied } else { 0 };
+            first + bytes + last
         };
-        while used + bytes + extra(at) > shares[*devices.get(at)?].capacity {
+        loop {
+            let share = &shares[*devices.get(at)?];
+            let used = used.entry(share.pool.as_str()).or_default();
+            if *used + needed(at) <= share.capacity {
+                *used += needed(at);
+                break;
+            }
             at += 1;
-            used = if homes.is_empty() { sizes.first } else { 0 };
         }
-        used += bytes;
         homes.push(devices[at]);
     }
     Some(homes)
@@ -159,9 +173,33 @@ fn fill(sizes: &Sizes, shares: &[Share]) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn share(capacity: u64, weight: f64) -> Share {
-        Share { id: format!("d{capacity}"), capacity, weight }
+        own(capacity, weight, "")
+    }
+
+    /// With memory of its own, unless a pool is named.
+    fn own(capacity: u64, weight: f64, pool: &str) -> Share {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let unique = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
+        let pool = if pool.is_empty() { unique } else { pool.to_owned() };
+        Share { id: format!("d{capacity}"), pool, capacity, weight }
+    }
+
+    #[test]
+    fn shared_memory_counts_once() {
+        let two = |capacity: u64| {
+            let shares = [own(capacity, 1.0, "host"), own(capacity, 1.0, "host")];
+            split(&sizes(8), &shares).map_err(|e| e.to_string())
+        };
+        // 8 sections of 10, and 30 at either end, which are on one device here.
+        assert_eq!(two(140).unwrap(), [1, 1, 0, 0, 0, 0, 1, 1]);
+        assert!(two(139).unwrap_err().contains("needs 140 B"));
+        // A device of its own beside them takes what does not fit there.
+        let shares = [own(80, 1.0, "host"), own(80, 1.0, "host"), share(1000, 1.0)];
+        let homes = split(&sizes(8), &shares).unwrap();
+        assert!(fits(&sizes(8), &shares, &homes), "{homes:?}");
     }
 
     fn sizes(n: usize) -> Sizes {

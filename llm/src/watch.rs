@@ -4,7 +4,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use bytes::Bytes;
 use outboard_core::Pending;
-use outboard_scheduler::{Program, Scheduler};
+use outboard_scheduler::Scheduler;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,8 +56,8 @@ impl Engine {
         }));
     }
 
-    /// Waits for a result of a program, for as long as devices get further; ends early if the run is cancelled.
-    pub(crate) fn wait(&self, mut pending: Pending<Bytes>, program: &Program) -> Result<Bytes> {
+    /// Waits for a result, for as long as devices get further; ends early if the run is cancelled.
+    pub(crate) fn wait(&self, mut pending: Pending<Bytes>) -> Result<Bytes> {
         let start = Instant::now();
         let mut late: Option<Late<'_>> = None;
         // Most results come before there is anything to look at.
@@ -79,7 +79,7 @@ impl Engine {
             if after < FIRST {
                 continue;
             }
-            let late = late.get_or_insert_with(|| Late::new(self.scheduler(), program));
+            let late = late.get_or_insert_with(|| Late::new(self.scheduler()));
             if let (Some(who), Some(watch)) = (late.who(), &self.watch) {
                 watch(&Stall { who, doing: self.doing(), after });
             }
@@ -98,15 +98,14 @@ impl Engine {
 /// Finds out which device is late, by asking all how far they are.
 struct Late<'a> {
     scheduler: &'a Scheduler,
-    program: &'a Program,
-    probes: Vec<(String, Pending<Bytes>)>,
+    probes: Vec<(String, Pending<()>)>,
     next: Instant,
 }
 
 impl<'a> Late<'a> {
-    fn new(scheduler: &'a Scheduler, program: &'a Program) -> Late<'a> {
+    fn new(scheduler: &'a Scheduler) -> Late<'a> {
         // Time for the answers of those that are not late.
-        Late { scheduler, program, probes: scheduler.probe(program), next: Instant::now() + 5 * TICK }
+        Late { scheduler, probes: scheduler.probe(), next: Instant::now() + 5 * TICK }
     }
 
     /// The first device that has not come to what it was asked, when it is time to say so: those behind it wait for it.
@@ -119,7 +118,7 @@ impl<'a> Late<'a> {
         self.probes.retain_mut(|(_, answer)| answer.try_take().is_none());
         if self.probes.is_empty() {
             // All have moved on since they were asked; what comes now is another wait.
-            self.probes = self.scheduler.probe(self.program);
+            self.probes = self.scheduler.probe();
             self.next = now + 5 * TICK;
             return None;
         }

@@ -7,8 +7,9 @@
 mod small;
 
 use outboard_core::Device;
+use outboard_core::Host;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_llm::{Engine, LoadOptions};
 use outboard_reference::reference_device;
 use std::path::Path;

@@ -4,9 +4,10 @@
 mod small;
 
 use outboard_core::Device;
+use outboard_core::Host;
 use outboard_core::device::Bytes;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model, Parts};
 use outboard_reference::reference_device;

@@ -3,13 +3,15 @@
 
 mod small;
 
+use outboard_core::Host;
 use outboard_core::device::Bytes;
+use outboard_core::device::TraceHook;
 use outboard_core::op::{Penalty, Sample};
 use outboard_core::{
     Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, Pending, Placement, Queue,
     Result, Slice, Usage,
 };
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{Engine, Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, Recovery, generate};
 use outboard_reference::reference_device;
@@ -100,9 +102,16 @@ impl Queue for RemoteQueue {
     fn signal(&self) -> Result<Event> {
         self.inner.signal()
     }
-    fn finish(&self, timeout: Duration) -> Result<()> {
+    fn write_later(&self, dst: &Slice, data: Pending<Vec<Bytes>>) -> Result<()> {
         self.check()?;
-        self.inner.finish(timeout)
+        self.inner.write_later(dst, data)
+    }
+    fn marker(&self) -> Result<Pending<()>> {
+        self.check()?;
+        self.inner.marker()
+    }
+    fn set_trace(&self, hook: TraceHook) -> Result<()> {
+        self.inner.set_trace(hook)
     }
     fn as_any(&self) -> &dyn Any {
         self

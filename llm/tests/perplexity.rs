@@ -4,8 +4,9 @@
 mod small;
 
 use outboard_core::Device;
+use outboard_core::Host;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_llm::engine::GREEDY;
 use outboard_llm::perplexity::scored;
 use outboard_llm::{Engine, Error, Estimate, LoadOptions, perplexity};

@@ -4,9 +4,10 @@
 mod small;
 
 use outboard_core::Device;
+use outboard_core::Host;
 use outboard_core::op::{Penalty, Sample};
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_llm::engine::GREEDY;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{Engine, GenerateOptions, LoadOptions, Model, Parts, generate};

@@ -3,7 +3,7 @@
 use crate::error::shown;
 use crate::limits::MAX_NAME;
 use crate::v1;
-use outboard_core::{DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Usage};
+use outboard_core::{Batch, DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Usage};
 
 /// Most devices that a client takes from one endpoint.
 pub const MAX_DEVICES: usize = 256;
@@ -11,6 +11,10 @@ pub const MAX_DEVICES: usize = 256;
 pub const MAX_CAPABILITIES: usize = 64;
 /// Largest alignment in bytes that a client takes from a server: a huge page.
 pub const MAX_ALIGNMENT: u64 = 2 << 20;
+/// Largest micro-batch that a server may wish for.
+pub const MAX_BATCH_ROWS: u32 = 1 << 16;
+/// Most rows that a run may be worth beside its own.
+pub const MAX_RUN_ROWS: f32 = 65536.0;
 
 /// The wire's form of a device of this host.
 pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>) -> v1::Device {
@@ -25,6 +29,11 @@ pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>) -> v
         capabilities: info.capabilities.clone(),
         alignment: info.alignment as u64,
         reaches,
+        memory_pool: info.memory_pool.clone(),
+        max_alloc: if info.max_alloc == u64::MAX { 0 } else { info.max_alloc },
+        unified: info.unified,
+        batch_rows: info.batch.rows,
+        batch_run_rows: info.batch.run_rows,
     }
 }
 
@@ -48,7 +57,19 @@ pub fn from_wire(device: &v1::Device, endpoint: &str) -> Result<DeviceInfo> {
         memory_total: device.memory_total,
         capabilities: device.capabilities.iter().take(MAX_CAPABILITIES).map(|c| shown(c, MAX_NAME)).collect(),
         alignment: device.alignment as usize,
+        memory_pool: shown(&device.memory_pool, MAX_NAME),
+        max_alloc: if device.max_alloc == 0 { u64::MAX } else { device.max_alloc },
+        unified: device.unified,
+        batch: batch(device),
     })
+}
+
+/// What a device says of its micro-batches, if that is possible at all.
+fn batch(device: &v1::Device) -> Batch {
+    if device.batch_rows == 0 || !(0.0..=MAX_RUN_ROWS).contains(&device.batch_run_rows) {
+        return Batch::default();
+    }
+    Batch { rows: device.batch_rows.min(MAX_BATCH_ROWS), run_rows: device.batch_run_rows }
 }
 
 /// Name of a usage.
@@ -79,7 +100,18 @@ mod tests {
     use super::*;
 
     fn device() -> v1::Device {
-        v1::Device { name: "CPU0".into(), kind: "CPU".into(), alignment: 64, memory_total: 7, ..Default::default() }
+        v1::Device {
+            name: "CPU0".into(),
+            kind: "CPU".into(),
+            alignment: 64,
+            memory_total: 7,
+            memory_pool: "host".into(),
+            max_alloc: 5,
+            unified: true,
+            batch_rows: 256,
+            batch_run_rows: 3.5,
+            ..Default::default()
+        }
     }
 
     #[test]
@@ -88,6 +120,19 @@ mod tests {
         assert_eq!((info.id.as_str(), info.kind, info.memory_total), ("h:1/CPU0", DeviceKind::Cpu, 7));
         let back = to_wire(&info, MemoryInfo { total: 7, free: 0 }, vec![]);
         assert_eq!(back, device());
+    }
+
+    #[test]
+    fn what_a_device_does_not_say_or_cannot_mean_is_the_plainest() {
+        let old = v1::Device { memory_pool: String::new(), max_alloc: 0, batch_rows: 0, ..device() };
+        let info = from_wire(&old, "h:1").unwrap();
+        assert_eq!((info.memory_pool.as_str(), info.max_alloc, info.batch), ("", u64::MAX, Batch::default()));
+        for wrong in [f32::NAN, -1.0, f32::INFINITY] {
+            let device = v1::Device { batch_run_rows: wrong, ..device() };
+            assert_eq!(from_wire(&device, "h:1").unwrap().batch, Batch::default());
+        }
+        let large = v1::Device { batch_rows: u32::MAX, ..device() };
+        assert_eq!(from_wire(&large, "h:1").unwrap().batch.rows, MAX_BATCH_ROWS);
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! `cargo run --release -p outboard-rpc-client --example loopback [host:port]`; without an endpoint, a server in this process with two
 //! reference devices, reached by TCP, or, with `tls` or `quic` in place of the endpoint, by these.
 
+use outboard_core::Host;
 use outboard_core::device::Bytes;
 use outboard_core::{Device, Error, Queue, Result, Slice, Usage};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{Carrier, ClientOptions, ClientTls, Endpoint, RemoteDevice, TlsFiles, connect};
 use outboard_rpc_server::{Limits, Server, ServerConfig, ServerTls, Trust};

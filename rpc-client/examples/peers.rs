@@ -4,8 +4,9 @@
 //! `cargo run --release -p outboard-rpc-client --example peers [host:port host:port]`; without endpoints, two servers in this process
 //! with a reference device each.
 
+use outboard_core::Host;
 use outboard_core::{Device, Error, PeerTransfer, Result, Slice, Ticket, Usage};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};

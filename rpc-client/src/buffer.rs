@@ -78,6 +78,10 @@ impl RemoteExecutable {
 }
 
 impl Executable for RemoteExecutable {
+    fn device(&self) -> u64 {
+        self.device
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }

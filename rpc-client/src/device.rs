@@ -12,7 +12,7 @@ use bytes::Bytes;
 use outboard_core::device::fresh_uid;
 use outboard_core::{
     Buffer, ContentUpload, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, PeerTransfer,
-    Pending, Placement, Queue, Result, Slice, Ticket, Usage, at_once,
+    Pending, Placement, Queue, Result, Slice, Speed, Ticket, Usage, at_once,
 };
 use outboard_net::{Carrier, Endpoint};
 use outboard_proto::device::{MAX_DEVICES, from_wire, usage_name};
@@ -22,7 +22,7 @@ use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_proto::{FEATURE_BLOBS, graph, places, v1};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tonic::{Response, Status};
 
@@ -38,6 +38,7 @@ pub struct RemoteDevice {
     blobs: bool,
     link: Arc<Link>,
     supported: Mutex<HashMap<Bytes, NodeSet>>,
+    speed: OnceLock<Speed>,
 }
 
 /// Opens a session with every endpoint, all at once, and gives their devices in the order of the list. If one fails, so does
@@ -73,6 +74,7 @@ fn devices_of(link: &Arc<Link>, hello: &v1::HelloResponse) -> Result<Vec<RemoteD
             blobs: hello.features.iter().any(|f| f == FEATURE_BLOBS),
             link: link.clone(),
             supported: Mutex::default(),
+            speed: OnceLock::new(),
         })
     };
     hello.devices.iter().map(one).collect()
@@ -194,6 +196,21 @@ impl Device for RemoteDevice {
             client.memory(request).await
         })?;
         Ok(MemoryInfo { total: memory.total, free: memory.free })
+    }
+
+    fn speed(&self) -> Option<Speed> {
+        if let Some(known) = self.speed.get() {
+            return Some(*known);
+        }
+        let session = Some(self.link.shared().session.clone());
+        let request = v1::SpeedRequest { session, device: self.info.name.clone() };
+        let measure = |mut client: OutboardClient<_>| async move { client.speed(request).await };
+        // A server that does not know the call, or cannot measure, says nothing about its speed.
+        let answer = self.call("speed", self.link.shared().options.call_timeout, measure).ok()?;
+        let is_speed = |value: f64| value.is_finite() && value > 0.0;
+        let usable = answer.measured && is_speed(answer.bandwidth) && is_speed(answer.flops);
+        let speed = Speed { bandwidth: answer.bandwidth, flops: answer.flops };
+        usable.then(|| *self.speed.get_or_init(|| speed))
     }
 
     fn supports(&self, graph: &Graph) -> Result<NodeSet> {

@@ -7,7 +7,7 @@ use crate::link::{Link, Shared};
 use crate::lock;
 use crate::stall::Mark;
 use bytes::{Bytes, BytesMut};
-use outboard_core::device::{Completer, fresh_uid};
+use outboard_core::device::{Completer, TraceHook, fresh_uid};
 use outboard_core::{Device, Digest, Error, Event, Executable, Pending, Queue, Result, Slice, Ticket};
 use outboard_proto::chunk::{self, Direction};
 use outboard_proto::limits::{CHUNK, MAX_INLINE};
@@ -380,12 +380,22 @@ impl Queue for RemoteQueue {
         self.numbered(|value| Command::Signal(v1::Signal { value }))
     }
 
-    fn finish(&self, timeout: Duration) -> Result<()> {
+    fn write_later(&self, _: &Slice, _: Pending<Vec<Bytes>>) -> Result<()> {
+        let id = &self.inner.device;
+        Err(Error::Misuse(format!("{id}: bytes that are still to come cannot be enqueued for a remote device")))
+    }
+
+    fn marker(&self) -> Result<Pending<()>> {
         self.inner.check()?;
         let request = self.inner.shared.fresh();
         let (to, pending) = Pending::new(self.inner.device.clone());
         self.inner.wait_for(request, Waiting::Done(to), Command::Finish(v1::Finish { request }))?;
-        pending.wait(timeout)
+        Ok(pending)
+    }
+
+    fn set_trace(&self, _: TraceHook) -> Result<()> {
+        let id = &self.inner.device;
+        Err(Error::Misuse(format!("{id}: its server keeps the times of its commands (Trace)")))
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -4,11 +4,12 @@
 mod common;
 
 use common::{MEMORY, WAIT, f32s};
+use outboard_core::Host;
 use outboard_core::{DType, Digest};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_fuzz::blobs::{Sender, blob, digest, wrong};
 use outboard_fuzz::raw::Stream;
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_proto::blobs::Blob;
 use outboard_proto::limits::{MAX_BLOBS, MIN_BLOB};
 use outboard_proto::v1;

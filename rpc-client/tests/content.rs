@@ -7,9 +7,10 @@ mod common;
 mod proxy;
 
 use common::{WAIT, buffer, endpoint, f32s, read};
+use outboard_core::Host;
 use outboard_core::device::Bytes;
 use outboard_core::*;
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
 use outboard_rpc_server::{BlobOptions, Blobs, Limits, Server, ServerConfig, Trust};

@@ -4,12 +4,13 @@
 mod common;
 
 use common::*;
+use outboard_core::Host;
 use outboard_core::op::*;
 use outboard_core::quant::quantize_row;
 use outboard_core::*;
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_fuzz::random::{Content, POISON, RandomGraph};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
 use std::collections::HashSet;
 use std::sync::Arc;

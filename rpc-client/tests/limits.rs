@@ -10,8 +10,9 @@ mod pki;
 
 use common::*;
 use hostile::{DEVICES, Hostile, Scene, alloc, run, slice};
+use outboard_core::Host;
 use outboard_fuzz::raw::{Conn, NOTHING, Stream, connect_from, framed};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_net::{ClientTls as NetClientTls, Dialer, Meter, TlsFiles as NetTlsFiles};
 use outboard_proto::limits::MAX_FREE;
 use outboard_proto::v1::command::Command as C;

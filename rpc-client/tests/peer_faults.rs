@@ -462,7 +462,8 @@ fn another_server_at_the_same_address_will_not_do() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_queue_that_is_dropped_while_it_waits_goes_at_once() {
-    use outboard_host::{Host, MemoryBudget};
+    use outboard_core::Host;
+    use outboard_host::MemoryBudget;
     let device = outboard_reference::reference_device(&Host::new(), "GONE", &MemoryBudget::new(Some(1 << 20)));
     let addr = "127.0.0.1:0".parse().unwrap();
     let config = outboard_rpc_server::ServerConfig {

@@ -11,8 +11,9 @@ mod proxy;
 
 use common::*;
 use ends::*;
+use outboard_core::Host;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_rpc_client::{Endpoint, PeerPath};
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
 use proxy::Proxy;

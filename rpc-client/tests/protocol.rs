@@ -370,7 +370,7 @@ fn blobs_go_only_where_the_session_may_write() {
     use outboard_core::Digest;
     use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
     let dir = tempfile::tempdir().unwrap();
-    let host = outboard_host::Host::new();
+    let host = outboard_core::Host::new();
     let budget = outboard_host::MemoryBudget::new(Some(MEMORY));
     let devices = vec![outboard_reference::reference_device(&host, "REF0", &budget)];
     let addr = "127.0.0.1:0".parse().unwrap();

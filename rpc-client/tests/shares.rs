@@ -4,9 +4,10 @@
 mod common;
 
 use common::*;
+use outboard_core::Host;
 use outboard_core::op::{Binary, BinaryKind};
 use outboard_core::*;
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, connect};
 use outboard_rpc_server::{ClientLimits, Limits, Server, ServerConfig, SessionLimits, Trust};

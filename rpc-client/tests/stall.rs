@@ -13,11 +13,12 @@ use ends::{End, ends_with, ticket};
 use fated::{Fate, fated_device};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
+use outboard_core::Host;
 use outboard_core::device::Bytes;
 use outboard_core::op::{Binary, BinaryKind};
 use outboard_core::*;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_proto::v1;
 use outboard_proto::v1::outboard_server::{Outboard, OutboardServer};
 use outboard_reference::reference_device;
@@ -304,6 +305,9 @@ impl Outboard for Fake {
         std::future::pending().await
     }
     async fn memory(&self, _: Request<v1::MemoryRequest>) -> Answer<v1::MemoryResponse> {
+        std::future::pending().await
+    }
+    async fn speed(&self, _: Request<v1::SpeedRequest>) -> Answer<v1::SpeedResponse> {
         std::future::pending().await
     }
     async fn supports(&self, _: Request<v1::SupportsRequest>) -> Answer<v1::SupportsResponse> {

@@ -13,9 +13,10 @@ mod plain;
 
 use common::*;
 use ends::{End, ends_with, ticket};
+use outboard_core::Host;
 use outboard_core::device::Bytes;
 use outboard_core::*;
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{
     Carrier, ClientOptions, ClientTls, Endpoint, PeerPath, RemoteDevice, TlsFiles, Token, connect,

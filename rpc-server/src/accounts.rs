@@ -264,7 +264,7 @@ impl Account {
     }
 
     /// Bytes that are offered to another device of this server. One tensor may be larger, up to half of what all may have
-    /// ([`outboard_host::OFFERED_BYTES`]).
+    /// ([`outboard_core::local::OFFERED_BYTES`]).
     pub(crate) fn offer(self: &Arc<Self>, bytes: u64) -> Result<Share> {
         let (waiting, limit) = (self.taken.get(What::Offers), self.limits.offered_bytes);
         let most = if waiting == 0 { limit.max(bytes) } else { limit };
@@ -399,6 +399,10 @@ impl Buffer for Accounted<dyn Buffer> {
 }
 
 impl Executable for Accounted<dyn Executable> {
+    fn device(&self) -> u64 {
+        self.it.device()
+    }
+
     fn as_any(&self) -> &dyn Any {
         self.it.as_any()
     }

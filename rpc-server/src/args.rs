@@ -8,9 +8,9 @@ use crate::tokens::Tokens;
 use crate::trust::Trust;
 use clap::{Parser, ValueEnum};
 use outboard_backends::{DeviceSpec, MAX_THREADS, local_devices};
+use outboard_core::Host;
 use outboard_core::error::Bytes;
 use outboard_core::{Device, Error};
-use outboard_host::Host;
 use outboard_net::{ClientTls, ServerTls, TlsFiles, warn_if_readable};
 use outboard_output::{self as output, Lost};
 use outboard_proto::{DEFAULT_PORT, MAX_VERSION, MIN_VERSION};
@@ -225,8 +225,10 @@ fn open_devices(args: &ServerArgs) -> Result<Vec<Arc<dyn Device>>, Failure> {
     if args.threads.is_some_and(|n| n == 0 || n > MAX_THREADS) {
         return Err(Failure::Usage(Error::Request(format!("--threads must be 1 to {MAX_THREADS}"))));
     }
-    let specs = DeviceSpec::parse_list(args.device.as_deref().unwrap_or("cpu"))
-        .map_err(|e| Failure::Usage(Error::Request(e.to_string())))?;
+    let specs = match &args.device {
+        Some(list) => DeviceSpec::parse_list(list).map_err(|e| Failure::Usage(Error::Request(e)))?,
+        None => DeviceSpec::defaults(),
+    };
     local_devices(&Host::new(), &specs, args.threads, args.memory_limit).map_err(failed)
 }
 

@@ -7,6 +7,7 @@
 //! Memory is written where it is, never through a copy: a result and the nodes that write into it are one unit, and so are
 //! the nodes that write into one input.
 
+use crate::memory::MemoryRules;
 use crate::plan::PlanError;
 use outboard_core::{DeviceKind, Graph, LeafKind, NodeSet, TensorId};
 use std::collections::HashMap;
@@ -20,8 +21,8 @@ pub struct DeviceView {
     pub kind: DeviceKind,
     /// Which nodes it can compute.
     pub supports: NodeSet,
-    /// Alignment of tensors in its buffers.
-    pub alignment: usize,
+    /// How its memory is allocated.
+    pub memory: MemoryRules,
 }
 
 /// What is given before nodes are assigned; devices by their index.

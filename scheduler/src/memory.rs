@@ -1,4 +1,5 @@
-//! Places what splits compute and copy in one buffer per device, with reuse.
+//! Places what splits compute and copy in the memory of each device, with reuse. A device whose largest allocation is smaller than that gets
+//! several buffers, and no place lies across the end of one.
 //!
 //! Time is the number of a node in the order of execution. A place lives from what fills it (a node, a copy, the caller) to the
 //! last node or copy that reads it; two places of a device may share bytes if their lives do not meet. Queues of different
@@ -14,7 +15,7 @@ use std::collections::HashMap;
 pub struct Allocation {
     /// The device's index.
     pub device: usize,
-    /// Bytes from the start of its buffer.
+    /// Bytes from the start of the device's memory for results.
     pub offset: u64,
     /// Bytes.
     pub size: u64,
@@ -29,28 +30,77 @@ pub struct Allocation {
 pub struct MemoryPlan {
     /// Every place but bound ones and constant copies. Places that share bytes by an in-place op have one entry each.
     pub places: HashMap<Place, Allocation>,
-    /// Size of each device's buffer.
+    /// Size of each device's memory for results.
     pub bytes: Vec<u64>,
+    /// Size of the buffers that this memory is made of, by device; only the last one may be smaller.
+    pub buffers: Vec<u64>,
 }
 
-/// Plans the memory of `splits` for devices with these alignments.
-pub fn plan_memory(graph: &Graph, splits: &Splits, alignments: &[usize]) -> MemoryPlan {
+impl MemoryPlan {
+    /// The buffer that a place lies in, by its number, and the offset there.
+    pub fn in_buffer(&self, a: &Allocation) -> (usize, u64) {
+        let size = self.buffers.get(a.device).copied().unwrap_or(u64::MAX);
+        (usize::try_from(a.offset / size).unwrap_or(usize::MAX), a.offset % size)
+    }
+}
+
+/// Sizes of the buffers that so many bytes are made of, none larger than `most`.
+pub fn buffer_sizes(bytes: u64, most: u64) -> Vec<u64> {
+    let most = most.max(1);
+    let count = bytes.div_ceil(most);
+    (0..count).map(|i| most.min(bytes - i * most)).collect()
+}
+
+/// What the plan has to know of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRules {
+    /// Alignment of tensors in buffers.
+    pub alignment: usize,
+    /// Bytes of the largest buffer.
+    pub max_alloc: u64,
+}
+
+impl MemoryRules {
+    /// Size of the buffers: the largest one whose end is aligned.
+    fn buffer(&self) -> u64 {
+        let alignment = self.alignment.max(1) as u64;
+        (self.max_alloc / alignment * alignment).max(alignment)
+    }
+}
+
+/// A place that no buffer of its device can hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    /// What it is.
+    pub place: Place,
+    /// Its device's index.
+    pub device: usize,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// Plans the memory of `splits` for devices with these rules.
+pub fn plan_memory(graph: &Graph, splits: &Splits, rules: &[MemoryRules]) -> Result<MemoryPlan, TooLarge> {
     let mut lives = Lives { graph, order: Vec::new(), lives: HashMap::new() };
     lives.collect(splits);
     let shared = lives.in_place(splits);
-    let mut plan = MemoryPlan { places: HashMap::new(), bytes: vec![0; alignments.len()] };
-    let mut free: Vec<FreeList> = alignments.iter().map(|_| FreeList::default()).collect();
+    let buffers: Vec<u64> = rules.iter().map(MemoryRules::buffer).collect();
+    let mut free: Vec<FreeList> = buffers.iter().map(|&buffer| FreeList::new(buffer)).collect();
+    let mut plan = MemoryPlan { places: HashMap::new(), bytes: vec![0; rules.len()], buffers };
+    let aligned = |device: usize, size: u64| size.next_multiple_of(rules[device].alignment.max(1) as u64);
     // Ends of lives in order, so that memory comes back before the next place is made.
     let mut ends: Vec<(usize, Place)> = Vec::new();
     for place in lives.order.clone() {
         let life = lives.lives[&place];
-        let align = alignments[life.device].max(1) as u64;
-        let size = life.size.next_multiple_of(align);
+        let size = aligned(life.device, life.size);
+        if size > plan.buffers[life.device] {
+            return Err(TooLarge { place, device: life.device, bytes: life.size });
+        }
         ends.retain(|&(last, ended)| {
             let dead = last < life.first;
             if dead {
                 let a: Allocation = plan.places[&ended];
-                free[a.device].give(a.offset, a.size.next_multiple_of(alignments[a.device].max(1) as u64));
+                free[a.device].give(a.offset, aligned(a.device, a.size));
             }
             !dead
         });
@@ -69,7 +119,7 @@ pub fn plan_memory(graph: &Graph, splits: &Splits, alignments: &[usize]) -> Memo
         );
         ends.push((life.last, place));
     }
-    plan
+    Ok(plan)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -169,36 +219,44 @@ impl Lives<'_> {
     }
 }
 
-/// Free ranges of one buffer, in order; what is behind them is free without end.
-#[derive(Debug, Default)]
+/// Free ranges of a device's memory, in order; what is behind them is free without end.
+#[derive(Debug)]
 struct FreeList {
     holes: Vec<(u64, u64)>,
     end: u64,
+    /// Nothing lies across a multiple of this.
+    buffer: u64,
 }
 
 impl FreeList {
+    fn new(buffer: u64) -> FreeList {
+        FreeList { holes: Vec::new(), end: 0, buffer }
+    }
+
+    /// The first place at `start` or behind it that lies in one buffer.
+    fn in_one_buffer(&self, start: u64, size: u64) -> u64 {
+        if start % self.buffer + size <= self.buffer { start } else { start.next_multiple_of(self.buffer) }
+    }
+
     /// The smallest hole that fits, or the end.
     fn take(&mut self, size: u64) -> u64 {
         if size == 0 {
             return 0;
         }
-        let best = self.holes.iter().enumerate().filter(|(_, h)| h.1 >= size).min_by_key(|(_, h)| h.1).map(|(i, _)| i);
-        match best {
-            Some(i) => {
-                let (offset, len) = self.holes[i];
-                if len == size {
-                    self.holes.remove(i);
-                } else {
-                    self.holes[i] = (offset + size, len - size);
-                }
-                offset
-            }
-            None => {
-                let offset = self.end;
-                self.end += size;
-                offset
-            }
-        }
+        let fits = |&&(start, len): &&(u64, u64)| self.in_one_buffer(start, size) + size <= start + len;
+        let best = self.holes.iter().filter(fits).min_by_key(|(_, len)| *len).copied();
+        let Some((start, len)) = best else {
+            let offset = self.in_one_buffer(self.end, size);
+            let skipped = (self.end, offset - self.end);
+            self.holes.extend(Some(skipped).filter(|(_, len)| *len > 0));
+            self.end = offset + size;
+            return offset;
+        };
+        let offset = self.in_one_buffer(start, size);
+        let at = self.holes.partition_point(|hole| hole.0 < start);
+        let rest = [(start, offset - start), (offset + size, start + len - offset - size)];
+        self.holes.splice(at..=at, rest.into_iter().filter(|(_, len)| *len > 0));
+        offset
     }
 
     fn give(&mut self, offset: u64, size: u64) {
@@ -221,5 +279,31 @@ impl FreeList {
             merged.pop();
         }
         self.holes = merged;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_add_up() {
+        assert_eq!(buffer_sizes(0, 10), Vec::<u64>::new());
+        assert_eq!(buffer_sizes(25, 10), [10, 10, 5]);
+        assert_eq!(buffer_sizes(20, 10), [10, 10]);
+        assert_eq!(buffer_sizes(20, u64::MAX), [20]);
+    }
+
+    #[test]
+    fn nothing_lies_across_the_end_of_a_buffer() {
+        let mut free = FreeList::new(100);
+        assert_eq!([free.take(60), free.take(60), free.take(40)], [0, 100, 60]);
+        // Ranges that meet at the end of a buffer are two for what does not fit into one.
+        free.give(60, 40);
+        free.give(100, 60);
+        assert_eq!((free.holes.clone(), free.end), (vec![], 60));
+        assert_eq!([free.take(60), free.take(30)], [100, 60]);
+        free.give(0, 60);
+        assert_eq!([free.take(61), free.take(60)], [200, 0]);
     }
 }

@@ -1,8 +1,8 @@
 //! A graph cut and placed, ready to be compiled. It prints itself.
 
 use crate::assign::{Assignment, DeviceView, Hints, assign};
-use crate::memory::{MemoryPlan, plan_memory};
-use crate::split::{Copy, Splits, split};
+use crate::memory::{MemoryPlan, MemoryRules, TooLarge, plan_memory};
+use crate::split::{Copy, Place, Splits, split};
 use outboard_core::error::Bytes;
 use outboard_core::{Graph, GraphError};
 use std::fmt;
@@ -35,6 +35,18 @@ pub enum PlanError {
     /// The list of devices is empty.
     #[error("there are no devices to run on")]
     NoDevices,
+    /// A tensor is larger than the largest allocation of its device.
+    #[error("{tensor} is {} large, and {device} allocates {} at once at most", Bytes(*bytes), Bytes(*most))]
+    TooLarge {
+        /// The tensor.
+        tensor: String,
+        /// The device's id.
+        device: String,
+        /// Its size.
+        bytes: u64,
+        /// The device's largest allocation.
+        most: u64,
+    },
     /// A split did not make a graph: a bug of the scheduler.
     #[error("a split is not a valid graph: {0}")]
     Graph(GraphError),
@@ -60,8 +72,8 @@ impl Plan {
     pub fn new(graph: Arc<Graph>, devices: &[DeviceView], hints: &Hints, max_nodes: usize) -> Result<Plan, PlanError> {
         let assignment = assign(&graph, devices, hints)?;
         let splits = split(&graph, &assignment, &hints.leaves, max_nodes)?;
-        let alignments: Vec<usize> = devices.iter().map(|d| d.alignment).collect();
-        let memory = plan_memory(&graph, &splits, &alignments);
+        let rules: Vec<MemoryRules> = devices.iter().map(|d| d.memory).collect();
+        let memory = plan_memory(&graph, &splits, &rules).map_err(|e| too_large(e, &graph, &splits, devices))?;
         Ok(Plan { graph, devices: devices.iter().map(|d| d.id.clone()).collect(), assignment, splits, memory })
     }
 
@@ -76,6 +88,16 @@ impl Plan {
         self.splits.copies.iter().filter(|c| c.constant).for_each(|c| bytes[c.to] += c.bytes as u64);
         bytes
     }
+}
+
+fn too_large(e: TooLarge, graph: &Graph, splits: &Splits, devices: &[DeviceView]) -> PlanError {
+    let id = match e.place {
+        Place::Bound(id) | Place::Input(id, _) | Place::Node(id) => id,
+        Place::Copy(number) => splits.copies[number].tensor,
+    };
+    let device = &devices[e.device];
+    let most = device.memory.max_alloc;
+    PlanError::TooLarge { tensor: graph.label(id), device: device.id.clone(), bytes: e.bytes, most }
 }
 
 impl fmt::Display for Plan {

@@ -8,6 +8,7 @@
 //! while this one is under way: what it overwrites has been read by then.
 
 use crate::assign::{DeviceView, Hints};
+use crate::memory::{MemoryRules, buffer_sizes};
 use crate::plan::{Plan, PlanError};
 use crate::split::{Place, Split};
 use bytes::Bytes;
@@ -51,7 +52,8 @@ pub struct Scheduler {
     devices: Vec<Arc<dyn Device>>,
     queues: Vec<Arc<dyn Queue>>,
     reaches: Vec<Vec<bool>>,
-    compute: Vec<Option<Arc<dyn Buffer>>>,
+    /// Memory for results, by device; in several buffers where the largest one of the device is too small.
+    compute: Vec<Vec<Arc<dyn Buffer>>>,
     options: SchedulerOptions,
     cancel: Arc<AtomicBool>,
     on_wait: Option<Arc<OnWait>>,
@@ -203,7 +205,7 @@ impl Scheduler {
         if devices.is_empty() {
             return Err(Error::Request("there are no devices to run on".into()));
         }
-        let compute = devices.iter().map(|_| None).collect();
+        let compute = vec![Vec::new(); devices.len()];
         let mut scheduler = Scheduler {
             devices,
             queues: Vec::new(),
@@ -250,19 +252,16 @@ impl Scheduler {
         let lost = resume_all(&self.devices);
         match lost.iter().all(Option::is_none) {
             true => self.open()?,
-            false => self.compute.fill(None),
+            false => self.compute.fill(Vec::new()),
         }
         Ok(lost)
     }
 
     /// How far each device is with what it was given until now, in the order of the devices: a device that waits for another one
     /// is as far as that.
-    pub fn probe(&self, program: &Program) -> Vec<(String, Pending<Bytes>)> {
-        let probe = |(d, device): (usize, &Arc<dyn Device>)| {
-            let slice = program.nodes.values().find(|(on, _)| *on == d)?.1.part(0, 0).ok()?;
-            Some((device.info().id.clone(), self.queues.get(d)?.read(&slice).ok()?))
-        };
-        self.devices.iter().enumerate().filter_map(probe).collect()
+    pub fn probe(&self) -> Vec<(String, Pending<()>)> {
+        let queues = self.devices.iter().zip(&self.queues);
+        queues.filter_map(|(device, queue)| Some((device.info().id.clone(), queue.marker().ok()?))).collect()
     }
 
     /// The devices.
@@ -294,7 +293,8 @@ impl Scheduler {
         let view = |d: &Arc<dyn Device>| -> Result<DeviceView> {
             let supports: NodeSet = d.supports(&graph)?;
             let info = d.info();
-            Ok(DeviceView { id: info.id.clone(), kind: info.kind, supports, alignment: info.alignment })
+            let memory = MemoryRules { alignment: info.alignment, max_alloc: info.max_alloc };
+            Ok(DeviceView { id: info.id.clone(), kind: info.kind, supports, memory })
         };
         let views = try_at_once(&self.devices, view)?;
         Plan::new(graph, &views, hints, max_nodes).map_err(|e: PlanError| Error::Request(e.to_string()))
@@ -305,18 +305,21 @@ impl Scheduler {
         let mut larger = Vec::new();
         for (d, compute) in self.compute.iter_mut().enumerate() {
             let needed = plans.iter().filter_map(|p| p.compute_bytes().get(d)).copied().max().unwrap_or(0);
-            if needed > compute.as_ref().map_or(0, |b| b.size()) {
-                // The old buffer goes first, unless a program still uses it.
-                *compute = None;
-                larger.push((d, needed));
+            if needed > compute.iter().map(|b| b.size()).sum() {
+                // The old buffers go first, unless a program still uses them.
+                compute.clear();
+                let most = plans.iter().filter_map(|p| p.memory.buffers.get(d)).copied().min().unwrap_or(u64::MAX);
+                larger.push((d, buffer_sizes(needed, most)));
             }
         }
-        let buffers = at_once(&larger, |&(d, needed)| self.devices[d].alloc(needed, Usage::Compute));
+        let buffers = at_once(&larger, |(d, sizes)| {
+            sizes.iter().map(|&size| self.devices[*d].alloc(size, Usage::Compute)).collect::<Result<Vec<_>>>()
+        });
         let mut result = Ok(());
-        for ((d, _), buffer) in larger.into_iter().zip(buffers) {
+        for ((d, _), buffers) in larger.into_iter().zip(buffers) {
             // What others have got is kept, whatever one says.
-            match buffer {
-                Ok(buffer) => self.compute[d] = Some(buffer),
+            match buffers {
+                Ok(buffers) => self.compute[d] = buffers,
                 Err(e) => result = result.and(Err(e)),
             }
         }
@@ -650,10 +653,12 @@ impl Memory<'_> {
             return Ok(slice.clone());
         }
         let a = self.plan.memory.places.get(&place).ok_or_else(missing)?;
-        match &self.scheduler.compute[a.device] {
-            Some(buffer) => Slice::new(buffer.clone(), a.offset, a.size),
-            None => self.empty(a.device),
+        if a.size == 0 {
+            return self.empty(a.device);
         }
+        let (number, offset) = self.plan.memory.in_buffer(a);
+        let buffer = self.scheduler.compute[a.device].get(number).ok_or_else(missing)?;
+        Slice::new(buffer.clone(), offset, a.size)
     }
 
     /// A slice for an empty tensor of a device that has no memory for this program.

@@ -128,6 +128,7 @@ fn members(set: &DeviceSet, options: &LoadOptions) -> Result<Vec<Member>> {
         Member {
             id: info.id.clone(),
             host: host(device.as_ref()),
+            pool: info.pool(),
             capacity,
             kind: info.kind,
             share: options.split.get(d).copied().unwrap_or(0.0),
@@ -239,8 +240,10 @@ fn gather(
     let free: Vec<u64> = members.iter().map(|m| m.capacity).collect();
     // Another division of the layers needs as much memory for results, wherever it is.
     let results = engine.loads().iter().map(|l| l.compute_bytes).max().unwrap_or(0);
+    let pools: Vec<String> = members.iter().map(|m| m.pool.clone()).collect();
     for (d, member) in members.iter_mut().enumerate() {
-        member.capacity = member.capacity.saturating_sub(results);
+        let sharing = pools.iter().filter(|pool| **pool == member.pool).count() as u64;
+        member.capacity = member.capacity.saturating_sub(results.saturating_mul(sharing));
         member.speed = times.and_then(|(token, whole)| {
             let (token_ms, prompt_ms) = (token.get(d)?.compute_ms, whole.get(d)?.compute_ms);
             let computed = Computed { token_ms, prompt_ms, prompt_tokens: prompt.test.tokens() };

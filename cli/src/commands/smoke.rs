@@ -8,10 +8,10 @@ use anyhow::{Result, bail};
 use bytes::Bytes;
 use outboard_backends::{DeviceSpec, local_devices};
 use outboard_conformance::Filter;
+use outboard_core::Host;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Binary, BinaryKind, MulMat, Norm, NormKind};
 use outboard_core::{DType, Device, GraphBuilder, Slice, TensorId, Ticket, Usage};
-use outboard_host::Host;
 use outboard_output as output;
 use outboard_rpc_client::{PeerPath, RemoteDevice, connect};
 use outboard_scheduler::{Hints, Scheduler, SchedulerOptions};
@@ -80,7 +80,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         bail!("there is no server to check: give --rpc host:port,host:port");
     }
     let options = args.trust.options()?;
-    let local = local_devices(&Host::new(), &[DeviceSpec::Cpu(None), DeviceSpec::Reference], None, None)?;
+    let named = DeviceSpec::parse_list("cpu,reference").map_err(anyhow::Error::msg)?;
+    let local = local_devices(&Host::new(), &named, None, None)?;
     let [cpu, reference] = &local[..] else { bail!("this host has no CPU device") };
     let mut smoke = Smoke { ok: true, checks: Vec::new(), links: Vec::new() };
     let mut sides = vec![Side { name: "local".into(), devices: vec![cpu.clone()] }];

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use outboard_conformance::{Filter, cases, run};
+use outboard_core::Host;
 use outboard_core::{DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
-use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr};
+use outboard_host::{Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr, host_device};
 use outboard_reference::{Reference, reference_device};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -92,7 +93,7 @@ fn failures(fault: Fault, op: &str, case: &str) -> String {
     let (host, budget) = (Host::new(), MemoryBudget::new(None));
     let oracle = reference_device(&host, "REF", &budget);
     let info = DeviceInfo { id: "BAD".into(), kind: DeviceKind::Cpu, ..oracle.info().clone() };
-    let device = HostDevice::new(&host, info, &budget, Arc::new(Faulty(fault)));
+    let device = host_device(&host, info, &budget, Arc::new(Faulty(fault)));
     let filter = Filter { name: case.into(), ..Filter::op(op) };
     let report = outboard_conformance::run(device.as_ref(), oracle.as_ref(), &filter).unwrap();
     assert!(report.cases() > 0 && report.failed() == report.cases(), "{report}");

@@ -63,13 +63,17 @@ impl Footprint {
     }
 }
 
-/// The memory of a host, and what is touched of it now.
-#[derive(Debug, Default)]
+/// What is touched of this process's memory now. There is one for all, because devices hand each other tensors, and addresses mean the same
+/// to each of them.
+pub(crate) static ACCESSES: Accesses = Accesses::new();
+
+/// Memory, and what is touched of it now.
+#[derive(Debug)]
 pub(crate) struct Accesses {
     now: Mutex<Now>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Now {
     /// One for each command that touches memory: as many as there are queues at most.
     active: Vec<(u64, Footprint)>,
@@ -104,6 +108,10 @@ pub(crate) struct Access<'a> {
 }
 
 impl Accesses {
+    const fn new() -> Accesses {
+        Accesses { now: Mutex::new(Now { active: Vec::new(), next: 0, waiting: Vec::new() }) }
+    }
+
     /// Waits until nobody touches these bytes who must not, or until `cancel` is set.
     pub(crate) fn begin(&self, footprint: &Footprint, cancel: &AtomicBool) -> Result<Access<'_>> {
         let mut now = lock(&self.now);
@@ -198,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_write_waits_for_what_reads_there() {
-        let accesses = Accesses::default();
+        let accesses = Accesses::new();
         let (read, write) = (footprint(&[(0, 10, false)]), footprint(&[(5, 6, true)]));
         let never = AtomicBool::new(false);
         let first = accesses.begin(&read, &never).unwrap();

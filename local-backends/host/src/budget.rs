@@ -1,84 +1,25 @@
-//! How much memory the devices of a host may take together.
+//! How much of the host's memory its devices may take together.
 
-use outboard_core::{DeviceInfo, Error, MemoryAccount, MemoryInfo, MemoryShare, Result};
+use outboard_core::device::fresh_uid;
+use outboard_core::local::MemoryPool;
+use outboard_core::{Error, MemoryInfo, MemoryShare, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An account that several devices share, because their memory is the same.
+/// The memory of the host, which all devices in it share.
 #[derive(Debug)]
 pub struct MemoryBudget {
+    /// Tells it from other budgets of this process.
+    uid: u64,
     limit: u64,
-    used: AtomicU64,
+    used: Arc<AtomicU64>,
 }
 
 /// Bytes taken from a budget, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Reservation {
-    budget: Arc<MemoryBudget>,
+struct Reservation {
+    used: Arc<AtomicU64>,
     bytes: u64,
-}
-
-/// Where the memory of a device is counted: on the budget of its host and, if it works for a client of many, on the client's account.
-#[derive(Clone, Debug)]
-pub(crate) struct Funds {
-    device: u64,
-    info: Arc<DeviceInfo>,
-    budget: Arc<MemoryBudget>,
-    account: Option<Arc<dyn MemoryAccount>>,
-}
-
-/// Bytes taken from all that they count on, given back when dropped.
-#[derive(Debug)]
-pub(crate) struct Payment {
-    _budget: Reservation,
-    _account: Option<MemoryShare>,
-}
-
-impl Funds {
-    /// The funds of the device with this uid, on a host's budget.
-    pub(crate) fn new(device: u64, info: &Arc<DeviceInfo>, budget: &Arc<MemoryBudget>) -> Funds {
-        Funds { device, info: info.clone(), budget: budget.clone(), account: None }
-    }
-
-    /// The same on a client's account as well.
-    pub(crate) fn with_account(&self, account: Arc<dyn MemoryAccount>) -> Funds {
-        Funds { account: Some(account), ..self.clone() }
-    }
-
-    /// The device's uid.
-    pub(crate) fn device(&self) -> u64 {
-        self.device
-    }
-
-    /// The device.
-    pub(crate) fn info(&self) -> &DeviceInfo {
-        &self.info
-    }
-
-    pub(crate) fn budget(&self) -> &Arc<MemoryBudget> {
-        &self.budget
-    }
-
-    pub(crate) fn pay(&self, bytes: u64) -> Result<Payment> {
-        let account = self.account.as_ref().map(|account| account.take(self.device, &self.info, bytes)).transpose()?;
-        Ok(Payment { _budget: self.budget.reserve(bytes, &self.info.id)?, _account: account })
-    }
-
-    #[cfg(test)]
-    pub(crate) fn for_tests(budget: &Arc<MemoryBudget>) -> Funds {
-        let info = DeviceInfo {
-            id: "d".into(),
-            name: "d".into(),
-            kind: outboard_core::DeviceKind::Cpu,
-            description: String::new(),
-            device_id: String::new(),
-            backend: "test".into(),
-            memory_total: budget.limit,
-            capabilities: Vec::new(),
-            alignment: 1,
-        };
-        Funds::new(1, &Arc::new(info), budget)
-    }
 }
 
 impl MemoryBudget {
@@ -86,7 +27,12 @@ impl MemoryBudget {
     /// has available at that moment.
     pub fn new(limit: Option<u64>) -> Arc<MemoryBudget> {
         let SystemMemory { total, available } = system_memory();
-        Arc::new(MemoryBudget { limit: limit.unwrap_or(available).min(total), used: AtomicU64::new(0) })
+        Arc::new(MemoryBudget { uid: fresh_uid(), limit: limit.unwrap_or(available).min(total), used: Arc::default() })
+    }
+
+    /// Names it among the pools of this process.
+    pub(crate) fn name(&self) -> String {
+        format!("host memory {}", self.uid)
     }
 
     /// The limit, and what is left of it.
@@ -107,20 +53,30 @@ impl MemoryBudget {
         self.used.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn reserve(self: &Arc<Self>, bytes: u64, device_id: &str) -> Result<Reservation> {
+    fn reserve(&self, bytes: u64, device_id: &str) -> Result<Reservation> {
         // Looking at the system costs a file or two; small allocations matter to nobody.
         let free = if bytes < 1 << 20 { self.limit.saturating_sub(self.used()) } else { self.info().free };
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit && bytes <= free);
         match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Reservation { budget: self.clone(), bytes }),
+            Ok(_) => Ok(Reservation { used: self.used.clone(), bytes }),
             Err(_) => Err(Error::OutOfMemory { device: device_id.to_owned(), needed: bytes, free }),
         }
     }
 }
 
+impl MemoryPool for MemoryBudget {
+    fn info(&self) -> MemoryInfo {
+        MemoryBudget::info(self)
+    }
+
+    fn take(&self, bytes: u64, device_id: &str) -> Result<MemoryShare> {
+        Ok(Box::new(self.reserve(bytes, device_id)?))
+    }
+}
+
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -173,6 +129,13 @@ fn field(path: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(path).ok()?;
     let mut words = text.lines().map(str::split_whitespace).find_map(|mut w| (w.next() == Some(name)).then_some(w))?;
     words.next()?.parse().ok()
+}
+
+/// Funds of no device in particular.
+#[cfg(test)]
+pub(crate) fn funds_for_tests(budget: &Arc<MemoryBudget>) -> outboard_core::local::Funds {
+    let info = outboard_core::DeviceInfo::new("d", outboard_core::DeviceKind::Cpu, "test", budget.limit);
+    outboard_core::local::Funds::new(1, &Arc::new(info), budget.clone())
 }
 
 #[cfg(test)]

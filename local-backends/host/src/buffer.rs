@@ -1,8 +1,8 @@
 //! Buffers in host memory.
 
-use crate::budget::{Funds, Payment};
 use bytes::Bytes;
 use memmap2::MmapMut;
+use outboard_core::local::{Funds, Payment};
 use outboard_core::{Buffer, Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
@@ -47,7 +47,7 @@ impl HostBuffer {
     /// `size` bytes of zeros, paid for by `funds`. Errors: [`Error::OutOfMemory`].
     pub(crate) fn new(size: u64, funds: &Funds) -> Result<HostBuffer> {
         let payment = Some(funds.pay(size)?);
-        let free = || funds.budget().info().free;
+        let free = || funds.memory().free;
         let out_of_memory = || Error::OutOfMemory { device: funds.info().id.clone(), needed: size, free: free() };
         let bytes = usize::try_from(size).map_err(|_| out_of_memory())?;
         let (memory, ptr) = if bytes >= MAP_FROM {
@@ -118,11 +118,12 @@ impl Buffer for HostBuffer {
 mod tests {
     use super::*;
     use crate::MemoryBudget;
+    use crate::budget::funds_for_tests;
 
     #[test]
     fn memory_is_zeroed_aligned_and_given_back() {
         let budget = MemoryBudget::new(Some(64 << 20));
-        let funds = Funds::for_tests(&budget);
+        let funds = funds_for_tests(&budget);
         for size in [0u64, 1, 1000, MAP_FROM as u64, (MAP_FROM + 5) as u64] {
             let buffer = HostBuffer::new(size, &funds).unwrap();
             assert_eq!((buffer.size(), budget.used()), (size, size));

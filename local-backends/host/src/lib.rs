@@ -1,5 +1,5 @@
-//! What backends in host memory share: buffers, memory accounts, queues with their threads, timelines, and transfers between
-//! the devices of one host. A backend adds [`Kernels`]: which ops it supports and how it runs a graph.
+//! What backends in host memory share: buffers, the host's memory, scratch memory, and who touches which bytes. A backend adds
+//! [`Kernels`]: which ops it supports and how it runs a graph.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -9,23 +9,16 @@ mod budget;
 mod buffer;
 mod device;
 mod disk;
-mod exchange;
-mod host;
 mod mapped;
-mod queue;
 mod scratch;
-mod timeline;
-mod turns;
+mod stream;
 
 pub use allocator::{ProgramAllocator, trim_memory};
 pub use budget::MemoryBudget;
 pub use buffer::{BUFFER_ALIGN, HostBuffer};
-pub use device::{HostDevice, Kernels, NodeError, Program, Run, TensorPtr};
+pub use device::{Kernels, NodeError, Program, Run, TensorPtr, host_device};
 pub use disk::{DiskSpace, disk_space};
-pub use exchange::OFFERED_BYTES;
-pub use host::{Host, TraceEvent};
 pub use mapped::open_mapped;
-pub use queue::trace_queue;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -4,9 +4,9 @@
 //! program of a device runs at a time. No other client's programs ever see it. It is counted like any buffer, refused when a
 //! program is compiled that would need too much, and given back with the last program.
 
-use crate::budget::Funds;
 use crate::buffer::HostBuffer;
 use crate::lock;
+use outboard_core::local::Funds;
 use outboard_core::{Buffer, Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -173,11 +173,12 @@ fn for_scratch(error: Error, funds: &Funds) -> Error {
 mod tests {
     use super::*;
     use crate::MemoryBudget;
+    use crate::budget::funds_for_tests;
 
     #[test]
     fn there_is_as_much_as_the_largest_program_needs_and_none_behind_the_last() {
         let budget = MemoryBudget::new(Some(1000));
-        let scratch = Scratch::new(Funds::for_tests(&budget));
+        let scratch = Scratch::new(funds_for_tests(&budget));
         let small = scratch.need(100).unwrap();
         assert_eq!(budget.used(), 100);
         let large = scratch.need(600).unwrap();
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn programs_come_and_go_while_one_runs() {
         let budget = MemoryBudget::new(Some(1000));
-        let scratch = Scratch::new(Funds::for_tests(&budget));
+        let scratch = Scratch::new(funds_for_tests(&budget));
         let first = scratch.need(300).unwrap();
         let larger = first
             .with(|bytes| {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use bytes::Bytes;
+use outboard_core::local::LocalDevice;
 use outboard_core::op::{Unary, UnaryKind};
 use outboard_core::*;
 use outboard_host::*;
@@ -90,19 +91,9 @@ impl Rig {
         Rig { host: Host::new(), meet: Arc::new(Barrier::new(2)), budget: MemoryBudget::new(Some(1 << 24)) }
     }
 
-    fn device(&self, name: &str) -> Arc<HostDevice> {
-        let info = DeviceInfo {
-            id: name.into(),
-            name: name.into(),
-            kind: DeviceKind::Cpu,
-            description: String::new(),
-            device_id: String::new(),
-            backend: "toy".into(),
-            memory_total: 1 << 24,
-            capabilities: Vec::new(),
-            alignment: 32,
-        };
-        HostDevice::new(&self.host, info, &self.budget, Arc::new(Toy { meet: self.meet.clone() }))
+    fn device(&self, name: &str) -> Arc<LocalDevice> {
+        let info = DeviceInfo::new(name, DeviceKind::Cpu, "toy", 1 << 24);
+        host_device(&self.host, info, &self.budget, Arc::new(Toy { meet: self.meet.clone() }))
     }
 }
 
@@ -117,7 +108,7 @@ impl MemoryAccount for NoAccount {
 }
 
 /// A device as another client has it.
-fn client(device: &HostDevice) -> Arc<dyn Device> {
+fn client(device: &LocalDevice) -> Arc<dyn Device> {
     let client = Client { turns: device::fresh_uid(), room: device::fresh_uid(), account: Arc::new(NoAccount) };
     device.for_client(client).unwrap()
 }
@@ -255,10 +246,10 @@ fn the_trace_of_a_queue_is_its_own_and_begins_with_its_turn() {
     let (q, other) = (d.queue().unwrap(), d.queue().unwrap());
     let spans = Arc::new(Mutex::new(Vec::new()));
     let seen = spans.clone();
-    let hook = move |e: outboard_host::TraceEvent<'_>| seen.lock().unwrap().push((e.queue, e.what, e.start, e.end));
-    assert!(outboard_host::trace_queue(q.as_ref(), hook.clone()));
-    assert!(!outboard_host::trace_queue(q.as_ref(), hook.clone()), "a queue has one trace");
-    assert!(outboard_host::trace_queue(other.as_ref(), hook));
+    let hook = move |e: TraceEvent<'_>| seen.lock().unwrap().push((e.queue, e.what, e.start, e.end));
+    q.set_trace(Box::new(hook.clone())).unwrap();
+    assert!(matches!(q.set_trace(Box::new(hook.clone())), Err(Error::Misuse(_))), "a queue has one trace");
+    other.set_trace(Box::new(hook)).unwrap();
     let exe = program(d.as_ref(), UnaryKind::Neg, &x, &y);
     let silent = d.queue().unwrap();
     for _ in 0..20 {

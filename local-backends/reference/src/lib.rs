@@ -8,8 +8,9 @@ mod tensor;
 #[cfg(test)]
 mod tests;
 
+use outboard_core::Host;
 use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
-use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr};
+use outboard_host::{Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr, host_device};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,17 +19,10 @@ use tensor::{Aborted, T};
 /// A reference device of `host` with its own name.
 pub fn reference_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>) -> Arc<dyn Device> {
     let info = DeviceInfo {
-        id: name.to_owned(),
-        name: name.to_owned(),
-        kind: DeviceKind::Cpu,
         description: "reference implementation (slow, exact)".to_owned(),
-        device_id: String::new(),
-        backend: "reference".to_owned(),
-        memory_total: budget.info().total,
-        capabilities: Vec::new(),
-        alignment: 32,
+        ..DeviceInfo::new(name, DeviceKind::Cpu, "reference", budget.info().total)
     };
-    HostDevice::new(host, info, budget, Arc::new(Counting::default()))
+    host_device(host, info, budget, Arc::new(Counting::default()))
 }
 
 /// The kernels of the reference device.

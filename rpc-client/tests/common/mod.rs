@@ -1,9 +1,10 @@
 //! A real server in this process, with two reference devices.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+use outboard_core::Host;
 use outboard_core::op::*;
 use outboard_core::*;
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};

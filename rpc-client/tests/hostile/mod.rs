@@ -3,10 +3,11 @@
 
 use crate::common;
 use crate::common::*;
+use outboard_core::Host;
 use outboard_core::*;
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_fuzz::raw::{Conn, Stream};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_proto::limits;
 use outboard_proto::v1::command::Command as C;
 use outboard_proto::v1::control_request::Request as R;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::places::Numbers;
 use outboard_core::error::Bytes as Size;
-use outboard_host::OFFERED_BYTES;
+use outboard_core::local::OFFERED_BYTES;
 use outboard_net::limits::QUIC_INCOMING_BYTES;
 
 /// What a limit is of: all that one of these has.

@@ -8,7 +8,7 @@
 
 use super::*;
 use crate::places::Numbers;
-use outboard_host::OFFERED_BYTES;
+use outboard_core::local::OFFERED_BYTES;
 use outboard_net::limits::{QUIC_EARLY_SEND_WINDOW, QUIC_EARLY_WINDOW, QUIC_INCOMING_BYTES, TLS_BUFFER};
 use outboard_proto::limits::{HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_ERROR_TEXT, MAX_TRACE_SPANS};
 use std::fmt;

@@ -209,7 +209,7 @@ impl QueueRunner {
             let share = Arc::new(share?);
             let anchor = owner.anchor(of.as_ref())?;
             let queue = of.queue()?;
-            owner.trace.watch(queue.as_ref(), handle, &of.info().name, meter);
+            owner.trace.watch(queue.as_ref(), handle, &of.info().name, meter)?;
             owner.live_queues.fetch_add(1, Ordering::AcqRel);
             Ok((anchor, Retired { queue: Some(queue), session: owner, share: Some(share) }))
         });

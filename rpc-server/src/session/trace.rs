@@ -4,8 +4,7 @@
 
 use crate::lock;
 use crate::metrics::QueueMeter;
-use outboard_core::Queue;
-use outboard_host::trace_queue;
+use outboard_core::{Queue, Result};
 use outboard_proto::limits::MAX_TRACE_SPANS;
 use outboard_proto::v1;
 use std::collections::{BTreeMap, VecDeque};
@@ -46,11 +45,16 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Watches a queue that is opened under `handle`, and counts the graphs that it runs. Devices that do not tell when commands
-    /// run have no spans.
-    pub(crate) fn watch(self: &Arc<Self>, queue: &dyn Queue, handle: u64, device: &str, meter: QueueMeter) {
+    /// Watches a queue that is opened under `handle`, and counts the graphs that it runs.
+    pub(crate) fn watch(
+        self: &Arc<Self>,
+        queue: &dyn Queue,
+        handle: u64,
+        device: &str,
+        meter: QueueMeter,
+    ) -> Result<()> {
         let (trace, device) = (self.clone(), Arc::<str>::from(device));
-        trace_queue(queue, move |e| {
+        queue.set_trace(Box::new(move |e| {
             if e.what == "execute" {
                 meter.executed(e.start, e.end);
             }
@@ -58,7 +62,7 @@ impl Trace {
             if trace.on.load(Ordering::Relaxed) && e.what != "signal" {
                 trace.record(handle, &device, e.what, e.start, e.end);
             }
-        });
+        }))
     }
 
     fn record(&self, queue: u64, device: &Arc<str>, what: &'static str, start: Instant, end: Instant) {

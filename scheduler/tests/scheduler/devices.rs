@@ -2,11 +2,13 @@
 //! a graph without the scheduler.
 
 use bytes::Bytes;
+use outboard_core::Host;
 use outboard_core::{
     Device, DeviceInfo, DeviceKind, Executable, Graph, LeafKind, Placement, Queue, Result, Slice, TensorId, Usage,
 };
-use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr};
+use outboard_host::{Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr, host_device};
 use outboard_reference::{Reference, reference_device};
+use outboard_scheduler::memory::MemoryRules;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,22 +58,13 @@ pub(crate) fn device(
     host: &Arc<Host>,
     name: &str,
     kind: DeviceKind,
-    alignment: usize,
+    memory: MemoryRules,
     budget: &Arc<MemoryBudget>,
     supports: impl Fn(&str) -> bool + Send + Sync + 'static,
 ) -> Arc<dyn Device> {
-    let info = DeviceInfo {
-        id: name.to_owned(),
-        name: name.to_owned(),
-        kind,
-        description: "test".to_owned(),
-        device_id: String::new(),
-        backend: "test".to_owned(),
-        memory_total: budget.info().total,
-        capabilities: Vec::new(),
-        alignment,
-    };
-    HostDevice::new(host, info, budget, Arc::new(Limited { supports: Arc::new(supports), runs: Arc::default() }))
+    let MemoryRules { alignment, max_alloc } = memory;
+    let info = DeviceInfo { alignment, max_alloc, ..DeviceInfo::new(name, kind, "test", budget.info().total) };
+    host_device(host, info, budget, Arc::new(Limited { supports: Arc::new(supports), runs: Arc::default() }))
 }
 
 /// A graph on one device as it stands: every root with a buffer of its own, nothing cut, nothing shared.

@@ -4,16 +4,18 @@ use crate::devices::{DEADLINE, Oracle, device};
 use crate::graphs::content;
 use crate::shadow;
 use bytes::Bytes;
+use outboard_core::Host;
 use outboard_core::op::*;
 use outboard_core::{DType, Device, DeviceKind, Error, Graph, GraphBuilder, LeafKind, NodeSet, Slice, TensorId, Usage};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
+use outboard_scheduler::memory::MemoryRules;
 use outboard_scheduler::split::Place;
 use outboard_scheduler::{DeviceView, Hints, Observer, Plan, PlanError, Scheduler, SchedulerOptions, Verdict};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// Alignment of every device here.
-const ALIGN: usize = 32;
+const MEMORY: MemoryRules = MemoryRules { alignment: 32, max_alloc: u64::MAX };
 
 /// Devices A, B, .. that support everything: processors of another kind before a CPU, which is the last.
 fn views(graph: &Graph, n: usize) -> Vec<DeviceView> {
@@ -21,7 +23,7 @@ fn views(graph: &Graph, n: usize) -> Vec<DeviceView> {
         id: ["A", "B", "C", "D"][d].to_owned(),
         kind: if d + 1 == n { DeviceKind::Cpu } else { DeviceKind::Gpu },
         supports: NodeSet::new(graph.tensors().len(), true),
-        alignment: ALIGN,
+        memory: MEMORY,
     };
     (0..n).map(view).collect()
 }
@@ -35,7 +37,7 @@ fn without(mut view: DeviceView, graph: &Graph, op: &str) -> DeviceView {
 
 fn plan(graph: &Arc<Graph>, n: usize, hints: &Hints) -> Plan {
     let plan = Plan::new(graph.clone(), &views(graph, n), hints, usize::MAX).unwrap();
-    shadow::check(&plan, &hints.leaves, &vec![ALIGN; n]);
+    shadow::check(&plan, &hints.leaves, &vec![MEMORY; n]);
     plan
 }
 
@@ -272,7 +274,7 @@ fn long_names_that_begin_alike_are_told_apart() {
 fn test_devices(n: usize) -> Vec<Arc<dyn Device>> {
     let host = Host::new();
     let one =
-        |d: usize| device(&host, ["A", "B", "C", "D"][d], DeviceKind::Cpu, ALIGN, &MemoryBudget::new(None), |_| true);
+        |d: usize| device(&host, ["A", "B", "C", "D"][d], DeviceKind::Cpu, MEMORY, &MemoryBudget::new(None), |_| true);
     (0..n).map(one).collect()
 }
 
@@ -371,6 +373,27 @@ fn a_run_can_be_stopped_and_observed() {
     scheduler.run(&program, &inputs).unwrap();
 }
 
+#[test]
+fn results_lie_in_several_buffers_where_one_is_too_small() {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[64]).unwrap();
+    let parts: Vec<TensorId> = (0..5).map(|i| g.push(Scale { scale: i as f32, bias: 0.0 }, &[x]).unwrap()).collect();
+    parts.iter().for_each(|&id| {
+        g.output(id);
+    });
+    let graph = finish(g);
+    // Two tensors to a buffer, and a rest that none fits into.
+    let small = MemoryRules { max_alloc: 2 * 256 + 100, ..MEMORY };
+    let mut views = views(&graph, 1);
+    views[0].memory = small;
+    let plan = Plan::new(graph.clone(), &views, &Hints::default(), usize::MAX).unwrap();
+    shadow::check(&plan, &HashMap::new(), &[small]);
+    assert!(plan.compute_bytes()[0] > 2 * 2 * 256);
+    views[0].memory.max_alloc = 255;
+    let error = Plan::new(graph, &views, &Hints::default(), usize::MAX).unwrap_err().to_string();
+    assert_eq!(error, "leaf x is 256 B large, and A allocates 255 B at once at most");
+}
+
 /// Runs may be enqueued without end and without a read; what devices hand each other meanwhile is bounded.
 #[test]
 fn running_far_ahead_is_bounded() {
@@ -392,13 +415,13 @@ fn running_far_ahead_is_bounded() {
         let mut open = seen.lock().unwrap();
         match (event.device, event.what) {
             ("B", "offer") => open.0 += 1,
-            ("B", "finish") => open.0 = 0,
+            ("B", "marker") => open.0 = 0,
             _ => {}
         }
         open.1 = open.1.max(open.0);
     });
     let budget = MemoryBudget::new(None);
-    let devices = ["A", "B"].map(|name| device(&host, name, DeviceKind::Cpu, ALIGN, &budget, |_| true));
+    let devices = ["A", "B"].map(|name| device(&host, name, DeviceKind::Cpu, MEMORY, &budget, |_| true));
     let mut scheduler = Scheduler::new(devices.into(), SchedulerOptions { deadline: DEADLINE }).unwrap();
     let bound = bind(&scheduler, &graph, &hints);
     let plan = scheduler.plan(graph.clone(), &hints).unwrap();
@@ -435,7 +458,7 @@ fn runs_that_begin_before_others_end() {
     let (host, seen) = (Host::new(), commands.clone());
     host.set_trace(move |event| seen.lock().unwrap().push(format!("{} {}", event.device, event.what)));
     let budget = MemoryBudget::new(None);
-    let devices = ["A", "B"].map(|name| device(&host, name, DeviceKind::Cpu, ALIGN, &budget, |_| true));
+    let devices = ["A", "B"].map(|name| device(&host, name, DeviceKind::Cpu, MEMORY, &budget, |_| true));
     let mut scheduler = Scheduler::new(devices.into(), SchedulerOptions { deadline: DEADLINE }).unwrap();
     let plan = scheduler.plan(graph.clone(), &hints).unwrap();
     assert_eq!((plan.splits.splits.len(), plan.splits.leading(&graph)), (3, 1));

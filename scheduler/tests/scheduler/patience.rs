@@ -5,9 +5,10 @@ mod fated;
 
 use bytes::Bytes;
 use fated::{Fate, fated_device};
+use outboard_core::Host;
 use outboard_core::op::{Binary, BinaryKind};
 use outboard_core::{DType, Device, Error, GraphBuilder, TensorId};
-use outboard_host::{Host, MemoryBudget};
+use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use outboard_scheduler::{Hints, Program, Scheduler, SchedulerOptions};
 use std::collections::HashMap;

@@ -4,13 +4,17 @@ use crate::devices::{DEADLINE, Oracle, device};
 use crate::graphs::{Step, build, content, steps};
 use crate::shadow;
 use bytes::Bytes;
+use outboard_core::Host;
 use outboard_core::{Device, DeviceKind, Graph, LeafKind, Slice, TensorId, Usage};
-use outboard_host::{Host, MemoryBudget};
+use outboard_detached::{DetachedOptions, detached_device};
+use outboard_host::MemoryBudget;
+use outboard_scheduler::memory::MemoryRules;
 use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
 use proptest::prelude::*;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One device of a case.
 #[derive(Clone, Debug)]
@@ -19,6 +23,10 @@ struct Spec {
     host: usize,
     cpu: bool,
     alignment: usize,
+    /// Its largest allocation is no larger than the largest tensor.
+    small: bool,
+    /// It is a card with memory of its own, if it is the one that supports everything.
+    card: bool,
     /// Eighths of the ops that it supports, and which.
     share: u64,
     seed: u64,
@@ -38,8 +46,18 @@ struct World {
 }
 
 fn worlds() -> impl Strategy<Value = World> {
-    let spec = (0..2usize, any::<bool>(), 4..8u32, 0..9u64, any::<u64>())
-        .prop_map(|(host, cpu, align, share, seed)| Spec { host, cpu, alignment: 1 << align, share, seed });
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>());
+    let spec = (0..2usize, flags, 4..8u32, 0..9u64, any::<u64>()).prop_map(
+        |(host, (cpu, small, card), align, share, seed)| Spec {
+            host,
+            cpu,
+            alignment: 1 << align,
+            small,
+            card,
+            share,
+            seed,
+        },
+    );
     let pairs = || prop::collection::vec((any::<usize>(), 0..4usize), 0..24);
     let devices = prop_oneof![1 => prop::collection::vec(spec.clone(), 1), 8 => prop::collection::vec(spec, 2..=4)];
     let leaves = prop::collection::vec(0..4usize, 16);
@@ -51,6 +69,19 @@ fn worlds() -> impl Strategy<Value = World> {
     )
 }
 
+impl Spec {
+    fn memory(&self, graph: &Graph) -> MemoryRules {
+        let alignment = self.alignment;
+        let smallest = largest(graph).next_multiple_of(alignment as u64);
+        MemoryRules { alignment, max_alloc: if self.small { smallest } else { u64::MAX } }
+    }
+}
+
+/// Bytes of the largest tensor.
+fn largest(graph: &Graph) -> u64 {
+    graph.tensors().iter().map(|t| t.layout().span() as u64).max().unwrap_or(0).max(1)
+}
+
 impl World {
     fn supports(&self, device: usize, op: &str) -> bool {
         let spec = &self.devices[device];
@@ -59,13 +90,19 @@ impl World {
         device == self.able || hasher.finish() % 8 < spec.share
     }
 
-    fn devices(&self) -> (Vec<Arc<dyn Device>>, Vec<Arc<MemoryBudget>>) {
+    fn devices(&self, graph: &Graph) -> (Vec<Arc<dyn Device>>, Vec<Arc<MemoryBudget>>) {
         let hosts = [Host::new(), Host::new()];
         let one = |(d, spec): (usize, &Spec)| {
             let (world, kind) = (self.clone(), if spec.cpu { DeviceKind::Cpu } else { DeviceKind::Gpu });
-            let budget = MemoryBudget::new(None);
+            let (host, name, budget) = (&hosts[spec.host], format!("D{d}"), MemoryBudget::new(None));
+            if d == self.able && spec.card {
+                let max_alloc = largest(graph).next_multiple_of(256);
+                let options = DetachedOptions { memory: 1 << 30, max_alloc, latency: Duration::from_micros(20) };
+                return (detached_device(host, &name, options) as Arc<dyn Device>, budget);
+            }
             let supports = move |op: &str| world.supports(d, op);
-            (device(&hosts[spec.host], &format!("D{d}"), kind, spec.alignment, &budget, supports), budget)
+            let memory = spec.memory(graph);
+            (device(host, &name, kind, memory, &budget, supports), budget)
         };
         self.devices.iter().enumerate().map(one).unzip()
     }
@@ -119,12 +156,13 @@ fn inputs(graph: &Graph, run: u64) -> Vec<(TensorId, Bytes)> {
 fn check_plan(steps: &[Step], world: &World) {
     let graph = build(steps);
     let hints = world.hints(&graph);
-    let scheduler = Scheduler::new(world.devices().0, SchedulerOptions { deadline: DEADLINE }).unwrap();
-    let alignments: Vec<usize> = world.devices.iter().map(|d| d.alignment).collect();
+    let scheduler = Scheduler::new(world.devices(&graph).0, SchedulerOptions { deadline: DEADLINE }).unwrap();
+    let rules = |d: &Arc<dyn Device>| MemoryRules { alignment: d.info().alignment, max_alloc: d.info().max_alloc };
+    let rules: Vec<MemoryRules> = scheduler.devices().iter().map(rules).collect();
     for plan in [scheduler.plan(graph.clone(), &hints), scheduler.plan_observed(graph.clone(), &hints)] {
         let plan = plan.unwrap();
         check_devices(&plan, world, &hints);
-        shadow::check(&plan, &hints.leaves, &alignments);
+        shadow::check(&plan, &hints.leaves, &rules);
         assert!(!plan.to_string().is_empty());
     }
 }
@@ -132,7 +170,7 @@ fn check_plan(steps: &[Step], world: &World) {
 fn check_runs(steps: &[Step], world: &World) {
     let graph = build(steps);
     let hints = world.hints(&graph);
-    let (devices, budgets) = world.devices();
+    let (devices, budgets) = world.devices(&graph);
     let mut scheduler = Scheduler::new(devices, SchedulerOptions { deadline: DEADLINE }).unwrap();
     let used = |budgets: &[Arc<MemoryBudget>]| budgets.iter().map(|b| b.used()).collect::<Vec<_>>();
 
@@ -227,7 +265,7 @@ fn random_graphs_are_not_trivial() {
     for _ in 0..200 {
         let (steps, world) = (steps(), worlds()).new_tree(&mut runner).unwrap().current();
         let graph = build(&steps);
-        let scheduler = Scheduler::new(world.devices().0, SchedulerOptions::default()).unwrap();
+        let scheduler = Scheduler::new(world.devices(&graph).0, SchedulerOptions::default()).unwrap();
         let plan = scheduler.plan(graph.clone(), &world.hints(&graph)).unwrap();
         nodes += plan.splits.splits.iter().map(|s| s.nodes.len()).sum::<usize>();
         copies += plan.splits.copies.len();

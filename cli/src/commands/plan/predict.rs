@@ -25,6 +25,8 @@ pub(super) struct Member {
     pub(super) id: String,
     /// Its server, or itself if it is local.
     pub(super) host: String,
+    /// Names its memory: those with the same name here share their capacity.
+    pub(super) pool: String,
     /// Bytes that it has for weights and cache.
     pub(super) capacity: u64,
     pub(super) kind: DeviceKind,
@@ -35,9 +37,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Whether it shares its memory with the other devices of its host that do.
-    fn has_host_memory(&self) -> bool {
-        matches!(self.kind, DeviceKind::Cpu | DeviceKind::IntegratedGpu)
+    fn as_share(&self) -> Share {
+        Share { id: self.id.clone(), pool: self.pool.clone(), capacity: self.capacity, weight: self.share }
     }
 }
 
@@ -193,9 +194,8 @@ fn pipeline_ms(stages: &[Stage], batches: &[usize], lead: usize) -> f64 {
 pub(super) fn missing(parts: &Parts, members: &[Member]) -> Option<u64> {
     let sizes = parts.sizes();
     let with = |more: Option<u64>| {
-        let share = |m: &Member| Share { id: m.id.clone(), capacity: m.capacity, weight: m.share };
-        let more = more.map(|capacity| Share { id: String::new(), capacity, weight: f64::MIN_POSITIVE });
-        split(&sizes, &members.iter().map(share).chain(more).collect::<Vec<_>>()).is_ok()
+        let another = |capacity| Share { id: String::new(), pool: String::new(), capacity, weight: f64::MIN_POSITIVE };
+        split(&sizes, &members.iter().map(Member::as_share).chain(more.map(another)).collect::<Vec<_>>()).is_ok()
     };
     if with(None) {
         return None;
@@ -280,11 +280,9 @@ impl Present {
 
     /// Bytes for weights and cache that a host has.
     pub(super) fn room(&self, host: &str) -> u64 {
-        let of = |shared: bool| {
-            let mine = self.members.iter().filter(move |m| m.host == host && m.has_host_memory() == shared);
-            mine.map(|m| m.capacity)
-        };
-        of(true).max().unwrap_or(0) + of(false).sum::<u64>()
+        let mine = self.members.iter().filter(|m| m.host == host);
+        let pools: BTreeMap<&str, u64> = mine.map(|m| (m.pool.as_str(), m.capacity)).collect();
+        pools.values().sum()
     }
 
     /// Without one of the hosts.
@@ -303,6 +301,7 @@ impl Present {
         let another = |m: &Member| Member {
             id: format!("another {}", m.id),
             host: format!("another {}", m.host),
+            pool: format!("another {}", m.pool),
             share: if self.single { 0.0 } else { m.share },
             ..m.clone()
         };
@@ -311,8 +310,7 @@ impl Present {
     }
 
     fn outlook(&self, members: &[Member]) -> Outlook {
-        let shares: Vec<Share> =
-            members.iter().map(|m| Share { id: m.id.clone(), capacity: m.capacity, weight: m.share }).collect();
+        let shares: Vec<Share> = members.iter().map(Member::as_share).collect();
         let Ok(homes) = split(&self.parts.sizes(), &shares) else {
             return Outlook { missing: missing(&self.parts, members), ..Outlook::default() };
         };
@@ -419,7 +417,8 @@ mod tests {
 
     fn member(id: &str, host: &str, capacity: u64) -> Member {
         let speed = Some(Speed { decode: 0.01, prompt: Some(0.1) });
-        Member { id: id.into(), host: host.into(), capacity, kind: DeviceKind::Cpu, share: 1.0, speed }
+        let pool = format!("{host} host memory");
+        Member { id: id.into(), host: host.into(), pool, capacity, kind: DeviceKind::Cpu, share: 1.0, speed }
     }
 
     /// Eight layers on two hosts, a millisecond between them.
@@ -598,7 +597,7 @@ mod tests {
         let mut present = two_hosts();
         present.members.push(member("b/1", "b", 1500));
         assert_eq!((present.hosts(), present.room("b")), (vec!["a".into(), "b".into()], 2000));
-        present.members[2].kind = DeviceKind::Gpu;
+        present.members[2].pool = "b/1".into();
         assert_eq!(present.room("b"), 3500);
         // 400 bytes and eight layers of 100 and 2 for each token of context.
         assert_eq!(longest_context(&parts(8), &[member("a", "a", 1300)], 1), Some(6));

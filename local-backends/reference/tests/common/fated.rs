@@ -1,8 +1,9 @@
 //! Devices whose graphs hang, or take long, when a test says so.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+use outboard_core::Host;
 use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Result, TensorId};
-use outboard_host::{Host, HostDevice, Kernels, MemoryBudget, NodeError, Program as HostProgram, Run, TensorPtr};
+use outboard_host::{Kernels, MemoryBudget, NodeError, Program as HostProgram, Run, TensorPtr, host_device};
 use outboard_reference::Reference;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,16 +66,6 @@ impl HostProgram for FatedProgram {
 
 /// A device with a fate.
 pub fn fated_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>, fate: &Arc<Fate>) -> Arc<dyn Device> {
-    let info = DeviceInfo {
-        id: name.into(),
-        name: name.into(),
-        kind: DeviceKind::Cpu,
-        description: String::new(),
-        device_id: String::new(),
-        backend: "fated".into(),
-        memory_total: budget.info().total,
-        capabilities: Vec::new(),
-        alignment: 32,
-    };
-    HostDevice::new(host, info, budget, Arc::new(Fated(fate.clone())))
+    let info = DeviceInfo::new(name, DeviceKind::Cpu, "fated", budget.info().total);
+    host_device(host, info, budget, Arc::new(Fated(fate.clone())))
 }

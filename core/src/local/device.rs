@@ -1,0 +1,218 @@
+//! A device of this process, made of a backend.
+
+use super::host::Host;
+use super::lock;
+use super::memory::{Funds, MemoryPool};
+use super::queue::LocalQueue;
+use super::speed::measure;
+use super::stream::Stream;
+use super::turns::Turns;
+use crate::device::{
+    Buffer, Bytes, Client, Device, DeviceInfo, Event, Executable, MemoryInfo, NodeSet, PeerTransfer, Placement, Queue,
+    Slice, Speed, Ticket, Usage, fresh_uid,
+};
+use crate::error::{Bytes as Size, Error, Result};
+use crate::graph::{Graph, TensorId};
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// What a backend says of one device.
+pub trait Backend: Send + Sync + 'static {
+    /// Whether it can compute this node.
+    fn supports(&self, graph: &Graph, id: TensorId) -> bool;
+    /// What one client has of it. Its memory is counted on these funds; nothing that its graphs leave behind, in scratch memory or
+    /// anywhere else, can be read by another context. What goes wrong comes out when it is used.
+    fn context(&self, funds: Funds) -> Arc<dyn Context>;
+    /// A number that changes with every node that it computes ([`Device::progress`]).
+    fn progress(&self) -> Option<u64> {
+        None
+    }
+    /// Graphs that it is given before the first of them is done. One, unless it has to be kept busy: what it has been given, no other
+    /// client can come before.
+    fn graphs_ahead(&self) -> usize {
+        1
+    }
+}
+
+/// What one client has of a device.
+pub trait Context: Send + Sync {
+    /// New memory, zeroed; its buffer says [`Funds::device`] and keeps the [`Payment`](super::Payment) for it.
+    fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>>;
+    /// Memory of this host as a read-only buffer, if the device can use it in place.
+    fn import(&self, _data: &Bytes) -> Result<Option<Arc<dyn Buffer>>> {
+        Ok(None)
+    }
+    /// Prepares a graph; every node is supported, and every slice is of this device.
+    fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>>;
+    /// What a new queue gives its commands to. It stops what it does when `cancel` is set.
+    fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>>;
+}
+
+/// A device of this process, as one client has it.
+pub struct LocalDevice {
+    shared: Arc<Shared>,
+    client: Option<Client>,
+    funds: Funds,
+    context: Arc<dyn Context>,
+}
+
+/// What all clients of a device have in common.
+pub(super) struct Shared {
+    pub(super) uid: u64,
+    info: Arc<DeviceInfo>,
+    pub(super) id: Arc<str>,
+    pub(super) host: Arc<Host>,
+    backend: Arc<dyn Backend>,
+    pub(super) turns: Arc<Turns>,
+    /// What stops each queue.
+    cancels: Mutex<Vec<Weak<AtomicBool>>>,
+    speed: Mutex<Option<Speed>>,
+}
+
+impl LocalDevice {
+    /// A device of `host`, with memory of `pool`.
+    pub fn new(
+        host: &Arc<Host>,
+        info: DeviceInfo,
+        pool: Arc<dyn MemoryPool>,
+        backend: Arc<dyn Backend>,
+    ) -> Arc<LocalDevice> {
+        let (uid, info) = (fresh_uid(), Arc::new(info));
+        let funds = Funds::new(uid, &info, pool);
+        let shared = Shared {
+            uid,
+            id: info.id.as_str().into(),
+            info,
+            host: host.clone(),
+            turns: Turns::new(backend.graphs_ahead()),
+            backend,
+            cancels: Mutex::default(),
+            speed: Mutex::default(),
+        };
+        Arc::new(LocalDevice::of(Arc::new(shared), None, funds))
+    }
+
+    fn of(shared: Arc<Shared>, client: Option<Client>, funds: Funds) -> LocalDevice {
+        let context = shared.backend.context(funds.clone());
+        LocalDevice { shared, client, funds, context }
+    }
+
+    /// Stops everything that is enqueued or runs on this device, of all clients: the queues that there are now are poisoned with
+    /// [`Error::Cancelled`]. Queues made later work.
+    pub fn abort(&self) {
+        for cancel in lock(&self.shared.cancels).drain(..) {
+            if let Some(cancel) = cancel.upgrade() {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for LocalDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalDevice").field("id", &self.shared.id).finish_non_exhaustive()
+    }
+}
+
+impl Device for LocalDevice {
+    fn uid(&self) -> u64 {
+        self.shared.uid
+    }
+
+    fn info(&self) -> &DeviceInfo {
+        &self.shared.info
+    }
+
+    fn memory(&self) -> Result<MemoryInfo> {
+        Ok(self.funds.memory())
+    }
+
+    fn supports(&self, graph: &Graph) -> Result<NodeSet> {
+        let backend = &self.shared.backend;
+        let flags = graph.ids().map(|id| !graph.tensor(id).is_compute() || backend.supports(graph, id));
+        Ok(NodeSet::from_flags(flags.collect()))
+    }
+
+    fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        let most = self.shared.info.max_alloc;
+        if size > most {
+            let (id, size, most) = (&self.shared.id, Size(size), Size(most));
+            return Err(Error::Request(format!("{id}: {size} in one allocation, {most} is the largest it has")));
+        }
+        self.context.alloc(size, usage)
+    }
+
+    fn import(&self, data: &Bytes) -> Result<Option<Arc<dyn Buffer>>> {
+        self.context.import(data)
+    }
+
+    fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
+        let supported = self.supports(&graph)?;
+        if let Some(id) = graph.ids().find(|&id| !supported.contains(id)) {
+            return Err(Error::Request(format!("{} does not support {}", self.shared.id, graph.label(id))));
+        }
+        self.context.compile(graph, placement)
+    }
+
+    fn queue(&self) -> Result<Arc<dyn Queue>> {
+        let cancel = Arc::new(AtomicBool::new(false));
+        let stream = self.context.stream(cancel.clone())?;
+        let weak = Arc::downgrade(&cancel);
+        let queue = LocalQueue::start(&self.shared, self.client.as_ref(), stream, cancel)?;
+        let mut cancels = lock(&self.shared.cancels);
+        cancels.retain(|c| c.strong_count() > 0);
+        cancels.push(weak);
+        Ok(Arc::new(queue))
+    }
+
+    fn for_client(&self, client: Client) -> Result<Arc<dyn Device>> {
+        let funds = self.funds.with_account(client.account.clone());
+        Ok(Arc::new(LocalDevice::of(self.shared.clone(), Some(client), funds)))
+    }
+
+    fn progress(&self) -> Option<u64> {
+        self.shared.backend.progress()
+    }
+
+    fn speed(&self) -> Option<Speed> {
+        // Held while it is measured: whoever asks meanwhile gets the same.
+        let mut known = lock(&self.shared.speed);
+        if known.is_none() {
+            *known = measure(self).ok();
+        }
+        *known
+    }
+
+    fn host(&self) -> Option<&Arc<Host>> {
+        Some(&self.shared.host)
+    }
+
+    fn peer(&self) -> Option<&dyn PeerTransfer> {
+        Some(self)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl PeerTransfer for LocalDevice {
+    fn reaches(&self, to: &dyn Device) -> bool {
+        to.host().is_some_and(|host| Arc::ptr_eq(host, &self.shared.host))
+    }
+
+    fn offer(&self, queue: &dyn Queue, ticket: Ticket, src: &Slice, to: &dyn Device) -> Result<()> {
+        if !self.reaches(to) {
+            return Err(Error::Misuse(format!("{} does not reach {}", self.shared.id, to.info().id)));
+        }
+        LocalQueue::of(queue)?.offer(ticket, src)
+    }
+
+    fn accept(&self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
+        let local = LocalQueue::of(queue)?;
+        local.accept(ticket, dst)?;
+        queue.signal()
+    }
+}

@@ -1,0 +1,524 @@
+//! Transfers between queues of one host, by ticket, whatever the devices.
+//!
+//! An offer never waits, so no order of commands on different queues can block. Where it finds its acceptance waiting, and its device can
+//! write there, it copies straight into the destination. Otherwise its bytes come to this process's memory in pieces, and the acceptance
+//! writes them to its own device as they come.
+//!
+//! What is open is bounded, and no client may have more of it than it leaves to others ([`fair_limit`]), so that one that offers what
+//! nobody takes does not keep others from their transfers. Room is taken before a byte is copied. What ended without its bytes is kept
+//! only to tell its acceptance, and gives way first.
+
+use super::fair::fair_limit;
+use super::lock;
+use crate::device::{Slice, Ticket};
+use crate::error::{Bytes as Size, Error, Result};
+use bytes::Bytes;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes that wait between the devices of one host at most; a client that is alone may have half of them.
+pub const OFFERED_BYTES: u64 = 1 << 30;
+/// What may be open at most, from either side.
+const MOST: Amount = Amount { transfers: 8192, bytes: OFFERED_BYTES };
+/// An offer that was not taken after this long is dropped.
+const EXPIRY: Duration = Duration::from_secs(120);
+/// How often a wait looks whether it is still wanted. What it waits for wakes it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    open: Mutex<Open>,
+    most: Amount,
+}
+
+type Open = HashMap<Ticket, Transfer>;
+
+/// Open transfers, and the bytes that wait for their acceptance.
+#[derive(Clone, Copy, Debug, Default)]
+struct Amount {
+    transfers: u64,
+    bytes: u64,
+}
+
+/// A queue that offers or accepts, and whose room it uses ([`Client::room`](crate::Client::room)).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Party {
+    pub(crate) room: u64,
+    pub(crate) queue: u64,
+}
+
+/// How long somebody waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait<'a> {
+    pub(crate) limit: Duration,
+    pub(crate) cancel: &'a AtomicBool,
+}
+
+/// How the bytes of an offer go.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// Straight to where they are awaited; [`Exchange::copied`] tells the acceptance.
+    Direct(Slice),
+    /// By [`Exchange::give`], piece by piece.
+    Pieces,
+    /// Nowhere: there are none, or they are not wanted any more.
+    Nowhere,
+}
+
+/// What comes for an acceptance.
+#[derive(Debug)]
+pub(crate) enum Arrival {
+    /// The next bytes, to be written behind those of before. Those that fill the destination are the last.
+    Pieces(Vec<Bytes>),
+    /// All of them are in their place.
+    All,
+}
+
+#[derive(Debug)]
+struct Transfer {
+    /// Who came first.
+    by: Party,
+    state: State,
+    /// Whoever waits for it to change is woken by it alone.
+    changed: Arc<Condvar>,
+}
+
+#[derive(Debug)]
+enum State {
+    Offered(Offered),
+    /// Somebody waits. The slice keeps its buffer, should the one who waits give up during the copy.
+    Wanted(Slice),
+    /// An offer writes into the destination.
+    Copying,
+    /// The bytes are in the destination, or the error that took their place.
+    Copied(Result<()>),
+}
+
+/// Bytes that come in pieces.
+#[derive(Debug)]
+struct Offered {
+    /// The queue that offers them.
+    queue: u64,
+    /// All of them.
+    len: u64,
+    /// How many have come until now.
+    came: u64,
+    /// How many of these the acceptance has.
+    taken: u64,
+    pieces: Vec<Bytes>,
+    error: Option<Error>,
+    since: Instant,
+}
+
+impl Offered {
+    fn new(queue: u64, len: u64, error: Option<Error>) -> Offered {
+        Offered { queue, len, came: 0, taken: 0, pieces: Vec::new(), error, since: Instant::now() }
+    }
+
+    fn fail(&mut self, error: &Error) {
+        self.error.get_or_insert_with(|| error.clone());
+        self.pieces.clear();
+    }
+}
+
+impl Transfer {
+    fn new(by: Party, state: State) -> Transfer {
+        Transfer { by, state, changed: Arc::default() }
+    }
+
+    /// Bytes that wait, or are to come.
+    fn bytes(&self) -> u64 {
+        match &self.state {
+            State::Offered(Offered { len, taken, error: None, .. }) => len - taken,
+            _ => 0,
+        }
+    }
+
+    /// Whether it is kept only to tell its acceptance an error.
+    fn has_failed(&self) -> bool {
+        matches!(self.state, State::Offered(Offered { error: Some(_), .. }))
+    }
+
+    /// Whether all of it has come, long ago, and nobody has taken any.
+    fn has_expired(&self) -> bool {
+        matches!(&self.state, State::Offered(o) if o.taken == 0 && o.came == o.len && o.since.elapsed() >= EXPIRY)
+    }
+}
+
+impl Default for Exchange {
+    fn default() -> Exchange {
+        Exchange { open: Mutex::default(), most: MOST }
+    }
+}
+
+impl Exchange {
+    /// Begins to hand over so many bytes, or tells the error that takes their place. `reaches` says whether the device can write to a
+    /// destination itself. The same ticket twice is an error.
+    pub(crate) fn offer(
+        &self,
+        by: Party,
+        ticket: Ticket,
+        len: std::result::Result<u64, &Error>,
+        reaches: impl Fn(&Slice) -> bool,
+    ) -> Result<Way> {
+        let mut open = lock(&self.open);
+        if let Some(transfer) = open.get_mut(&ticket) {
+            let State::Wanted(dst) = &transfer.state else { return Err(used_twice()) };
+            let dst = dst.clone();
+            let len = len.map_err(Error::clone).and_then(|len| same_size(len, &dst).map(|()| len));
+            let (state, way) = match len {
+                Err(error) => (State::Copied(Err(error)), Way::Nowhere),
+                Ok(_) if reaches(&dst) => (State::Copying, Way::Direct(dst)),
+                Ok(len) => (State::Offered(Offered::new(by.queue, len, None)), Way::Pieces),
+            };
+            transfer.state = state;
+            transfer.changed.notify_all();
+            return Ok(way);
+        }
+        let room = self.admit(&mut open, by, len.unwrap_or(0));
+        if len.is_ok() {
+            // An error always has room: whoever waits for it would wait in vain.
+            room?;
+        }
+        let offered = Offered::new(by.queue, len.unwrap_or(0), len.err().cloned());
+        open.insert(ticket, Transfer::new(by, State::Offered(offered)));
+        Ok(if len.is_ok() { Way::Pieces } else { Way::Nowhere })
+    }
+
+    /// The next piece of an offer, or the error that ends it. Nothing happens if whoever waited for it has given up.
+    pub(crate) fn give(&self, ticket: Ticket, piece: Result<Bytes>) {
+        if let Some(transfer) = lock(&self.open).get_mut(&ticket)
+            && let State::Offered(offered) = &mut transfer.state
+        {
+            match piece {
+                Ok(piece) if offered.error.is_none() => {
+                    offered.came += piece.len() as u64;
+                    offered.pieces.push(piece);
+                }
+                Ok(_) => {}
+                Err(error) => offered.fail(&error),
+            }
+            transfer.changed.notify_all();
+        }
+    }
+
+    /// An offer has written to its destination, or failed to.
+    pub(crate) fn copied(&self, ticket: Ticket, done: Result<()>) {
+        if let Some(transfer) = lock(&self.open).get_mut(&ticket) {
+            transfer.state = State::Copied(done);
+            transfer.changed.notify_all();
+        }
+    }
+
+    /// Begins to wait for what is offered under a ticket and is to fill `dst`.
+    pub(crate) fn want(&self, by: Party, ticket: Ticket, dst: &Slice) -> Result<()> {
+        let mut open = lock(&self.open);
+        match open.get(&ticket).map(|transfer| &transfer.state) {
+            Some(State::Offered(Offered { taken: 0, .. })) => Ok(()),
+            Some(_) => Err(used_twice()),
+            None => {
+                self.admit(&mut open, by, 0)?;
+                open.insert(ticket, Transfer::new(by, State::Wanted(dst.clone())));
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits for what comes next to fill `dst`. An error ends the transfer, and so does [`Arrival::All`].
+    pub(crate) fn next(&self, ticket: Ticket, dst: &Slice, wait: Wait<'_>) -> Result<Arrival> {
+        let end = Instant::now() + wait.limit;
+        let mut open = lock(&self.open);
+        loop {
+            // Whoever gives up leaves nothing behind: what the other side does then is dropped.
+            let mut transfer = open.remove(&ticket).ok_or_else(expired)?;
+            match transfer.state {
+                State::Copied(done) => return done.map(|()| Arrival::All),
+                State::Offered(Offered { error: Some(error), .. }) => return Err(error),
+                State::Offered(mut offered) => {
+                    same_size(offered.len, dst)?;
+                    if offered.taken == offered.len {
+                        return Ok(Arrival::All);
+                    }
+                    let pieces = std::mem::take(&mut offered.pieces);
+                    offered.taken = offered.came;
+                    let last = offered.taken == offered.len;
+                    transfer.state = State::Offered(offered);
+                    if !pieces.is_empty() {
+                        if !last {
+                            open.insert(ticket, transfer);
+                        }
+                        return Ok(Arrival::Pieces(pieces));
+                    }
+                }
+                State::Copying | State::Wanted(_) => {}
+            }
+            give_up(wait, end)?;
+            let changed = transfer.changed.clone();
+            open.insert(ticket, transfer);
+            open = changed.wait_timeout(open, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Whoever accepts has failed on its own: what still comes is dropped.
+    pub(crate) fn forget(&self, ticket: Ticket) {
+        lock(&self.open).remove(&ticket);
+    }
+
+    /// A queue is gone: what it offered and nobody took becomes `error`, so that its memory is free.
+    pub(crate) fn end(&self, queue: u64, error: &Error) {
+        for transfer in lock(&self.open).values_mut() {
+            if let State::Offered(offered) = &mut transfer.state
+                && offered.queue == queue
+            {
+                offered.fail(error);
+                transfer.changed.notify_all();
+            }
+        }
+    }
+
+    /// Makes room for one transfer more with so many bytes, or says that there is none.
+    fn admit(&self, open: &mut Open, by: Party, bytes: u64) -> Result<()> {
+        open.retain(|_, transfer| !transfer.has_expired());
+        self.shares(open, by, bytes).or_else(|_| {
+            open.retain(|_, transfer| transfer.by.room != by.room || !transfer.has_failed());
+            self.shares(open, by, bytes)
+        })
+    }
+
+    /// Whether the client would not have more than it leaves to others.
+    fn shares(&self, open: &Open, by: Party, bytes: u64) -> Result<()> {
+        let (mut mine, mut others) = (Amount::default(), Amount::default());
+        for transfer in open.values() {
+            let sum = if transfer.by.room == by.room { &mut mine } else { &mut others };
+            sum.transfers += 1;
+            sum.bytes = sum.bytes.saturating_add(transfer.bytes());
+        }
+        let transfers = fair_limit(self.most.transfers, others.transfers);
+        // What brings no bytes, such as an acceptance that frees some, is not refused for those of before.
+        let limit = fair_limit(self.most.bytes, others.bytes);
+        let too_large = bytes > 0 && mine.bytes.saturating_add(bytes) > limit;
+        if mine.transfers >= transfers || too_large {
+            return Err(Error::Request(format!(
+                "{} transfers with {} are open already, and {} with {} of others: no more can wait",
+                mine.transfers,
+                Size(mine.bytes),
+                others.transfers,
+                Size(others.bytes)
+            )));
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn open(&self) -> usize {
+        lock(&self.open).len()
+    }
+}
+
+/// Fails for a wait that has been given up, or has lasted too long.
+fn give_up(wait: Wait<'_>, end: Instant) -> Result<()> {
+    if wait.cancel.load(Ordering::Relaxed) {
+        return Err(Error::Cancelled);
+    }
+    if Instant::now() >= end {
+        return Err(Error::Timeout { what: "a tensor from another device".into(), after: wait.limit });
+    }
+    Ok(())
+}
+
+fn used_twice() -> Error {
+    Error::Request("a transfer ticket was used twice".into())
+}
+
+fn expired() -> Error {
+    Error::Request("a transfer was given up while somebody waited for it".into())
+}
+
+fn same_size(got: u64, dst: &Slice) -> Result<()> {
+    if got == dst.len() {
+        return Ok(());
+    }
+    Err(Error::Request(format!("a transfer of {got} bytes was accepted as {}", dst.len())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Buffer;
+    use std::any::Any;
+
+    const ME: Party = Party { room: 1, queue: 7 };
+    const OTHER: Party = Party { room: 2, queue: 8 };
+    const LONG: Duration = Duration::from_secs(10);
+
+    #[derive(Debug)]
+    struct Memory(u64);
+
+    impl Buffer for Memory {
+        fn size(&self) -> u64 {
+            self.0
+        }
+
+        fn device(&self) -> u64 {
+            1
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    fn slice(size: u64) -> Slice {
+        Slice::whole(Arc::new(Memory(size)))
+    }
+
+    fn ticket(n: u8) -> Ticket {
+        Ticket([n; 32])
+    }
+
+    /// Offers bytes in pieces of three.
+    fn offer(exchange: &Exchange, by: Party, n: u8, bytes: std::result::Result<&[u8], &Error>) -> Result<()> {
+        let way = exchange.offer(by, ticket(n), bytes.map(|b| b.len() as u64), |_| false)?;
+        if let (Way::Pieces, Ok(bytes)) = (way, bytes) {
+            bytes.chunks(3).for_each(|piece| exchange.give(ticket(n), Ok(Bytes::copy_from_slice(piece))));
+        }
+        Ok(())
+    }
+
+    fn accept(exchange: &Exchange, n: u8, size: u64, limit: Duration, cancelled: bool) -> Result<Vec<u8>> {
+        let (dst, cancel) = (slice(size), &AtomicBool::new(cancelled));
+        exchange.want(ME, ticket(n), &dst)?;
+        let mut got = Vec::new();
+        loop {
+            match exchange.next(ticket(n), &dst, Wait { limit, cancel })? {
+                Arrival::Pieces(pieces) => got.extend(pieces.concat()),
+                Arrival::All => return Ok(got),
+            }
+            if got.len() as u64 == size {
+                return Ok(got);
+            }
+        }
+    }
+
+    fn wait_for_one(exchange: &Exchange) {
+        while exchange.open() == 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn either_side_may_come_first() {
+        let exchange = Exchange::default();
+        offer(&exchange, ME, 1, Ok(b"abcd")).unwrap();
+        assert!(offer(&exchange, ME, 1, Ok(b"abcd")).is_err());
+        assert_eq!(accept(&exchange, 1, 4, LONG, false).unwrap(), b"abcd");
+        offer(&exchange, ME, 1, Ok(b"")).unwrap();
+        assert_eq!(accept(&exchange, 1, 0, LONG, false).unwrap(), b"");
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| accept(&exchange, 2, 4, LONG, false));
+            wait_for_one(&exchange);
+            offer(&exchange, OTHER, 2, Ok(b"abcd")).unwrap();
+            assert_eq!(waits.join().unwrap().unwrap(), b"abcd");
+            // A device that can write there does.
+            let waits = scope.spawn(|| accept(&exchange, 3, 4, LONG, false));
+            wait_for_one(&exchange);
+            let way = exchange.offer(OTHER, ticket(3), Ok(4), |_| true).unwrap();
+            assert!(matches!(way, Way::Direct(dst) if dst.len() == 4));
+            exchange.copied(ticket(3), Ok(()));
+            assert_eq!(waits.join().unwrap().unwrap(), b"", "nothing of it comes by here");
+            // What is too long is not copied.
+            let waits = scope.spawn(|| accept(&exchange, 4, 4, LONG, false));
+            wait_for_one(&exchange);
+            assert!(matches!(exchange.offer(OTHER, ticket(4), Ok(5), |_| true), Ok(Way::Nowhere)));
+            assert!(matches!(waits.join().unwrap(), Err(Error::Request(_))));
+        });
+        assert_eq!(exchange.open(), 0);
+    }
+
+    #[test]
+    fn errors_arrive_and_waits_end() {
+        let exchange = Exchange::default();
+        let short = Duration::from_millis(5);
+        offer(&exchange, ME, 1, Err(&Error::Cancelled)).unwrap();
+        assert_eq!(accept(&exchange, 1, 2, short, false), Err(Error::Cancelled));
+        offer(&exchange, ME, 2, Ok(b"long")).unwrap();
+        assert!(matches!(accept(&exchange, 2, 2, short, false), Err(Error::Request(_))));
+        assert!(matches!(accept(&exchange, 3, 2, short, false), Err(Error::Timeout { .. })));
+        assert_eq!(accept(&exchange, 3, 2, short, true), Err(Error::Cancelled));
+        offer(&exchange, ME, 4, Ok(b"ab")).unwrap();
+        exchange.end(7, &Error::Cancelled);
+        assert_eq!(accept(&exchange, 4, 2, short, false), Err(Error::Cancelled));
+        // An offer that ends in the middle, whoever came first.
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| accept(&exchange, 5, 4, LONG, false));
+            wait_for_one(&exchange);
+            exchange.offer(OTHER, ticket(5), Ok(4), |_| false).unwrap();
+            exchange.give(ticket(5), Ok(Bytes::from_static(b"ab")));
+            exchange.end(OTHER.queue, &Error::Cancelled);
+            assert_eq!(waits.join().unwrap(), Err(Error::Cancelled));
+        });
+        assert_eq!(exchange.open(), 0);
+    }
+
+    #[test]
+    fn room_is_taken_before_the_bytes_come() {
+        let exchange = Exchange { most: Amount { transfers: 100, bytes: 40 }, ..Exchange::default() };
+        exchange.offer(ME, ticket(1), Ok(16), |_| false).unwrap();
+        let refused = exchange.offer(ME, ticket(2), Ok(16), |_| false);
+        assert!(matches!(refused, Err(Error::Request(why)) if why.contains("no more can wait")));
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| accept(&exchange, 1, 16, LONG, false));
+            exchange.give(ticket(1), Ok(Bytes::from_static(&[1; 9])));
+            exchange.give(ticket(1), Ok(Bytes::from_static(&[2; 7])));
+            assert_eq!(waits.join().unwrap().unwrap(), [[1; 9].as_slice(), &[2; 7]].concat());
+        });
+        assert_eq!(exchange.open(), 0);
+    }
+
+    #[test]
+    fn nobody_takes_more_than_is_left_to_others() {
+        let refused =
+            |result: Result<()>| matches!(result, Err(Error::Request(why)) if why.contains("no more can wait"));
+        let accept = |exchange: &Exchange, n: u8| accept(exchange, n, 10, Duration::ZERO, false);
+        let offered = |exchange: &Exchange, by: Party, n: u8| offer(exchange, by, n, Ok(b"0123456789"));
+        // By bytes, and by their number.
+        let (by_bytes, by_number) = (Amount { transfers: 100, bytes: 80 }, Amount { transfers: 8, bytes: 1000 });
+        for most in [by_bytes, by_number] {
+            let exchange = Exchange { most, ..Exchange::default() };
+            (0..4).for_each(|n| offered(&exchange, ME, n).unwrap());
+            assert!(refused(offered(&exchange, ME, 4)));
+            (10..12).for_each(|n| offered(&exchange, OTHER, n).unwrap());
+            assert!(refused(offered(&exchange, OTHER, 12)));
+            // What is taken makes room; what ended without its bytes does, too, for whoever it was of.
+            accept(&exchange, 0).unwrap();
+            assert!(refused(offered(&exchange, ME, 4)));
+            accept(&exchange, 10).unwrap();
+            accept(&exchange, 11).unwrap();
+            offered(&exchange, ME, 4).unwrap();
+            assert!(refused(offered(&exchange, ME, 5)));
+            exchange.end(ME.queue, &Error::Cancelled);
+            assert_eq!(accept(&exchange, 1), Err(Error::Cancelled));
+            (20..24).for_each(|n| offered(&exchange, ME, n).unwrap());
+            // An error needs no room.
+            offer(&exchange, ME, 24, Err(&Error::Cancelled)).unwrap();
+        }
+        // Errors that nobody wants do not pile up, and are nobody else's trouble.
+        let exchange = Exchange { most: Amount { transfers: 4, bytes: 1000 }, ..Exchange::default() };
+        offer(&exchange, OTHER, 99, Err(&Error::Cancelled)).unwrap();
+        for n in 0..20 {
+            offered(&exchange, ME, n).unwrap();
+            exchange.end(ME.queue, &Error::Cancelled);
+            assert!(exchange.open() <= 4);
+        }
+        assert_eq!(accept(&exchange, 99), Err(Error::Cancelled));
+        // Whoever is over its share since others came may still take what is there, or wait for it.
+        let exchange = Exchange { most: by_bytes, ..Exchange::default() };
+        (0..4).for_each(|n| offered(&exchange, ME, n).unwrap());
+        (10..12).for_each(|n| offered(&exchange, OTHER, n).unwrap());
+        assert!(matches!(accept(&exchange, 30), Err(Error::Timeout { .. })));
+        let exchange = Exchange { most: Amount { transfers: 1, bytes: 1000 }, ..Exchange::default() };
+        assert!(refused(accept(&exchange, 1).map(drop)));
+    }
+}

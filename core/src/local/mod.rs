@@ -1,0 +1,30 @@
+//! The devices of this process: what the contract of [`crate::device`] asks of them, written once.
+//!
+//! A backend says what its hardware does: [`Backend`] is a device, [`Context`] what one client has of it, [`Stream`] what one queue gives to
+//! it. [`LocalDevice`] makes a [`Device`](crate::Device) of that: queues with their threads, errors that poison them, events, turns among
+//! clients, times, memory accounts, and tensors handed over between any two devices of a [`Host`].
+
+mod completions;
+mod device;
+mod exchange;
+mod fair;
+mod host;
+mod memory;
+mod queue;
+mod speed;
+mod stream;
+mod timeline;
+mod turns;
+mod worker;
+
+pub use device::{Backend, Context, LocalDevice};
+pub use exchange::OFFERED_BYTES;
+pub use fair::fair_limit;
+pub use host::Host;
+pub use memory::{FixedPool, Funds, MemoryPool, Payment};
+pub use stream::{Later, Outcome, Span, Stream};
+
+/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,63 @@
+//! What a backend does for one queue.
+
+use crate::device::{Executable, Slice};
+use crate::error::Result;
+use bytes::Bytes;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+/// From when to when a graph ran, in this process's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// When the device began with it.
+    pub start: Instant,
+    /// When it was done.
+    pub end: Instant,
+}
+
+/// Waits for a result, and stops waiting, with [`Error::Cancelled`](crate::Error::Cancelled), when the flag is set.
+pub type Later<T> = Box<dyn FnOnce(&AtomicBool) -> Result<T> + Send>;
+
+/// The result of a command: there when the call returns, or when the device has come to it.
+pub enum Outcome<T> {
+    /// It is done.
+    Now(T),
+    /// It is enqueued on the device.
+    Later(Later<T>),
+}
+
+impl<T> fmt::Debug for Outcome<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Outcome::Now(_) => "Outcome::Now(..)",
+            Outcome::Later(_) => "Outcome::Later(..)",
+        })
+    }
+}
+
+/// What a backend does for one queue, on that queue's own thread.
+///
+/// The device does commands in the order in which they are given. A method may return as soon as the device has its command
+/// ([`Outcome::Later`]), so that the device always has the next one: waits happen on another thread of the queue, in order. A wait that
+/// returns says that its command and all before it are done, and tells what a graph found wrong with its values. An error, at
+/// once or later, poisons the queue; outcomes behind it are dropped without a wait, so that what the device still needs of them belongs to the
+/// stream. Slices are of this device, of the right length and writable where they are written, executables are
+/// of its context: that was checked when the command was enqueued.
+///
+/// Dropping a stream stops what the device still does for it and waits for that.
+pub trait Stream: Send {
+    /// Copies bytes to the device.
+    fn write(&mut self, dst: &Slice, data: Bytes) -> Result<Outcome<()>>;
+    /// Copies bytes from the device.
+    fn read(&mut self, src: &Slice) -> Result<Outcome<Bytes>>;
+    /// Copies within the device, or to memory of another one that this stream [reaches](Stream::reaches).
+    fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>>;
+    /// Sets every byte.
+    fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>>;
+    /// Runs a graph. It has the device's turn until the outcome is there.
+    fn execute(&mut self, executable: &Arc<dyn Executable>) -> Result<Outcome<Span>>;
+    /// Whether [`Stream::copy`] can write to this slice of another device of the host.
+    fn reaches(&self, dst: &Slice) -> bool;
+}

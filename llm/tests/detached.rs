@@ -1,0 +1,61 @@
+//! A model on a card whose memory the host cannot address, alone and beside a device in host memory, gives what the reference gives.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod small;
+
+use outboard_core::op::Sample;
+use outboard_core::{Device, Host};
+use outboard_detached::{DetachedOptions, detached_device};
+use outboard_host::MemoryBudget;
+use outboard_llm::engine::GREEDY;
+use outboard_llm::{Engine, GenerateOptions, LoadOptions, generate};
+use outboard_reference::reference_device;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn options(split: &[f64]) -> LoadOptions {
+    LoadOptions { n_ctx: 64, n_ubatch: 7, split: split.to_vec(), ..LoadOptions::default() }
+}
+
+fn load(name: &str, devices: Vec<Arc<dyn Device>>, split: &[f64]) -> outboard_llm::Result<Engine> {
+    Engine::load(small::model(name), devices, &options(split), &|_, _| {})
+}
+
+fn text(engine: &mut Engine) -> (Vec<u32>, Vec<f32>) {
+    let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
+    let sample = Sample { temperature: 0.9, top_k: 20, seed: 7, ..GREEDY };
+    let (n_predict, stop) = (Some(12), Vec::new());
+    let options = GenerateOptions { n_predict, sample, penalty: None, ignore_eos: true, stop, log_probs: true };
+    let done = generate(engine, &small::tokenizer(), &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    (done.tokens, done.log_probs)
+}
+
+fn card(host: &Arc<Host>, name: &str, max_alloc: u64) -> Arc<dyn Device> {
+    let latency = Duration::from_micros(100);
+    detached_device(host, name, DetachedOptions { max_alloc, latency, ..DetachedOptions::default() })
+}
+
+#[test]
+fn a_model_on_cards_and_beside_host_memory() {
+    for name in ["llama-dense", "gemma3-dense"] {
+        let host = Host::new();
+        let reference = || reference_device(&host, "REF", &MemoryBudget::new(None));
+        let want = text(&mut load(name, vec![reference()], &[1.0]).unwrap());
+        let largest = load(name, vec![reference()], &[1.0]).unwrap().loads()[0].weight_bytes;
+        // As large as need be, and so small that weights and results lie in many buffers.
+        for max_alloc in [64 << 20, largest / 4] {
+            let one = vec![card(&host, "A", max_alloc)];
+            let beside = vec![card(&host, "A", max_alloc), reference()];
+            let two = vec![reference(), card(&host, "A", max_alloc), card(&host, "B", max_alloc)];
+            for (devices, split) in [(one, &[1.0][..]), (beside, &[1.0, 1.0]), (two, &[1.0, 1.0, 1.0])] {
+                let ids: Vec<String> = devices.iter().map(|d| d.info().id.clone()).collect();
+                let mut engine = load(name, devices, split).unwrap();
+                assert!(engine.loads().iter().all(|load| load.is_used()), "{ids:?}");
+                assert_eq!(text(&mut engine), want, "{name} on {ids:?}, {max_alloc} bytes at once");
+            }
+        }
+        let error = load(name, vec![card(&host, "A", 4096)], &[1.0]).err().unwrap().to_string();
+        assert!(error.contains("A allocates 4.0 KiB at once at most"), "{error}");
+    }
+}

@@ -1,0 +1,207 @@
+//! Which devices there are, and which of them somebody means.
+
+use crate::list::{BACKENDS, Backend, Class, Found, Naming};
+use outboard_core::DeviceKind;
+use std::collections::HashSet;
+
+/// A device to open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceSpec {
+    /// Place of the backend in the list.
+    pub(crate) backend: usize,
+    pub(crate) found: Found,
+    /// The number behind the colon.
+    pub(crate) argument: Option<usize>,
+}
+
+impl DeviceSpec {
+    /// The devices of a list such as `cpu:1,cpu:1` or `vulkan0,cpu`.
+    pub fn parse_list(text: &str) -> Result<Vec<DeviceSpec>, String> {
+        parse_list(BACKENDS, text)
+    }
+
+    /// What is used when nothing is said: all GPUs, else the CPU.
+    pub fn defaults() -> Vec<DeviceSpec> {
+        defaults(usable(BACKENDS))
+    }
+
+    /// Every device to run models on: each hardware once, integrated GPUs only where there is no discrete one.
+    pub fn usable() -> Vec<DeviceSpec> {
+        usable(BACKENDS)
+    }
+
+    /// Every device that can be named here, one of each, software ones too.
+    pub fn all() -> Vec<DeviceSpec> {
+        all(BACKENDS)
+    }
+}
+
+fn all(backends: &[Backend]) -> Vec<DeviceSpec> {
+    let of = |(backend, b): (usize, &Backend)| {
+        let spec = move |found| DeviceSpec { backend, found, argument: None };
+        (b.find)().into_iter().map(spec).collect::<Vec<_>>()
+    };
+    backends.iter().enumerate().flat_map(of).collect()
+}
+
+fn usable(backends: &[Backend]) -> Vec<DeviceSpec> {
+    let mut seen = HashSet::new();
+    let mut specs = all(backends);
+    specs.retain(|spec| {
+        let id = &spec.found.device_id;
+        spec.found.class == Class::Hardware && (id.is_empty() || seen.insert(id.clone()))
+    });
+    if specs.iter().any(|spec| spec.found.kind == DeviceKind::Gpu) {
+        specs.retain(|spec| spec.found.kind != DeviceKind::IntegratedGpu);
+    }
+    specs
+}
+
+fn defaults(usable: Vec<DeviceSpec>) -> Vec<DeviceSpec> {
+    let (cpus, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|spec| spec.found.kind == DeviceKind::Cpu);
+    if others.is_empty() { cpus } else { others }
+}
+
+fn parse_list(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
+    let mut specs: Vec<DeviceSpec> = Vec::new();
+    for name in text.split(',').map(str::trim) {
+        for spec in parse(backends, name)? {
+            let once = backends[spec.backend].naming == Naming::Numbered;
+            if once && specs.iter().any(|s| s.backend == spec.backend && s.found.number == spec.found.number) {
+                return Err(format!("\"{name}\": this device is in the list already"));
+            }
+            specs.push(spec);
+        }
+    }
+    if specs.len() > crate::MAX_DEVICES {
+        return Err(format!("{} devices, at most {} are possible", specs.len(), crate::MAX_DEVICES));
+    }
+    Ok(specs)
+}
+
+/// The devices that one name stands for.
+fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
+    let (name, argument) = match text.split_once(':') {
+        Some((name, argument)) => (name, Some(argument)),
+        None => (text, None),
+    };
+    let name = name.to_ascii_lowercase();
+    let word = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    let digits = &name[word.len()..];
+    let found = backends.iter().enumerate().find(|(_, b)| b.name == word);
+    let Some((place, backend)) = found.filter(|(_, b)| digits.is_empty() || b.naming == Naming::Numbered) else {
+        return Err(format!("there is no device \"{text}\"; this host has: {}", names(backends)));
+    };
+    let argument = match (argument, backend.argument) {
+        (None, _) => None,
+        (Some(_), None) => return Err(format!("\"{text}\": nothing can stand behind \"{}:\"", backend.name)),
+        (Some(given), Some((what, most))) => match given.parse() {
+            Ok(n) if (1..=most).contains(&n) => Some(n),
+            _ => return Err(format!("\"{text}\": {what} must be 1 to {most}")),
+        },
+    };
+    let mut devices = (backend.find)();
+    if !digits.is_empty() {
+        devices.retain(|found| digits.parse() == Ok(found.number));
+    }
+    if devices.is_empty() {
+        return Err(format!("there is no device \"{text}\"; this host has: {}", names(backends)));
+    }
+    Ok(devices.into_iter().map(|found| DeviceSpec { backend: place, found, argument }).collect())
+}
+
+/// What can be named, for messages.
+fn names(backends: &[Backend]) -> String {
+    let mut names = Vec::new();
+    for backend in backends {
+        for found in (backend.find)() {
+            match backend.naming {
+                Naming::Numbered => names.push(format!("{}{}", backend.name, found.number)),
+                Naming::Repeated => names.push(backend.name.to_owned()),
+            }
+        }
+        if let Some((what, _)) = backend.argument {
+            names.push(format!("{}:{what}", backend.name));
+        }
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use outboard_core::Error;
+
+    fn gpu(number: usize, kind: DeviceKind, id: &str, class: Class) -> Found {
+        Found { number, kind, device_id: id.to_owned(), class }
+    }
+
+    fn backend(name: &'static str, find: fn() -> Vec<Found>) -> Backend {
+        let open = |_: &crate::list::Setup, _: &Found, _: &str, _: Option<usize>| Err(Error::Cancelled);
+        Backend { name, prefix: name, naming: Naming::Numbered, argument: None, find, open }
+    }
+
+    const DISCRETE: DeviceKind = DeviceKind::Gpu;
+    const INTEGRATED: DeviceKind = DeviceKind::IntegratedGpu;
+
+    /// Two cards, one of them behind both backends, an integrated GPU and a software driver.
+    fn machine() -> Vec<Backend> {
+        let cpu = || vec![gpu(0, DeviceKind::Cpu, "", Class::Hardware)];
+        vec![
+            backend("cuda", || vec![gpu(0, DISCRETE, "01:00", Class::Hardware)]),
+            backend("vulkan", || {
+                vec![
+                    gpu(0, INTEGRATED, "00:02", Class::Hardware),
+                    gpu(1, DISCRETE, "01:00", Class::Hardware),
+                    gpu(2, DISCRETE, "02:00", Class::Hardware),
+                    gpu(3, DeviceKind::Cpu, "", Class::Software),
+                ]
+            }),
+            Backend { naming: Naming::Repeated, ..backend("cpu", cpu) },
+        ]
+    }
+
+    fn shown(backends: &[Backend], specs: &[DeviceSpec]) -> Vec<String> {
+        specs.iter().map(|s| format!("{}{}", backends[s.backend].name, s.found.number)).collect()
+    }
+
+    #[test]
+    fn hardware_is_one_device_and_the_discrete_one() {
+        let machine = machine();
+        let usable = usable(&machine);
+        assert_eq!(shown(&machine, &usable), ["cuda0", "vulkan2", "cpu0"]);
+        assert_eq!(shown(&machine, &defaults(usable)), ["cuda0", "vulkan2"]);
+        // An integrated one where there is no other, and the CPU where there is none.
+        let small = [backend("vulkan", || vec![gpu(0, INTEGRATED, "00:02", Class::Hardware)])];
+        assert_eq!(shown(&small, &defaults(super::usable(&small))), ["vulkan0"]);
+        assert_eq!(shown(&machine[2..], &defaults(super::usable(&machine[2..]))), ["cpu0"]);
+    }
+
+    #[test]
+    fn named_devices_are_those_that_are_meant() {
+        let machine = machine();
+        let list = |text: &str| parse_list(&machine, text).map(|specs| shown(&machine, &specs));
+        assert_eq!(list("Vulkan3, cpu,cpu").unwrap(), ["vulkan3", "cpu0", "cpu0"]);
+        assert_eq!(list("vulkan").unwrap(), ["vulkan0", "vulkan1", "vulkan2", "vulkan3"]);
+        assert!(list("vulkan,vulkan1").unwrap_err().contains("already"));
+        assert!(list("vulkan4").unwrap_err().contains("cuda0, vulkan0, vulkan1, vulkan2, vulkan3, cpu"));
+        for wrong in ["", "gpu", "cpu0", "vulkan0:1", "vulkan01x", "cpu,"] {
+            assert!(list(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lists_of_this_host() {
+        let list = |text: &str| DeviceSpec::parse_list(text).unwrap();
+        let threads = |specs: Vec<DeviceSpec>| specs.iter().map(|s| s.argument).collect::<Vec<_>>();
+        assert_eq!(threads(list("cpu:1,CPU:3,cpu")), [Some(1), Some(3), None]);
+        assert_eq!(shown(BACKENDS, &list("cpu,reference,detached")), ["cpu0", "reference0", "detached0"]);
+        for wrong in
+            ["", "gpu", "cpu:0", "cpu:x", "cpu:1,", "reference:1", "cpu:99999999999", "cpu,".repeat(99).as_str()]
+        {
+            assert!(DeviceSpec::parse_list(wrong).is_err(), "{wrong}");
+        }
+        assert!(DeviceSpec::usable().iter().all(|spec| spec.found.class == Class::Hardware));
+        assert!(DeviceSpec::all().len() > DeviceSpec::usable().len());
+    }
+}
