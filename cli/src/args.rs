@@ -3,7 +3,6 @@
 use crate::trust::TrustArgs;
 use clap::Args;
 use outboard_core::op::{Penalty, Sample};
-use outboard_llm::DEFAULT_UBATCH;
 use outboard_rpc_client::{ClientOptions, Endpoint};
 use std::str::FromStr;
 use std::time::Duration;
@@ -92,13 +91,13 @@ pub(crate) struct ModelArgs {
     /// Most tokens of a prompt that are worked on together
     #[arg(short = 'b', long, value_name = "N", default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub(crate) batch_size: u32,
-    /// Most tokens in one run of the graph; several devices work on the parts of a prompt side by side
-    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", default_value_t = DEFAULT_UBATCH as u32, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub(crate) ubatch_size: u32,
+    /// Most tokens in one run of the graph; several devices work on the parts of a prompt side by side [default: what the devices ask for, 128 on CPUs]
+    #[arg(long = "ub", alias = "ubatch-size", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) ubatch_size: Option<u32>,
     /// How the model is divided over devices
     #[arg(long = "sm", alias = "split-mode", value_name = "MODE", default_value = "layer")]
     pub(crate) split_mode: SplitMode,
-    /// Parts of the model for each device, such as 3,1; the last one has the end of the model and its beginning [default: by free memory]
+    /// Parts of the model for each device, such as 3,1; the last one has the end of the model and its beginning [default: by measured speed and free memory]
     #[arg(long = "ts", alias = "tensor-split", value_name = "A,B,..")]
     pub(crate) tensor_split: Option<Parts>,
     /// Puts weights whose names match a pattern on a device; may be given several times
@@ -184,10 +183,7 @@ pub(crate) fn with_double_dashes(args: impl Iterator<Item = std::ffi::OsString>)
         literal |= arg == "--";
         let text = arg.to_string_lossy();
         let name = text.split('=').next().unwrap_or_default();
-        match !literal && NAMES.contains(&name) {
-            true => format!("-{text}").into(),
-            false => arg,
-        }
+        if !literal && NAMES.contains(&name) { format!("-{text}").into() } else { arg }
     })
     .collect()
 }

@@ -57,10 +57,12 @@ impl Available {
 
     /// The devices with these names; without names the servers', or the local ones.
     pub(crate) fn choose(&self, names: &[String]) -> Result<DeviceSet> {
-        let mut devices = match names.is_empty() {
-            false => choose(names, &self.local, &self.remote)?,
-            true if !self.remote.is_empty() => self.remote.clone(),
-            true => by_default(&self.local),
+        let mut devices = if !names.is_empty() {
+            choose(names, &self.local, &self.remote)?
+        } else if !self.remote.is_empty() {
+            self.remote.clone()
+        } else {
+            by_default(&self.local)
         };
         let fallback = !devices.iter().any(|d| d.info().kind == DeviceKind::Cpu);
         if fallback {

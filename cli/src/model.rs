@@ -7,9 +7,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use outboard_core::Device;
 use outboard_core::error::Bytes;
 use outboard_host::open_mapped;
+use outboard_llm::division::{Member, divide};
 use outboard_llm::gguf::{Digests, FileKey, Gguf};
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{DeviceLoad, Engine, LoadOptions, Model, Overrides};
+use outboard_llm::{DeviceLoad, Engine, LoadOptions, Model, Overrides, Parts, attention_cost, default_ubatch};
+use outboard_output as output;
 use regex::Regex;
 use serde::Serialize;
 use std::fmt;
@@ -89,21 +91,29 @@ pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> 
         }
         (Some(parts), _) => parts.0.clone(),
         (None, SplitMode::None) => (0..usable).map(|d| if d == 0 { 1.0 } else { 0.0 }).collect(),
-        (None, SplitMode::Layer) => {
-            let free = devices::free(set.devices.get(..usable).unwrap_or_default())?;
-            free.into_iter().map(|free| free as f64).collect()
-        }
+        (None, SplitMode::Layer) => by_speed(model, n_ctx, set.devices.get(..usable).unwrap_or_default())?,
     };
     split.resize(set.devices.len(), 0.0);
+    let n_ubatch = args.ubatch_size.map_or_else(|| default_ubatch(&set.devices), |n| n as usize);
     Ok(LoadOptions {
         n_ctx,
-        n_ubatch: args.ubatch_size.min(args.batch_size) as usize,
+        n_ubatch: n_ubatch.min(args.batch_size as usize),
         scores: 0,
         split,
         overrides: overrides(&args.override_tensor, &set.devices)?,
         blank: false,
         mmap: !args.no_mmap,
     })
+}
+
+/// Parts of the model that nobody has given; says why they are so.
+fn by_speed(model: &Model, n_ctx: usize, devices: &[Arc<dyn Device>]) -> Result<Vec<f64>> {
+    let sizes = Parts::new(model, n_ctx, attention_cost(devices))?.sizes();
+    let division = divide(sizes.bytes(), &Member::of(devices)?);
+    if !division.why.is_empty() {
+        output::errln(format_args!("divided {}", division.why))?;
+    }
+    Ok(division.parts)
 }
 
 fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides> {
@@ -163,13 +173,12 @@ impl Layers {
 
 impl fmt::Display for Layers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let range = |&(first, last): &(usize, usize)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        };
-        match self.layer_ranges.is_empty() {
-            true => f.write_str("-"),
-            false => f.write_str(&self.layer_ranges.iter().map(range).collect::<Vec<_>>().join(",")),
+        let range =
+            |&(first, last): &(usize, usize)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+        if self.layer_ranges.is_empty() {
+            f.write_str("-")
+        } else {
+            f.write_str(&self.layer_ranges.iter().map(range).collect::<Vec<_>>().join(","))
         }
     }
 }

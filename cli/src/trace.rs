@@ -93,10 +93,7 @@ impl Tracer {
                 let (device, what) = (e.device.into(), e.what.into());
                 let span = Span { device, queue: e.queue, what, start: e.start, end: e.end };
                 let mut spans = to.spans.lock().unwrap_or_else(PoisonError::into_inner);
-                match spans.0.len() < MAX_SPANS {
-                    true => spans.0.push(span),
-                    false => spans.1 += 1,
-                }
+                if spans.0.len() < MAX_SPANS { spans.0.push(span) } else { spans.1 += 1 }
             }
         });
         Tracer(local)

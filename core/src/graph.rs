@@ -223,10 +223,7 @@ impl Graph {
     pub fn label(&self, id: TensorId) -> String {
         let t = self.tensor(id);
         let what = t.op().map_or("leaf", |op| op.name());
-        match t.name.is_empty() {
-            true => format!("{what} {id:?}"),
-            false => format!("{what} {}", t.name),
-        }
+        if t.name.is_empty() { format!("{what} {id:?}") } else { format!("{what} {}", t.name) }
     }
 }
 
@@ -409,9 +406,10 @@ impl GraphBuilder {
     }
 
     fn next_id(&self) -> Result<TensorId, GraphError> {
-        match self.tensors.len() < MAX_TENSORS {
-            true => Ok(TensorId::from_index(self.tensors.len())),
-            false => Err(GraphError::TooMany),
+        if self.tensors.len() < MAX_TENSORS {
+            Ok(TensorId::from_index(self.tensors.len()))
+        } else {
+            Err(GraphError::TooMany)
         }
     }
 

@@ -21,7 +21,7 @@ pub mod sort;
 pub use at_once::{at_once, try_at_once};
 pub use content::{Content, ContentUpload, DeviceContents, Digest};
 pub use device::{
-    Batch, Buffer, Client, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryAccount, MemoryInfo, MemoryShare,
+    Buffer, Client, Costs, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryAccount, MemoryInfo, MemoryShare,
     NodeSet, PeerTransfer, Pending, Placement, Queue, Slice, Speed, Ticket, TraceEvent, Usage,
 };
 pub use dtype::DType;

@@ -26,9 +26,10 @@ fn find(name: &str) -> Result<PathBuf, String> {
     };
     let dir = var("OUTBOARD_TEST_MODELS").or_else(cache);
     let path = dir.ok_or("there is no folder for models: set OUTBOARD_TEST_MODELS")?.join(format!("{name}.gguf"));
-    match path.is_file() {
-        true => Ok(path),
-        false => Err(format!("there is no {}; `outboard fetch {name}` brings it", path.display())),
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(format!("there is no {}; `outboard fetch {name}` brings it", path.display()))
     }
 }
 

@@ -107,12 +107,13 @@ impl Forced {
     pub fn check(&self, model: &str) -> Result<(), String> {
         let (rms, worst, lead, n) = (self.rms(), self.worst(), self.lead(), self.differences.len());
         let most = if model == "gemma3" { WORST_GEMMA3 } else { WORST };
-        match rms <= RMS && worst <= most && lead <= LEAD && self.others.len() * OTHERS <= n {
-            true => Ok(()),
-            false => Err(format!(
+        if rms <= RMS && worst <= most && lead <= LEAD && self.others.len() * OTHERS <= n {
+            Ok(())
+        } else {
+            Err(format!(
                 "log-probabilities differ by {rms} (rms) and {worst}; another token in {} of {n} steps, where the lead was {lead}",
                 self.others.len()
-            )),
+            ))
         }
     }
 }
@@ -139,9 +140,10 @@ impl Comparison {
             case.steps.iter().zip(tokens.iter().zip(log_probs)).enumerate()
         {
             if got != *id {
-                return match best - second <= LEAD {
-                    true => Ok(()),
-                    false => Err(format!("step {i}: token {got} instead of {id}, whose lead is {}", best - second)),
+                return if best - second <= LEAD {
+                    Ok(())
+                } else {
+                    Err(format!("step {i}: token {got} instead of {id}, whose lead is {}", best - second))
                 };
             }
             let difference = (log_prob - best).abs();

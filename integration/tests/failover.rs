@@ -258,9 +258,10 @@ fn an_interrupt_frees_everything_on_the_servers() {
         let args = ["run", "-m", path.to_str().unwrap(), "--rpc", &rpc, "-p", prompt, "-n", "1500", "--ignore-eos"];
         let args: Vec<String> = args.iter().chain(&["-c", "4096"]).map(|&a| a.to_owned()).collect();
         let mut client = loaded(&args);
-        match in_text {
-            true => client.wait_for_text(LIMIT),
-            false => std::thread::sleep(Duration::from_millis(200)),
+        if in_text {
+            client.wait_for_text(LIMIT)
+        } else {
+            std::thread::sleep(Duration::from_millis(200))
         }
         assert!(servers[0].memory_free() < free[0] && servers[1].memory_free() < free[1]);
         let start = Instant::now();

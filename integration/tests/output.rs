@@ -178,9 +178,10 @@ fn all_ends(case: &Case<'_>, server: &Server, before_each: &dyn Fn()) {
     // Without a reader of its messages: what is not written is no reason to end for a command that has none.
     let what = format!("{what}, standard error is lost");
     let lost = once(End::Stays, End::Leaves(0));
-    match talks {
-        true => lost.by_signal(&what),
-        false => assert!(lost.status.success() && !lost.stdout.is_empty(), "{what}: {lost:?}"),
+    if *talks {
+        lost.by_signal(&what)
+    } else {
+        assert!(lost.status.success() && !lost.stdout.is_empty(), "{what}: {lost:?}")
     }
     let full = once(End::Stays, End::Full);
     assert_eq!(full.status.code(), Some(i32::from(*talks)), "{what}: {full:?}");

@@ -265,12 +265,11 @@ async fn session(addr: SocketAddr, recorded: &[Recorded], rng: &mut StdRng, coun
         streams.push(stream);
     }
     // Some do not say goodbye, and are found out when their lease is over.
-    match controls.is_empty() || rng.random_range(0..16) == 0 {
-        true => Ok(()),
-        false => {
-            drop(streams);
-            conn.goodbye(&session).await
-        }
+    if controls.is_empty() || rng.random_range(0..16) == 0 {
+        Ok(())
+    } else {
+        drop(streams);
+        conn.goodbye(&session).await
     }
 }
 

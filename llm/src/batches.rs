@@ -14,38 +14,25 @@
 //! d - 1. What is lost is the first micro-batch on its way in, and the last one on its way out: those at the ends are small and double from
 //! one to the next, as the half of a part that a device has at either end takes for two tokens as long as a whole part for one.
 //!
-//! What is computed is the same for every way of cutting, bit by bit, as long as there is no micro-batch of one token or two, whose
-//! products are other kernels' work: there is none if there are more tokens than two, and five may come together.
+//! What is computed is the same for every way of cutting, bit by bit, as long as no micro-batch has fewer tokens than
+//! [`Costs::uniform_rows`]: there is none if there are that many tokens, and nearly twice as many may come together.
 
 use crate::work::Work;
-use outboard_core::DeviceKind;
+use outboard_core::Costs;
 
 /// Rows below which kernels lose more than a pipeline wins.
 const SMALLEST: usize = 16;
 
-/// Tokens from which all are the same kernels' work.
-pub(crate) const FEWEST: usize = 3;
-
-/// Rows of a micro-batch that take as long as what a run takes beside its rows.
-fn overhead(kind: DeviceKind) -> f64 {
-    match kind {
-        // Measured: 64 rows at a time take 3 % longer for each than 128 do. With 5, two devices are 1 % slower at prompts of 512 tokens;
-        // with 6 or 8 they are as fast.
-        DeviceKind::Cpu => 7.0,
-        // Their kernels wait for the weights up to about as many rows.
-        _ => 128.0,
-    }
-}
-
 /// By which part of the average time a micro-batch at either end takes less, and by half of which one in the middle takes more: by a
-/// simulation with measured costs good for devices that differ by a few percent; what was measured is in BENCHMARKS.
+/// simulation with measured costs good for devices that differ by a few percent; what was measured is in
+/// `docs/notes/2026-11-23-prompts-over-two-devices.md`.
 const HUMP: f64 = 0.25;
 
 /// How a prompt passes its devices.
 #[derive(Clone, Copy, Debug)]
 pub struct Route<'a> {
-    /// Their kinds, each device once.
-    pub devices: &'a [DeviceKind],
+    /// Their costs, each device once.
+    pub devices: &'a [Costs],
     /// The one with the beginning of the model has its end as well.
     pub round: bool,
 }
@@ -58,6 +45,16 @@ const SPARE: usize = 1;
 const MOST_BEGUN: u64 = 128 << 20;
 
 impl Route<'_> {
+    /// Tokens from which all are rounded alike on every device.
+    pub(crate) fn uniform_rows(self) -> usize {
+        self.devices.iter().map(|costs| costs.uniform_rows as usize).max().unwrap_or(1)
+    }
+
+    /// Rows of a micro-batch that take as long as what a run takes beside its rows, on the device where that is the most.
+    fn run_rows(self) -> f64 {
+        self.devices.iter().map(|costs| f64::from(costs.run_rows)).fold(0.0, f64::max)
+    }
+
     /// How many micro-batches begin before the oldest of them goes on behind its first device, if each hands over so many bytes at most.
     pub fn lead(self, bytes: u64) -> usize {
         let room = MOST_BEGUN / bytes.max(1);
@@ -74,7 +71,7 @@ pub fn micro_batches(past: usize, n: usize, full: usize, route: Route<'_>, work:
     match route.devices.len() {
         0 | 1 => sizes.resize(n / full, full),
         several => {
-            let overhead = route.devices.iter().map(|&kind| overhead(kind)).fold(0.0, f64::max);
+            let overhead = route.run_rows();
             // The least of n / s · overhead + waiting · s, the rows that are lost, for micro-batches of s rows.
             let rows = match several - 1 - usize::from(route.round) {
                 0 => n as f64,
@@ -104,7 +101,7 @@ pub fn micro_batches(past: usize, n: usize, full: usize, route: Route<'_>, work:
     }
     let mut rest = n - sizes.iter().sum::<usize>();
     if let Some(last) = sizes.last_mut().filter(|_| rest > 0) {
-        let more = FEWEST.min((*last + rest) / 2).saturating_sub(rest);
+        let more = route.uniform_rows().min((*last + rest) / 2).saturating_sub(rest);
         *last -= more;
         rest += more;
     }
@@ -126,7 +123,10 @@ fn few(size: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use DeviceKind::{Cpu, Gpu};
+
+    const CPU: Costs = Costs { batch_rows: 128, run_rows: 7.0, uniform_rows: 3, attention: 3.5 };
+    /// Waits for its weights up to about as many rows.
+    const GPU: Costs = Costs { run_rows: 128.0, ..CPU };
 
     const FLAT: Work = Work { token: 5.0, context: 0.0 };
     /// A token behind 800 others takes twice as long as the first.
@@ -134,33 +134,33 @@ mod tests {
 
     #[test]
     fn some_begin_before_the_oldest_comes_back() {
-        let (two, four) = (round(&[Cpu; 2]), round(&[Cpu; 4]));
-        assert_eq!([line(&[Cpu; 2]).lead(1), two.lead(0), two.lead(1 << 20), four.lead(1 << 20)], [0, 3, 3, 5]);
+        let (two, four) = (round(&[CPU; 2]), round(&[CPU; 4]));
+        assert_eq!([line(&[CPU; 2]).lead(1), two.lead(0), two.lead(1 << 20), four.lead(1 << 20)], [0, 3, 3, 5]);
         // Fewer where each is large: beside the oldest they are what a server keeps.
         assert_eq!([64 << 20, 128 << 20, 129 << 20].map(|bytes| two.lead(bytes)), [2, 1, 0]);
     }
 
     /// From device to device.
-    fn line(devices: &[DeviceKind]) -> Route<'_> {
+    fn line(devices: &[Costs]) -> Route<'_> {
         Route { devices, round: false }
     }
 
     /// The last one has both ends.
-    fn round(devices: &[DeviceKind]) -> Route<'_> {
+    fn round(devices: &[Costs]) -> Route<'_> {
         Route { devices, round: true }
     }
 
     #[test]
     fn all_tokens_in_pieces_that_fit() {
         for full in [1, 2, 3, 4, 5, 16, 31, 32, 64, 128, 512] {
-            let routes = [line(&[]), line(&[Cpu]), line(&[Cpu, Gpu]), line(&[Cpu; 5])];
-            let rounds = [round(&[Cpu, Cpu]), round(&[Cpu, Gpu]), round(&[Cpu; 3]), round(&[Cpu; 5])];
+            let routes = [line(&[]), line(&[CPU]), line(&[CPU, GPU]), line(&[CPU; 5])];
+            let rounds = [round(&[CPU, CPU]), round(&[CPU, GPU]), round(&[CPU; 3]), round(&[CPU; 5])];
             for route in routes.into_iter().chain(rounds) {
                 for (past, work) in [(0, FLAT), (0, GROWING), (30_000, GROWING)] {
                     for n in 0..1500 {
                         let sizes = micro_batches(past, n, full, route, work);
                         assert_eq!(sizes.iter().sum::<usize>(), n);
-                        let least = n.min(FEWEST).min(full.div_ceil(2));
+                        let least = n.min(route.uniform_rows()).min(full.div_ceil(2));
                         let fit = sizes.iter().all(|&s| (least..=full).contains(&s));
                         assert!(fit, "{n} behind {past} {full} {route:?}: {sizes:?}");
                     }
@@ -171,26 +171,26 @@ mod tests {
 
     #[test]
     fn one_device_gets_full_ones_and_several_small_ones() {
-        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, line(devices), FLAT);
-        assert_eq!(sizes(300, 128, &[Cpu]), [128, 128, 44]);
-        assert_eq!(sizes(1024, 128, &[Cpu; 2]), [64, 80, 80, 80, 96, 96, 96, 96, 96, 80, 80, 64, 16]);
-        let five = sizes(1024, 128, &[Cpu; 5]);
+        let sizes = |n, full, devices: &[Costs]| micro_batches(0, n, full, line(devices), FLAT);
+        assert_eq!(sizes(300, 128, &[CPU]), [128, 128, 44]);
+        assert_eq!(sizes(1024, 128, &[CPU; 2]), [64, 80, 80, 80, 96, 96, 96, 96, 96, 80, 80, 64, 16]);
+        let five = sizes(1024, 128, &[CPU; 5]);
         assert!(five.iter().all(|size| (16..=48).contains(size)), "{five:?}");
-        assert_eq!(sizes(100, 128, &[Cpu; 2]), [24, 32, 32, 12]);
+        assert_eq!(sizes(100, 128, &[CPU; 2]), [24, 32, 32, 12]);
         // What waits for its weights gets full ones.
-        assert_eq!(sizes(2048, 128, &[Cpu, Gpu]), [128; 16]);
+        assert_eq!(sizes(2048, 128, &[CPU, GPU]), [128; 16]);
         // None comes alone, or with one other.
-        assert_eq!(sizes(33, 128, &[Cpu; 2]), [16, 14, 3]);
-        assert_eq!(sizes(129, 128, &[Cpu]), [126, 3]);
-        assert_eq!(sizes(1, 128, &[Cpu; 2]), [1]);
+        assert_eq!(sizes(33, 128, &[CPU; 2]), [16, 14, 3]);
+        assert_eq!(sizes(129, 128, &[CPU]), [126, 3]);
+        assert_eq!(sizes(1, 128, &[CPU; 2]), [1]);
         // Nothing to win.
-        assert_eq!(sizes(40, 8, &[Cpu; 4]), [8; 5]);
+        assert_eq!(sizes(40, 8, &[CPU; 4]), [8; 5]);
     }
 
     #[test]
     fn later_ones_have_fewer_tokens_and_those_at_the_ends_take_less() {
         for (past, n, n_devices) in [(0, 2048, 2), (0, 2048, 4), (0, 6000, 2), (500, 3000, 3)] {
-            let sizes = micro_batches(past, n, 512, line(&vec![Cpu; n_devices]), GROWING);
+            let sizes = micro_batches(past, n, 512, line(&vec![CPU; n_devices]), GROWING);
             assert!(sizes.is_sorted_by(|a, b| a >= b) && sizes[0] > 2 * sizes[sizes.len() - 2], "{sizes:?}");
             let mut before = past;
             let costs: Vec<f64> = sizes.iter().map(|&size| (GROWING.cost(before, size), before += size).0).collect();
@@ -202,30 +202,30 @@ mod tests {
             assert!(different.len() <= 12, "{different:?}");
         }
         let usual: std::collections::BTreeSet<_> =
-            micro_batches(0, 2048, 128, line(&[Cpu; 2]), GROWING).into_iter().collect();
+            micro_batches(0, 2048, 128, line(&[CPU; 2]), GROWING).into_iter().collect();
         assert!(usual.len() <= 8, "{usual:?}");
         // Behind a long text tokens take as long as one another.
-        let late = micro_batches(50_000, 1024, 128, line(&[Cpu; 2]), GROWING);
+        let late = micro_batches(50_000, 1024, 128, line(&[CPU; 2]), GROWING);
         assert_eq!(late, [64, 80, 80, 96, 96, 96, 96, 96, 96, 80, 80, 64]);
     }
 
     #[test]
     fn where_the_last_device_has_both_ends_only_those_at_the_ends_are_small() {
-        let sizes = |n, full, devices: &[DeviceKind]| micro_batches(0, n, full, round(devices), GROWING);
-        assert_eq!(sizes(512, 128, &[Cpu; 2]), [16, 32, 64, 128, 128, 80, 32, 16, 16]);
-        assert_eq!(sizes(100, 128, &[Cpu; 2]), [16, 32, 24, 16, 12]);
-        assert_eq!(sizes(2048, 512, &[Cpu; 2]), [16, 32, 64, 128, 272, 512, 512, 256, 128, 64, 32, 16, 16]);
+        let sizes = |n, full, devices: &[Costs]| micro_batches(0, n, full, round(devices), GROWING);
+        assert_eq!(sizes(512, 128, &[CPU; 2]), [16, 32, 64, 128, 128, 80, 32, 16, 16]);
+        assert_eq!(sizes(100, 128, &[CPU; 2]), [16, 32, 24, 16, 12]);
+        assert_eq!(sizes(2048, 512, &[CPU; 2]), [16, 32, 64, 128, 272, 512, 512, 256, 128, 64, 32, 16, 16]);
         // Three have two in between, as two have in a line.
-        let three = sizes(2048, 128, &[Cpu; 3]);
-        let two = micro_batches(0, 2048, 128, line(&[Cpu; 2]), GROWING);
+        let three = sizes(2048, 128, &[CPU; 3]);
+        let two = micro_batches(0, 2048, 128, line(&[CPU; 2]), GROWING);
         assert_eq!(three.iter().max(), two.iter().max());
         assert!(three.iter().skip(3).is_sorted_by(|a, b| a >= b) && three[..3] == [16, 32, 64], "{three:?}");
-        for devices in [&[Cpu; 2][..], &[Cpu; 3], &[Cpu; 4]] {
+        for devices in [&[CPU; 2][..], &[CPU; 3], &[CPU; 4]] {
             let different: std::collections::BTreeSet<_> = sizes(2048, 128, devices).into_iter().collect();
             assert!(different.len() <= 11, "{different:?}");
         }
         // What waits for its weights has nothing to win by small ones.
-        assert_eq!(sizes(2048, 512, &[Gpu; 2]), [256, 512, 512, 384, 256, 128]);
-        assert_eq!(sizes(2048, 128, &[Gpu, Cpu]), [128; 16]);
+        assert_eq!(sizes(2048, 512, &[GPU; 2]), [256, 512, 512, 384, 256, 128]);
+        assert_eq!(sizes(2048, 128, &[GPU, CPU]), [128; 16]);
     }
 }

@@ -67,9 +67,10 @@ impl Ahead {
 
     /// Steps to keep under way: one that runs, one that waits behind it, and those that are on the way there and back.
     fn depth(&self) -> usize {
-        match self.interval > 0.0 {
-            true => 2 + (self.rtt.as_secs_f64() / self.interval).ceil().min(MAX_AHEAD as f64) as usize,
-            false => 2,
+        if self.interval > 0.0 {
+            2 + (self.rtt.as_secs_f64() / self.interval).ceil().min(MAX_AHEAD as f64) as usize
+        } else {
+            2
         }
         .min(MAX_AHEAD)
     }

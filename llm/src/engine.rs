@@ -4,6 +4,7 @@ use crate::allocate::{Bound, Item, Mapped, allocate, kept};
 use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Place, Sampling};
 use crate::batches::{Route, micro_batches};
 use crate::decode::Ahead;
+use crate::division::{Member, divide};
 use crate::error::{Error, Result};
 use crate::failover::{Failover, Seat};
 use crate::model::Model;
@@ -16,7 +17,7 @@ use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
-use outboard_core::{Device, DeviceKind, LeafKind, Pending, Slice, TensorId, try_at_once};
+use outboard_core::{Costs, Device, LeafKind, Pending, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,20 +30,27 @@ const MAX_PROGRAMS: usize = 32;
 /// on a slow one. Servers are given up sooner, by their client.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// Most tokens of a micro-batch when nothing is said: measured, a CPU takes as long per token with 128 as with 512. Several devices in
-/// a row get smaller ones ([`micro_batches`]).
-pub const DEFAULT_UBATCH: usize = 128;
+/// Most tokens of a micro-batch when nothing is said: what the device asks for that wants the most. Several devices in a row get smaller ones
+/// ([`micro_batches`]).
+pub fn default_ubatch(devices: &[Arc<dyn Device>]) -> usize {
+    devices.iter().map(|d| d.info().costs.batch_rows as usize).max().unwrap_or(1)
+}
+
+/// What attention costs on these devices, in the mean ([`outboard_core::Costs::attention`]).
+pub fn attention_cost(devices: &[Arc<dyn Device>]) -> f32 {
+    devices.iter().map(|d| d.info().costs.attention).sum::<f32>() / devices.len().max(1) as f32
+}
 
 /// How a model is put on devices.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// Tokens of context; 0 for what the model was trained with.
     pub n_ctx: usize,
-    /// Most tokens in one run of the graph.
+    /// Most tokens in one run of the graph; 0 for what the devices ask for ([`default_ubatch`]).
     pub n_ubatch: usize,
     /// Most tokens of a run whose logits are needed, beside the last one: what they take is part of what has to fit.
     pub scores: usize,
-    /// Each device's part of the model; empty for parts by free memory.
+    /// Each device's part of the model; empty for the parts that [`divide`] gives.
     pub split: Vec<f64>,
     /// Devices for weights by name, before the split: the first function that gives a device decides.
     pub overrides: Overrides,
@@ -80,7 +88,7 @@ impl std::fmt::Debug for Overrides {
 impl Default for LoadOptions {
     fn default() -> Self {
         let (split, overrides) = (Vec::new(), Overrides::default());
-        LoadOptions { n_ctx: 0, n_ubatch: DEFAULT_UBATCH, scores: 0, split, overrides, blank: false, mmap: true }
+        LoadOptions { n_ctx: 0, n_ubatch: 0, scores: 0, split, overrides, blank: false, mmap: true }
     }
 }
 
@@ -89,8 +97,8 @@ impl Default for LoadOptions {
 pub struct DeviceLoad {
     /// The device's id.
     pub id: String,
-    /// What kind of device it is.
-    pub kind: DeviceKind,
+    /// What the time of its graphs depends on.
+    pub costs: Costs,
     /// First and last layer of those that follow one another: none, or two such ranges on the device with both ends of the model. A layer
     /// that is on two devices counts to the one with its part of the cache: one that has nothing but the rest of a layer has none.
     pub layers: Vec<(usize, usize)>,
@@ -202,7 +210,7 @@ impl Placed {
         };
         let prompt = model.graph(prompt)?;
         let graphs: Vec<&ModelGraph> = [&prompt, &step].into_iter().chain(&scores).collect();
-        let parts = Parts::new(model, n_ctx)?;
+        let parts = Parts::new(model, n_ctx, attention_cost(scheduler.devices()))?;
         // How far away the devices are is found out while they say what they can do.
         let placing = || -> Result<_> {
             let free = try_at_once(scheduler.devices(), |d| d.memory().map(|memory| memory.free))?;
@@ -230,7 +238,7 @@ impl Placed {
             };
             loads.push(DeviceLoad {
                 id: device.info().id.clone(),
-                kind: device.info().kind,
+                costs: device.info().costs,
                 layers: parts.layers_on(&homes.sections, d),
                 weight_bytes: bytes(true),
                 cache_bytes: bytes(false),
@@ -241,10 +249,8 @@ impl Placed {
             let there = |i: &&Item| i.device == d && kept(kept_weights, &i.leaf, device).is_some();
             bytes_of(items.iter().filter(there))
         };
-        let in_place = |device: &Arc<dyn Device>| match options.mmap {
-            true => device.import(model.gguf().file()),
-            false => Ok(None),
-        };
+        let in_place =
+            |device: &Arc<dyn Device>| if options.mmap { device.import(model.gguf().file()) } else { Ok(None) };
         let mapped: Vec<Mapped> = scheduler.devices().iter().map(in_place).collect::<outboard_core::Result<_>>()?;
         check_allocations(&items, scheduler.devices())?;
         check_fits(&scheduler, &free, &loads, &mapped, &kept_bytes)?;
@@ -257,9 +263,10 @@ impl Placed {
         });
         reserved.map_err(|_| Error::Plan("asking for memory panicked".into()))??;
         let (bound, uploads) = allocated?;
-        match options.blank {
-            true => fill(&scheduler, &uploads)?,
-            false => upload(model, &scheduler, uploads, progress)?,
+        if options.blank {
+            fill(&scheduler, &uploads)?
+        } else {
+            upload(model, &scheduler, uploads, progress)?
         }
         Ok(Placed { scheduler, bound, homes, loads, ahead, parts })
     }
@@ -276,7 +283,8 @@ impl Engine {
     ) -> Result<Engine> {
         let trained = model.hparams().n_ctx_train;
         let n_ctx = if options.n_ctx == 0 { trained } else { options.n_ctx };
-        let n_ubatch = options.n_ubatch.clamp(1, n_ctx);
+        let n_ubatch = if options.n_ubatch == 0 { default_ubatch(&devices) } else { options.n_ubatch };
+        let n_ubatch = n_ubatch.clamp(1, n_ctx);
         let options = LoadOptions { n_ctx, n_ubatch, ..options.clone() };
         let seats = Seat::all(&devices);
         let placed = Placed::new(&model, devices, &options, &Bound::new(), progress)?;
@@ -405,8 +413,13 @@ impl Engine {
     /// What `f` says of the way of a prompt.
     fn by_route<T>(&self, f: impl FnOnce(Route<'_>) -> T) -> T {
         let (devices, round) = self.parts.way(self.homes());
-        let devices: Vec<DeviceKind> = devices.iter().filter_map(|&d| Some(self.loads.get(d)?.kind)).collect();
+        let devices: Vec<Costs> = devices.iter().filter_map(|&d| Some(self.loads.get(d)?.costs)).collect();
         f(Route { devices: &devices, round })
+    }
+
+    /// Tokens from which all are rounded alike ([`Costs::uniform_rows`]).
+    pub(crate) fn uniform_rows(&self) -> usize {
+        self.by_route(|route| route.uniform_rows())
     }
 
     /// Micro-batches that are to be enqueued in order.
@@ -558,21 +571,25 @@ fn place(
     let kept = |d: usize| sharing(d).into_iter().map(here).sum::<u64>();
     let free: Vec<u64> = free.iter().enumerate().map(|(d, free)| free.saturating_add(kept(d))).collect();
     let sizes = parts.sizes();
-    let divide = |reserve: &[u64]| -> Result<Homes> {
+    let shares = match options.split.as_slice() {
+        [] => divide(sizes.bytes(), &Member::of(devices)?).parts,
+        given => given.to_vec(),
+    };
+    let divided = |reserve: &[u64]| -> Result<Homes> {
         let share = |(d, device): (usize, &Arc<dyn Device>)| Share {
             id: device.info().id.clone(),
             pool: pools[d].clone(),
             capacity: free[d].saturating_sub(sharing(d).into_iter().map(|other| reserve[other]).sum()),
-            weight: options.split.get(d).copied().unwrap_or(free[d] as f64 / sharing(d).len() as f64),
+            weight: shares.get(d).copied().unwrap_or(0.0),
         };
         let shares: Vec<Share> = devices.iter().enumerate().map(share).collect();
         Ok(Homes { sections: split(&sizes, &shares)?, overrides: options.overrides.clone() })
     };
     let plan = |homes: &Homes| try_at_once(graphs, |g| scheduler.plan(g.graph.clone(), &homes.hints(g)));
-    let homes = divide(&vec![0; devices.len()])?;
+    let homes = divided(&vec![0; devices.len()])?;
     let plans = plan(&homes)?;
     let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();
-    let with_results = divide(&needed)?;
+    let with_results = divided(&needed)?;
     if with_results.sections == homes.sections {
         return Ok((homes, plans));
     }

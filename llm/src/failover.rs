@@ -109,16 +109,13 @@ impl Engine {
             Error::Core(outboard_core::Error::Peer { endpoint, .. }) => endpoint.clone(),
             _ => String::new(),
         };
-        let devices = match self.take_up(who)? {
-            true => {
-                self.programs.iter().for_each(|(_, program)| program.distrust_copies());
-                self.n_past = self.text.sure();
-                None
-            }
-            false => {
-                self.place_anew()?;
-                Some(self.loads().iter().filter(|l| l.is_used()).map(|l| l.id.clone()).collect())
-            }
+        let devices = if self.take_up(who)? {
+            self.programs.iter().for_each(|(_, program)| program.distrust_copies());
+            self.n_past = self.text.sure();
+            None
+        } else {
+            self.place_anew()?;
+            Some(self.loads().iter().filter(|l| l.is_used()).map(|l| l.id.clone()).collect())
         };
         let tokens = self.text.len() - self.n_past;
         let recovery = Recovery { error: error.clone(), devices, tokens, took: start.elapsed() };
@@ -132,10 +129,9 @@ impl Engine {
     fn take_up(&mut self, who: String) -> Result<bool> {
         let devices: Vec<Arc<dyn Device>> = self.seats.iter().filter_map(|s| s.device.clone()).collect();
         let (scheduler, watch, whole) = (&mut self.scheduler, self.watch.as_deref(), self.whole);
-        let lost = watched(watch, who, "to come back", || match whole {
-            true => scheduler.resume(),
-            // It has the devices of an earlier plan.
-            false => Ok(resume_all(&devices)),
+        let lost = watched(watch, who, "to come back", || {
+            // A scheduler without a whole model has the devices of an earlier plan.
+            if whole { scheduler.resume() } else { Ok(resume_all(&devices)) }
         })?;
         for (device, why) in devices.iter().zip(&lost) {
             let Some(why) = why else { continue };

@@ -90,9 +90,10 @@ pub fn generate(
     engine.check_vocabulary(prompt)?;
     let mut stream = TextStream::new();
     let mut filter = StopFilter::new(&options.stop);
-    let mut emit = |text: String, out: &mut String| match text.is_empty() {
-        true => ControlFlow::Continue(()),
-        false => {
+    let mut emit = |text: String, out: &mut String| {
+        if text.is_empty() {
+            ControlFlow::Continue(())
+        } else {
             out.push_str(&text);
             on_text(&text)
         }

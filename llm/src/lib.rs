@@ -10,6 +10,7 @@ pub mod batches;
 pub mod chat;
 mod decode;
 mod describe;
+pub mod division;
 pub mod engine;
 pub mod error;
 mod failover;
@@ -31,7 +32,7 @@ pub use outboard_gguf as gguf;
 
 pub use arch::net::Sampling;
 pub use describe::StepCopy;
-pub use engine::{DEFAULT_UBATCH, DeviceLoad, Engine, LoadOptions, Overrides};
+pub use engine::{DeviceLoad, Engine, LoadOptions, Overrides, attention_cost, default_ubatch};
 pub use error::{Error, Result};
 pub use failover::{Failover, Recovery};
 pub use generate::{Finish, GenerateOptions, Generation, generate};

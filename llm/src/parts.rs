@@ -42,8 +42,8 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts of a model with a context of `n_ctx` tokens.
-    pub fn new(model: &Model, n_ctx: usize) -> Result<Parts> {
+    /// The parts of a model with a context of `n_ctx` tokens, on devices whose attention costs so much ([`Costs::attention`]).
+    pub fn new(model: &Model, n_ctx: usize, attention: f32) -> Result<Parts> {
         let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
         let shape = GraphShape { n_tokens: 1, n_ctx, feed: Feed::Input, history: true, outputs };
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
@@ -52,7 +52,7 @@ impl Parts {
         let mut parts = Parts { sections, first: Part::default(), last, tied_bytes: 0, n_ctx };
         parts.weigh_leaves(model.hparams(), &step);
         for node in prompt.graph.nodes() {
-            let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx);
+            let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx, f64::from(attention));
             parts.at(prompt.place(node)).work += work;
         }
         Ok(parts)

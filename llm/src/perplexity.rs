@@ -7,7 +7,6 @@
 //! behind those of this one, so that devices in a row have work all the time.
 
 use crate::arch::net::{self, Feed, GraphShape, Outputs};
-use crate::batches::FEWEST;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::runs::{Run, Runs};
@@ -162,8 +161,8 @@ impl Engine {
         let (at, n) = (self.n_past(), tokens.len());
         let end = at + n;
         let counting = end.saturating_sub(at.max(chunk.len() / 2));
-        // One or two columns of a product would be other kernels' work, which rounds otherwise.
-        let rows = if counting > 0 { counting.max(FEWEST.min(n)) } else { 0 };
+        // Fewer columns of a product would be rounded otherwise.
+        let rows = if counting > 0 { counting.max(self.uniform_rows().min(n)) } else { 0 };
         let outputs = if rows > 0 { Outputs::Scores(rows) } else { Outputs::None };
         let shape = GraphShape { n_tokens: n, n_ctx: self.n_ctx(), feed: Feed::Input, history: false, outputs };
         let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
@@ -205,12 +204,11 @@ impl Engine {
                 estimate.add(log_prob);
             }
         }
-        match last {
-            false => Ok(ControlFlow::Continue(())),
-            true => {
-                estimate.chunks += 1;
-                Ok(on_chunk(estimate))
-            }
+        if last {
+            estimate.chunks += 1;
+            Ok(on_chunk(estimate))
+        } else {
+            Ok(ControlFlow::Continue(()))
         }
     }
 }

@@ -4,9 +4,6 @@ use outboard_core::{Graph, TensorId, op};
 use std::iter::Sum;
 use std::ops::AddAssign;
 
-/// Products of weights that take as long as one of attention: measured on a CPU with quantized weights.
-const PRODUCTS: f64 = 3.5;
-
 /// What a token takes, in units that are the same for all parts of a model: flops of products of weights, and of attention as many as
 /// take as long.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -18,12 +15,13 @@ pub struct Work {
 }
 
 impl Work {
-    /// That of one node of a graph, for each of its `n_tokens`; attention is to a context of `n_ctx`.
-    pub fn of_node(graph: &Graph, node: TensorId, n_tokens: usize, n_ctx: usize) -> Work {
+    /// That of one node of a graph, for each of its `n_tokens`; attention is to a context of `n_ctx`, and an operation of it takes as long as
+    /// so many of a product.
+    pub fn of_node(graph: &Graph, node: TensorId, n_tokens: usize, n_ctx: usize, attention: f64) -> Work {
         let flops = graph.flops(node) as f64 / n_tokens.max(1) as f64;
         match graph.tensor(node).op() {
             Some(op::Op::FlashAttn(a)) => {
-                let each = flops * PRODUCTS / n_ctx.max(1) as f64;
+                let each = flops * attention / n_ctx.max(1) as f64;
                 match a.window {
                     // What is before the window adds nothing; most tokens see all of it.
                     window if (1..n_ctx).contains(&window) => Work { token: each * window as f64, context: 0.0 },
@@ -69,6 +67,8 @@ mod tests {
     use super::*;
     use outboard_core::{DType, GraphBuilder};
 
+    const ATTENTION: f64 = 3.5;
+
     /// That of a product and of attention to a window.
     fn work(window: usize) -> Work {
         let (n, n_ctx, head_dim, heads) = (8, 50, 10, 2);
@@ -83,12 +83,12 @@ mod tests {
         let y = g.push_opt(attn, &[Some(q), Some(k), Some(v), None, Some(positions)]).unwrap();
         g.output(y);
         let graph = g.finish().unwrap();
-        graph.nodes().map(|node| Work::of_node(&graph, node, n, n_ctx)).sum()
+        graph.nodes().map(|node| Work::of_node(&graph, node, n, n_ctx, ATTENTION)).sum()
     }
 
     #[test]
     fn products_and_attention_count() {
-        let (product, each) = (2.0 * 100.0 * 20.0, 4.0 * 20.0 * PRODUCTS);
+        let (product, each) = (2.0 * 100.0 * 20.0, 4.0 * 20.0 * ATTENTION);
         assert_eq!(work(0), Work { token: product, context: each });
         assert_eq!(work(30), Work { token: product + 30.0 * each, context: 0.0 });
         assert_eq!((work(50), work(51)), (work(0), work(0)), "as large as the context");

@@ -42,7 +42,7 @@ fn check(name: &str) {
         assert!(logits.len() == values.len() && logits.iter().all(|v| v.is_finite()), "{name}: {logits:?}");
         assert!(!uploaded.load(Ordering::Relaxed) && logits != values, "{name}: it has the values");
 
-        let parts = Parts::new(&model, 64).unwrap();
+        let parts = Parts::new(&model, 64, 3.5).unwrap();
         let all: u64 = loads.iter().map(|l| l.weight_bytes + l.cache_bytes).sum();
         // What layers share is part of each, and takes memory once on a device.
         let shared = model.gguf().tensor("rope_freqs.weight").map_or(0, |t| t.layout.span());
@@ -66,7 +66,7 @@ small::each!(check);
 fn parts_of_a_model() {
     let model = small::model("llama-moe");
     let h = model.hparams();
-    let parts = Parts::new(&model, 64).unwrap();
+    let parts = Parts::new(&model, 64, 3.5).unwrap();
     // A token reads a row of the embedding and the whole output matrix.
     assert_eq!((parts.first.read_bytes, parts.last.read_bytes), (0, parts.last.weight_bytes));
     assert_eq!(parts.with_context(32).sections[0].cache_bytes * 2, parts.sections[0].cache_bytes);

@@ -11,6 +11,7 @@ use outboard_core::{
     Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, Pending, Placement, Queue,
     Result, Slice, Usage,
 };
+use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{Engine, Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, Recovery, generate};
@@ -143,9 +144,10 @@ impl Device for Remote {
     }
     fn resume(&self) -> Result<()> {
         self.fate.resumed.fetch_add(1, Ordering::SeqCst);
-        match self.fate.forgets.load(Ordering::SeqCst) && self.fate.runs.load(Ordering::SeqCst) < 0 {
-            true => Err(lost(&self.info().id)),
-            false => Ok(()),
+        if self.fate.forgets.load(Ordering::SeqCst) && self.fate.runs.load(Ordering::SeqCst) < 0 {
+            Err(lost(&self.info().id))
+        } else {
+            Ok(())
         }
     }
     fn as_any(&self) -> &dyn Any {
@@ -165,7 +167,12 @@ impl World {
     }
 
     fn device(&self, name: &str, memory: Option<u64>) -> (Arc<dyn Device>, Arc<Fate>) {
-        let inner = reference_device(&self.host, name, &MemoryBudget::new(memory));
+        // One of them is a card, whose memory the host cannot address, and computes the same.
+        let card = DetachedOptions { memory: memory.unwrap_or(1 << 30), ..DetachedOptions::default() };
+        let inner: Arc<dyn Device> = match name {
+            "B" => detached_device(&self.host, name, card),
+            _ => reference_device(&self.host, name, &MemoryBudget::new(memory)),
+        };
         let fate = Arc::new(Fate { runs: AtomicI64::new(i64::MAX), ..Fate::default() });
         (Arc::new(Remote { inner, fate: fate.clone() }), fate)
     }

@@ -97,7 +97,7 @@ fn check(name: &str) {
         check(load(&model, split, None).unwrap(), "several devices");
     }
     // Where there is not enough memory for that, any division may come out, the end of the model alone on a device among them.
-    let sizes = Parts::new(&model, CTX).unwrap().sizes();
+    let sizes = Parts::new(&model, CTX, 3.5).unwrap().sizes();
     for percent in 1..=120 {
         if let Ok(engine) = load(&model, &[100.0, 1.0], Some(sizes.bytes() * percent / 100)) {
             check(engine, "divided by memory");
@@ -114,7 +114,7 @@ small::each!(check);
 fn work_of_a_prompt() {
     let model = model("llama-dense");
     let h = model.hparams();
-    let parts = Parts::new(&model, CTX).unwrap();
+    let parts = Parts::new(&model, CTX, 3.5).unwrap();
     assert_eq!(
         parts.sections.iter().map(|part| part.layer).collect::<Vec<_>>(),
         (0..h.n_layer).flat_map(|il| [il, il]).collect::<Vec<_>>()

@@ -21,9 +21,10 @@ fn read(what: &str, path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(fail)?;
     file.take(PEM_FILE + 1).read_to_end(&mut bytes).map_err(fail)?;
-    match bytes.len() as u64 > PEM_FILE {
-        true => Err(wrong(what, path, format!("it has more than {PEM_FILE} bytes; that is no PEM file"))),
-        false => Ok(bytes),
+    if bytes.len() as u64 > PEM_FILE {
+        Err(wrong(what, path, format!("it has more than {PEM_FILE} bytes; that is no PEM file")))
+    } else {
+        Ok(bytes)
     }
 }
 
@@ -42,9 +43,10 @@ pub(crate) fn certificates(what: &str, path: &Path) -> Result<Vec<CertificateDer
     let all: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let all = all.map_err(|e| wrong(what, path, explain(e)))?;
     if all.is_empty() {
-        let found = match bytes.windows(11).any(|w| w == b"PRIVATE KEY") {
-            true => "it has a private key where a certificate (BEGIN CERTIFICATE) should be",
-            false => "there is no certificate (BEGIN CERTIFICATE) in it",
+        let found = if bytes.windows(11).any(|w| w == b"PRIVATE KEY") {
+            "it has a private key where a certificate (BEGIN CERTIFICATE) should be"
+        } else {
+            "there is no certificate (BEGIN CERTIFICATE) in it"
         };
         return Err(wrong(what, path, found));
     }

@@ -26,10 +26,7 @@ const COMMANDS_FIRST: i32 = 1;
 /// How both ends use QUIC.
 pub(crate) fn transport(server: bool) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
-    let (receive, send) = match server {
-        true => (QUIC_EARLY_WINDOW, QUIC_EARLY_SEND_WINDOW),
-        false => (QUIC_WINDOW, QUIC_WINDOW),
-    };
+    let (receive, send) = if server { (QUIC_EARLY_WINDOW, QUIC_EARLY_SEND_WINDOW) } else { (QUIC_WINDOW, QUIC_WINDOW) };
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(QUIC_MTU);
     config

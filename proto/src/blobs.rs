@@ -52,10 +52,7 @@ pub fn encode_places(places: &[Place]) -> Bytes {
 /// Decodes blobs that are asked for.
 pub fn decode_question(bytes: &[u8]) -> Result<Vec<Blob>> {
     let (blobs, rest) = decode(bytes)?;
-    match rest.buffers.is_empty() && rest.offsets.is_empty() {
-        true => Ok(blobs),
-        false => wrong("a question has places"),
-    }
+    if rest.buffers.is_empty() && rest.offsets.is_empty() { Ok(blobs) } else { wrong("a question has places") }
 }
 
 /// Decodes blobs with their places. Whether the places are the session's, it alone knows.

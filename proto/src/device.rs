@@ -3,7 +3,7 @@
 use crate::error::shown;
 use crate::limits::MAX_NAME;
 use crate::v1;
-use outboard_core::{Batch, DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Usage};
+use outboard_core::{Costs, DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Speed, Usage};
 
 /// Most devices that a client takes from one endpoint.
 pub const MAX_DEVICES: usize = 256;
@@ -15,9 +15,13 @@ pub const MAX_ALIGNMENT: u64 = 2 << 20;
 pub const MAX_BATCH_ROWS: u32 = 1 << 16;
 /// Most rows that a run may be worth beside its own.
 pub const MAX_RUN_ROWS: f32 = 65536.0;
+/// Most rows that a server may say its results depend on.
+pub const MAX_UNIFORM_ROWS: u32 = 64;
+/// Most that attention may cost.
+pub const MAX_ATTENTION: f32 = 1000.0;
 
 /// The wire's form of a device of this host.
-pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>) -> v1::Device {
+pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>, speed: Option<Speed>) -> v1::Device {
     v1::Device {
         name: info.name.clone(),
         kind: info.kind.name().to_owned(),
@@ -32,8 +36,12 @@ pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>) -> v
         memory_pool: info.memory_pool.clone(),
         max_alloc: if info.max_alloc == u64::MAX { 0 } else { info.max_alloc },
         unified: info.unified,
-        batch_rows: info.batch.rows,
-        batch_run_rows: info.batch.run_rows,
+        batch_rows: info.costs.batch_rows,
+        run_rows: info.costs.run_rows,
+        uniform_rows: info.costs.uniform_rows,
+        attention: info.costs.attention,
+        bandwidth: speed.map_or(0.0, |speed| speed.bandwidth),
+        flops: speed.map_or(0.0, |speed| speed.flops),
     }
 }
 
@@ -60,16 +68,29 @@ pub fn from_wire(device: &v1::Device, endpoint: &str) -> Result<DeviceInfo> {
         memory_pool: shown(&device.memory_pool, MAX_NAME),
         max_alloc: if device.max_alloc == 0 { u64::MAX } else { device.max_alloc },
         unified: device.unified,
-        batch: batch(device),
+        costs: costs(device),
     })
 }
 
-/// What a device says of its micro-batches, if that is possible at all.
-fn batch(device: &v1::Device) -> Batch {
-    if device.batch_rows == 0 || !(0.0..=MAX_RUN_ROWS).contains(&device.batch_run_rows) {
-        return Batch::default();
+/// A speed that a server has sent, if it is one.
+pub fn speed(bandwidth: f64, flops: f64) -> Option<Speed> {
+    let is_speed = |value: f64| value.is_finite() && value > 0.0;
+    (is_speed(bandwidth) && is_speed(flops)).then_some(Speed { bandwidth, flops })
+}
+
+/// What a device says of its costs, if that is possible at all.
+fn costs(device: &v1::Device) -> Costs {
+    let possible = |value: f32, most: f32| (0.0..=most).contains(&value);
+    if device.batch_rows == 0 || !possible(device.run_rows, MAX_RUN_ROWS) || !possible(device.attention, MAX_ATTENTION)
+    {
+        return Costs::default();
     }
-    Batch { rows: device.batch_rows.min(MAX_BATCH_ROWS), run_rows: device.batch_run_rows }
+    Costs {
+        batch_rows: device.batch_rows.min(MAX_BATCH_ROWS),
+        run_rows: device.run_rows,
+        uniform_rows: device.uniform_rows.clamp(1, MAX_UNIFORM_ROWS),
+        attention: device.attention,
+    }
 }
 
 /// Name of a usage.
@@ -109,7 +130,11 @@ mod tests {
             max_alloc: 5,
             unified: true,
             batch_rows: 256,
-            batch_run_rows: 3.5,
+            run_rows: 3.5,
+            uniform_rows: 2,
+            attention: 2.5,
+            bandwidth: 2.0,
+            flops: 3.0,
             ..Default::default()
         }
     }
@@ -118,7 +143,7 @@ mod tests {
     fn ids_have_the_endpoint() {
         let info = from_wire(&device(), "h:1").unwrap();
         assert_eq!((info.id.as_str(), info.kind, info.memory_total), ("h:1/CPU0", DeviceKind::Cpu, 7));
-        let back = to_wire(&info, MemoryInfo { total: 7, free: 0 }, vec![]);
+        let back = to_wire(&info, MemoryInfo { total: 7, free: 0 }, vec![], speed(2.0, 3.0));
         assert_eq!(back, device());
     }
 
@@ -126,13 +151,21 @@ mod tests {
     fn what_a_device_does_not_say_or_cannot_mean_is_the_plainest() {
         let old = v1::Device { memory_pool: String::new(), max_alloc: 0, batch_rows: 0, ..device() };
         let info = from_wire(&old, "h:1").unwrap();
-        assert_eq!((info.memory_pool.as_str(), info.max_alloc, info.batch), ("", u64::MAX, Batch::default()));
+        assert_eq!((info.memory_pool.as_str(), info.max_alloc, info.costs), ("", u64::MAX, Costs::default()));
         for wrong in [f32::NAN, -1.0, f32::INFINITY] {
-            let device = v1::Device { batch_run_rows: wrong, ..device() };
-            assert_eq!(from_wire(&device, "h:1").unwrap().batch, Batch::default());
+            let device = v1::Device { run_rows: wrong, ..device() };
+            assert_eq!(from_wire(&device, "h:1").unwrap().costs, Costs::default());
         }
         let large = v1::Device { batch_rows: u32::MAX, ..device() };
-        assert_eq!(from_wire(&large, "h:1").unwrap().batch.rows, MAX_BATCH_ROWS);
+        assert_eq!(from_wire(&large, "h:1").unwrap().costs.batch_rows, MAX_BATCH_ROWS);
+    }
+
+    #[test]
+    fn speeds_are_numbers_above_zero() {
+        assert_eq!(speed(1.0, 2.0), Some(Speed { bandwidth: 1.0, flops: 2.0 }));
+        for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!((speed(wrong, 1.0), speed(1.0, wrong)), (None, None));
+        }
     }
 
     #[test]

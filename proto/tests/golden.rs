@@ -48,7 +48,11 @@ fn device() -> Device {
         max_alloc: 1 << 32,
         unified: true,
         batch_rows: 128,
-        batch_run_rows: 7.0,
+        run_rows: 7.0,
+        uniform_rows: 3,
+        attention: 3.5,
+        bandwidth: 2e10,
+        flops: 1e11,
     }
 }
 

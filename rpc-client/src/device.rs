@@ -15,7 +15,7 @@ use outboard_core::{
     Pending, Placement, Queue, Result, Slice, Speed, Ticket, Usage, at_once,
 };
 use outboard_net::{Carrier, Endpoint};
-use outboard_proto::device::{MAX_DEVICES, from_wire, usage_name};
+use outboard_proto::device::{MAX_DEVICES, from_wire, speed, usage_name};
 use outboard_proto::error::from_status;
 use outboard_proto::v1::control_request::Request;
 use outboard_proto::v1::outboard_client::OutboardClient;
@@ -74,7 +74,7 @@ fn devices_of(link: &Arc<Link>, hello: &v1::HelloResponse) -> Result<Vec<RemoteD
             blobs: hello.features.iter().any(|f| f == FEATURE_BLOBS),
             link: link.clone(),
             supported: Mutex::default(),
-            speed: OnceLock::new(),
+            speed: speed(d.bandwidth, d.flops).map_or_else(OnceLock::new, OnceLock::from),
         })
     };
     hello.devices.iter().map(one).collect()
@@ -113,9 +113,10 @@ impl RemoteDevice {
         if !Arc::ptr_eq(&self.link, &to.link) {
             return self.link.shared().path_to(&to.link.shared());
         }
-        match self.reaches.contains(&to.info.name) {
-            true => PeerPath::SameEndpoint,
-            false => PeerPath::Relayed("the devices of that server do not reach each other".into()),
+        if self.reaches.contains(&to.info.name) {
+            PeerPath::SameEndpoint
+        } else {
+            PeerPath::Relayed("the devices of that server do not reach each other".into())
         }
     }
 
@@ -207,10 +208,12 @@ impl Device for RemoteDevice {
         let measure = |mut client: OutboardClient<_>| async move { client.speed(request).await };
         // A server that does not know the call, or cannot measure, says nothing about its speed.
         let answer = self.call("speed", self.link.shared().options.call_timeout, measure).ok()?;
-        let is_speed = |value: f64| value.is_finite() && value > 0.0;
-        let usable = answer.measured && is_speed(answer.bandwidth) && is_speed(answer.flops);
-        let speed = Speed { bandwidth: answer.bandwidth, flops: answer.flops };
-        usable.then(|| *self.speed.get_or_init(|| speed))
+        let speed = speed(answer.bandwidth, answer.flops).filter(|_| answer.measured)?;
+        Some(*self.speed.get_or_init(|| speed))
+    }
+
+    fn known_speed(&self) -> Option<Speed> {
+        self.speed.get().copied()
     }
 
     fn supports(&self, graph: &Graph) -> Result<NodeSet> {

@@ -154,10 +154,7 @@ impl QueueInner {
         self.check()?;
         self.sent.fetch_add(1, Ordering::AcqRel);
         let message = v1::Command { command: Some(command) };
-        match self.lane.push(|out| frame::push(out, &message)) {
-            true => Ok(()),
-            false => Err(self.why_broken()),
-        }
+        if self.lane.push(|out| frame::push(out, &message)) { Ok(()) } else { Err(self.why_broken()) }
     }
 
     /// The error of a line that nobody takes from. Whoever has ended its stream says why in a moment.
@@ -234,9 +231,10 @@ impl RemoteQueue {
     }
 
     fn same_len(&self, len: u64, dst: &Slice) -> Result<()> {
-        match len == dst.len() {
-            true => Ok(()),
-            false => Err(Error::Request(format!("{}: {len} bytes for a slice of {}", self.inner.device, dst.len()))),
+        if len == dst.len() {
+            Ok(())
+        } else {
+            Err(Error::Request(format!("{}: {len} bytes for a slice of {}", self.inner.device, dst.len())))
         }
     }
 
@@ -337,16 +335,15 @@ impl Queue for RemoteQueue {
         let request = self.inner.shared.fresh();
         let (to, pending) = Pending::new(self.inner.device.clone());
         let bulk = src.len() > MAX_INLINE as u64;
-        let waiting = match bulk {
-            false => Waiting::Read { to, len: src.len() },
-            true => {
-                self.prepare_bulk()?;
-                let len = usize::try_from(src.len()).unwrap_or(usize::MAX);
-                let mut room = Vec::new();
-                let no_room = |_| Error::Request(format!("{}: no memory here for {len} bytes", self.inner.device));
-                room.try_reserve_exact(len).map_err(no_room)?;
-                Waiting::Bulk { to, got: BytesMut::from(Bytes::from(room)), len }
-            }
+        let waiting = if bulk {
+            self.prepare_bulk()?;
+            let len = usize::try_from(src.len()).unwrap_or(usize::MAX);
+            let mut room = Vec::new();
+            let no_room = |_| Error::Request(format!("{}: no memory here for {len} bytes", self.inner.device));
+            room.try_reserve_exact(len).map_err(no_room)?;
+            Waiting::Bulk { to, got: BytesMut::from(Bytes::from(room)), len }
+        } else {
+            Waiting::Read { to, len: src.len() }
         };
         self.inner.wait_for(request, waiting, Command::Read(v1::Read { request, src: wire, bulk }))?;
         Ok(pending)

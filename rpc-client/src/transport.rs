@@ -105,10 +105,7 @@ pub(crate) fn describe(e: &hyper::Error) -> String {
     if h2.is_some() && not_http2.iter().any(|text| cause.contains(text)) {
         return "it does not speak gRPC".to_owned();
     }
-    match cause.is_empty() {
-        true => format!("the connection was lost: {e}"),
-        false => format!("the connection was lost: {cause}"),
-    }
+    if cause.is_empty() { format!("the connection was lost: {e}") } else { format!("the connection was lost: {cause}") }
 }
 
 impl Conn {

@@ -605,10 +605,8 @@ fn what_two_servers_need_is_sent_once() {
     let mut once = 0;
     for caches in [[false, false], [true, true], [false, true]] {
         let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let servers: [Server; 2] = std::array::from_fn(|i| match caches[i] {
-            true => server(dirs[i].path()),
-            false => common::server().0,
-        });
+        let servers: [Server; 2] =
+            std::array::from_fn(|i| if caches[i] { server(dirs[i].path()) } else { common::server().0 });
         let devices = first_of_each(servers.each_ref().map(endpoint));
         upload_to_both(&devices, &data);
         let (sent, between) = sent_by(&devices);

@@ -158,6 +158,13 @@ fn run(args: &ServerArgs) -> Result<(), Failure> {
     if args.list_devices {
         return Ok(output::out(list)?);
     }
+    // Before there are clients, whose work would be in the way.
+    for device in &devices {
+        if let Some(speed) = device.speed() {
+            let (bandwidth, gflops) = (Bytes(speed.bandwidth as u64), speed.flops / 1e9);
+            tracing::debug!("{}: reads weights at {bandwidth}/s, computes {gflops:.0} GFLOP/s", device.info().name);
+        }
+    }
     // Before the port is known to anyone, so that a signal always ends the server in order.
     let (stop, stopped) = channel();
     let handler = move || {

@@ -53,7 +53,7 @@ impl Devices {
     /// All devices with their memory now, as far as that client may have it.
     pub(crate) fn to_wire(&self, client: &Account) -> Result<Vec<v1::Device>> {
         let one = |(d, reaches): (&Arc<dyn Device>, &Vec<String>)| {
-            Ok(device::to_wire(d.info(), memory(d.as_ref(), client)?, reaches.clone()))
+            Ok(device::to_wire(d.info(), memory(d.as_ref(), client)?, reaches.clone(), d.known_speed()))
         };
         self.all.iter().zip(&self.reaches).map(one).collect()
     }

@@ -114,10 +114,7 @@ impl Meter for Traffic {
         }
         *lock(waiting) = Some(cx.waker().clone());
         // It may have become trusted before there was anybody to wake.
-        match unlimited.load(Ordering::Acquire) {
-            true => Poll::Ready(usize::MAX),
-            false => Poll::Pending,
-        }
+        if unlimited.load(Ordering::Acquire) { Poll::Ready(usize::MAX) } else { Poll::Pending }
     }
 }
 

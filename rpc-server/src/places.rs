@@ -261,10 +261,7 @@ impl Place {
         if state.clients >= places.numbers.clients() {
             return Err(places.full_of_clients());
         }
-        let other = match Arc::ptr_eq(stranger.share.account(), account) {
-            true => None,
-            false => Some(places.share(account)?),
-        };
+        let other = if Arc::ptr_eq(stranger.share.account(), account) { None } else { Some(places.share(account)?) };
         let Some(Stranger { share, .. }) = state.strangers.remove(&self.number) else { return Err(Error::Cancelled) };
         state.clients += 1;
         *lock(&self.is) = Is::Clients;

@@ -173,9 +173,10 @@ fn parse(bytes: &[u8]) -> std::result::Result<Vec<Entry>, String> {
             return Err(format!("it has more than {MAX_TOKENS} tokens"));
         }
     }
-    match entries.is_empty() {
-        true => Err("there is no token in it; write a line with a name and a token for each client".into()),
-        false => Ok(entries),
+    if entries.is_empty() {
+        Err("there is no token in it; write a line with a name and a token for each client".into())
+    } else {
+        Ok(entries)
     }
 }
 

@@ -250,9 +250,10 @@ impl Scheduler {
         self.queues.clear();
         *self.ahead.get_mut().unwrap_or_else(PoisonError::into_inner) = Ahead::default();
         let lost = resume_all(&self.devices);
-        match lost.iter().all(Option::is_none) {
-            true => self.open()?,
-            false => self.compute.fill(Vec::new()),
+        if lost.iter().all(Option::is_none) {
+            self.open()?
+        } else {
+            self.compute.fill(Vec::new())
         }
         Ok(lost)
     }

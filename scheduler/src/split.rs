@@ -145,10 +145,7 @@ pub fn split(
         }
     }
     for root in graph.ids() {
-        let home = match graph.tensor(root).root() == root {
-            true => cutter.home(root, cutter.first_with(root))?,
-            false => None,
-        };
+        let home = if graph.tensor(root).root() == root { cutter.home(root, cutter.first_with(root))? } else { None };
         cutter.out.homes.push(home);
     }
     Ok(cutter.out)

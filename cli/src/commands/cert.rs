@@ -67,9 +67,10 @@ fn parse_name(text: &str) -> Result<Name, String> {
         inner && !l.is_empty() && l.len() <= 63 && !l.starts_with('-') && !l.ends_with('-')
     };
     let rest = text.strip_prefix("*.").unwrap_or(text);
-    match text.len() <= MAX_NAME && rest.split('.').all(label) {
-        true => Ok(Name::Dns(text.to_ascii_lowercase())),
-        false => Err("it is neither an IP address nor a host name; write one without scheme and port".into()),
+    if text.len() <= MAX_NAME && rest.split('.').all(label) {
+        Ok(Name::Dns(text.to_ascii_lowercase()))
+    } else {
+        Err("it is neither an IP address nor a host name; write one without scheme and port".into())
     }
 }
 
@@ -268,9 +269,10 @@ fn write(file: &Output) -> std::io::Result<()> {
 /// A path as a shell reads it.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
-    match text.chars().all(|c| c.is_alphanumeric() || "/._-+:@".contains(c)) {
-        true => text,
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    if text.chars().all(|c| c.is_alphanumeric() || "/._-+:@".contains(c)) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', r"'\''"))
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         model: String::new(),
         ctx: Some(1024),
         batch_size: 512,
-        ubatch_size: outboard_llm::DEFAULT_UBATCH as u32,
+        ubatch_size: None,
         split_mode: SplitMode::Layer,
         tensor_split: None,
         override_tensor: Vec::new(),

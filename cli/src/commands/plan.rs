@@ -17,7 +17,7 @@ use crate::print;
 use crate::trace::{TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
 use outboard_core::Device;
-use outboard_llm::{Engine, LoadOptions, Parts};
+use outboard_llm::{Engine, LoadOptions, Parts, attention_cost};
 use outboard_output as output;
 use outboard_rpc_client::{PeerPath, RemoteDevice};
 use picture::{Picture, Timeline};
@@ -66,7 +66,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         bail!("a context of {} tokens is too small to measure anything: make it larger with -c", options.n_ctx);
     }
     let setup = Setup {
-        parts: Parts::new(&loaded.model, options.n_ctx)?,
+        parts: Parts::new(&loaded.model, options.n_ctx, attention_cost(&set.devices))?,
         members: members(&set, &options)?,
         servers: servers(&set)?,
         single: args.model.split_mode == SplitMode::None,
@@ -130,7 +130,7 @@ fn members(set: &DeviceSet, options: &LoadOptions) -> Result<Vec<Member>> {
             host: host(device.as_ref()),
             pool: info.pool(),
             capacity,
-            kind: info.kind,
+            costs: info.costs,
             share: options.split.get(d).copied().unwrap_or(0.0),
             speed: None,
         }

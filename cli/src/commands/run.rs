@@ -150,14 +150,13 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 
 fn encode(args: &Args, loaded: &model::Loaded, prompt: &str) -> Result<Vec<u32>> {
     let tokenizer = &loaded.tokenizer;
-    let text = match args.chat {
-        false => prompt.to_owned(),
-        true => {
-            let template = ChatTemplate::from_gguf(loaded.model.gguf(), tokenizer)?;
-            let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
-            let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
-            template.render(&messages, true, SystemTime::now())?
-        }
+    let text = if args.chat {
+        let template = ChatTemplate::from_gguf(loaded.model.gguf(), tokenizer)?;
+        let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
+        let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
+        template.render(&messages, true, SystemTime::now())?
+    } else {
+        prompt.to_owned()
     };
     let mut tokens = tokenizer.encode(&text, true, tokenizer.adds_bos())?;
     if tokens.is_empty() {

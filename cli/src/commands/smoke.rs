@@ -225,9 +225,10 @@ fn graph(devices: &[Arc<dyn Device>], cpu: &Arc<dyn Device>) -> Result<String> {
         norm += f64::from(*b).powi(2);
     }
     let nmse = error / norm.max(f64::MIN_POSITIVE);
-    match nmse <= 1e-6 && split.len() == whole.len() {
-        true => Ok(format!("NMSE {nmse:.1e} against the local CPU")),
-        false => bail!("the result differs from the local CPU's: NMSE {nmse:.1e}"),
+    if nmse <= 1e-6 && split.len() == whole.len() {
+        Ok(format!("NMSE {nmse:.1e} against the local CPU"))
+    } else {
+        bail!("the result differs from the local CPU's: NMSE {nmse:.1e}")
     }
 }
 

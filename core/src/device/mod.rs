@@ -89,8 +89,8 @@ pub struct DeviceInfo {
     pub alignment: usize,
     /// Whether the host's memory and the device's are the same, so that mapped files can be used in place.
     pub unified: bool,
-    /// How many rows it computes at a time.
-    pub batch: Batch,
+    /// What the time of a graph on it depends on.
+    pub costs: Costs,
 }
 
 impl DeviceInfo {
@@ -109,7 +109,7 @@ impl DeviceInfo {
             capabilities: Vec::new(),
             alignment: 32,
             unified: kind == DeviceKind::Cpu,
-            batch: Batch::default(),
+            costs: Costs::default(),
         }
     }
 }
@@ -125,19 +125,23 @@ impl DeviceInfo {
     }
 }
 
-/// How the time of a graph depends on its rows (tokens of a micro-batch).
+/// What the time of a graph on a device depends on. A row is a token of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Batch {
+pub struct Costs {
     /// Rows from which a larger micro-batch takes no less time per row.
-    pub rows: u32,
+    pub batch_rows: u32,
     /// Rows that take as long as what a run takes beside its rows.
     pub run_rows: f32,
+    /// Rows from which the result of a row does not depend, bit by bit, on how many there are.
+    pub uniform_rows: u32,
+    /// How long an operation of attention takes, in operations of a matrix product with many columns.
+    pub attention: f32,
 }
 
-impl Default for Batch {
-    /// A processor that computes rows one after the other.
-    fn default() -> Batch {
-        Batch { rows: 128, run_rows: 7.0 }
+impl Default for Costs {
+    /// Those of a CPU: what a device that does not say is taken for.
+    fn default() -> Costs {
+        Costs { batch_rows: 128, run_rows: 7.0, uniform_rows: 3, attention: 3.5 }
     }
 }
 
@@ -256,6 +260,10 @@ pub trait Device: Send + Sync {
     /// What it does in a second. Measured when it is first asked for, which takes some tenths of a second of a device that does nothing
     /// else, and remembered. `None` if it cannot be measured.
     fn speed(&self) -> Option<Speed> {
+        None
+    }
+    /// [`Device::speed`] if it was measured already.
+    fn known_speed(&self) -> Option<Speed> {
         None
     }
     /// What it shares with the other devices of this process; `None` for a device of another host.

@@ -185,6 +185,11 @@ impl Device for LocalDevice {
         *known
     }
 
+    fn known_speed(&self) -> Option<Speed> {
+        // While it is measured it is not known.
+        self.shared.speed.try_lock().ok().and_then(|known| *known)
+    }
+
     fn host(&self) -> Option<&Arc<Host>> {
         Some(&self.shared.host)
     }

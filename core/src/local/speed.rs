@@ -2,70 +2,97 @@
 
 use crate::device::{Device, Placement, Slice, Speed, Usage};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{Graph, GraphBuilder};
 use crate::op::MulMat;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Weights of the products: more than caches hold, where there is room.
-const LARGE: Shape = Shape { rows: 8192, columns: 8192, vectors: 1 };
-/// Enough columns to be bound by arithmetic.
-const WIDE: Shape = Shape { rows: 2048, columns: 2048, vectors: 128 };
+/// Columns of the product that reads weights, and of the one that computes.
+const VECTORS: [usize; 2] = [1, 128];
+/// Rows and columns of the weights, one after the other, until a product takes [`ENOUGH`]. The last one is more than caches hold.
+const SIZES: [usize; 5] = [512, 1024, 2048, 4096, 8192];
+/// A product that takes so long is measured well.
+const ENOUGH: Duration = Duration::from_millis(3);
+/// Runs of each; the fastest one counts, because others may use the same processors now and then.
+const RUNS: usize = 8;
+/// A device that needs longer than this is not measured.
+const LIMIT: Duration = Duration::from_secs(3);
 /// Every byte of weights and vectors: memory that nobody has written to may be one page of zeros, and as scales of half precision and
 /// as floats this is an ordinary number.
 const FILL: u8 = 0x3c;
-/// Runs of each; the fastest one counts.
-const RUNS: usize = 3;
-/// A device that needs longer than this for one product is not measured.
-const LIMIT: Duration = Duration::from_secs(3);
 
-/// A matrix of 4-bit weights times some vectors.
-#[derive(Clone, Copy)]
-struct Shape {
-    rows: usize,
-    columns: usize,
-    vectors: usize,
+/// One product of a matrix of 4-bit weights.
+struct Product {
+    /// Bytes of weights.
+    bytes: u64,
+    /// Floating-point operations.
+    flops: u64,
+    /// How long it took.
+    time: Duration,
 }
 
-/// Measures a device that has nothing else to do.
+/// Measures a device. What it does for others meanwhile does not count, but for memory and processors that they share.
 pub(super) fn measure(device: &dyn Device) -> Result<Speed> {
-    let (large, bytes) = product_time(device, LARGE)?;
-    let (wide, _) = product_time(device, WIDE)?;
-    let operations = 2 * WIDE.rows * WIDE.columns * WIDE.vectors;
-    Ok(Speed { bandwidth: bytes as f64 / large.as_secs_f64(), flops: operations as f64 / wide.as_secs_f64() })
+    let [read, compute] = VECTORS.map(|vectors| largest_product(device, vectors));
+    let (read, compute) = (read?, compute?);
+    Ok(Speed {
+        bandwidth: read.bytes as f64 / read.time.as_secs_f64(),
+        flops: compute.flops as f64 / compute.time.as_secs_f64(),
+    })
 }
 
-/// How long one product takes, and the bytes of its weights.
-fn product_time(device: &dyn Device, shape: Shape) -> Result<(Duration, u64)> {
-    let graph = Arc::new(product(shape)?);
+/// The smallest product that takes long enough, or the largest.
+fn largest_product(device: &dyn Device, vectors: usize) -> Result<Product> {
+    let mut last = Err(Error::Misuse("no product to measure".into()));
+    for size in SIZES {
+        let product = product_time(device, size, vectors);
+        // Where there is no memory for this one, the one before it has to do.
+        last = if product.is_ok() { product } else { last.or(product) };
+        if last.as_ref().map_or(true, |p| p.time >= ENOUGH) {
+            break;
+        }
+    }
+    last
+}
+
+fn product_time(device: &dyn Device, size: usize, vectors: usize) -> Result<Product> {
+    let graph = Arc::new(product(size, vectors)?);
     let mut slices = Vec::new();
     for id in graph.ids() {
-        let size = graph.tensor(id).layout().span() as u64;
-        slices.push(Some(Slice::whole(device.alloc(size, Usage::Any)?)));
+        let bytes = graph.tensor(id).layout().span() as u64;
+        slices.push(Some(Slice::whole(device.alloc(bytes, Usage::Any)?)));
     }
-    let weights = slices[0].as_ref().map_or(0, Slice::len);
+    let bytes = slices.first().and_then(Option::as_ref).map_or(0, Slice::len);
     let queue = device.queue()?;
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let seen = times.clone();
+    queue.set_trace(Box::new(move |event| {
+        if event.what == "execute" {
+            super::lock(&seen).push(event.end - event.start);
+        }
+    }))?;
     slices.iter().flatten().try_for_each(|slice| queue.fill(slice, FILL))?;
     let placement = Placement::new(&graph, device, slices)?;
     let executable = device.compile(graph, placement)?;
-    queue.execute(&executable)?;
-    queue.finish(LIMIT)?;
-    let mut shortest = Duration::MAX;
-    for _ in 0..RUNS {
-        let start = Instant::now();
+    // The first one brings what it needs into caches.
+    let start = Instant::now();
+    for _ in 0..=RUNS {
         queue.execute(&executable)?;
         queue.finish(LIMIT)?;
-        shortest = shortest.min(start.elapsed());
+        if start.elapsed() > LIMIT {
+            return Err(Error::Timeout { what: "a product that is measured".into(), after: start.elapsed() });
+        }
     }
-    Ok((shortest.max(Duration::from_nanos(1)), weights))
+    let time = super::lock(&times).iter().skip(1).min().copied().unwrap_or(LIMIT).max(Duration::from_nanos(1));
+    Ok(Product { bytes, flops: 2 * (size * size * vectors) as u64, time })
 }
 
-fn product(shape: Shape) -> Result<Graph> {
+fn product(size: usize, vectors: usize) -> Result<Graph> {
     let mut g = GraphBuilder::new();
-    let weights = g.weight("weights", DType::Q4_0, &[shape.columns, shape.rows])?;
-    let vectors = g.input("vectors", DType::F32, &[shape.columns, shape.vectors])?;
-    let product = g.push(MulMat, &[weights, vectors])?;
+    let weights = g.weight("weights", DType::Q4_0, &[size, size])?;
+    let columns = g.input("vectors", DType::F32, &[size, vectors])?;
+    let product = g.push(MulMat, &[weights, columns])?;
     g.output(product);
     Ok(g.finish()?)
 }

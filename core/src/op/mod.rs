@@ -105,9 +105,10 @@ impl Srcs<'_> {
         if (min..=max).contains(&self.0.len()) {
             return Ok(());
         }
-        match min == max {
-            true => Err(format!("takes {min} sources, not {}", self.0.len())),
-            false => Err(format!("takes {min} to {max} sources, not {}", self.0.len())),
+        if min == max {
+            Err(format!("takes {min} sources, not {}", self.0.len()))
+        } else {
+            Err(format!("takes {min} to {max} sources, not {}", self.0.len()))
         }
     }
 

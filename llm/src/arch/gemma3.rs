@@ -96,9 +96,10 @@ impl Architecture for Gemma3 {
 fn window_layers(file: &dyn ModelFile, n_layer: usize) -> Result<Vec<bool>> {
     const KEY: &str = "gemma3.attention.sliding_window_pattern";
     if let Some(layers) = file.ints(KEY, MAX_LAYERS)? {
-        return match layers.len() >= n_layer {
-            true => Ok(layers.into_iter().map(|has| has != 0).collect()),
-            false => Err(Error::Model(format!("{KEY} is of {} layers, there are {n_layer}", layers.len()))),
+        return if layers.len() >= n_layer {
+            Ok(layers.into_iter().map(|has| has != 0).collect())
+        } else {
+            Err(Error::Model(format!("{KEY} is of {} layers, there are {n_layer}", layers.len())))
         };
     }
     let every = file.int(KEY).unwrap_or(GLOBAL_EVERY as u64);

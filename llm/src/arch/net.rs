@@ -184,13 +184,12 @@ pub fn build(
         Feed::Sampled => g.state(NEXT_TOKEN, DType::I32, &[1])?,
     };
     let positions = g.input(POSITIONS, DType::I32, &[shape.n_tokens])?;
-    let history = match shape.history {
-        false => None,
-        true => {
-            let history = g.state(HISTORY, DType::I32, &[1, shape.n_ctx])?;
-            let rows = g.push(op::Reshape { ne: [1, shape.n_tokens, 1, 1] }, &[tokens])?;
-            Some(g.push(op::SetRows, &[history, rows, positions])?)
-        }
+    let history = if shape.history {
+        let history = g.state(HISTORY, DType::I32, &[1, shape.n_ctx])?;
+        let rows = g.push(op::Reshape { ne: [1, shape.n_tokens, 1, 1] }, &[tokens])?;
+        Some(g.push(op::SetRows, &[history, rows, positions])?)
+    } else {
+        None
     };
     let mut net = Net { g, hparams, weights, arch, shape, positions, history, sections: Vec::new() };
     let table = net.weight("token_embd.weight")?;
@@ -277,10 +276,8 @@ impl Net<'_> {
 
     /// Rotary embedding of layer `il`'s heads, `[head_dim, n_head, n_tokens]`.
     pub fn rope(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
-        let factors = match self.arch.rope_factors() {
-            true => self.opt_weight(&format!("rope_freqs.weight (blk.{il})"))?,
-            false => None,
-        };
+        let factors =
+            if self.arch.rope_factors() { self.opt_weight(&format!("rope_freqs.weight (blk.{il})"))? } else { None };
         let rope = self.arch.attention(self.hparams, il).rope;
         Ok(self.g.push_opt(rope, &[Some(x), Some(self.positions), factors][..if factors.is_some() { 3 } else { 2 }])?)
     }

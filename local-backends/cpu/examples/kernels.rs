@@ -78,9 +78,10 @@ fn product(dtype: DType, isa: Isa, k: Option<usize>, columns: &[usize]) -> Vec<S
         let t = best(|| {
             // SAFETY: w has m rows, x n columns, and y m times n elements.
             unsafe {
-                match dtype.is_float() {
-                    true => mul_mat_float(isa, rows, 0..m, x.as_ptr(), k, n, out),
-                    false => mul_mat(isa, rows, 0..m, &q, n, out, &mut scratch),
+                if dtype.is_float() {
+                    mul_mat_float(isa, rows, 0..m, x.as_ptr(), k, n, out)
+                } else {
+                    mul_mat(isa, rows, 0..m, &q, n, out, &mut scratch)
                 }
             }
             black_box(out.data);

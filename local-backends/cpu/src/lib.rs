@@ -13,14 +13,15 @@ pub use kernels::Isa;
 pub use pool::{Pool, Turn};
 
 use outboard_core::Host;
-use outboard_core::{Batch, Device, DeviceInfo, DeviceKind, Graph, Result, TensorId};
+use outboard_core::{Costs, Device, DeviceInfo, DeviceKind, Graph, Result, TensorId};
 use outboard_host::{Kernels, MemoryBudget, Program, TensorPtr, host_device};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Measured: a CPU takes as long per token with 128 as with 512, and 64 rows at a time take 3 % longer for each than 128 do. With 5 in
-/// place of 7, two devices are 1 % slower at prompts of 512 tokens; with 6 or 8 they are as fast.
-const BATCH: Batch = Batch { rows: 128, run_rows: 7.0 };
+/// place of 7, two devices are 1 % slower at prompts of 512 tokens; with 6 or 8 they are as fast. One row or two are other kernels' work than
+/// more of them. Attention is compared with products of quantized weights.
+const COSTS: Costs = Costs { batch_rows: 128, run_rows: 7.0, uniform_rows: 3, attention: 3.5 };
 
 /// How a CPU device is set up.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +47,7 @@ pub fn cpu_device(host: &Arc<Host>, name: &str, options: CpuOptions, budget: &Ar
         capabilities: vec![options.isa.name().to_owned()],
         // That of tensors in GGUF files, so that mapped weights are used where they are.
         alignment: 32,
-        batch: BATCH,
+        costs: COSTS,
         ..DeviceInfo::new(name, DeviceKind::Cpu, "cpu", budget.info().total)
     };
     let shared = Shared { isa: options.isa, pool: Pool::new(threads, name), steps: AtomicU64::new(0) };

@@ -117,11 +117,8 @@ impl Pool {
         let mut spins = 0;
         while job.done.load(Ordering::Acquire) < pieces {
             spins += 1;
-            match spins < SPINS {
-                true => std::hint::spin_loop(),
-                // Whoever has the last piece may need this core.
-                false => std::thread::yield_now(),
-            }
+            // Whoever has the last piece may need this core.
+            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         assert!(!job.panicked.load(Ordering::Relaxed), "a piece of work panicked");
     }

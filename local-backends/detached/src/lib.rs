@@ -12,7 +12,7 @@ mod stream;
 
 use card::Card;
 use outboard_core::local::{FixedPool, LocalDevice};
-use outboard_core::{Batch, DeviceInfo, DeviceKind, Host};
+use outboard_core::{Costs, DeviceInfo, DeviceKind, Host};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub fn detached_device(host: &Arc<Host>, name: &str, options: DetachedOptions) -
         max_alloc: options.max_alloc,
         alignment: ALIGNMENT,
         unified: false,
-        batch: Batch { rows: 256, run_rows: 32.0 },
+        costs: Costs { batch_rows: 256, run_rows: 32.0, uniform_rows: 1, attention: 1.0 },
         ..DeviceInfo::new(name, DeviceKind::Accelerator, "detached", options.memory)
     };
     LocalDevice::new(host, info, FixedPool::new(options.memory), Arc::new(Card::new(options.latency)))

@@ -9,7 +9,7 @@ mod tensor;
 mod tests;
 
 use outboard_core::Host;
-use outboard_core::{Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
+use outboard_core::{Costs, Device, DeviceInfo, DeviceKind, Graph, Op, Result, TensorId};
 use outboard_host::{Kernels, MemoryBudget, NodeError, Program, Run, TensorPtr, host_device};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use tensor::{Aborted, T};
 pub fn reference_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>) -> Arc<dyn Device> {
     let info = DeviceInfo {
         description: "reference implementation (slow, exact)".to_owned(),
+        costs: Costs { uniform_rows: 1, attention: 1.0, ..Costs::default() },
         ..DeviceInfo::new(name, DeviceKind::Cpu, "reference", budget.info().total)
     };
     host_device(host, info, budget, Arc::new(Counting::default()))

@@ -86,10 +86,7 @@ pub(super) fn borrow_all<'i>(
             None => Vec::new(),
         };
         for (i, item) in items.into_iter().enumerate() {
-            match came.get(i).copied().unwrap_or(false) {
-                true => upload.came(item)?,
-                false => _ = ways.bring(upload, item),
-            }
+            if came.get(i).copied().unwrap_or(false) { upload.came(item)? } else { _ = ways.bring(upload, item) }
         }
         if next.is_none() {
             next = loans.recv().ok();

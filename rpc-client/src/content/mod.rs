@@ -376,12 +376,11 @@ impl<'d> Upload<'d> {
             }
             let placed = self.place(&items)?;
             for (item, placed) in items.into_iter().zip(placed) {
-                match placed {
-                    true => {
-                        self.announce(item, None)?;
-                        (self.progress)(item.len() * item.places.len() as u64);
-                    }
-                    false => _ = ways.bring(self, item),
+                if placed {
+                    self.announce(item, None)?;
+                    (self.progress)(item.len() * item.places.len() as u64);
+                } else {
+                    _ = ways.bring(self, item)
                 }
             }
         }

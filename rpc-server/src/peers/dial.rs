@@ -293,11 +293,10 @@ fn other_release() -> End {
 }
 
 fn not_grpc(e: &h2::Error) -> String {
-    match e.is_io() || e.is_reset() {
-        true => {
-            format!("it closed the connection before it answered ({}); does another program listen there?", describe(e))
-        }
-        false => format!("it does not speak gRPC: {e}"),
+    if e.is_io() || e.is_reset() {
+        format!("it closed the connection before it answered ({}); does another program listen there?", describe(e))
+    } else {
+        format!("it does not speak gRPC: {e}")
     }
 }
 

@@ -99,9 +99,10 @@ impl Service {
     /// let in before, or shows a token now.
     async fn may(&self, metadata: &MetadataMap) -> Result<(), Status> {
         self.is_no_link()?;
-        match self.conn.is_authorised() || self.shared.trust.tokens.is_none() {
-            true => Ok(()),
-            false => self.admit(metadata).await,
+        if self.conn.is_authorised() || self.shared.trust.tokens.is_none() {
+            Ok(())
+        } else {
+            self.admit(metadata).await
         }
     }
 

@@ -252,14 +252,15 @@ impl Session {
     /// Fails for a handle that cannot be given out, or for a graph of so many bytes that there is no more room for.
     pub(crate) fn check_executable(&self, handle: u64, bytes: u64) -> Result<()> {
         self.check_handle("executable", handle, &self.executables, self.limits.executables)?;
-        match self.has_room_for_graph(bytes) {
-            true => Ok(()),
-            false => Err(Error::Request(format!(
+        if self.has_room_for_graph(bytes) {
+            Ok(())
+        } else {
+            Err(Error::Request(format!(
                 "a graph of {} on top of {}: the graphs of a session may have {}; free executables that are not needed any more",
                 Bytes(bytes),
                 Bytes(self.graph_bytes()),
                 Bytes(self.limits.graph_bytes)
-            ))),
+            )))
         }
     }
 
@@ -337,14 +338,15 @@ impl Session {
         let waiting = lock(&self.tickets).values().filter_map(|o| o.share.as_ref()).map(Share::amount).sum::<u64>();
         let limit = self.limits.offered_bytes;
         // One tensor may have any size.
-        match waiting == 0 || waiting.saturating_add(bytes) <= limit {
-            true => self.account.offer(bytes),
-            false => Err(Error::Request(format!(
+        if waiting == 0 || waiting.saturating_add(bytes) <= limit {
+            self.account.offer(bytes)
+        } else {
+            Err(Error::Request(format!(
                 "{} offered to other devices and {} not yet accepted: a session may have {} of that; accept some first",
                 Bytes(bytes),
                 Bytes(waiting),
                 Bytes(limit)
-            ))),
+            )))
         }
     }
 

@@ -189,9 +189,10 @@ impl QueueRunner {
             }
             let (open, limit) = (queues.values().filter(|q| q.is_open()).count(), session.max_queues());
             queues.insert(handle, state.clone());
-            match open < limit {
-                true => session.devices.get(device).cloned(),
-                false => Err(Error::Request(format!("a session may have {limit} queues at a time; close one first"))),
+            if open < limit {
+                session.devices.get(device).cloned()
+            } else {
+                Err(Error::Request(format!("a session may have {limit} queues at a time; close one first")))
             }
         };
         let device = found.inspect_err(|e| state.refuse(session, e))?;
@@ -346,18 +347,16 @@ impl QueueRunner {
             }
             Command::Read(c) => {
                 let src = slice(c.src)?;
-                match c.bulk {
-                    true => self.read_bulk(queue.as_ref(), c.request, &src).await,
-                    false if src.len() > MAX_INLINE as u64 => {
-                        Err(Error::Request(format!("a read of {} bytes in the stream", src.len())))
-                    }
-                    false => {
-                        self.take(src.len()).await?;
-                        let pending = queue.read(&src)?;
-                        self.answer(pending, To::Data(c.request));
-                        Ok(())
-                    }
+                if c.bulk {
+                    return self.read_bulk(queue.as_ref(), c.request, &src).await;
                 }
+                if src.len() > MAX_INLINE as u64 {
+                    return Err(Error::Request(format!("a read of {} bytes in the stream", src.len())));
+                }
+                self.take(src.len()).await?;
+                let pending = queue.read(&src)?;
+                self.answer(pending, To::Data(c.request));
+                Ok(())
             }
             Command::Execute(c) => {
                 let executable = self.session.executable(self.device.as_ref(), c.executable)?;
@@ -544,10 +543,7 @@ impl QueueRunner {
             self.answer(pending, To::Chunk(request));
             at += len;
         }
-        match src.is_empty() {
-            true => self.reply_done(request, None).await,
-            false => Ok(()),
-        }
+        if src.is_empty() { self.reply_done(request, None).await } else { Ok(()) }
     }
 
     /// Waits for room for a command with so many bytes of payload.
@@ -613,18 +609,12 @@ impl QueueRunner {
 
     /// After enough commands, asks how far the device is.
     fn mark(&mut self) -> Result<()> {
-        match self.unmarked.commands < MARK_COMMANDS && self.unmarked.kib() < MARK_KIB {
-            true => Ok(()),
-            false => self.mark_now(),
-        }
+        if self.unmarked.commands < MARK_COMMANDS && self.unmarked.kib() < MARK_KIB { Ok(()) } else { self.mark_now() }
     }
 
     /// Where a command waits for payloads since the last mark, they need one, or it waits for ever.
     fn mark_payloads(&mut self) -> Result<()> {
-        match self.unmarked.kib() > 0 {
-            true => self.mark_now(),
-            false => Ok(()),
-        }
+        if self.unmarked.kib() > 0 { self.mark_now() } else { Ok(()) }
     }
 
     fn mark_now(&mut self) -> Result<()> {

@@ -13,9 +13,10 @@ pub(crate) struct Timeline {
 impl Timeline {
     /// The value that the next signal must have.
     pub(crate) fn check_next(&self, value: u64) -> Result<()> {
-        match value == self.last + 1 {
-            true => Ok(()),
-            false => Err(Error::Request(format!("signal {value} follows signal {}", self.last))),
+        if value == self.last + 1 {
+            Ok(())
+        } else {
+            Err(Error::Request(format!("signal {value} follows signal {}", self.last)))
         }
     }
 

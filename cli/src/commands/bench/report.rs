@@ -156,10 +156,11 @@ impl Table {
         let mut out = String::new();
         if !std::mem::replace(&mut self.begun, true) {
             out += &format!("{}\n", self.line(HEADER));
-            let rule = self.widths.iter().zip(RIGHT).map(|(&w, right)| match right {
-                true => format!("{}:", "-".repeat(w + 1)),
-                false => "-".repeat(w + 2),
-            });
+            let rule = self
+                .widths
+                .iter()
+                .zip(RIGHT)
+                .map(|(&w, right)| if right { format!("{}:", "-".repeat(w + 1)) } else { "-".repeat(w + 2) });
             out += &format!("|{}|\n", rule.collect::<Vec<_>>().join("|"));
         }
         let (devices, speed) = (row.devices.join("+"), format!("{:.2} ± {:.2}", row.tps, row.stddev));
@@ -167,10 +168,11 @@ impl Table {
     }
 
     fn line(&self, cells: [&str; 6]) -> String {
-        let cells = cells.iter().zip(self.widths).zip(RIGHT).map(|((cell, w), right)| match right {
-            true => format!(" {cell:>w$} "),
-            false => format!(" {cell:<w$} "),
-        });
+        let cells = cells
+            .iter()
+            .zip(self.widths)
+            .zip(RIGHT)
+            .map(|((cell, w), right)| if right { format!(" {cell:>w$} ") } else { format!(" {cell:<w$} ") });
         format!("|{}|", cells.collect::<Vec<_>>().join("|"))
     }
 }

@@ -303,10 +303,7 @@ fn plain(text: &str) -> String {
 
 /// The beginning of a text that is too long.
 fn clipped(text: &str, max: usize) -> String {
-    match text.chars().count() > max {
-        true => text.chars().take(max - 1).chain(['…']).collect(),
-        false => text.to_owned(),
-    }
+    if text.chars().count() > max { text.chars().take(max - 1).chain(['…']).collect() } else { text.to_owned() }
 }
 
 /// A hundredth of a pixel is enough.

@@ -12,7 +12,7 @@
 //!
 //! Models are divided as a load divides them, and nothing is said of the times where the user has placed weights by name.
 
-use outboard_core::DeviceKind;
+use outboard_core::Costs;
 use outboard_llm::batches::{Route, micro_batches};
 use outboard_llm::parts::{Part, Parts};
 use outboard_llm::split::{Share, split};
@@ -29,7 +29,8 @@ pub(super) struct Member {
     pub(super) pool: String,
     /// Bytes that it has for weights and cache.
     pub(super) capacity: u64,
-    pub(super) kind: DeviceKind,
+    /// What the time of its graphs depends on.
+    pub(super) costs: Costs,
     /// Its part of the model relative to the others; 0 leaves it out.
     pub(super) share: f64,
     /// `None` if it had nothing to compute.
@@ -204,10 +205,7 @@ pub(super) fn missing(parts: &Parts, members: &[Member]) -> Option<u64> {
     let (mut too_few, mut enough) = (0, sizes.bytes());
     while enough - too_few > 1 {
         let middle = too_few + (enough - too_few) / 2;
-        match with(Some(middle)) {
-            true => enough = middle,
-            false => too_few = middle,
-        }
+        if with(Some(middle)) { enough = middle } else { too_few = middle }
     }
     Some(enough)
 }
@@ -218,10 +216,7 @@ pub(super) fn longest_context(parts: &Parts, members: &[Member], step: usize) ->
     let (mut fitting, mut too_long) = (0, parts.n_ctx / step.max(1) + 1);
     while too_long - fitting > 1 {
         let middle = fitting + (too_long - fitting) / 2;
-        match fits(middle) {
-            true => fitting = middle,
-            false => too_long = middle,
-        }
+        if fits(middle) { fitting = middle } else { too_long = middle }
     }
     (fitting > 0).then_some(fitting * step)
 }
@@ -281,7 +276,11 @@ impl Present {
     /// Bytes for weights and cache that a host has.
     pub(super) fn room(&self, host: &str) -> u64 {
         let mine = self.members.iter().filter(|m| m.host == host);
-        let pools: BTreeMap<&str, u64> = mine.map(|m| (m.pool.as_str(), m.capacity)).collect();
+        let mut pools: BTreeMap<&str, u64> = BTreeMap::new();
+        for member in mine {
+            let room = pools.entry(&member.pool).or_default();
+            *room = member.capacity.max(*room);
+        }
         pools.values().sum()
     }
 
@@ -374,8 +373,8 @@ impl Present {
             }
         }
         let prompt_ms = (speeds.len() == used.len()).then(|| {
-            let kinds: Vec<DeviceKind> = used.iter().map(|&d| members[d].kind).collect();
-            let route = Route { devices: &kinds, round };
+            let costs: Vec<Costs> = used.iter().map(|&d| members[d].costs).collect();
+            let route = Route { devices: &costs, round };
             let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, route, self.parts.work());
             pipeline_ms(&self.stages(homes, &speeds, &ways), &sizes, route.lead(0))
         });
@@ -418,7 +417,7 @@ mod tests {
     fn member(id: &str, host: &str, capacity: u64) -> Member {
         let speed = Some(Speed { decode: 0.01, prompt: Some(0.1) });
         let pool = format!("{host} host memory");
-        Member { id: id.into(), host: host.into(), pool, capacity, kind: DeviceKind::Cpu, share: 1.0, speed }
+        Member { id: id.into(), host: host.into(), pool, capacity, costs: Costs::default(), share: 1.0, speed }
     }
 
     /// Eight layers on two hosts, a millisecond between them.

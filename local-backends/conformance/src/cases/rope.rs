@@ -40,12 +40,11 @@ pub(super) fn cases(s: &mut Suite) {
                 s.add(name, Check::Nmse(nmse), |m| {
                     let x = m.f32(&[64, 3, 9])?;
                     let pos = m.i32(&[9], Fill::Whole(0, POSITIONS))?;
-                    match factors {
-                        true => {
-                            let factors = m.input(DType::F32, &[32], Fill::Uniform(1.0, 8.0))?;
-                            m.push(op, &[x, pos, factors])
-                        }
-                        false => m.push(op, &[x, pos]),
+                    if factors {
+                        let factors = m.input(DType::F32, &[32], Fill::Uniform(1.0, 8.0))?;
+                        m.push(op, &[x, pos, factors])
+                    } else {
+                        m.push(op, &[x, pos])
                     }
                 });
             }

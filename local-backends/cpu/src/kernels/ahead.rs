@@ -115,11 +115,10 @@ mod tests {
         {
             let base = std::ptr::without_provenance::<u8>(1 << 20);
             let mut ahead = Ahead::new(base, stride, rows, bytes, steps);
-            let lines: Vec<usize> = match stride == bytes {
-                true => (0..(rows * bytes).div_ceil(LINE)).map(|l| l * LINE).collect(),
-                false => {
-                    (0..rows).flat_map(|r| (0..bytes.div_ceil(LINE)).map(move |l| r * stride + l * LINE)).collect()
-                }
+            let lines: Vec<usize> = if stride == bytes {
+                (0..(rows * bytes).div_ceil(LINE)).map(|l| l * LINE).collect()
+            } else {
+                (0..rows).flat_map(|r| (0..bytes.div_ceil(LINE)).map(move |l| r * stride + l * LINE)).collect()
             };
             for step in 1..=steps {
                 ahead.more(1);

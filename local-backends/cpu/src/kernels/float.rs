@@ -119,13 +119,15 @@ unsafe fn product<L: Lanes, W: Element>(
     n_cols: usize,
     out: Out,
 ) {
-    let block = match rows.len() * w.stride <= BLOCK_BYTES {
-        true => rows.len().max(1),
-        false => (BLOCK_BYTES / w.stride).next_multiple_of(MOST_ROWS).max(MOST_ROWS),
+    let block = if rows.len() * w.stride <= BLOCK_BYTES {
+        rows.len().max(1)
+    } else {
+        (BLOCK_BYTES / w.stride).next_multiple_of(MOST_ROWS).max(MOST_ROWS)
     };
-    let group = match n_cols * x_stride * size_of::<f32>() <= GROUP_BYTES {
-        true => n_cols.max(1),
-        false => (GROUP_BYTES / size_of::<f32>() / x_stride).next_multiple_of(MOST_COLUMNS),
+    let group = if n_cols * x_stride * size_of::<f32>() <= GROUP_BYTES {
+        n_cols.max(1)
+    } else {
+        (GROUP_BYTES / size_of::<f32>() / x_stride).next_multiple_of(MOST_COLUMNS)
     };
     let ahead = rows_on(w.stride, MOST_ROWS);
     for first in (0..n_cols).step_by(group) {

@@ -21,12 +21,11 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &Concat) -> Result<(), Strin
             return;
         }
         let (split, mut from) = (a.ne()[op.dim], at);
-        match at[op.dim - 1] < split {
-            true => put(a, at),
-            false => {
-                from[op.dim - 1] -= split;
-                put(b, from);
-            }
+        if at[op.dim - 1] < split {
+            put(a, at)
+        } else {
+            from[op.dim - 1] -= split;
+            put(b, from);
         }
     });
     Ok(())

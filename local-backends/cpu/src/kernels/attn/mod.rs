@@ -144,9 +144,10 @@ pub unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], scratch:
     for queries in queries.chunks(together(heads.many)) {
         // SAFETY: the caller's.
         unsafe {
-            match heads.many {
-                true => many::attention(isa, heads, queries, scratch),
-                false => few::attention(isa, heads, queries, scratch),
+            if heads.many {
+                many::attention(isa, heads, queries, scratch)
+            } else {
+                few::attention(isa, heads, queries, scratch)
             }
         }
     }

@@ -56,10 +56,7 @@ unsafe fn fill8<F: Unpack, const UNSIGNED: bool>(
             for j in 0..n {
                 let rows = w.map(|w| F::vunpack(w, j));
                 for (kk, v) in transpose(rows).into_iter().enumerate() {
-                    let v = match UNSIGNED && F::BITS == 8 {
-                        true => _mm256_xor_si256(v, _mm256_set1_epi8(-128)),
-                        false => v,
-                    };
+                    let v = if UNSIGNED && F::BITS == 8 { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) } else { v };
                     _mm256_store_si256(q.add((j * 8 + kk) * 8).cast(), v);
                 }
             }
@@ -81,9 +78,10 @@ unsafe fn scales8<F: Unpack, const UNSIGNED: bool>(w: &[*const u8; 8], n: usize,
         let s = unsafe { F::vscales(w, n) };
         for h in 0..2 {
             d[h][r] = _mm256_castps_si256(s.d[h]);
-            m[h][r] = _mm256_castps_si256(match UNSIGNED && F::BITS == 8 {
-                true => _mm256_mul_ps(s.d[h], _mm256_set1_ps(-128.0)),
-                false => s.m[h],
+            m[h][r] = _mm256_castps_si256(if UNSIGNED && F::BITS == 8 {
+                _mm256_mul_ps(s.d[h], _mm256_set1_ps(-128.0))
+            } else {
+                s.m[h]
             });
         }
     }
@@ -138,10 +136,7 @@ unsafe fn one_by_one<F: Turned>(w: &[*const u8; ROWS], at: usize, to: *mut f32) 
             unsafe {
                 for i in first..end {
                     let (at, left) = (at + 16 * i, F::STEP - 16 * i);
-                    buffer.put(i, columns(|r| match left < 16 {
-                        true => _mm_maskz_loadu_epi8((1 << left) - 1, w[r].add(at).cast()),
-                        false => _mm_loadu_si128(w[r].add(at).cast()),
-                    }));
+                    buffer.put(i, columns(|r| if left < 16 { _mm_maskz_loadu_epi8((1 << left) - 1, w[r].add(at).cast()) } else { _mm_loadu_si128(w[r].add(at).cast()) }));
                 }
                 scales16::<F>(buffer.words(), $j..$j + 1, to);
                 group16::<F>(buffer.words(), $j, to);
