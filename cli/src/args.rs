@@ -103,8 +103,11 @@ pub(crate) struct ModelArgs {
     /// Puts weights whose names match a pattern on a device; may be given several times
     #[arg(long = "ot", alias = "override-tensor", value_name = "REGEX=DEV")]
     pub(crate) override_tensor: Vec<String>,
-    /// Copy the weights of this host's devices into memory: large pages can make decoding faster, and the file is read before it begins
+    /// Use the weights of this host's devices where the file is mapped, even if there is memory for a copy, which has larger pages and decodes faster
     #[arg(long)]
+    pub(crate) mmap: bool,
+    /// Copy the weights of this host's devices into memory, even if there is little of it
+    #[arg(long, conflicts_with = "mmap")]
     pub(crate) no_mmap: bool,
 }
 

@@ -10,7 +10,7 @@ use outboard_host::open_mapped;
 use outboard_llm::division::{Member, divide};
 use outboard_llm::gguf::{Digests, FileKey, Gguf};
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{DeviceLoad, Engine, LoadOptions, Model, Overrides, Parts, attention_cost, default_ubatch};
+use outboard_llm::{DeviceLoad, Engine, LoadOptions, Mmap, Model, Overrides, Parts, attention_cost, default_ubatch};
 use outboard_output as output;
 use regex::Regex;
 use serde::Serialize;
@@ -102,7 +102,11 @@ pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> 
         split,
         overrides: overrides(&args.override_tensor, &set.devices)?,
         blank: false,
-        mmap: !args.no_mmap,
+        mmap: match (args.mmap, args.no_mmap) {
+            (true, _) => Mmap::Always,
+            (_, true) => Mmap::Never,
+            _ => Mmap::Auto,
+        },
     })
 }
 
@@ -111,7 +115,7 @@ fn by_speed(model: &Model, n_ctx: usize, devices: &[Arc<dyn Device>]) -> Result<
     let sizes = Parts::new(model, n_ctx, attention_cost(devices))?.sizes();
     let division = divide(sizes.bytes(), &Member::of(devices)?);
     if !division.why.is_empty() {
-        output::errln(format_args!("divided {}", division.why))?;
+        output::errln(format_args!("layers are divided {}", division.why))?;
     }
     Ok(division.parts)
 }

@@ -157,14 +157,14 @@ fn why(members: &[Member], speeds: &[Speed], taken: &[&[usize]], classes: &[Vec<
     } else {
         let behind: Vec<String> = rest.iter().map(|class| list(class)).collect();
         format!(
-            "as much as fits on those that read weights fastest: {}; the rest on {}",
+            "so that those that read weights fastest hold what they can: {}; the rest is on {}",
             list(first),
             behind.join("; ")
         )
     };
     let unused: Vec<String> = classes.iter().skip(taken.len()).map(|class| list(class)).collect();
     if !unused.is_empty() {
-        why += &format!("; nothing on slower ones, because it fits without them: {}", unused.join(", "));
+        why += &format!("; without slower ones, which are not needed: {}", unused.join(", "));
     }
     why
 }
@@ -190,7 +190,7 @@ mod tests {
     fn much_slow_memory_does_not_starve_a_fast_card() {
         let (card, host) = (member("card", 24 * GB, 9e11, 1e14), member("host", 256 * GB, 5e10, 1e12));
         assert_eq!(shares(20 * GB, &[host.clone(), card.clone()]), [0.0, 100.0]);
-        assert!(divide(20 * GB, &[host.clone(), card.clone()]).why.contains("nothing on slower ones"));
+        assert!(divide(20 * GB, &[host.clone(), card.clone()]).why.contains("which are not needed: host"));
         // What does not fit there goes to the other: 21.6 of 40.
         assert_eq!(shares(40 * GB, &[host.clone(), card.clone()]), [46.0, 54.0]);
         // More than there is: all have as much as they can, and the placement says what is missing.

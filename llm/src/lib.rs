@@ -32,7 +32,7 @@ pub use outboard_gguf as gguf;
 
 pub use arch::net::Sampling;
 pub use describe::StepCopy;
-pub use engine::{DeviceLoad, Engine, LoadOptions, Overrides, attention_cost, default_ubatch};
+pub use engine::{DeviceLoad, Engine, LoadOptions, Mmap, Overrides, attention_cost, default_ubatch};
 pub use error::{Error, Result};
 pub use failover::{Failover, Recovery};
 pub use generate::{Finish, GenerateOptions, Generation, generate};

@@ -10,7 +10,7 @@ use outboard_core::Device;
 use outboard_core::Host;
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::{Engine, LoadOptions};
+use outboard_llm::{Engine, LoadOptions, Mmap};
 use outboard_reference::reference_device;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,12 +45,12 @@ fn check(name: &str) {
     ];
     for (devices, set) in sets {
         // All tokens at once, in micro-batches of seven, one by one; weights in the mapped file and in memory.
-        for (n_ubatch, mmap) in [(24, true), (7, false), (1, true)] {
+        for (n_ubatch, mmap) in [(24, Mmap::Always), (7, Mmap::Never), (1, Mmap::Auto)] {
             let options = LoadOptions { n_ctx: 64, n_ubatch, mmap, ..LoadOptions::default() };
             let copied = AtomicBool::new(false);
             let progress = |_, _| copied.store(true, Ordering::Relaxed);
             let mut engine = Engine::load(model.clone(), set.clone(), &options, &progress).unwrap();
-            assert!(mmap || copied.into_inner(), "{name} on {devices}: weights were not copied");
+            assert!(mmap == Mmap::Always || copied.into_inner(), "{name} on {devices}: weights were not copied");
             let logits = engine.logits(&tokens).unwrap();
             let error = nmse(&logits, &want);
             println!("{name} on {devices}, {n_ubatch} at once: NMSE {error:.2e}");

@@ -30,6 +30,11 @@ impl DeviceSpec {
         usable(BACKENDS)
     }
 
+    /// What such devices do not support: names of ops, or of cases of the conformance suite.
+    pub fn unsupported(&self) -> &'static [&'static str] {
+        BACKENDS.get(self.backend).map_or(&[], |backend| backend.unsupported)
+    }
+
     /// Every device that can be named here, one of each, software ones too.
     pub fn all() -> Vec<DeviceSpec> {
         all(BACKENDS)
@@ -138,7 +143,7 @@ mod tests {
 
     fn backend(name: &'static str, find: fn() -> Vec<Found>) -> Backend {
         let open = |_: &crate::list::Setup, _: &Found, _: &str, _: Option<usize>| Err(Error::Cancelled);
-        Backend { name, prefix: name, naming: Naming::Numbered, argument: None, find, open }
+        Backend { name, prefix: name, naming: Naming::Numbered, argument: None, unsupported: &[], find, open }
     }
 
     const DISCRETE: DeviceKind = DeviceKind::Gpu;

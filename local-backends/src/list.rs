@@ -60,6 +60,8 @@ pub(crate) struct Backend {
     pub(crate) naming: Naming,
     /// What the number behind a colon is, and the largest one; `None` if there can be none.
     pub(crate) argument: Option<(&'static str, usize)>,
+    /// What its devices do not support, as names of ops or of cases of the conformance suite, which fails for anything else.
+    pub(crate) unsupported: &'static [&'static str],
     /// The devices that there are now.
     pub(crate) find: fn() -> Vec<Found>,
     pub(crate) open: Open,
@@ -72,6 +74,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         prefix: "CPU",
         naming: Naming::Repeated,
         argument: Some(("THREADS", MAX_THREADS)),
+        unsupported: &[],
         find: || vec![in_host_memory(Class::Hardware)],
         open: |setup, _, name, threads| {
             let options = CpuOptions::with_threads(threads.unwrap_or(setup.threads));
@@ -83,6 +86,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         prefix: "REF",
         naming: Naming::Repeated,
         argument: None,
+        unsupported: &[],
         find: || vec![in_host_memory(Class::Software)],
         open: |setup, _, name, _| Ok(reference_device(&setup.host, name, &setup.budget)),
     },
@@ -91,6 +95,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         prefix: "DETACHED",
         naming: Naming::Repeated,
         argument: None,
+        unsupported: &[],
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
         open: |setup, _, name, _| Ok(detached_device(&setup.host, name, DetachedOptions::default())),
     },

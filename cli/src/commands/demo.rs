@@ -65,6 +65,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         split_mode: SplitMode::Layer,
         tensor_split: None,
         override_tensor: Vec::new(),
+        mmap: false,
         no_mmap: false,
     };
     let options = model::load_options(&model_args, &loaded.model, &set)?;

@@ -18,8 +18,8 @@ pub struct Failure {
 pub struct OpReport {
     /// How many were looked at.
     pub cases: usize,
-    /// Of these, how many the device does not support.
-    pub unsupported: usize,
+    /// Of these, the names of those that the device does not support.
+    pub unsupported: Vec<String>,
     /// Largest error of one that passed; 0 where results are exact.
     pub worst: f64,
     /// The error that is allowed in that case.
@@ -55,13 +55,32 @@ impl Report {
 
     /// Number of cases that the device does not support.
     pub fn unsupported(&self) -> usize {
-        self.ops.values().map(|op| op.unsupported).sum()
+        self.ops.values().map(|op| op.unsupported.len()).sum()
+    }
+
+    /// What is wrong with a declaration of what the device does not support, as names of ops (`ROPE`) or of cases (`ROPE yarn`): cases that are
+    /// not supported and not declared, and declarations that no such case answers.
+    pub fn against(&self, declared: &[&str]) -> Vec<String> {
+        let mut stale: Vec<&str> = declared.to_vec();
+        let mut wrong = Vec::new();
+        for (name, op) in &self.ops {
+            for case in &op.unsupported {
+                let full = format!("{name} {case}");
+                let found: Vec<&str> = declared.iter().copied().filter(|d| d == name || *d == full).collect();
+                if found.is_empty() {
+                    wrong.push(format!("{full} is not supported, and that is not declared"));
+                }
+                stale.retain(|d| !found.contains(d));
+            }
+        }
+        wrong.extend(stale.iter().map(|d| format!("{d} is declared as not supported, and is supported")));
+        wrong
     }
 
     pub(crate) fn unsupported_case(&mut self, case: &Case) {
         let op = self.ops.entry(case.op).or_default();
         op.cases += 1;
-        op.unsupported += 1;
+        op.unsupported.push(case.name.clone());
     }
 
     pub(crate) fn result(&mut self, case: &Case, result: Result<f64, String>) {
@@ -86,9 +105,9 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<16} {:>6} {:>12} {:>7} {:>11}", self.device, "cases", "unsupported", "failed", "worst NMSE")?;
         for (name, op) in &self.ops {
-            write!(f, "{name:<16} {:>6} {:>12} {:>7} ", op.cases, op.unsupported, op.failures.len())?;
+            write!(f, "{name:<16} {:>6} {:>12} {:>7} ", op.cases, op.unsupported.len(), op.failures.len())?;
             match op.worst {
-                0.0 => writeln!(f, "{:>11}", if op.cases > op.unsupported { "exact" } else { "-" })?,
+                0.0 => writeln!(f, "{:>11}", if op.cases > op.unsupported.len() { "exact" } else { "-" })?,
                 worst => writeln!(f, "{worst:>11.1e}")?,
             }
         }
@@ -100,5 +119,24 @@ impl fmt::Display for Report {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_supported_has_to_be_declared() {
+        let of = |cases: &[&str]| OpReport {
+            unsupported: cases.iter().map(|c| (*c).into()).collect(),
+            ..Default::default()
+        };
+        let ops = BTreeMap::from([("ROPE", of(&["yarn", "plain"])), ("SCALE", of(&[]))]);
+        let report = Report { device: "D".into(), ops };
+        assert_eq!(report.against(&["ROPE"]), Vec::<String>::new());
+        assert_eq!(report.against(&["ROPE yarn", "ROPE plain"]), Vec::<String>::new());
+        assert_eq!(report.against(&["ROPE yarn"]), ["ROPE plain is not supported, and that is not declared"]);
+        assert_eq!(report.against(&["ROPE", "SCALE"]), ["SCALE is declared as not supported, and is supported"]);
     }
 }
