@@ -3,6 +3,11 @@
 //! The tests start their own servers on free ports of the loopback interface, and end only what they have started.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc)]
 
+/// The README's program compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 mod client;
 mod models;
 mod programs;
