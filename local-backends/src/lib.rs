@@ -8,7 +8,7 @@ mod list;
 pub use choice::DeviceSpec;
 
 use list::{BACKENDS, Naming, Setup};
-use outboard_core::{Device, DeviceKind, Host, Result};
+use outboard_core::{Device, Host, Result};
 use outboard_host::MemoryBudget;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,8 @@ pub fn local_devices(
     threads: Option<usize>,
     memory_limit: Option<u64>,
 ) -> Result<Vec<Arc<dyn Device>>> {
-    let cpus = specs.iter().filter(|spec| spec.found.kind == DeviceKind::Cpu).count().max(1);
+    // Of those that can be given a number of threads.
+    let cpus = specs.iter().filter(|spec| BACKENDS[spec.backend].argument.is_some()).count().max(1);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(processors / cpus).clamp(1, MAX_THREADS);
     let setup = Setup { host: host.clone(), budget: MemoryBudget::new(memory_limit), threads };

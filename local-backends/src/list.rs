@@ -1,4 +1,4 @@
-//! The one list of backends. Adding one is its crate, its entry here, and nothing else: `-d`, local devices, `--list-devices`, the
+//! The one list of backends. Adding one is its crate, its entry here, and nothing else but the manifests: `-d`, local devices, `--list-devices`, the
 //! conformance suite and `outboard smoke` go through this list.
 
 use crate::MAX_THREADS;

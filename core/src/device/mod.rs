@@ -85,7 +85,7 @@ pub struct DeviceInfo {
     pub max_alloc: u64,
     /// What it can do, as words: `avx2`, `f16`.
     pub capabilities: Vec<String>,
-    /// Offsets of tensors in its buffers must be multiples of this, a power of two.
+    /// Offsets of tensors in its buffers must be multiples of this, a power of two. Views begin anywhere in theirs.
     pub alignment: usize,
     /// Whether the host's memory and the device's are the same, so that mapped files can be used in place.
     pub unified: bool,
@@ -257,8 +257,8 @@ pub trait Device: Send + Sync {
     fn progress(&self) -> Option<u64> {
         None
     }
-    /// What it does in a second. Measured when it is first asked for, which takes some tenths of a second of a device that does nothing
-    /// else, and remembered. `None` if it cannot be measured.
+    /// What it does in a second. Measured when it is first asked for, which takes some tenths of a second, and remembered. `None` if it cannot
+    /// be measured now, because there is no memory for it or it is too slow.
     fn speed(&self) -> Option<Speed> {
         None
     }

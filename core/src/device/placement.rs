@@ -12,25 +12,32 @@ pub struct Placement(Vec<Option<Slice>>);
 impl Placement {
     /// Checks that every root that is not empty has a slice of the device with its size and alignment, that nothing is written to
     /// read-only memory, and that no node writes where it reads: a result may lie on a source only if it takes over that
-    /// source's memory as a whole ([`OpSpec::in_place`](crate::op::OpSpec::in_place)). So a kernel never has the same bytes as a source and
-    /// as a result. Results whose lives do not meet may share memory.
+    /// source's memory as a whole ([`OpSpec::in_place`](crate::op::OpSpec::in_place)), element on element. Otherwise a kernel never has the same
+    /// bytes as a source and as a result. Results whose lives do not meet may share memory.
     ///
     /// `slices` has one entry per tensor; those of views are ignored.
     pub fn new(graph: &Graph, device: &dyn Device, slices: Vec<Option<Slice>>) -> Result<Placement> {
-        if slices.len() != graph.tensors().len() {
-            return Err(Error::Request(format!("{} places for {} tensors", slices.len(), graph.tensors().len())));
-        }
         let placement = Placement(slices);
+        placement.check(graph, device)?;
+        Ok(placement)
+    }
+
+    /// Checks that this is a placement of that graph on that device, as [`Placement::new`] does. A device in this process does so before it
+    /// compiles, because memory depends on it.
+    pub(crate) fn check(&self, graph: &Graph, device: &dyn Device) -> Result<()> {
+        if self.0.len() != graph.tensors().len() {
+            return Err(Error::Request(format!("{} places for {} tensors", self.0.len(), graph.tensors().len())));
+        }
         for id in graph.ids() {
             let t = graph.tensor(id);
             if t.root() == id && t.layout().span() > 0 {
-                placement.check_root(graph, device, id).map_err(|why| wrong_place(graph, id, &why))?;
+                self.check_root(graph, device, id).map_err(|why| wrong_place(graph, id, &why))?;
             }
         }
         for id in graph.nodes() {
-            placement.check_node(graph, id).map_err(|why| wrong_place(graph, id, &why))?;
+            self.check_node(graph, id).map_err(|why| wrong_place(graph, id, &why))?;
         }
-        Ok(placement)
+        Ok(())
     }
 
     fn check_root(&self, graph: &Graph, device: &dyn Device, id: TensorId) -> std::result::Result<(), String> {

@@ -52,7 +52,7 @@ pub struct TraceEvent<'a> {
     pub queue: u64,
     /// Which command: the name of the method of [`Queue`], `offer` or `accept`.
     pub what: &'static str,
-    /// When it began to run; for a graph, when the device began with it. A device with a clock of its own converts.
+    /// When the device was given it; for a graph, when the device began with it. A device with a clock of its own converts.
     pub start: Instant,
     /// When it was done.
     pub end: Instant,
@@ -70,8 +70,8 @@ pub type TraceHook = Box<dyn Fn(TraceEvent<'_>) + Send + Sync>;
 ///   touches the same bytes from two queues, and writes, orders them by an event or a transfer; what is read otherwise is unspecified,
 ///   but never another client's.
 /// * **Errors.** An error from a method means that the command was not enqueued: a misuse, or the queue is poisoned already, with the error
-///   that poisoned it. A command that fails poisons its queue: no later command has an effect, events behind it are never reached, and
-///   whoever waits for one gets the error. What values are wrong (row ids, positions, expert ids) a device may find late: at the latest
+///   that poisoned it. A command that fails poisons its queue: no later command is answered but with that error, events behind it are
+///   never reached, and whoever waits for one gets the error. What the device had already been given may still write to its own destinations. What values are wrong (row ids, positions, expert ids) a device may find late: at the latest
 ///   before the next read, marker or signal behind the graph gives its answer.
 /// * **Dropping** a queue drops what it has not begun, stops what it has as soon as the device can, and gives everyone who waits for it an
 ///   error. It returns when the device touches nothing for this queue any more.
@@ -93,7 +93,7 @@ pub trait Queue: Send + Sync {
     /// Sets every byte.
     fn fill(&self, dst: &Slice, value: u8) -> Result<()>;
     /// Lets later commands wait until `event` is reached; it is of this device or of one that this device's host shares
-    /// with it. If the event's queue is poisoned, this one becomes so too.
+    /// with it. If the event's queue is poisoned, this one becomes so too; if the event is not reached in ten minutes, as well.
     fn wait(&self, event: Event) -> Result<()>;
     /// The point behind everything enqueued so far.
     fn signal(&self) -> Result<Event>;
@@ -114,7 +114,7 @@ pub trait Queue: Send + Sync {
     fn as_any(&self) -> &dyn Any;
 }
 
-/// How bytes go from one device to another without passing through this process.
+/// How bytes go from one device to another without passing through the caller.
 pub trait PeerTransfer: Send + Sync {
     /// Whether bytes offered by this device can be accepted by `to`.
     fn reaches(&self, to: &dyn Device) -> bool;

@@ -50,7 +50,9 @@ impl Completions {
         let (common, in_flight) = (self.common.clone(), self.in_flight.clone());
         let work = move || run(&common, &in_flight, receiver);
         let thread = std::thread::Builder::new().name(format!("{} done", self.common.id)).spawn(work);
-        Ok((sender, thread.map_err(|e| self.common.fault(&format!("no thread: {e}")))?))
+        let thread = thread.map_err(|e| self.common.fault(&format!("no thread: {e}")))?;
+        let _ = self.common.completions.set(thread.thread().id());
+        Ok((sender, thread))
     }
 }
 

@@ -29,16 +29,17 @@ pub trait Backend: Send + Sync + 'static {
     fn progress(&self) -> Option<u64> {
         None
     }
-    /// Graphs that it is given before the first of them is done. One, unless it has to be kept busy: what it has been given, no other
-    /// client can come before.
+    /// Most graphs that it holds at once, the one that runs included. 1, unless it would idle between graphs: a client that comes waits behind
+    /// all of them. Turns order graphs by client and do not exclude them: with more than one, and behind a failure, a graph may be given
+    /// while another still runs, so that what they share (scratch memory of a context) is ordered on the device, or belongs to a stream.
     fn graphs_ahead(&self) -> usize {
         1
     }
 }
 
-/// What one client has of a device.
+/// What one client has of a device. Its methods are called from any thread, several at once.
 pub trait Context: Send + Sync {
-    /// New memory, zeroed; its buffer says [`Funds::device`] and keeps the [`Payment`](super::Payment) for it.
+    /// New memory, zeroed, of any size, 0 as well; its buffer says [`Funds::device`] and keeps the [`Payment`](super::Payment) for it.
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>>;
     /// Memory of this host as a read-only buffer, if the device can use it in place.
     fn import(&self, _data: &Bytes) -> Result<Option<Arc<dyn Buffer>>> {
@@ -46,7 +47,8 @@ pub trait Context: Send + Sync {
     }
     /// Prepares a graph; every node is supported, and every slice is of this device.
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>>;
-    /// What a new queue gives its commands to. It stops what it does when `cancel` is set.
+    /// What a new queue gives its commands to. When `cancel` is set (the queue is dropped, the device aborts; not when a command fails) it stops
+    /// what it does within some hundredths of a second. Waits of its outcomes are given the same flag.
     fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>>;
 }
 
@@ -153,6 +155,7 @@ impl Device for LocalDevice {
         if let Some(id) = graph.ids().find(|&id| !supported.contains(id)) {
             return Err(Error::Request(format!("{} does not support {}", self.shared.id, graph.label(id))));
         }
+        placement.check(&graph, self)?;
         self.context.compile(graph, placement)
     }
 

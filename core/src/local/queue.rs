@@ -53,6 +53,7 @@ impl LocalQueue {
             progress: Arc::new(Progress::default()),
             cancel,
             trace: OnceLock::new(),
+            completions: OnceLock::new(),
         });
         let uid = common.queue;
         let (group, room) = client.map_or((uid, uid), |client| (client.turns, client.room));
@@ -113,9 +114,10 @@ impl Drop for LocalQueue {
         self.common.cancel.store(true, Ordering::Relaxed);
         self.commands = None;
         self.common.host.unregister(self.common.queue);
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-        {
+        let Some(thread) = self.thread.take() else { return };
+        // Whoever drops it in an answer, on one of its own threads, cannot wait for them.
+        let here = std::thread::current().id();
+        if thread.thread().id() != here && self.common.completions.get() != Some(&here) {
             let _ = thread.join();
         }
     }
@@ -158,6 +160,10 @@ impl Queue for LocalQueue {
         self.check(dst, Access::Write)?;
         if src.len() != dst.len() {
             return Err(Error::Request(format!("{} bytes copied to a slice of {}", src.len(), dst.len())));
+        }
+        let same = std::ptr::addr_eq(Arc::as_ptr(src.buffer()), Arc::as_ptr(dst.buffer()));
+        if same && src.offset() != dst.offset() && src.offset().abs_diff(dst.offset()) < src.len() {
+            return Err(Error::Request(format!("{}: a copy between slices that overlap", self.common.id)));
         }
         self.send(Command::Copy { src: src.clone(), dst: dst.clone() })
     }

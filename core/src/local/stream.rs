@@ -22,7 +22,7 @@ pub type Later<T> = Box<dyn FnOnce(&AtomicBool) -> Result<T> + Send>;
 
 /// The result of a command: there when the call returns, or when the device has come to it.
 pub enum Outcome<T> {
-    /// It is done.
+    /// It is done, and so is all that was given before.
     Now(T),
     /// It is enqueued on the device.
     Later(Later<T>),
@@ -42,9 +42,14 @@ impl<T> fmt::Debug for Outcome<T> {
 /// The device does commands in the order in which they are given. A method may return as soon as the device has its command
 /// ([`Outcome::Later`]), so that the device always has the next one: waits happen on another thread of the queue, in order. A wait that
 /// returns says that its command and all before it are done, and tells what a graph found wrong with its values. An error, at
-/// once or later, poisons the queue; outcomes behind it are dropped without a wait, so that what the device still needs of them belongs to the
-/// stream. Slices are of this device, of the right length and writable where they are written, executables are
-/// of its context: that was checked when the command was enqueued.
+/// once or later, poisons the queue; outcomes behind it are dropped without a wait.
+///
+/// The queue keeps nothing for the device: a stream keeps every slice (with its buffer), every executable and every staged byte until the
+/// device is done with it, also if the outcome was dropped. Bytes that [`Stream::read`] has given may live for minutes.
+///
+/// Slices are of this device, not empty, of the right length and writable where they are written, and a copy does not overlap: that was checked
+/// when the command was enqueued. They begin at any byte. Executables are of this device; that they are of this context is the caller's
+/// duty ([`Device::for_client`](crate::Device::for_client)).
 ///
 /// Dropping a stream stops what the device still does for it and waits for that.
 pub trait Stream: Send {
@@ -56,8 +61,9 @@ pub trait Stream: Send {
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>>;
     /// Sets every byte.
     fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>>;
-    /// Runs a graph. It has the device's turn until the outcome is there.
+    /// Runs a graph. It has one of the device's turns until the outcome is there, or the queue is poisoned.
     fn execute(&mut self, executable: &Arc<dyn Executable>) -> Result<Outcome<Span>>;
-    /// Whether [`Stream::copy`] can write to this slice of another device of the host.
+    /// Whether [`Stream::copy`] can write to this slice of another device of the host. Asked while transfers of the host are locked, so
+    /// that it must not wait.
     fn reaches(&self, dst: &Slice) -> bool;
 }

@@ -13,10 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 /// Longest wait of a queue for another one on this host. A command that takes longer than this is not a wait but a fault.
-const WAIT_LIMIT: Duration = Duration::from_secs(300);
+const WAIT_LIMIT: Duration = Duration::from_secs(600);
 /// How often a wait for bytes looks whether it is still wanted. The bytes themselves wake it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Bytes in which a tensor goes through this process's memory from one device to another: large enough for full speed, and small enough
@@ -77,6 +78,8 @@ pub(super) struct Common {
     pub(super) progress: Arc<Progress>,
     pub(super) cancel: Arc<AtomicBool>,
     pub(super) trace: OnceLock<TraceHook>,
+    /// The thread that waits for what is in flight, if there is one.
+    pub(super) completions: OnceLock<ThreadId>,
 }
 
 /// A command that has begun.
@@ -107,7 +110,7 @@ impl Common {
             }
         };
         let Span { start, end } = span.unwrap_or_else(|| Span { start: begun.start, end: Instant::now() });
-        let event = TraceEvent { device: &self.id, queue: self.queue, what: begun.what, start, end };
+        let event = TraceEvent { device: &self.id, queue: self.queue, what: begun.what, start, end: end.max(start) };
         self.host.trace(event);
         if let Some(hook) = self.trace.get() {
             hook(event);
@@ -135,7 +138,9 @@ impl Worker {
             }
             match common.timeline.error() {
                 Some(error) => self.refuse(command, &error),
-                None => self.step(command),
+                // A panic of a stream must not leave anybody waiting.
+                None if catch_unwind(AssertUnwindSafe(|| self.step(command))).is_ok() => {}
+                None => common.timeline.poison(common.fault("a command panicked; this is a bug of Outboard")),
             }
         }
         // Whoever still waits for this timeline, or for what it offers, waits for nothing.
@@ -166,9 +171,10 @@ impl Worker {
         let begun = Begun { what: command.name(), start: Instant::now() };
         self.common.progress.begin(command.doing());
         let nothing = |done: Result<()>| done.map(|()| None);
+        let empty = || Ok(Outcome::Now(()));
         match command {
             Command::Write { dst, data } => {
-                let outcome = self.stream.write(&dst, data);
+                let outcome = if dst.is_empty() { empty() } else { self.stream.write(&dst, data) };
                 self.settle(begun, outcome, nothing);
             }
             Command::WriteLater { dst, data } => {
@@ -176,7 +182,8 @@ impl Worker {
                 self.settle(begun, done, nothing);
             }
             Command::Read { src, to } => {
-                let outcome = self.stream.read(&src);
+                let none = || Ok(Outcome::Now(Bytes::new()));
+                let outcome = if src.is_empty() { none() } else { self.stream.read(&src) };
                 self.settle(begun, outcome, |bytes| {
                     let done = bytes.as_ref().map(|_| None).map_err(Error::clone);
                     to.complete(bytes);
@@ -185,11 +192,13 @@ impl Worker {
             }
             Command::Execute(executable) => self.execute(begun, executable),
             Command::Copy { src, dst } => {
-                let outcome = self.stream.copy(&src, &dst);
+                let same = std::ptr::addr_eq(Arc::as_ptr(src.buffer()), Arc::as_ptr(dst.buffer()));
+                let nothing_to_do = src.is_empty() || same && src.offset() == dst.offset();
+                let outcome = if nothing_to_do { empty() } else { self.stream.copy(&src, &dst) };
                 self.settle(begun, outcome, nothing);
             }
             Command::Fill { dst, value } => {
-                let outcome = self.stream.fill(&dst, value);
+                let outcome = if dst.is_empty() { empty() } else { self.stream.fill(&dst, value) };
                 self.settle(begun, outcome, nothing);
             }
             Command::Wait { timeline, value } => {
@@ -297,6 +306,9 @@ impl Worker {
     /// Writes parts one behind the other, the first at `at`; gives where the last one ends.
     fn write_parts(&mut self, dst: &Slice, mut at: u64, parts: Vec<Bytes>) -> Result<u64> {
         for part in parts {
+            if part.is_empty() {
+                continue;
+            }
             let place = dst.part(at, part.len() as u64)?;
             at += part.len() as u64;
             let outcome = self.stream.write(&place, part);
@@ -311,7 +323,7 @@ impl Worker {
         let way = common.host.exchange.offer(self.party, ticket, Ok(src.len()), |dst| stream.reaches(dst));
         match way {
             Ok(Way::Direct(dst)) => {
-                let outcome = self.stream.copy(src, &dst);
+                let outcome = if src.is_empty() { Ok(Outcome::Now(())) } else { self.stream.copy(src, &dst) };
                 self.settle(begun, outcome, move |done| {
                     common.host.exchange.copied(ticket, done.clone());
                     done.map(|()| None)
@@ -338,6 +350,10 @@ impl Worker {
                 host.exchange.give(ticket, piece);
                 done
             });
+        }
+        if let Err(error) = self.common.check() {
+            // What was not begun because of it does not come.
+            self.common.host.exchange.give(ticket, Err(error));
         }
     }
 

@@ -80,8 +80,9 @@ impl Stream for CardStream {
         let (dst, keep) = (inner(dst)?, dst.clone());
         self.give(move |engine| {
             engine.queue()?.write(&dst, data)?;
+            let done = engine.finish();
             drop(keep);
-            engine.finish()
+            done
         })
     }
 
@@ -89,8 +90,9 @@ impl Stream for CardStream {
         let (src, keep) = (inner(src)?, src.clone());
         self.give(move |engine| {
             let bytes = engine.queue()?.read(&src)?;
+            let bytes = engine.wait(bytes);
             drop(keep);
-            engine.wait(bytes)
+            bytes
         })
     }
 
@@ -98,8 +100,9 @@ impl Stream for CardStream {
         let (from, to, keep) = (inner(src)?, inner(dst)?, [src.clone(), dst.clone()]);
         self.give(move |engine| {
             engine.queue()?.copy(&from, &to)?;
+            let done = engine.finish();
             drop(keep);
-            engine.finish()
+            done
         })
     }
 
@@ -107,8 +110,9 @@ impl Stream for CardStream {
         let (dst, keep) = (inner(dst)?, dst.clone());
         self.give(move |engine| {
             engine.queue()?.fill(&dst, value)?;
+            let done = engine.finish();
             drop(keep);
-            engine.finish()
+            done
         })
     }
 

@@ -19,7 +19,7 @@ const MAP_FROM: usize = 1 << 20;
 ///
 /// Kernels use raw pointers into it, because tensors of one graph share memory (views, in-place results). What is in bounds is
 /// settled when a graph is compiled; values that decide about addresses (row indices) are loaded once, checked, then used. Within a
-/// node, results do not overlap with what is read (`Placement` sees to it); commands that run at the same time do not touch the same bytes
+/// node, a result overlaps with what is read only where it takes all of it over, element on element (`Placement` sees to it); commands that run at the same time do not touch the same bytes
 /// if one of them writes (`access`).
 #[derive(Debug)]
 pub struct HostBuffer {

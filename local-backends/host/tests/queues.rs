@@ -164,6 +164,28 @@ fn misuse_is_refused_and_harmless() {
     assert!(matches!(q.copy(&theirs, &mine), Err(Error::Misuse(_))));
     let exe = program(other.as_ref(), UnaryKind::Neg, &theirs, &slice(other.as_ref(), 16));
     assert!(matches!(q.execute(&exe), Err(Error::Misuse(_))));
+    // Copies that overlap, and one onto itself.
+    let [a, b] = [0, 4].map(|start| mine.part(start, 12).unwrap());
+    assert!(matches!(q.copy(&a, &b), Err(Error::Request(why)) if why.contains("overlap")));
+    q.copy(&a, &a).unwrap();
+    // Slices of no bytes go nowhere.
+    let none = mine.part(16, 0).unwrap();
+    q.write(&none, Bytes::new()).unwrap();
+    q.fill(&none, 1).unwrap();
+    q.copy(&none, &none).unwrap();
+    assert!(q.read(&none).unwrap().wait(LONG).unwrap().is_empty());
+    // The places of one graph are not those of a larger one.
+    let graph = |numbers: usize| {
+        let mut g = GraphBuilder::new();
+        let input = g.input("x", DType::F32, &[numbers]).unwrap();
+        g.push(Unary { kind: UnaryKind::Neg }, &[input]).unwrap();
+        Arc::new(g.finish().unwrap())
+    };
+    let places = vec![Some(slice(d.as_ref(), 16)), Some(slice(d.as_ref(), 16))];
+    let placement = Placement::new(&graph(4), d.as_ref(), places).unwrap();
+    let wrong = d.compile(graph(64), placement.clone());
+    assert!(matches!(wrong, Err(Error::Request(why)) if why.contains("16 bytes, 256 needed")));
+    assert!(other.compile(graph(4), placement).is_err());
     let file = d.import(&Bytes::from_static(&[0; 64])).unwrap();
     if let Some(file) = file {
         assert!(matches!(q.fill(&Slice::whole(file), 1), Err(Error::Request(_))));
