@@ -109,6 +109,10 @@ fn fill<'m>(
     // Whoever has no room for its part takes what it can, and the others share the rest.
     while left - given > 0.5 && !open.is_empty() {
         let (rest, sum) = (left - given, open.iter().map(|&i| weights[i]).sum::<f64>());
+        // A server may say anything of its speed.
+        if !(sum > 0.0 && sum.is_finite()) {
+            break;
+        }
         let mut full = Vec::new();
         for &i in &open {
             let d = class[i];

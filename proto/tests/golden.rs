@@ -73,8 +73,6 @@ fn unary() {
     check("devices_response", &DevicesResponse { devices: vec![device()] });
     check("memory_request", &MemoryRequest { device: "CPU0".into() });
     check("memory_response", &MemoryResponse { total: 5, free: 3 });
-    check("speed_request", &SpeedRequest { session: session(), device: "CPU0".into() });
-    check("speed_response", &SpeedResponse { measured: true, bandwidth: 2e10, flops: 1e11 });
     let graph = Bytes::from_static(b"graph");
     check("supports_request", &SupportsRequest { session: session(), device: "CPU0".into(), graph });
     check("supports_response", &SupportsResponse { supported: Bytes::from_static(&[0xff, 1]) });

@@ -22,7 +22,7 @@ use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_proto::{FEATURE_BLOBS, graph, places, v1};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tonic::{Response, Status};
 
@@ -38,7 +38,7 @@ pub struct RemoteDevice {
     blobs: bool,
     link: Arc<Link>,
     supported: Mutex<HashMap<Bytes, NodeSet>>,
-    speed: OnceLock<Speed>,
+    speed: Option<Speed>,
 }
 
 /// Opens a session with every endpoint, all at once, and gives their devices in the order of the list. If one fails, so does
@@ -74,7 +74,7 @@ fn devices_of(link: &Arc<Link>, hello: &v1::HelloResponse) -> Result<Vec<RemoteD
             blobs: hello.features.iter().any(|f| f == FEATURE_BLOBS),
             link: link.clone(),
             supported: Mutex::default(),
-            speed: speed(d.bandwidth, d.flops).map_or_else(OnceLock::new, OnceLock::from),
+            speed: speed(d.bandwidth, d.flops),
         })
     };
     hello.devices.iter().map(one).collect()
@@ -200,20 +200,7 @@ impl Device for RemoteDevice {
     }
 
     fn speed(&self) -> Option<Speed> {
-        if let Some(known) = self.speed.get() {
-            return Some(*known);
-        }
-        let session = Some(self.link.shared().session.clone());
-        let request = v1::SpeedRequest { session, device: self.info.name.clone() };
-        let measure = |mut client: OutboardClient<_>| async move { client.speed(request).await };
-        // A server that does not know the call, or cannot measure, says nothing about its speed.
-        let answer = self.call("speed", self.link.shared().options.call_timeout, measure).ok()?;
-        let speed = speed(answer.bandwidth, answer.flops).filter(|_| answer.measured)?;
-        Some(*self.speed.get_or_init(|| speed))
-    }
-
-    fn known_speed(&self) -> Option<Speed> {
-        self.speed.get().copied()
+        self.speed
     }
 
     fn supports(&self, graph: &Graph) -> Result<NodeSet> {

@@ -307,9 +307,6 @@ impl Outboard for Fake {
     async fn memory(&self, _: Request<v1::MemoryRequest>) -> Answer<v1::MemoryResponse> {
         std::future::pending().await
     }
-    async fn speed(&self, _: Request<v1::SpeedRequest>) -> Answer<v1::SpeedResponse> {
-        std::future::pending().await
-    }
     async fn supports(&self, _: Request<v1::SupportsRequest>) -> Answer<v1::SupportsResponse> {
         std::future::pending().await
     }

@@ -257,8 +257,8 @@ pub trait Device: Send + Sync {
     fn progress(&self) -> Option<u64> {
         None
     }
-    /// What it does in a second. Measured when it is first asked for, which takes some tenths of a second, and remembered. `None` if it cannot
-    /// be measured now, because there is no memory for it or it is too slow.
+    /// What it does in a second. A device of this process measures that when it is first asked, in some tenths of a second, and remembers it;
+    /// `None` if it could not, because there was no memory for it or it is too slow. A server measures its devices before it listens.
     fn speed(&self) -> Option<Speed> {
         None
     }

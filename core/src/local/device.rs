@@ -16,7 +16,7 @@ use crate::graph::{Graph, TensorId};
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// What a backend says of one device.
 pub trait Backend: Send + Sync + 'static {
@@ -70,7 +70,7 @@ pub(super) struct Shared {
     pub(super) turns: Arc<Turns>,
     /// What stops each queue.
     cancels: Mutex<Vec<Weak<AtomicBool>>>,
-    speed: Mutex<Option<Speed>>,
+    speed: OnceLock<Option<Speed>>,
 }
 
 impl LocalDevice {
@@ -91,7 +91,7 @@ impl LocalDevice {
             turns: Turns::new(backend.graphs_ahead()),
             backend,
             cancels: Mutex::default(),
-            speed: Mutex::default(),
+            speed: OnceLock::new(),
         };
         Arc::new(LocalDevice::of(Arc::new(shared), None, funds))
     }
@@ -180,17 +180,11 @@ impl Device for LocalDevice {
     }
 
     fn speed(&self) -> Option<Speed> {
-        // Held while it is measured: whoever asks meanwhile gets the same.
-        let mut known = lock(&self.shared.speed);
-        if known.is_none() {
-            *known = measure(self).ok();
-        }
-        *known
+        *self.shared.speed.get_or_init(|| measure(self).ok())
     }
 
     fn known_speed(&self) -> Option<Speed> {
-        // While it is measured it is not known.
-        self.shared.speed.try_lock().ok().and_then(|known| *known)
+        self.shared.speed.get().copied().flatten()
     }
 
     fn host(&self) -> Option<&Arc<Host>> {

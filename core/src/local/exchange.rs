@@ -10,7 +10,7 @@
 
 use super::fair::fair_limit;
 use super::lock;
-use crate::device::{Slice, Ticket};
+use crate::device::{Slice, Ticket, fresh_uid};
 use crate::error::{Bytes as Size, Error, Result};
 use bytes::Bytes;
 use std::collections::HashMap;
@@ -59,10 +59,10 @@ pub(crate) struct Wait<'a> {
 /// How the bytes of an offer go.
 #[derive(Debug)]
 pub(crate) enum Way {
-    /// Straight to where they are awaited; [`Exchange::copied`] tells the acceptance.
-    Direct(Slice),
-    /// By [`Exchange::give`], piece by piece.
-    Pieces,
+    /// Straight to where they are awaited; [`Exchange::copied`] tells the acceptance, with this number of the offer.
+    Direct(Slice, u64),
+    /// By [`Exchange::give`], piece by piece, with this number of the offer.
+    Pieces(u64),
     /// Nowhere: there are none, or they are not wanted any more.
     Nowhere,
 }
@@ -70,8 +70,9 @@ pub(crate) enum Way {
 /// What comes for an acceptance.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// The next bytes, to be written behind those of before. Those that fill the destination are the last.
-    Pieces(Vec<Bytes>),
+    /// The next bytes, to be written behind those of before. Those that fill the destination are the last. What becomes of each is told to
+    /// [`Exchange::written`], with this number of the offer.
+    Pieces(u64, Vec<Bytes>),
     /// All of them are in their place.
     All,
 }
@@ -90,8 +91,11 @@ enum State {
     Offered(Offered),
     /// Somebody waits. The slice keeps its buffer, should the one who waits give up during the copy.
     Wanted(Slice),
-    /// An offer writes into the destination.
-    Copying,
+    /// An offer, by its number and its queue, writes into the destination.
+    Copying {
+        serial: u64,
+        queue: u64,
+    },
     /// The bytes are in the destination, or the error that took their place.
     Copied(Result<()>),
 }
@@ -99,14 +103,19 @@ enum State {
 /// Bytes that come in pieces.
 #[derive(Debug)]
 struct Offered {
+    /// Tells it from other offers under the same ticket, which may come when this one was given up.
+    serial: u64,
     /// The queue that offers them.
     queue: u64,
+    /// Somebody accepts them.
+    accepted: bool,
     /// All of them.
     len: u64,
     /// How many have come until now.
     came: u64,
-    /// How many of these the acceptance has.
+    /// How many of these the acceptance has, and how many of those are written.
     taken: u64,
+    written: u64,
     pieces: Vec<Bytes>,
     error: Option<Error>,
     since: Instant,
@@ -114,7 +123,8 @@ struct Offered {
 
 impl Offered {
     fn new(queue: u64, len: u64, error: Option<Error>) -> Offered {
-        Offered { queue, len, came: 0, taken: 0, pieces: Vec::new(), error, since: Instant::now() }
+        let (serial, since, pieces) = (fresh_uid(), Instant::now(), Vec::new());
+        Offered { serial, queue, accepted: false, len, came: 0, taken: 0, written: 0, pieces, error, since }
     }
 
     fn fail(&mut self, error: &Error) {
@@ -128,22 +138,23 @@ impl Transfer {
         Transfer { by, state, changed: Arc::default() }
     }
 
-    /// Bytes that wait, or are to come.
+    /// Bytes that are to come, wait, or are being written.
     fn bytes(&self) -> u64 {
         match &self.state {
-            State::Offered(Offered { len, taken, error: None, .. }) => len - taken,
+            State::Offered(Offered { len, written, error: None, .. }) => len.saturating_sub(*written),
+            State::Offered(Offered { taken, written, .. }) => taken.saturating_sub(*written),
             _ => 0,
         }
     }
 
-    /// Whether it is kept only to tell its acceptance an error.
+    /// Whether it is kept only to tell an error to an acceptance that has not come yet.
     fn has_failed(&self) -> bool {
-        matches!(self.state, State::Offered(Offered { error: Some(_), .. }))
+        matches!(self.state, State::Offered(Offered { error: Some(_), accepted: false, .. }))
     }
 
     /// Whether all of it has come, long ago, and nobody has taken any.
     fn has_expired(&self) -> bool {
-        matches!(&self.state, State::Offered(o) if o.taken == 0 && o.came == o.len && o.since.elapsed() >= EXPIRY)
+        matches!(&self.state, State::Offered(o) if !o.accepted && o.came == o.len && o.since.elapsed() >= EXPIRY)
     }
 }
 
@@ -164,18 +175,30 @@ impl Exchange {
         reaches: impl Fn(&Slice) -> bool,
     ) -> Result<Way> {
         let mut open = lock(&self.open);
-        if let Some(transfer) = open.get_mut(&ticket) {
+        if let Some(transfer) = open.get(&ticket) {
             let State::Wanted(dst) = &transfer.state else { return Err(used_twice()) };
             let dst = dst.clone();
             let len = len.map_err(Error::clone).and_then(|len| same_size(len, &dst).map(|()| len));
             let (state, way) = match len {
-                Err(error) => (State::Copied(Err(error)), Way::Nowhere),
-                Ok(_) if reaches(&dst) => (State::Copying, Way::Direct(dst)),
-                Ok(len) => (State::Offered(Offered::new(by.queue, len, None)), Way::Pieces),
+                Err(error) => (State::Copied(Err(error)), Ok(Way::Nowhere)),
+                Ok(_) if reaches(&dst) => {
+                    let serial = fresh_uid();
+                    (State::Copying { serial, queue: by.queue }, Ok(Way::Direct(dst, serial)))
+                }
+                Ok(len) => match self.shares(&open, by, len) {
+                    Ok(()) => {
+                        let offered = Offered { accepted: true, ..Offered::new(by.queue, len, None) };
+                        let serial = offered.serial;
+                        (State::Offered(offered), Ok(Way::Pieces(serial)))
+                    }
+                    Err(error) => (State::Copied(Err(error.clone())), Err(error)),
+                },
             };
-            transfer.state = state;
-            transfer.changed.notify_all();
-            return Ok(way);
+            if let Some(transfer) = open.get_mut(&ticket) {
+                transfer.state = state;
+                transfer.changed.notify_all();
+            }
+            return way;
         }
         let room = self.admit(&mut open, by, len.unwrap_or(0));
         if len.is_ok() {
@@ -183,40 +206,70 @@ impl Exchange {
             room?;
         }
         let offered = Offered::new(by.queue, len.unwrap_or(0), len.err().cloned());
+        let serial = offered.serial;
         open.insert(ticket, Transfer::new(by, State::Offered(offered)));
-        Ok(if len.is_ok() { Way::Pieces } else { Way::Nowhere })
+        Ok(if len.is_ok() { Way::Pieces(serial) } else { Way::Nowhere })
+    }
+
+    /// Whether an offer is still open: nobody has given it up, and it has not failed.
+    pub(crate) fn is_wanted(&self, ticket: Ticket, serial: u64) -> bool {
+        match lock(&self.open).get(&ticket).map(|transfer| &transfer.state) {
+            Some(State::Offered(offered)) => offered.serial == serial && offered.error.is_none(),
+            _ => false,
+        }
     }
 
     /// The next piece of an offer, or the error that ends it. Nothing happens if whoever waited for it has given up.
-    pub(crate) fn give(&self, ticket: Ticket, piece: Result<Bytes>) {
-        if let Some(transfer) = lock(&self.open).get_mut(&ticket)
-            && let State::Offered(offered) = &mut transfer.state
-        {
-            match piece {
-                Ok(piece) if offered.error.is_none() => {
-                    offered.came += piece.len() as u64;
-                    offered.pieces.push(piece);
-                }
-                Ok(_) => {}
-                Err(error) => offered.fail(&error),
+    pub(crate) fn give(&self, ticket: Ticket, serial: u64, piece: Result<Bytes>) {
+        let mut open = lock(&self.open);
+        let Some(transfer) = open.get_mut(&ticket) else { return };
+        let State::Offered(offered) = &mut transfer.state else { return };
+        if offered.serial != serial {
+            return;
+        }
+        match piece {
+            Ok(piece) if offered.error.is_none() && offered.came + piece.len() as u64 <= offered.len => {
+                offered.came += piece.len() as u64;
+                offered.pieces.push(piece);
             }
+            Ok(_) => {}
+            Err(error) if offered.came < offered.len => offered.fail(&error),
+            Err(_) => {}
+        }
+        transfer.changed.notify_all();
+    }
+
+    /// An offer has written to its destination, or failed to.
+    pub(crate) fn copied(&self, ticket: Ticket, serial: u64, done: Result<()>) {
+        if let Some(transfer) = lock(&self.open).get_mut(&ticket)
+            && matches!(transfer.state, State::Copying { serial: copying, .. } if copying == serial)
+        {
+            transfer.state = State::Copied(done);
             transfer.changed.notify_all();
         }
     }
 
-    /// An offer has written to its destination, or failed to.
-    pub(crate) fn copied(&self, ticket: Ticket, done: Result<()>) {
-        if let Some(transfer) = lock(&self.open).get_mut(&ticket) {
-            transfer.state = State::Copied(done);
-            transfer.changed.notify_all();
+    /// So many bytes that an acceptance was given are written, or cannot be: then it wants no more.
+    pub(crate) fn written(&self, ticket: Ticket, serial: u64, written: Result<u64>) {
+        let mut open = lock(&self.open);
+        let Some(Transfer { state: State::Offered(offered), .. }) = open.get_mut(&ticket) else { return };
+        if offered.serial != serial {
+            return;
+        }
+        offered.written += written.as_ref().copied().unwrap_or(0);
+        if written.is_err() || offered.written >= offered.len {
+            open.remove(&ticket);
         }
     }
 
     /// Begins to wait for what is offered under a ticket and is to fill `dst`.
     pub(crate) fn want(&self, by: Party, ticket: Ticket, dst: &Slice) -> Result<()> {
         let mut open = lock(&self.open);
-        match open.get(&ticket).map(|transfer| &transfer.state) {
-            Some(State::Offered(Offered { taken: 0, .. })) => Ok(()),
+        match open.get_mut(&ticket).map(|transfer| &mut transfer.state) {
+            Some(State::Offered(offered)) if !offered.accepted => {
+                offered.accepted = true;
+                Ok(())
+            }
             Some(_) => Err(used_twice()),
             None => {
                 self.admit(&mut open, by, 0)?;
@@ -241,18 +294,16 @@ impl Exchange {
                     if offered.taken == offered.len {
                         return Ok(Arrival::All);
                     }
-                    let pieces = std::mem::take(&mut offered.pieces);
+                    let (serial, pieces) = (offered.serial, std::mem::take(&mut offered.pieces));
                     offered.taken = offered.came;
-                    let last = offered.taken == offered.len;
                     transfer.state = State::Offered(offered);
                     if !pieces.is_empty() {
-                        if !last {
-                            open.insert(ticket, transfer);
-                        }
-                        return Ok(Arrival::Pieces(pieces));
+                        // It stays for as long as these are not written: they are memory of the host.
+                        open.insert(ticket, transfer);
+                        return Ok(Arrival::Pieces(serial, pieces));
                     }
                 }
-                State::Copying | State::Wanted(_) => {}
+                State::Copying { .. } | State::Wanted(_) => {}
             }
             give_up(wait, end)?;
             let changed = transfer.changed.clone();
@@ -261,20 +312,18 @@ impl Exchange {
         }
     }
 
-    /// Whoever accepts has failed on its own: what still comes is dropped.
-    pub(crate) fn forget(&self, ticket: Ticket) {
-        lock(&self.open).remove(&ticket);
-    }
-
     /// A queue is gone: what it offered and nobody took becomes `error`, so that its memory is free.
     pub(crate) fn end(&self, queue: u64, error: &Error) {
         for transfer in lock(&self.open).values_mut() {
-            if let State::Offered(offered) = &mut transfer.state
-                && offered.queue == queue
-            {
-                offered.fail(error);
-                transfer.changed.notify_all();
+            match &mut transfer.state {
+                // What has come as a whole to an acceptance is its own by now.
+                State::Offered(o) if o.queue == queue && !(o.accepted && o.came == o.len) => o.fail(error),
+                State::Copying { queue: copying, .. } if *copying == queue => {
+                    transfer.state = State::Copied(Err(error.clone()));
+                }
+                _ => continue,
             }
+            transfer.changed.notify_all();
         }
     }
 
@@ -381,8 +430,8 @@ mod tests {
     /// Offers bytes in pieces of three.
     fn offer(exchange: &Exchange, by: Party, n: u8, bytes: std::result::Result<&[u8], &Error>) -> Result<()> {
         let way = exchange.offer(by, ticket(n), bytes.map(|b| b.len() as u64), |_| false)?;
-        if let (Way::Pieces, Ok(bytes)) = (way, bytes) {
-            bytes.chunks(3).for_each(|piece| exchange.give(ticket(n), Ok(Bytes::copy_from_slice(piece))));
+        if let (Way::Pieces(serial), Ok(bytes)) = (way, bytes) {
+            bytes.chunks(3).for_each(|piece| exchange.give(ticket(n), serial, Ok(Bytes::copy_from_slice(piece))));
         }
         Ok(())
     }
@@ -393,12 +442,23 @@ mod tests {
         let mut got = Vec::new();
         loop {
             match exchange.next(ticket(n), &dst, Wait { limit, cancel })? {
-                Arrival::Pieces(pieces) => got.extend(pieces.concat()),
+                Arrival::Pieces(serial, pieces) => {
+                    let bytes = pieces.concat();
+                    exchange.written(ticket(n), serial, Ok(bytes.len() as u64));
+                    got.extend(bytes);
+                }
                 Arrival::All => return Ok(got),
             }
             if got.len() as u64 == size {
                 return Ok(got);
             }
+        }
+    }
+
+    fn pieces(way: Result<Way>) -> u64 {
+        match way {
+            Ok(Way::Pieces(serial)) => serial,
+            other => panic!("{other:?}"),
         }
     }
 
@@ -425,8 +485,10 @@ mod tests {
             let waits = scope.spawn(|| accept(&exchange, 3, 4, LONG, false));
             wait_for_one(&exchange);
             let way = exchange.offer(OTHER, ticket(3), Ok(4), |_| true).unwrap();
-            assert!(matches!(way, Way::Direct(dst) if dst.len() == 4));
-            exchange.copied(ticket(3), Ok(()));
+            let Way::Direct(dst, serial) = way else { panic!("{way:?}") };
+            assert_eq!(dst.len(), 4);
+            exchange.copied(ticket(3), serial + 1, Err(Error::Cancelled));
+            exchange.copied(ticket(3), serial, Ok(()));
             assert_eq!(waits.join().unwrap().unwrap(), b"", "nothing of it comes by here");
             // What is too long is not copied.
             let waits = scope.spawn(|| accept(&exchange, 4, 4, LONG, false));
@@ -454,8 +516,8 @@ mod tests {
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| accept(&exchange, 5, 4, LONG, false));
             wait_for_one(&exchange);
-            exchange.offer(OTHER, ticket(5), Ok(4), |_| false).unwrap();
-            exchange.give(ticket(5), Ok(Bytes::from_static(b"ab")));
+            let serial = pieces(exchange.offer(OTHER, ticket(5), Ok(4), |_| false));
+            exchange.give(ticket(5), serial, Ok(Bytes::from_static(b"ab")));
             exchange.end(OTHER.queue, &Error::Cancelled);
             assert_eq!(waits.join().unwrap(), Err(Error::Cancelled));
         });
@@ -465,16 +527,64 @@ mod tests {
     #[test]
     fn room_is_taken_before_the_bytes_come() {
         let exchange = Exchange { most: Amount { transfers: 100, bytes: 40 }, ..Exchange::default() };
-        exchange.offer(ME, ticket(1), Ok(16), |_| false).unwrap();
+        let serial = pieces(exchange.offer(ME, ticket(1), Ok(16), |_| false));
         let refused = exchange.offer(ME, ticket(2), Ok(16), |_| false);
         assert!(matches!(refused, Err(Error::Request(why)) if why.contains("no more can wait")));
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| accept(&exchange, 1, 16, LONG, false));
-            exchange.give(ticket(1), Ok(Bytes::from_static(&[1; 9])));
-            exchange.give(ticket(1), Ok(Bytes::from_static(&[2; 7])));
+            exchange.give(ticket(1), serial, Ok(Bytes::from_static(&[1; 9])));
+            exchange.give(ticket(1), serial, Ok(Bytes::from_static(&[2; 7])));
             assert_eq!(waits.join().unwrap().unwrap(), [[1; 9].as_slice(), &[2; 7]].concat());
+            // Pieces for somebody who waits already need as much room; what goes straight needs none.
+            let refused = |waits: Result<Vec<u8>>| matches!(waits, Err(Error::Request(why)) if why.contains("no more"));
+            let waits = scope.spawn(|| accept(&exchange, 3, 21, LONG, false));
+            wait_for_one(&exchange);
+            assert!(exchange.offer(ME, ticket(3), Ok(21), |_| false).is_err());
+            assert!(refused(waits.join().unwrap()));
+            let waits = scope.spawn(|| accept(&exchange, 4, 21, LONG, false));
+            wait_for_one(&exchange);
+            let way = exchange.offer(ME, ticket(4), Ok(21), |_| true).unwrap();
+            let Way::Direct(_, serial) = way else { panic!("{way:?}") };
+            exchange.copied(ticket(4), serial, Ok(()));
+            assert!(waits.join().unwrap().is_ok());
         });
         assert_eq!(exchange.open(), 0);
+    }
+
+    /// A ticket that is used again, when its first transfer was given up, is another transfer.
+    #[test]
+    fn bytes_of_an_offer_that_was_given_up_go_nowhere() {
+        let exchange = Exchange { most: Amount { transfers: 100, bytes: 80 }, ..Exchange::default() };
+        let first = pieces(exchange.offer(ME, ticket(1), Ok(30), |_| false));
+        assert!(matches!(accept(&exchange, 1, 7, LONG, false), Err(Error::Request(_))));
+        assert!(!exchange.is_wanted(ticket(1), first));
+        let second = pieces(exchange.offer(ME, ticket(1), Ok(1), |_| false));
+        exchange.give(ticket(1), first, Ok(Bytes::from_static(&[0; 30])));
+        exchange.give(ticket(1), second, Ok(Bytes::from_static(&[0; 2])));
+        exchange.give(ticket(1), second, Ok(Bytes::from_static(&[7])));
+        assert_eq!(lock(&exchange.open)[&ticket(1)].bytes(), 1);
+        assert_eq!(accept(&exchange, 1, 1, LONG, false).unwrap(), [7]);
+        assert_eq!(exchange.open(), 0);
+    }
+
+    /// What an acceptance has and has not written yet is memory that others cannot have.
+    #[test]
+    fn bytes_count_until_they_are_written() {
+        let exchange = Exchange { most: Amount { transfers: 100, bytes: 80 }, ..Exchange::default() };
+        let (dst, cancel) = (slice(40), AtomicBool::new(false));
+        offer(&exchange, ME, 1, Ok(&[1; 40])).unwrap();
+        exchange.want(ME, ticket(1), &dst).unwrap();
+        assert!(matches!(exchange.want(ME, ticket(1), &dst), Err(Error::Request(_))), "one acceptance to an offer");
+        let wait = Wait { limit: LONG, cancel: &cancel };
+        let Arrival::Pieces(serial, _) = exchange.next(ticket(1), &dst, wait).unwrap() else { panic!("all of it") };
+        assert!(offer(&exchange, ME, 2, Ok(&[2; 10])).is_err());
+        // The queue that offered may go: it has come as a whole.
+        exchange.end(ME.queue, &Error::Cancelled);
+        exchange.written(ticket(1), serial, Ok(30));
+        offer(&exchange, ME, 3, Ok(&[2; 10])).unwrap();
+        exchange.written(ticket(1), serial, Err(Error::Cancelled));
+        offer(&exchange, ME, 4, Ok(&[2; 20])).unwrap();
+        assert_eq!(exchange.open(), 2);
     }
 
     #[test]

@@ -42,10 +42,10 @@ impl<T> fmt::Debug for Outcome<T> {
 /// The device does commands in the order in which they are given. A method may return as soon as the device has its command
 /// ([`Outcome::Later`]), so that the device always has the next one: waits happen on another thread of the queue, in order. A wait that
 /// returns says that its command and all before it are done, and tells what a graph found wrong with its values. An error, at
-/// once or later, poisons the queue; outcomes behind it are dropped without a wait.
+/// once or later, poisons the queue; outcomes behind it are waited for all the same, and their results dropped.
 ///
 /// The queue keeps nothing for the device: a stream keeps every slice (with its buffer), every executable and every staged byte until the
-/// device is done with it, also if the outcome was dropped. Bytes that [`Stream::read`] has given may live for minutes.
+/// device is done with it, also if the wait was cancelled. Bytes that [`Stream::read`] has given may live for minutes.
 ///
 /// Slices are of this device, not empty, of the right length and writable where they are written, and a copy does not overlap: that was checked
 /// when the command was enqueued. They begin at any byte. Executables are of this device; that they are of this context is the caller's

@@ -230,18 +230,16 @@ impl Worker {
         T: Send + 'static,
         F: FnOnce(Result<T>) -> Result<Option<Span>> + Send + 'static,
     {
-        let outcome = match outcome {
-            Ok(Outcome::Now(value)) if self.completions.is_idle() => {
-                self.common.end(begun, answer(Ok(value)));
-                return self.common.progress.done();
+        match self.at_once(outcome) {
+            Ok(result) => {
+                self.common.end(begun, answer(result));
+                self.common.progress.done();
             }
-            other => other,
-        };
-        self.later(move |common| {
-            let result = common.check().and_then(|()| wait_for(outcome?, common));
-            common.end(begun, answer(result));
-            common.progress.done_behind();
-        });
+            Err(outcome) => self.later(move |common| {
+                common.end(begun, answer(in_order(outcome, common)));
+                common.progress.done_behind();
+            }),
+        }
     }
 
     /// The same for a part of a command.
@@ -255,11 +253,22 @@ impl Worker {
                 common.timeline.poison(error);
             }
         };
+        match self.at_once(outcome) {
+            Ok(result) => poison(&self.common, answer(result)),
+            Err(outcome) => self.later(move |common| poison(common, answer(in_order(outcome, common)))),
+        }
+    }
+
+    /// What a command has come to, if it is known and nothing is in flight before it that could still fail.
+    fn at_once<T>(&self, outcome: Result<Outcome<T>>) -> std::result::Result<Result<T>, Result<Outcome<T>>> {
+        // What was in flight has poisoned the queue before it counts as done, if it failed.
+        if !self.completions.is_idle() || self.common.check().is_err() {
+            return Err(outcome);
+        }
         match outcome {
-            Ok(Outcome::Now(value)) if self.completions.is_idle() => poison(&self.common, answer(Ok(value))),
-            outcome => self.later(move |common| {
-                poison(common, answer(common.check().and_then(|()| wait_for(outcome?, common))));
-            }),
+            Ok(Outcome::Now(value)) => Ok(Ok(value)),
+            Err(error) => Ok(Err(error)),
+            later => Err(later),
         }
     }
 
@@ -274,6 +283,9 @@ impl Worker {
         let Some(turn) = self.turns.take(self.group, self.common.queue, &self.common.cancel) else {
             return self.settle(begun, Err::<Outcome<()>, _>(Error::Cancelled), |done| done.map(|()| None));
         };
+        if let Err(error) = self.common.check() {
+            return self.settle(begun, Err::<Outcome<()>, _>(error), |done| done.map(|()| None));
+        }
         self.common.progress.begin(Doing::Graph);
         // A panic is a bug of a kernel; it must not take other clients of the device with it.
         let run = catch_unwind(AssertUnwindSafe(|| self.stream.execute(&executable)));
@@ -300,19 +312,29 @@ impl Worker {
         if len != dst.len() {
             return Err(Error::Request(format!("{len} bytes came for a slice of {}", dst.len())));
         }
-        self.write_parts(dst, 0, parts).map(drop)
+        self.write_parts(dst, 0, parts, None).map(drop)
     }
 
-    /// Writes parts one behind the other, the first at `at`; gives where the last one ends.
-    fn write_parts(&mut self, dst: &Slice, mut at: u64, parts: Vec<Bytes>) -> Result<u64> {
-        for part in parts {
-            if part.is_empty() {
-                continue;
-            }
-            let place = dst.part(at, part.len() as u64)?;
-            at += part.len() as u64;
-            let outcome = self.stream.write(&place, part);
-            self.settle_part(outcome, |done| done);
+    /// Writes parts one behind the other, the first at `at`; gives where the last one ends. Those of a transfer count as its memory until they
+    /// are written.
+    fn write_parts(
+        &mut self,
+        dst: &Slice,
+        mut at: u64,
+        parts: Vec<Bytes>,
+        transfer: Option<(Ticket, u64)>,
+    ) -> Result<u64> {
+        for part in parts.into_iter().filter(|part| !part.is_empty()) {
+            let len = part.len() as u64;
+            let outcome = dst.part(at, len).and_then(|place| self.stream.write(&place, part));
+            at += len;
+            let host = self.common.host.clone();
+            self.settle_part(outcome, move |done| {
+                if let Some((ticket, serial)) = transfer {
+                    host.exchange.written(ticket, serial, done.clone().map(|()| len));
+                }
+                done
+            });
         }
         self.common.check()?;
         Ok(at)
@@ -322,15 +344,15 @@ impl Worker {
         let (common, stream) = (self.common.clone(), &self.stream);
         let way = common.host.exchange.offer(self.party, ticket, Ok(src.len()), |dst| stream.reaches(dst));
         match way {
-            Ok(Way::Direct(dst)) => {
+            Ok(Way::Direct(dst, serial)) => {
                 let outcome = if src.is_empty() { Ok(Outcome::Now(())) } else { self.stream.copy(src, &dst) };
                 self.settle(begun, outcome, move |done| {
-                    common.host.exchange.copied(ticket, done.clone());
+                    common.host.exchange.copied(ticket, serial, done.clone());
                     done.map(|()| None)
                 });
             }
-            Ok(Way::Pieces) => {
-                self.give_pieces(ticket, src);
+            Ok(Way::Pieces(serial)) => {
+                self.give_pieces(ticket, serial, src);
                 self.settle(begun, Ok(Outcome::Now(())), |done| done.map(|()| None));
             }
             Ok(Way::Nowhere) => self.settle(begun, Ok(Outcome::Now(())), |done| done.map(|()| None)),
@@ -338,22 +360,24 @@ impl Worker {
         }
     }
 
-    fn give_pieces(&mut self, ticket: Ticket, src: &Slice) {
+    fn give_pieces(&mut self, ticket: Ticket, serial: u64, src: &Slice) {
+        let common = self.common.clone();
+        let exchange = &common.host.exchange;
         let mut at = 0;
-        while at < src.len() && self.common.check().is_ok() {
+        while at < src.len() && common.check().is_ok() && exchange.is_wanted(ticket, serial) {
             let len = PIECE.min(src.len() - at);
             let outcome = src.part(at, len).and_then(|part| self.stream.read(&part));
             at += len;
-            let host = self.common.host.clone();
+            let host = common.host.clone();
             self.settle_part(outcome, move |piece| {
                 let done = piece.as_ref().map(drop).map_err(Error::clone);
-                host.exchange.give(ticket, piece);
+                host.exchange.give(ticket, serial, piece);
                 done
             });
         }
-        if let Err(error) = self.common.check() {
+        if let Err(error) = common.check() {
             // What was not begun because of it does not come.
-            self.common.host.exchange.give(ticket, Err(error));
+            exchange.give(ticket, serial, Err(error));
         }
     }
 
@@ -366,8 +390,8 @@ impl Worker {
             let wait = Wait { limit: WAIT_LIMIT, cancel: &common.cancel };
             match exchange.next(ticket, dst, wait)? {
                 Arrival::All => return Ok(()),
-                Arrival::Pieces(pieces) => {
-                    at = self.write_parts(dst, at, pieces).inspect_err(|_| exchange.forget(ticket))?;
+                Arrival::Pieces(serial, pieces) => {
+                    at = self.write_parts(dst, at, pieces, Some((ticket, serial)))?;
                     if at == dst.len() {
                         return Ok(());
                     }
@@ -375,6 +399,13 @@ impl Worker {
             }
         }
     }
+}
+
+/// What a command has come to, behind all that was given before it. It is waited for in any case: its turn and its bytes are the device's until
+/// then.
+fn in_order<T>(outcome: Result<Outcome<T>>, common: &Common) -> Result<T> {
+    let done = outcome.and_then(|outcome| wait_for(outcome, common));
+    common.check().and(done)
 }
 
 fn wait_for<T>(outcome: Outcome<T>, common: &Common) -> Result<T> {

@@ -3,8 +3,12 @@
 use crate::clock::Clock;
 use crate::memory::{CardBuffer, CardExecutable, inner};
 use crate::stream::CardStream;
+use outboard_core::device::fresh_uid;
 use outboard_core::local::{Backend, Context, Funds, Stream};
-use outboard_core::{Buffer, Device, Executable, Graph, Host, Placement, Result, TensorId, Usage};
+use outboard_core::{
+    Buffer, Client, Device, DeviceInfo, Executable, Graph, Host, MemoryAccount, MemoryShare, Placement, Result,
+    TensorId, Usage,
+};
 use outboard_host::{Kernels, MemoryBudget};
 use outboard_reference::{Reference, reference_device};
 use std::sync::Arc;
@@ -31,8 +35,10 @@ impl Backend for Card {
     }
 
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
-        let card = Card { silicon: self.silicon.clone(), ..*self };
-        Arc::new(CardContext { card: Arc::new(card), funds })
+        let client = Client { turns: fresh_uid(), room: fresh_uid(), account: Arc::new(OnFunds(funds.clone())) };
+        // A reference device can be shared by clients, each with scratch memory of its own.
+        let silicon = self.silicon.for_client(client).unwrap_or_else(|_| self.silicon.clone());
+        Arc::new(CardContext { card: Arc::new(Card { silicon, ..*self }), funds })
     }
 
     fn progress(&self) -> Option<u64> {
@@ -44,6 +50,16 @@ impl Backend for Card {
     }
 }
 
+/// The card's memory is paid for by the client that has it.
+#[derive(Debug)]
+struct OnFunds(Funds);
+
+impl MemoryAccount for OnFunds {
+    fn take(&self, _: u64, _: &DeviceInfo, bytes: u64) -> Result<MemoryShare> {
+        Ok(Box::new(self.0.pay(bytes)?))
+    }
+}
+
 struct CardContext {
     card: Arc<Card>,
     funds: Funds,
@@ -51,9 +67,8 @@ struct CardContext {
 
 impl Context for CardContext {
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        let payment = self.funds.pay(size)?;
         let inner = self.card.silicon.alloc(size, usage)?;
-        Ok(Arc::new(CardBuffer { inner, device: self.funds.device(), _payment: payment }))
+        Ok(Arc::new(CardBuffer { inner, device: self.funds.device() }))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {

@@ -1,6 +1,5 @@
 //! Memory of the card. To the host a buffer is a name: there is no address in it.
 
-use outboard_core::local::Payment;
 use outboard_core::{Buffer, Error, Executable, Result, Slice};
 use std::any::Any;
 use std::sync::Arc;
@@ -11,7 +10,6 @@ pub(crate) struct CardBuffer {
     /// What stands for the card's own memory.
     pub(crate) inner: Arc<dyn Buffer>,
     pub(crate) device: u64,
-    pub(crate) _payment: Payment,
 }
 
 impl Buffer for CardBuffer {

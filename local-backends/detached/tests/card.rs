@@ -173,6 +173,23 @@ fn queues_end_while_the_card_is_at_work() {
     assert_eq!(memory.free, memory.total, "nothing of them is left");
 }
 
+/// An answer is given on a thread of the queue, which cannot wait for itself.
+#[test]
+fn a_queue_may_be_dropped_in_an_answer() {
+    let host = Host::new();
+    let card = card(&host, Duration::from_millis(5));
+    let (x, y) = (slice(card.as_ref(), 16), slice(card.as_ref(), 16));
+    let queue = card.queue().unwrap();
+    queue.execute(&negation(card.as_ref(), &x, &y)).unwrap();
+    let marker = queue.marker().unwrap();
+    let (to, dropped) = std::sync::mpsc::channel();
+    marker.then(move |done| {
+        drop(queue);
+        to.send(done).unwrap();
+    });
+    dropped.recv_timeout(LONG).unwrap().unwrap();
+}
+
 #[test]
 fn times_are_the_hosts_whatever_the_cards_clock_says() {
     let host = Host::new();

@@ -12,7 +12,6 @@ mod peers;
 mod progress;
 mod queue;
 mod resume;
-mod speed;
 mod supports;
 mod trace;
 
@@ -252,11 +251,6 @@ impl v1::outboard_server::Outboard for Service {
     async fn memory(&self, request: Request<v1::MemoryRequest>) -> Result<Response<v1::MemoryResponse>, Status> {
         self.may(request.metadata()).await?;
         memory::memory(self, &request.into_inner()).map(Response::new)
-    }
-
-    async fn speed(&self, request: Request<v1::SpeedRequest>) -> Result<Response<v1::SpeedResponse>, Status> {
-        let room = room_of(&request);
-        speed::speed(self, request.into_inner(), room).await.map(Response::new)
     }
 
     async fn supports(&self, request: Request<v1::SupportsRequest>) -> Result<Response<v1::SupportsResponse>, Status> {
