@@ -2,13 +2,13 @@
 
 use crate::{Setup, Side};
 use anyhow::{Context, Result};
-use outboard_core::Device;
+use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_core::Host;
-use outboard_host::{MemoryBudget, open_mapped};
+use outboard_host::MemoryBudget;
 use outboard_llm::engine::GREEDY;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_system::open_mapped;
 use std::sync::Arc;
 
 pub(crate) struct Outboard {

@@ -21,7 +21,7 @@ use outboard_output as output;
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: outboard_host::ProgramAllocator = outboard_host::ProgramAllocator;
+static ALLOCATOR: outboard_system::ProgramAllocator = outboard_system::ProgramAllocator;
 
 /// Every GPU and CPU on your network, as if it were plugged into this machine.
 #[derive(Parser)]

@@ -4,11 +4,12 @@
 
 use outboard_core::Host;
 use outboard_cpu::{CpuOptions, Isa, cpu_device};
-use outboard_host::{MemoryBudget, open_mapped};
+use outboard_host::MemoryBudget;
 use outboard_integration::{Forced, cases, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
 use outboard_reference::reference_device;
+use outboard_system::open_mapped;
 use std::sync::Arc;
 
 /// Tokens of a prompt that are read together.

@@ -5,13 +5,14 @@
 use outboard_backends::{DeviceSpec, local_devices};
 use outboard_conformance::{Filter, run};
 use outboard_core::{Device, DeviceKind, Host};
-use outboard_host::{MemoryBudget, open_mapped};
+use outboard_host::MemoryBudget;
 use outboard_integration::Server;
 use outboard_llm::engine::GREEDY;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
+use outboard_system::open_mapped;
 use std::path::Path;
 use std::sync::Arc;
 

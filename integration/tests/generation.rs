@@ -3,10 +3,11 @@
 
 use outboard_core::Host;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_host::{MemoryBudget, open_mapped};
+use outboard_host::MemoryBudget;
 use outboard_integration::{Client, Comparison, Forced, RunReport, Server, cases, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_system::open_mapped;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,8 +4,8 @@
 
 use outboard_core::{Content, DeviceContents, Error, Result, Slice, Usage};
 use outboard_gguf::Gguf;
-use outboard_host::open_mapped;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
+use outboard_system::open_mapped;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[global_allocator]
-static ALLOCATOR: outboard_host::ProgramAllocator = outboard_host::ProgramAllocator;
+static ALLOCATOR: outboard_system::ProgramAllocator = outboard_system::ProgramAllocator;
 
 const WAIT: Duration = Duration::from_secs(60);
 const BULK: usize = 256 << 20;

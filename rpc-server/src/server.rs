@@ -403,7 +403,7 @@ impl Shared {
     fn trim(&self) {
         let now = (self.next_conn.load(Ordering::Acquire), self.open_connections());
         if lock(&self.sessions).is_empty() && std::mem::replace(&mut *lock(&self.trimmed), now) != now {
-            outboard_host::trim_memory();
+            outboard_system::trim_memory();
         }
     }
 

@@ -1,10 +1,10 @@
 //! What tests of small models have in common.
 #![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unused_imports, unused_macros)]
 
-use outboard_host::open_mapped;
 use outboard_llm::Model;
 use outboard_llm::gguf::{Gguf, GgufWriter};
 use outboard_llm::tokenizer::Tokenizer;
+use outboard_system::open_mapped;
 use std::path::Path;
 use std::sync::Arc;
 

@@ -4,21 +4,15 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod access;
-mod allocator;
 mod budget;
 mod buffer;
 mod device;
-mod disk;
-mod mapped;
 mod scratch;
 mod stream;
 
-pub use allocator::{ProgramAllocator, trim_memory};
 pub use budget::MemoryBudget;
 pub use buffer::{BUFFER_ALIGN, HostBuffer};
 pub use device::{Kernels, NodeError, Program, Run, TensorPtr, host_device};
-pub use disk::{DiskSpace, disk_space};
-pub use mapped::open_mapped;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -6,6 +6,7 @@ use outboard_core::local::LocalDevice;
 use outboard_core::op::{Unary, UnaryKind};
 use outboard_core::*;
 use outboard_host::*;
+use outboard_system::*;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@ use outboard_rpc_server::{ServerArgs, main_with};
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: outboard_host::ProgramAllocator = outboard_host::ProgramAllocator;
+static ALLOCATOR: outboard_system::ProgramAllocator = outboard_system::ProgramAllocator;
 
 fn main() -> ExitCode {
     match ServerArgs::try_parse() {

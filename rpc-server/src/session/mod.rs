@@ -168,7 +168,7 @@ impl Session {
             let buffers = std::mem::take(&mut *lock(&session.buffers));
             let anchors = std::mem::take(&mut *lock(&session.anchors));
             drop((executables, buffers, anchors));
-            outboard_host::trim_memory();
+            outboard_system::trim_memory();
             session.cleared.store(true, Ordering::Release);
             session.progress.notify_waiters();
         });
