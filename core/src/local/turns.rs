@@ -78,10 +78,19 @@ impl Line {
         }
     }
 
-    /// The turn of this number is over.
+    /// The turn of this number is over, and there is one to have: groups that have others go back into the line for it, too.
     fn end(&mut self, number: u64) {
         let Some(at) = self.running.iter().position(|(n, _, _)| *n == number) else { return };
         let (_, group, queues) = self.running.swap_remove(at);
+        self.wait_again(group, queues);
+        for at in 0..self.running.len() {
+            let (_, group, queues) = &mut self.running[at];
+            let (group, queues) = (*group, std::mem::take(queues));
+            self.wait_again(group, queues);
+        }
+    }
+
+    fn wait_again(&mut self, group: u64, queues: VecDeque<u64>) {
         if queues.is_empty() {
             return;
         }
@@ -208,6 +217,14 @@ mod tests {
         line.end(second);
         let third = line.give(2, 1, 1).unwrap();
         [third, other].into_iter().for_each(|turn| line.end(turn));
+        // Whoever waits for a turn of its group does not wait for that when another one is free.
+        let host = ask(&mut line, 1, 1).unwrap();
+        (1..=2).for_each(|who| line.add(2, 3, who));
+        let first = line.give(2, 3, 1).unwrap();
+        assert!(line.give(2, 3, 2).is_none());
+        line.end(host);
+        let second = line.give(2, 3, 2).unwrap();
+        [first, second].into_iter().for_each(|turn| line.end(turn));
         assert!(line.running.is_empty() && line.waiting.is_empty());
     }
 
