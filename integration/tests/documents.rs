@@ -68,3 +68,34 @@ fn links_between_documents_lead_somewhere() {
     }
     assert!(missing.is_empty(), "{missing:#?}");
 }
+
+/// Every Rust file of the repository, as one text.
+fn sources(folder: &Path, out: &mut String) {
+    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            if name != "target" && !name.to_string_lossy().starts_with('.') {
+                sources(&path, out);
+            }
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            out.push_str(&std::fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn tests_that_the_security_page_names_are_there() {
+    let text = text("SECURITY.md");
+    let table = text.split_once("What a review found").unwrap().1;
+    let is_test = |name: &&str| {
+        name.len() > 8
+            && name.contains('_')
+            && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+    };
+    let names: BTreeSet<&str> = table.split('`').skip(1).step_by(2).filter(is_test).collect();
+    assert!(names.len() > 40, "{names:?}");
+    let mut code = String::new();
+    sources(&root(), &mut code);
+    let missing: Vec<&&str> = names.iter().filter(|name| !code.contains(&format!("fn {name}("))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
