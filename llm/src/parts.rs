@@ -42,7 +42,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts of a model with a context of `n_ctx` tokens, on devices whose attention costs so much ([`Costs::attention`]).
+    /// The parts of a model with a context of `n_ctx` tokens, on devices whose attention costs so much ([`Costs::attention`](outboard_core::Costs::attention)).
     pub fn new(model: &Model, n_ctx: usize, attention: f32) -> Result<Parts> {
         let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
         let shape = GraphShape { n_tokens: 1, n_ctx, feed: Feed::Input, history: true, outputs };

@@ -20,7 +20,7 @@ pub enum Usage {
 pub trait Buffer: fmt::Debug + Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
-    /// The device it belongs to, by [`Device::uid`].
+    /// The device it belongs to, by [`Device::uid`](super::Device::uid).
     fn device(&self) -> u64;
     /// Whether it can only be read (a mapped file).
     fn is_read_only(&self) -> bool {
