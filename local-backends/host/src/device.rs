@@ -46,7 +46,7 @@ pub trait Kernels: Send + Sync + 'static {
     /// Prepares a graph; `tensors` has an entry for each of its tensors. Every node is supported. The memory stays where it is
     /// for as long as the program lives.
     fn compile(&self, graph: Arc<Graph>, tensors: Vec<TensorPtr>) -> Result<Box<dyn Program>>;
-    /// A number that changes with every node that its programs have computed ([`Device::progress`]).
+    /// A number that changes with every node that its programs have computed ([`Device::progress`](outboard_core::Device::progress)).
     fn progress(&self) -> Option<u64> {
         None
     }
