@@ -7,7 +7,7 @@
 //! (the makespan of a proportionate flow shop: Pinedo, Scheduling, section 6.1). So all take about as long, and as the middle between that
 //! and what small ones cost: later ones have fewer tokens, because attention to what is before them takes longer. But no two devices
 //! are quite as fast: the slowest then works without a gap, and stands idle for the first or the last micro-batch alone, so that those
-//! at the ends are to take less than those in the middle (`HUMP`).
+//! at the ends are to take less than those in the middle (`END_DISCOUNT`).
 //!
 //! Where the last device has the beginning of the model as well ([`crate::split`]), and does it for the next micro-batches while it would
 //! have to wait, two devices always have something to do, and the sizes in the middle are free; with more of them, d - 2 take the place of
@@ -26,7 +26,7 @@ const SMALLEST: usize = 16;
 /// By which part of the average time a micro-batch at either end takes less, and by half of which one in the middle takes more: by a
 /// simulation with measured costs good for devices that differ by a few percent; what was measured is in
 /// `docs/notes/2026-11-23-prompts-over-two-devices.md`.
-const HUMP: f64 = 0.25;
+const END_DISCOUNT: f64 = 0.25;
 
 /// How a prompt passes its devices.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +84,7 @@ pub fn micro_batches(past: usize, n: usize, full: usize, route: Route<'_>, work:
             let mut done = 0;
             loop {
                 let middle = ((work.cost(past, done) + each / 2.0) / all).min(1.0);
-                let time = each * (1.0 - HUMP + HUMP * 6.0 * middle * (1.0 - middle));
+                let time = each * (1.0 - END_DISCOUNT + END_DISCOUNT * 6.0 * middle * (1.0 - middle));
                 let mut size = few(work.within(past + done, time)).max(SMALLEST);
                 if route.round {
                     let (begun, left) = (few(done) + least, few(n.saturating_sub(done) / 2));

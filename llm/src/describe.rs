@@ -31,7 +31,7 @@ impl Engine {
     pub fn step_copies(&mut self) -> Result<Vec<StepCopy>> {
         let program = self.step_program()?;
         let plan = program.plan();
-        let copy = |c: &outboard_scheduler::split::Copy| StepCopy {
+        let copy = |c: &outboard_scheduler::split::PlannedCopy| StepCopy {
             what: plan.graph.label(c.tensor),
             bytes: c.bytes as u64,
             from: c.from,

@@ -428,7 +428,7 @@ impl Engine {
     }
 
     /// What `f` says of the way of a prompt.
-    fn by_route<T>(&self, f: impl FnOnce(Route<'_>) -> T) -> T {
+    fn with_route<T>(&self, f: impl FnOnce(Route<'_>) -> T) -> T {
         let (devices, round) = self.parts.way(self.homes());
         let devices: Vec<Costs> = devices.iter().filter_map(|&d| Some(self.loads.get(d)?.costs)).collect();
         f(Route { devices: &devices, round })
@@ -436,13 +436,13 @@ impl Engine {
 
     /// Tokens from which all are rounded alike ([`Costs::uniform_rows`]).
     pub(crate) fn uniform_rows(&self) -> usize {
-        self.by_route(|route| route.uniform_rows())
+        self.with_route(|route| route.uniform_rows())
     }
 
     /// Micro-batches that are to be enqueued in order.
     pub(crate) fn runs<T>(&self) -> Runs<T> {
         let hidden = 4 * self.n_ubatch as u64 * self.model.hparams().n_embd as u64;
-        Runs::new(self.by_route(|route| route.lead(hidden)))
+        Runs::new(self.with_route(|route| route.lead(hidden)))
     }
 
     /// Tokens behind those in the cache as micro-batches. The text has them from now on: all of it is known before any of it may fail.
@@ -455,7 +455,7 @@ impl Engine {
             batch
         };
         let (past, n, full, work) = (self.n_past, tokens.len(), self.n_ubatch, self.parts.work());
-        let sizes = self.by_route(|route| micro_batches(past, n, full, route, work));
+        let sizes = self.with_route(|route| micro_batches(past, n, full, route, work));
         let batches: Vec<&[u32]> = sizes.into_iter().map(batch).collect();
         self.text.truncate(self.n_past);
         batches.iter().for_each(|batch| self.text.read(self.text.len(), batch));

@@ -110,7 +110,7 @@ impl Engine {
             _ => String::new(),
         };
         let devices = if self.take_up(who)? {
-            self.programs.iter().for_each(|(_, program)| program.distrust_copies());
+            self.programs.iter().for_each(|(_, program)| program.copy_weights_again());
             self.n_past = self.text.sure();
             None
         } else {
@@ -178,7 +178,7 @@ impl Engine {
             placed = Placed::new(&self.model, devices, &options, &self.bound, &|_, _| {});
         }
         let Placed { scheduler, bound, homes, loads, ahead, .. } = placed?;
-        self.scheduler = scheduler.in_place_of(&self.scheduler);
+        self.scheduler = scheduler.replacing(&self.scheduler);
         (self.bound, self.homes, self.loads, self.ahead) = (bound, homes, loads, ahead);
         self.whole = true;
         Ok(())

@@ -2,7 +2,7 @@
 
 use crate::assign::{Assignment, DeviceView, Hints, assign};
 use crate::memory::{MemoryPlan, MemoryRules, TooLarge, plan_memory};
-use crate::split::{Copy, Place, Splits, split};
+use crate::split::{Place, PlannedCopy, Splits, split};
 use outboard_core::error::Bytes;
 use outboard_core::{Graph, GraphError};
 use std::fmt;
@@ -102,7 +102,7 @@ fn too_large(e: TooLarge, graph: &Graph, splits: &Splits, devices: &[DeviceView]
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |f: &mut fmt::Formatter<'_>, how: &str, copy: &Copy| {
+        let line = |f: &mut fmt::Formatter<'_>, how: &str, copy: &PlannedCopy| {
             let (what, bytes) = (self.graph.label(copy.tensor), Bytes(copy.bytes as u64));
             writeln!(f, "copy {how}{what}, {bytes}: {} -> {}", self.devices[copy.from], self.devices[copy.to])
         };

@@ -145,7 +145,7 @@ struct Transfer {
 }
 
 /// A transfer whose bytes are on their way, and not yet taken.
-enum Handed {
+enum InTransit {
     /// There are none.
     Nothing,
     /// They come from the other device itself.
@@ -162,12 +162,12 @@ pub struct Begun {
     graph: Arc<Graph>,
     inputs: Vec<(TensorId, Bytes)>,
     /// What the [early](Transfer::early) transfers have handed over, in their order.
-    handed: VecDeque<Handed>,
+    handed: VecDeque<InTransit>,
 }
 
 impl Program {
     /// Copies weights between devices anew with the next run: it is not known whether the last copies have arrived.
-    pub fn distrust_copies(&self) {
+    pub fn copy_weights_again(&self) {
         self.has_constants.store(self.constants.is_empty(), Ordering::Relaxed);
     }
 
@@ -232,7 +232,7 @@ impl Scheduler {
     }
 
     /// Takes the place of another scheduler: its cancel token stops this one, and who was told of its waits is told of this one's.
-    pub fn in_place_of(mut self, other: &Scheduler) -> Scheduler {
+    pub fn replacing(mut self, other: &Scheduler) -> Scheduler {
         (self.cancel, self.on_wait) = (other.cancel.clone(), other.on_wait.clone());
         self
     }
@@ -407,10 +407,10 @@ impl Scheduler {
     }
 
     /// Has a device send what another one will [take](Scheduler::take).
-    fn hand_over(&self, ahead: &mut Ahead, transfer: &Transfer) -> Result<Handed> {
+    fn hand_over(&self, ahead: &mut Ahead, transfer: &Transfer) -> Result<InTransit> {
         let &Transfer { from, to, ref src, .. } = transfer;
         if src.is_empty() {
-            return Ok(Handed::Nothing);
+            return Ok(InTransit::Nothing);
         }
         if self.reaches[from][to]
             && let Some(source) = self.devices[from].peer()
@@ -423,21 +423,21 @@ impl Scheduler {
             let mut ticket = [0; 32];
             getrandom::fill(&mut ticket).map_err(|e| Error::Misuse(format!("no random numbers: {e}")))?;
             source.offer(self.on(from)?, Ticket(ticket), src, self.devices[to].as_ref())?;
-            return Ok(Handed::Offered(Ticket(ticket)));
+            return Ok(InTransit::Offered(Ticket(ticket)));
         }
-        Ok(Handed::Read(self.on(from)?.read(src)?))
+        Ok(InTransit::Read(self.on(from)?.read(src)?))
     }
 
     /// The other side of [`Scheduler::hand_over`], enqueued behind it: a queue that accepts what is never offered would wait for nothing.
-    fn take(&self, transfer: &Transfer, handed: Handed) -> Result<()> {
+    fn take(&self, transfer: &Transfer, handed: InTransit) -> Result<()> {
         let &Transfer { from, to, ref dst, .. } = transfer;
         match handed {
-            Handed::Nothing => Ok(()),
-            Handed::Offered(ticket) => match self.devices[to].peer() {
+            InTransit::Nothing => Ok(()),
+            InTransit::Offered(ticket) => match self.devices[to].peer() {
                 Some(target) => target.accept(self.on(to)?, ticket, dst).map(drop),
                 None => Err(Error::Misuse(format!("{} takes nothing from others", self.devices[to].info().id))),
             },
-            Handed::Read(bytes) => {
+            InTransit::Read(bytes) => {
                 let data = self.relayed(from, bytes)?;
                 self.on(to)?.write(dst, data)
             }

@@ -27,7 +27,7 @@ pub enum Place {
 
 /// One tensor that goes from one device to another.
 #[derive(Clone, Debug)]
-pub struct Copy {
+pub struct PlannedCopy {
     /// The tensor (of the full graph) whose bytes go over.
     pub tensor: TensorId,
     /// Device that has it.
@@ -77,7 +77,7 @@ pub struct Splits {
     /// In order of execution.
     pub splits: Vec<Split>,
     /// All copies.
-    pub copies: Vec<Copy>,
+    pub copies: Vec<PlannedCopy>,
     /// Devices that need each input.
     pub inputs: Vec<(TensorId, Vec<usize>)>,
     /// By tensor: the device and place where a root can be read when the graph has run. `None` for views and unused inputs.
@@ -297,7 +297,7 @@ impl Cutter<'_> {
         let number = *self.copied.entry((id, part.device, version)).or_insert_with(|| {
             let (offset, bytes) = (t.offset(), t.layout().span());
             let number = self.out.copies.len();
-            self.out.copies.push(Copy { tensor: id, from, to: part.device, source, offset, bytes, constant });
+            self.out.copies.push(PlannedCopy { tensor: id, from, to: part.device, source, offset, bytes, constant });
             if !constant {
                 part.needed.push(number);
             }
