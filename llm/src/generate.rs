@@ -28,13 +28,14 @@ pub struct GenerateOptions {
 }
 
 /// Why a text ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Finish {
     /// The model ended it.
     Eos,
     /// A stop string came.
     Stop,
     /// As many tokens as asked for.
+    #[default]
     Length,
     /// The context is full.
     Context,
@@ -43,7 +44,7 @@ pub enum Finish {
 }
 
 /// What came of it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Generation {
     /// The text, without the prompt.
     pub text: String,
@@ -67,18 +68,43 @@ pub fn generate(
     options: &GenerateOptions,
     on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Generation> {
-    let mut out = Generation {
-        text: String::new(),
-        tokens: Vec::new(),
-        log_probs: Vec::new(),
-        finish: Finish::Length,
-        prompt_time: Duration::ZERO,
-        decode_time: Duration::ZERO,
-    };
+    let mut out = Generation::default();
     let limit = options.n_predict.unwrap_or(usize::MAX);
     if limit == 0 {
         return Ok(out);
     }
+    check_prompt(engine, prompt)?;
+    let (start, before) = (Instant::now(), engine.n_past());
+    let mut writer = Writer::new(tokenizer, options, on_text);
+    let mut steps = Steps::begin(engine, prompt, options, limit);
+    let mut decode_start = Instant::now();
+    out.finish = loop {
+        let Some((id, log_prob)) = steps.next(out.tokens.len())? else { break Finish::Cancelled };
+        if out.tokens.is_empty() {
+            out.prompt_time = start.elapsed();
+            decode_start = Instant::now();
+        }
+        out.tokens.push(id);
+        out.log_probs.extend(log_prob);
+        if let Some(finish) = writer.push(id) {
+            break finish;
+        }
+        if out.tokens.len() >= limit {
+            break Finish::Length;
+        }
+        if steps.is_context_full() {
+            break Finish::Context;
+        }
+    };
+    out.decode_time = decode_start.elapsed();
+    // As if it had never run too far: the last token has not gone through the model, those behind it never were.
+    engine.truncate(before + prompt.len() + out.tokens.len().saturating_sub(1));
+    (out.text, out.finish) = writer.finish(out.finish);
+    Ok(out)
+}
+
+/// Whether the context has room for the prompt and a token behind it, and the model has its tokens.
+fn check_prompt(engine: &Engine, prompt: &[u32]) -> Result<()> {
     let room = engine.n_ctx().saturating_sub(engine.n_past());
     if prompt.len() >= room {
         return Err(Error::Request(format!(
@@ -87,77 +113,107 @@ pub fn generate(
             prompt.len()
         )));
     }
-    engine.check_vocabulary(prompt)?;
-    let mut stream = TextStream::new();
-    let mut filter = StopFilter::new(&options.stop);
-    let mut emit = |text: String, out: &mut String| {
-        if text.is_empty() {
-            ControlFlow::Continue(())
-        } else {
-            out.push_str(&text);
-            on_text(&text)
-        }
-    };
-    let start = Instant::now();
-    let before = engine.n_past();
-    let sampling = Sampling { sample: options.sample, penalty: options.penalty, log_prob: options.log_probs };
-    let mut result = engine.prompt(prompt, sampling);
-    // Tokens that were enqueued; those that the end of the text leaves unread are forgotten below.
-    let mut enqueued = 1;
-    let mut decode_start = Instant::now();
-    loop {
-        while result.is_ok() && enqueued < limit && engine.has_time() && engine.n_past() < engine.n_ctx() {
-            result = engine.step(sampling).inspect(|()| enqueued += 1);
-        }
-        let (id, log_prob) = match std::mem::replace(&mut result, Ok(())).and_then(|()| engine.next_id()) {
-            Ok(next) => next,
-            Err(e) if is_cancelled(&e) => {
-                out.finish = Finish::Cancelled;
-                break;
-            }
-            Err(e) => {
-                match engine.recover(e, sampling) {
+    engine.check_vocabulary(prompt)
+}
+
+/// Steps of a generation, enqueued ahead, and taken up again after a fault.
+struct Steps<'e> {
+    engine: &'e mut Engine,
+    sampling: Sampling,
+    /// Most tokens.
+    limit: usize,
+    /// Tokens that were enqueued; the caller forgets those that the end of the text leaves unread.
+    enqueued: usize,
+    /// What became of the last step that was enqueued.
+    last: Result<()>,
+}
+
+impl Steps<'_> {
+    /// Enqueues the prompt, with the first token behind it.
+    fn begin<'e>(engine: &'e mut Engine, prompt: &[u32], options: &GenerateOptions, limit: usize) -> Steps<'e> {
+        let sampling = Sampling { sample: options.sample, penalty: options.penalty, log_prob: options.log_probs };
+        let last = engine.prompt(prompt, sampling);
+        Steps { engine, sampling, limit, enqueued: 1, last }
+    }
+
+    /// The next token, behind `came` others, and its log-probability; `None` if the run was cancelled.
+    fn next(&mut self, came: usize) -> Result<Option<(u32, Option<f32>)>> {
+        loop {
+            self.enqueue_ahead();
+            match std::mem::replace(&mut self.last, Ok(())).and_then(|()| self.engine.next_id()) {
+                Ok(next) => return Ok(Some(next)),
+                Err(e) if is_cancelled(&e) => return Ok(None),
+                Err(e) => match self.engine.recover(e, self.sampling) {
                     Err(e) if !is_cancelled(&e) => return Err(e),
-                    recovered => result = recovered,
-                }
-                // The next token is under way again, nothing behind it.
-                enqueued = out.tokens.len() + 1;
-                continue;
+                    recovered => self.last = recovered,
+                },
             }
-        };
-        if out.tokens.is_empty() {
-            out.prompt_time = start.elapsed();
-            decode_start = Instant::now();
-        }
-        out.tokens.push(id);
-        out.log_probs.extend(log_prob);
-        if tokenizer.is_eog(id) && !options.ignore_eos {
-            out.finish = Finish::Eos;
-            break;
-        }
-        let text = filter.push(&stream.push(tokenizer, id, false));
-        if emit(text, &mut out.text).is_break() {
-            out.finish = Finish::Cancelled;
-            break;
-        }
-        if filter.found() {
-            out.finish = Finish::Stop;
-            break;
-        }
-        if out.tokens.len() >= limit {
-            break;
-        }
-        if engine.under_way() == 0 && engine.n_past() >= engine.n_ctx() {
-            out.finish = Finish::Context;
-            break;
+            // The next token is under way again, nothing behind it.
+            self.enqueued = came + 1;
         }
     }
-    out.decode_time = decode_start.elapsed();
-    // As if it had never run too far: the last token has not gone through the model, those behind it never were.
-    engine.truncate(before + prompt.len() + out.tokens.len().saturating_sub(1));
-    let rest = filter.push(&stream.finish()) + &filter.finish();
-    if out.finish != Finish::Cancelled && emit(rest, &mut out.text).is_break() {
-        out.finish = Finish::Cancelled;
+
+    fn enqueue_ahead(&mut self) {
+        while self.last.is_ok() && self.enqueued < self.limit && self.engine.has_time() && !self.is_at_end() {
+            self.last = self.engine.step(self.sampling);
+            self.enqueued += usize::from(self.last.is_ok());
+        }
     }
-    Ok(out)
+
+    fn is_at_end(&self) -> bool {
+        self.engine.n_past() >= self.engine.n_ctx()
+    }
+
+    /// Whether there is no room for a further token, and none under way.
+    fn is_context_full(&self) -> bool {
+        self.engine.under_way() == 0 && self.is_at_end()
+    }
+}
+
+/// Turns tokens into text as they come: a character may need several of them, and what may be the beginning of a stop string waits.
+struct Writer<'w> {
+    tokenizer: &'w Tokenizer,
+    ignore_eos: bool,
+    stream: TextStream,
+    filter: StopFilter,
+    text: String,
+    on_text: &'w mut dyn FnMut(&str) -> ControlFlow<()>,
+}
+
+impl<'w> Writer<'w> {
+    fn new(
+        tokenizer: &'w Tokenizer,
+        options: &GenerateOptions,
+        on_text: &'w mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Writer<'w> {
+        let (stream, filter) = (TextStream::new(), StopFilter::new(&options.stop));
+        Writer { tokenizer, ignore_eos: options.ignore_eos, stream, filter, text: String::new(), on_text }
+    }
+
+    /// Takes a token; gives the reason if the text ends with it.
+    fn push(&mut self, id: u32) -> Option<Finish> {
+        if self.tokenizer.is_eog(id) && !self.ignore_eos {
+            return Some(Finish::Eos);
+        }
+        let text = self.filter.push(&self.stream.push(self.tokenizer, id, false));
+        if self.emit(&text).is_break() {
+            return Some(Finish::Cancelled);
+        }
+        self.filter.found().then_some(Finish::Stop)
+    }
+
+    fn emit(&mut self, text: &str) -> ControlFlow<()> {
+        if text.is_empty() {
+            return ControlFlow::Continue(());
+        }
+        self.text.push_str(text);
+        (self.on_text)(text)
+    }
+
+    /// The whole text, with what has waited for more, and why it ended.
+    fn finish(mut self, finish: Finish) -> (String, Finish) {
+        let rest = self.filter.push(&self.stream.finish()) + &self.filter.finish();
+        let ended = finish != Finish::Cancelled && self.emit(&rest).is_break();
+        (self.text, if ended { Finish::Cancelled } else { finish })
+    }
 }
