@@ -357,9 +357,13 @@ fn streams_that_are_reset_leave_nothing_behind() {
         }
         while start.elapsed() < Duration::from_millis(4500) {
             let mut streams = Vec::new();
-            for conn in &open {
+            for conn in &mut open {
                 for _ in 0..100 {
-                    let stream = conn.stream("outboard.v1.Outboard/Control").await.unwrap();
+                    // On a busy machine the server may find that too many streams were reset, and end the connection.
+                    let Ok(stream) = conn.stream("outboard.v1.Outboard/Control").await else {
+                        *conn = Conn::open(server.local_addr()).await.unwrap();
+                        continue;
+                    };
                     stream.message(&attach);
                     streams.push(stream);
                 }
