@@ -19,7 +19,7 @@ use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Penalty, Sample};
 use outboard_core::{Costs, Device, LeafKind, Pending, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Program, Scheduler, SchedulerOptions};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -580,12 +580,11 @@ fn place(
     if !options.split.is_empty() && options.split.len() != devices.len() {
         return Err(Error::Request(format!("-ts has {} parts for {} devices", options.split.len(), devices.len())));
     }
-    let pools: Vec<String> = devices.iter().map(|d| d.info().pool()).collect();
-    let sharing = |d: usize| (0..devices.len()).filter(|&other| pools[other] == pools[d]).collect::<Vec<_>>();
-    let here = |d: usize| {
+    let sharing = sharing(devices);
+    let here = |&d: &usize| {
         kept_weights.values().filter(|s| s.buffer().device() == devices[d].uid()).map(Slice::len).sum::<u64>()
     };
-    let kept = |d: usize| sharing(d).into_iter().map(here).sum::<u64>();
+    let kept = |d: usize| sharing[d].iter().map(here).sum::<u64>();
     let free: Vec<u64> = free.iter().enumerate().map(|(d, free)| free.saturating_add(kept(d))).collect();
     let sizes = parts.sizes();
     let shares = match options.split.as_slice() {
@@ -595,8 +594,8 @@ fn place(
     let divided = |reserve: &[u64]| -> Result<Homes> {
         let share = |(d, device): (usize, &Arc<dyn Device>)| Share {
             id: device.info().id.clone(),
-            pool: pools[d].clone(),
-            capacity: free[d].saturating_sub(sharing(d).into_iter().map(|other| reserve[other]).sum()),
+            pool: device.info().pool(),
+            capacity: free[d].saturating_sub(sharing[d].iter().map(|&other| reserve[other]).sum()),
             weight: shares.get(d).copied().unwrap_or(0.0),
         };
         let shares: Vec<Share> = devices.iter().enumerate().map(share).collect();
@@ -627,13 +626,18 @@ fn results(plans: &[Plan], device: usize) -> u64 {
     compute + plans.iter().map(|p| p.weight_copy_bytes()[device]).sum::<u64>()
 }
 
+/// For each device those that share its memory, itself among them, in their order.
+fn sharing(devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
+    let pools: Vec<String> = devices.iter().map(|d| d.info().pool()).collect();
+    let same = |pool: &String| (0..pools.len()).filter(|&other| pools[other] == *pool).collect();
+    pools.iter().map(same).collect()
+}
+
 /// Whether each device has memory for its weights beside the pages of the file that they are read from, with all that shares this memory.
 fn has_room_for_copies(devices: &[Arc<dyn Device>], free: &[u64], loads: &[DeviceLoad]) -> Vec<bool> {
-    let pools: Vec<String> = devices.iter().map(|d| d.info().pool()).collect();
-    let needed = |load: &DeviceLoad| 2 * load.weight_bytes + load.cache_bytes + load.compute_bytes;
-    let of_pool =
-        |pool: &String| pools.iter().zip(loads).filter(|(p, _)| *p == pool).map(|(_, load)| needed(load)).sum();
-    pools.iter().zip(free).map(|(pool, &free)| free >= of_pool(pool)).collect()
+    let needed = |&d: &usize| 2 * loads[d].weight_bytes + loads[d].cache_bytes + loads[d].compute_bytes;
+    let each = sharing(devices).into_iter().zip(free);
+    each.map(|(sharing, &free)| free >= sharing.iter().map(needed).sum()).collect()
 }
 
 /// Says before anything is allocated which leaf no buffer of its device can hold.
@@ -659,11 +663,9 @@ fn check_fits(
     kept_bytes: &dyn Fn(usize, &dyn Device) -> u64,
 ) -> Result<()> {
     let devices = scheduler.devices();
-    let mut of_pool: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    for (d, device) in devices.iter().enumerate() {
-        of_pool.entry(device.info().pool()).or_default().push(d);
-    }
-    for sharing in of_pool.values() {
+    // Each memory once, with the first device that has it.
+    let memories = sharing(devices).into_iter().enumerate().filter(|(d, sharing)| sharing.first() == Some(d));
+    for (_, sharing) in memories {
         let weights_of = |d: usize| match mapped[d] {
             Some(_) => 0,
             None => loads[d].weight_bytes.saturating_sub(kept_bytes(d, devices[d].as_ref())),

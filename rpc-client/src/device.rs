@@ -203,6 +203,10 @@ impl Device for RemoteDevice {
         self.speed
     }
 
+    fn known_speed(&self) -> Option<Speed> {
+        self.speed
+    }
+
     fn supports(&self, graph: &Graph) -> Result<NodeSet> {
         let encoded = graph::encode(graph)?;
         if let Some(known) = lock(&self.supported).get(&encoded) {

@@ -70,6 +70,11 @@ impl Slice {
         &self.buffer
     }
 
+    /// Whether both are of the same buffer.
+    pub fn shares_buffer(&self, other: &Slice) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.buffer), Arc::as_ptr(&other.buffer))
+    }
+
     /// Bytes from the start of the buffer.
     pub fn offset(&self) -> u64 {
         self.offset

@@ -112,9 +112,7 @@ impl DeviceInfo {
             costs: Costs::default(),
         }
     }
-}
 
-impl DeviceInfo {
     /// Names its memory among all devices of a run: those with the same name share it.
     pub fn pool(&self) -> String {
         if self.memory_pool.is_empty() {

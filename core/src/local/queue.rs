@@ -161,8 +161,8 @@ impl Queue for LocalQueue {
         if src.len() != dst.len() {
             return Err(Error::Request(format!("{} bytes copied to a slice of {}", src.len(), dst.len())));
         }
-        let same = std::ptr::addr_eq(Arc::as_ptr(src.buffer()), Arc::as_ptr(dst.buffer()));
-        if same && src.offset() != dst.offset() && src.offset().abs_diff(dst.offset()) < src.len() {
+        let distance = src.offset().abs_diff(dst.offset());
+        if src.shares_buffer(dst) && distance > 0 && distance < src.len() {
             return Err(Error::Request(format!("{}: a copy between slices that overlap", self.common.id)));
         }
         self.send(Command::Copy { src: src.clone(), dst: dst.clone() })

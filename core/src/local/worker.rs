@@ -178,8 +178,8 @@ impl Worker {
                 self.settle(begun, outcome, nothing);
             }
             Command::WriteLater { dst, data } => {
-                let done = self.write_later(&dst, data).map(Outcome::Now);
-                self.settle(begun, done, nothing);
+                let done = self.write_later(&dst, data);
+                self.settle_done(begun, done);
             }
             Command::Read { src, to } => {
                 let none = || Ok(Outcome::Now(Bytes::new()));
@@ -192,9 +192,8 @@ impl Worker {
             }
             Command::Execute(executable) => self.execute(begun, executable),
             Command::Copy { src, dst } => {
-                let same = std::ptr::addr_eq(Arc::as_ptr(src.buffer()), Arc::as_ptr(dst.buffer()));
-                let nothing_to_do = src.is_empty() || same && src.offset() == dst.offset();
-                let outcome = if nothing_to_do { empty() } else { self.stream.copy(&src, &dst) };
+                let is_itself = src.shares_buffer(&dst) && src.offset() == dst.offset();
+                let outcome = if src.is_empty() || is_itself { empty() } else { self.stream.copy(&src, &dst) };
                 self.settle(begun, outcome, nothing);
             }
             Command::Fill { dst, value } => {
@@ -203,7 +202,7 @@ impl Worker {
             }
             Command::Wait { timeline, value } => {
                 let waited = timeline.wait(value, WAIT_LIMIT, &self.common.cancel, "an event of another queue");
-                self.settle(begun, waited.map(Outcome::Now), nothing);
+                self.settle_done(begun, waited);
             }
             Command::Signal(value) => {
                 let timeline = self.common.timeline.clone();
@@ -218,8 +217,8 @@ impl Worker {
             }
             Command::Offer { ticket, src } => self.offer(begun, ticket, &src),
             Command::Accept { ticket, dst } => {
-                let done = self.accept(ticket, &dst).map(Outcome::Now);
-                self.settle(begun, done, nothing);
+                let done = self.accept(ticket, &dst);
+                self.settle_done(begun, done);
             }
         }
     }
@@ -240,6 +239,11 @@ impl Worker {
                 common.progress.done_behind();
             }),
         }
+    }
+
+    /// The same for a command that the device has nothing to do with any more.
+    fn settle_done(&mut self, begun: Begun, done: Result<()>) {
+        self.settle(begun, done.map(Outcome::Now), |done| done.map(|()| None));
     }
 
     /// The same for a part of a command.
@@ -281,10 +285,10 @@ impl Worker {
 
     fn execute(&mut self, begun: Begun, executable: Arc<dyn Executable>) {
         let Some(turn) = self.turns.take(self.group, self.common.queue, &self.common.cancel) else {
-            return self.settle(begun, Err::<Outcome<()>, _>(Error::Cancelled), |done| done.map(|()| None));
+            return self.settle_done(begun, Err(Error::Cancelled));
         };
         if let Err(error) = self.common.check() {
-            return self.settle(begun, Err::<Outcome<()>, _>(error), |done| done.map(|()| None));
+            return self.settle_done(begun, Err(error));
         }
         self.common.progress.begin(Doing::Graph);
         // A panic is a bug of a kernel; it must not take other clients of the device with it.
@@ -353,10 +357,10 @@ impl Worker {
             }
             Ok(Way::Pieces(serial)) => {
                 self.give_pieces(ticket, serial, src);
-                self.settle(begun, Ok(Outcome::Now(())), |done| done.map(|()| None));
+                self.settle_done(begun, Ok(()));
             }
-            Ok(Way::Nowhere) => self.settle(begun, Ok(Outcome::Now(())), |done| done.map(|()| None)),
-            Err(error) => self.settle(begun, Err::<Outcome<()>, _>(error), |done| done.map(|()| None)),
+            Ok(Way::Nowhere) => self.settle_done(begun, Ok(())),
+            Err(error) => self.settle_done(begun, Err(error)),
         }
     }
 

@@ -1,25 +1,17 @@
 //! How much of the host's memory its devices may take together.
 
 use outboard_core::device::fresh_uid;
-use outboard_core::local::MemoryPool;
+use outboard_core::local::{FixedPool, MemoryPool};
 use outboard_core::{Error, MemoryInfo, MemoryShare, Result};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The memory of the host, which all devices in it share.
 #[derive(Debug)]
 pub struct MemoryBudget {
     /// Tells it from other budgets of this process.
     uid: u64,
-    limit: u64,
-    used: Arc<AtomicU64>,
-}
-
-/// Bytes taken from a budget, given back when dropped.
-#[derive(Debug)]
-struct Reservation {
-    used: Arc<AtomicU64>,
-    bytes: u64,
+    /// What may be taken, and what is.
+    pool: Arc<FixedPool>,
 }
 
 impl MemoryBudget {
@@ -27,7 +19,8 @@ impl MemoryBudget {
     /// has available at that moment.
     pub fn new(limit: Option<u64>) -> Arc<MemoryBudget> {
         let SystemMemory { total, available } = system_memory();
-        Arc::new(MemoryBudget { uid: fresh_uid(), limit: limit.unwrap_or(available).min(total), used: Arc::default() })
+        let pool = FixedPool::new(limit.unwrap_or(available).min(total));
+        Arc::new(MemoryBudget { uid: fresh_uid(), pool })
     }
 
     /// Names it among the pools of this process.
@@ -37,30 +30,22 @@ impl MemoryBudget {
 
     /// The limit, and what is left of it.
     pub fn info(&self) -> MemoryInfo {
-        MemoryInfo { total: self.limit, free: self.free(system_memory().available, touched_memory()) }
+        let total = self.pool.info().total;
+        MemoryInfo { total, free: self.free(system_memory().available, touched_memory()) }
     }
 
     /// What is left, given what the system has available and what this process has touched. Memory that was taken and not yet
     /// touched is still available to the system, but it is spoken for.
     fn free(&self, available: u64, touched: u64) -> u64 {
-        let used = self.used();
-        let promised = used.saturating_sub(touched);
-        self.limit.saturating_sub(used).min(available.saturating_sub(promised))
+        let MemoryInfo { total, free } = self.pool.info();
+        let promised = (total - free).saturating_sub(touched);
+        free.min(available.saturating_sub(promised))
     }
 
     /// Bytes taken.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    fn reserve(&self, bytes: u64, device_id: &str) -> Result<Reservation> {
-        // Looking at the system costs a file or two; small allocations matter to nobody.
-        let free = if bytes < 1 << 20 { self.limit.saturating_sub(self.used()) } else { self.info().free };
-        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit && bytes <= free);
-        match self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Reservation { used: self.used.clone(), bytes }),
-            Err(_) => Err(Error::OutOfMemory { device: device_id.to_owned(), needed: bytes, free }),
-        }
+        let MemoryInfo { total, free } = self.pool.info();
+        total - free
     }
 }
 
@@ -70,13 +55,12 @@ impl MemoryPool for MemoryBudget {
     }
 
     fn take(&self, bytes: u64, device_id: &str) -> Result<MemoryShare> {
-        Ok(Box::new(self.reserve(bytes, device_id)?))
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        // Looking at the system costs a file or two; small allocations matter to nobody.
+        let free = if bytes < 1 << 20 { u64::MAX } else { self.info().free };
+        if bytes > free {
+            return Err(Error::OutOfMemory { device: device_id.to_owned(), needed: bytes, free });
+        }
+        self.pool.take(bytes, device_id)
     }
 }
 
@@ -134,7 +118,7 @@ fn field(path: &str, name: &str) -> Option<u64> {
 /// Funds of no device in particular.
 #[cfg(test)]
 pub(crate) fn funds_for_tests(budget: &Arc<MemoryBudget>) -> outboard_core::local::Funds {
-    let info = outboard_core::DeviceInfo::new("d", outboard_core::DeviceKind::Cpu, "test", budget.limit);
+    let info = outboard_core::DeviceInfo::new("d", outboard_core::DeviceKind::Cpu, "test", budget.info().total);
     outboard_core::local::Funds::new(1, &Arc::new(info), budget.clone())
 }
 
@@ -145,12 +129,12 @@ mod tests {
     #[test]
     fn what_is_dropped_is_free_again() {
         let budget = MemoryBudget::new(Some(1000));
-        let a = budget.reserve(600, "d").unwrap();
-        let e = budget.reserve(600, "d").unwrap_err();
+        let a = budget.take(600, "d").unwrap();
+        let e = budget.take(600, "d").unwrap_err();
         assert_eq!(e, Error::OutOfMemory { device: "d".into(), needed: 600, free: 400 });
         drop(a);
         assert_eq!(budget.info().free, 1000);
-        assert!(budget.reserve(u64::MAX, "d").is_err());
+        assert!(budget.take(u64::MAX, "d").is_err());
     }
 
     #[test]
@@ -158,7 +142,7 @@ mod tests {
         let budget = MemoryBudget::new(None);
         let info = budget.info();
         assert!(info.free > 0 && info.free <= info.total, "{info:?}");
-        assert!(budget.reserve(info.total + 1, "d").is_err());
+        assert!(budget.take(info.total + 1, "d").is_err());
         let SystemMemory { total, available } = system_memory();
         assert!(
             info.total < total && info.total <= available + (1 << 30),
@@ -169,7 +153,7 @@ mod tests {
     #[test]
     fn memory_that_was_taken_and_not_touched_is_not_free() {
         let budget = MemoryBudget::new(Some(1000));
-        let _taken = budget.reserve(600, "d").unwrap();
+        let _taken = budget.take(600, "d").unwrap();
         // The system has 500 available, as nothing of the 600 was touched: they are promised.
         assert_eq!(budget.free(500, 0), 0);
         assert_eq!(budget.free(700, 0), 100);
