@@ -10,9 +10,12 @@
 pub mod assign;
 pub mod memory;
 pub mod plan;
+pub mod program;
 pub mod run;
 pub mod split;
+mod transfers;
 
 pub use assign::{Assignment, DeviceView, Hints};
 pub use plan::{Plan, PlanError};
-pub use run::{Begun, Observer, OnWait, Program, Scheduler, SchedulerOptions, Verdict, resume_all};
+pub use program::Program;
+pub use run::{Begun, Observer, OnWait, Scheduler, SchedulerOptions, Verdict, resume_all};
