@@ -183,7 +183,7 @@ fn connections_that_are_cut() {
             cut.iter().for_each(|p| p.refuse(away > 0));
             cut.iter().for_each(|p| (0..p.count()).for_each(|connection| p.cut(connection)));
             std::thread::sleep(Duration::from_millis(away));
-            cut.iter().for_each(|p| p.refuse(false));
+            cut.iter().for_each(|p| p.admit());
             let report: RunReport = client.wait(LIMIT).json();
             let what = format!("connections {victim} cut after {} ms for {away} ms, try {number}", moment / 1000);
             same(&report, &want, &what);

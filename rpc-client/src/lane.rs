@@ -38,6 +38,13 @@ struct State {
     broken: bool,
 }
 
+/// What a caller does at a line without room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WhenFull {
+    Wait,
+    Exceed,
+}
+
 impl Lane {
     /// A line that holds about `limit` bytes.
     pub(crate) fn new(limit: usize) -> Arc<Lane> {
@@ -46,17 +53,17 @@ impl Lane {
 
     /// Appends what `write` writes, when there is room. `false` if nobody takes it any more.
     pub(crate) fn push(&self, write: impl FnOnce(&mut BytesMut)) -> bool {
-        self.add(true, |state| write(&mut state.tail))
+        self.add(WhenFull::Wait, |state| write(&mut state.tail))
     }
 
     /// Appends at once, room or not: for what the event loop itself has to say.
     pub(crate) fn push_now(&self, write: impl FnOnce(&mut BytesMut)) -> bool {
-        self.add(false, |state| write(&mut state.tail))
+        self.add(WhenFull::Exceed, |state| write(&mut state.tail))
     }
 
     /// Appends a payload with its head, when there is room.
     pub(crate) fn push_payload(&self, head: Bytes, payload: Bytes) -> bool {
-        self.add(true, |state| {
+        self.add(WhenFull::Wait, |state| {
             if !state.tail.is_empty() {
                 let tail = state.tail.split().freeze();
                 state.parts.push_back(tail);
@@ -65,9 +72,9 @@ impl Lane {
         })
     }
 
-    fn add(&self, wait: bool, write: impl FnOnce(&mut State)) -> bool {
+    fn add(&self, when_full: WhenFull, write: impl FnOnce(&mut State)) -> bool {
         let mut state = lock(&self.state);
-        while wait && state.bytes >= self.limit && !state.broken && !state.closed {
+        while when_full == WhenFull::Wait && state.bytes >= self.limit && !state.broken && !state.closed {
             state.waiting += 1;
             state = self.space.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.waiting -= 1;

@@ -258,7 +258,7 @@ fn news_for_a_server_that_takes_none_is_bounded() {
         let route = Route { from: client.hello.incarnation, to: 5, session: 6 };
         let target = target_of(&secret, route, proxy.addr);
         assert_eq!(client.reach(target.clone()).await.unwrap(), "");
-        proxy.hold(0, true);
+        proxy.hold(0);
         // Each offer of a queue that has failed is told to the server that it was for.
         let queue = client.queue(1).await;
         queue.send(v1::command::Command::Read(v1::Read { request: 1, src: None, bulk: false }));
