@@ -9,7 +9,8 @@ use crate::trace::{TokenTime, Tracer, time_lines};
 use crate::{interrupt, model, print};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
-use outboard_llm::chat::{ChatTemplate, Message};
+use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
+use outboard_llm::tokenizer::{Bos, SpecialText};
 use outboard_llm::{Engine, Finish, GenerateOptions, Generation, generate};
 use outboard_output as output;
 use serde::Serialize;
@@ -154,11 +155,11 @@ fn encode(args: &Args, loaded: &model::Loaded, prompt: &str) -> Result<Vec<u32>>
         let template = ChatTemplate::from_gguf(loaded.model.gguf(), tokenizer)?;
         let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
         let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
-        template.render(&messages, true, SystemTime::now())?
+        template.render(&messages, GenerationPrompt::Add, SystemTime::now())?
     } else {
         prompt.to_owned()
     };
-    let mut tokens = tokenizer.encode(&text, true, tokenizer.adds_bos())?;
+    let mut tokens = tokenizer.encode(&text, SpecialText::Parse, Bos::Add)?;
     if tokens.is_empty() {
         // Nothing to go on from: begin as a text begins.
         let start = tokenizer.bos().or(tokenizer.eos());
