@@ -32,7 +32,7 @@ pub use io::NetStats;
 pub use options::{ClientOptions, Token};
 pub use outboard_net::{Carrier, ClientTls, Endpoint, EndpointError, TlsFiles};
 pub use peers::PeerPath;
-pub use trace::{RemoteSpan, RemoteTrace};
+pub use trace::{RemoteSpan, RemoteTrace, Tracing};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

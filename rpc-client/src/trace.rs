@@ -8,6 +8,15 @@ use std::time::{Duration, Instant};
 /// Longest name of a command that is taken, in bytes; longer ones are cut.
 const MAX_WHAT: usize = 32;
 
+/// Whether a server goes on recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tracing {
+    /// It records what its queues do from now on.
+    GoOn,
+    /// It records nothing more.
+    Stop,
+}
+
 /// One command that a queue has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteSpan {
@@ -50,13 +59,14 @@ impl RemoteTrace {
 }
 
 impl RemoteDevice {
-    /// Fetches what the queues of this session have done since the last call, and says whether the server goes on recording. It
-    /// keeps some seconds' worth, and nothing before the first call with `record`.
+    /// Fetches what the queues of this session have done since the last call. The server keeps some seconds' worth, and nothing
+    /// before the first call with [`Tracing::GoOn`].
     ///
     /// The clocks are put side by side by the middle of the call: of several answers, that with the smallest
     /// [`RemoteTrace::error`] maps the clock best.
-    pub fn trace(&self, record: bool) -> Result<RemoteTrace> {
+    pub fn trace(&self, then: Tracing) -> Result<RemoteTrace> {
         let shared = self.link().shared();
+        let record = then == Tracing::GoOn;
         let request = v1::TraceRequest { session: Some(shared.session.clone()), record };
         let start = Instant::now();
         let (answer, end) = self.call("trace", shared.options.call_timeout, |mut client| async move {

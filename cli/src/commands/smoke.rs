@@ -2,6 +2,7 @@
 
 use super::print_json;
 use crate::args::RpcList;
+use crate::measure::round_trip;
 use crate::print;
 use crate::trust::TrustArgs;
 use anyhow::{Result, bail};
@@ -23,8 +24,6 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for one answer.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Round trips that are measured; the median counts.
-const ROUND_TRIPS: usize = 21;
 /// Bytes of a copy whose rate is measured.
 const COPY_BYTES: usize = 16 << 20;
 /// Width of the graph that goes over all devices.
@@ -191,13 +190,7 @@ fn measure(from: &Side, to: &Side) -> Result<Link> {
         }
         Ok(qb.finish(DEADLINE)?)
     };
-    let mut times = Vec::with_capacity(ROUND_TRIPS);
-    for _ in 0..ROUND_TRIPS {
-        let start = Instant::now();
-        copy(4)?;
-        times.push(start.elapsed());
-    }
-    times.sort();
+    let rtt = round_trip(|| copy(4))?;
     let start = Instant::now();
     copy(COPY_BYTES as u64)?;
     let seconds = start.elapsed().as_secs_f64();
@@ -207,7 +200,7 @@ fn measure(from: &Side, to: &Side) -> Result<Link> {
     Ok(Link {
         from: from.name.clone(),
         to: to.name.clone(),
-        rtt_us: times[ROUND_TRIPS / 2].as_secs_f64() * 1e6,
+        rtt_us: rtt.as_secs_f64() * 1e6,
         gbps: COPY_BYTES as f64 / seconds / 1e9,
         direct,
         path: path.to_string(),
