@@ -38,6 +38,14 @@ struct State {
     broken: bool,
 }
 
+/// How much was taken from a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) bytes: u64,
+    /// Callers wait for room.
+    pub(crate) callers_wait: bool,
+}
+
 /// What a caller does at a line without room.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WhenFull {
@@ -92,10 +100,10 @@ impl Lane {
         true
     }
 
-    /// Bytes that were taken, in all, and whether callers wait for room.
-    pub(crate) fn taken(&self) -> (u64, bool) {
+    /// How much was taken from it until now.
+    pub(crate) fn taken(&self) -> Taken {
         let state = lock(&self.state);
-        (state.taken, state.waiting > 0)
+        Taken { bytes: state.taken, callers_wait: state.waiting > 0 }
     }
 
     /// Says that nothing more comes; what is there is still sent.
@@ -192,13 +200,13 @@ mod tests {
         let mut body = LaneBody(lane.clone());
         assert!(lane.push(|b| b.extend_from_slice(&[0; 10])));
         let (other, second) = (lane.clone(), lane.clone());
-        assert_eq!(lane.taken(), (0, false));
+        assert_eq!(lane.taken(), Taken { bytes: 0, callers_wait: false });
         let writer = std::thread::spawn(move || other.push(|b| b.extend_from_slice(&[1; 10])));
         std::thread::sleep(std::time::Duration::from_millis(20));
-        assert_eq!(lane.taken(), (0, true));
+        assert_eq!(lane.taken(), Taken { bytes: 0, callers_wait: true });
         assert_eq!(take(&mut body).unwrap().len(), 10);
         assert!(writer.join().unwrap());
-        assert_eq!(lane.taken(), (10, false));
+        assert_eq!(lane.taken(), Taken { bytes: 10, callers_wait: false });
         let writer = std::thread::spawn(move || second.push(|_| {}));
         std::thread::sleep(std::time::Duration::from_millis(20));
         drop(body);

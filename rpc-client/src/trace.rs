@@ -65,18 +65,18 @@ impl RemoteDevice {
     /// The clocks are put side by side by the middle of the call: of several answers, that with the smallest
     /// [`RemoteTrace::error`] maps the clock best.
     pub fn trace(&self, then: Tracing) -> Result<RemoteTrace> {
-        let shared = self.link().shared();
+        let connection = self.session().connection();
         let record = then == Tracing::GoOn;
-        let request = v1::TraceRequest { session: Some(shared.session.clone()), record };
+        let request = v1::TraceRequest { session: Some(connection.session.clone()), record };
         let start = Instant::now();
-        let (answer, end) = self.call("trace", shared.options.call_timeout, |mut client| async move {
+        let (answer, end) = self.call("trace", connection.options.call_timeout, |mut client| async move {
             let answer = client.trace(request).await?.into_inner();
             Ok(tonic::Response::new((answer, Instant::now())))
         })?;
         let error = (end - start) / 2;
         let mut spans = Vec::new();
         for queue in answer.queues {
-            let device = format!("{}/{}", shared.name, queue.device);
+            let device = format!("{}/{}", connection.name, queue.device);
             // What ends before it begins is no span.
             for span in queue.spans.into_iter().filter(|s| s.start_us <= s.end_us) {
                 let what = span.what.chars().filter(|c| !c.is_control()).take(MAX_WHAT).collect();

@@ -182,7 +182,7 @@ impl<'d> Upload<'d> {
 
     /// Whether a device is one of its endpoint.
     fn is_for(&self, device: &RemoteDevice) -> bool {
-        self.devices.iter().any(|target| Arc::ptr_eq(target.device.link(), device.link()))
+        self.devices.iter().any(|target| Arc::ptr_eq(target.device.session(), device.session()))
     }
 
     /// Adds a device with its contents. The same bytes for several are one item.
@@ -236,7 +236,7 @@ impl<'d> Upload<'d> {
         items.sort_by_key(|item| Reverse(item.len()));
         let (blobs, small): (Vec<&Item>, Vec<&Item>) =
             items.into_iter().partition(|item| ask && item.len() >= MIN_BLOB);
-        let senders = self.first()?.link().shared().bulk_connections().min(self.items.len());
+        let senders = self.first()?.session().connection().bulk_connections().min(self.items.len());
         let (to_send, sending) = channel();
         let (to_take, taking) = channel();
         let (to_place, placing) = channel();

@@ -1,8 +1,8 @@
 //! A device of an upload and its queues, and how bytes get from one device to another.
 
 use super::Upload;
+use crate::connection::BULK_CONNECTIONS;
 use crate::device::RemoteDevice;
-use crate::link::BULK_CONNECTIONS;
 use crate::lock;
 use crate::queue::RemoteQueue;
 use outboard_core::{Error, PeerTransfer, Result, Slice, Ticket, progress};
@@ -58,7 +58,7 @@ impl<'d> Target<'d> {
 
 /// Waits until a queue of a device has done everything, for as long as its server gets further.
 pub(super) fn finish(queue: &RemoteQueue, device: &RemoteDevice) -> Result<()> {
-    progress::finish(queue, FINISH_WAIT, || device.link().shared().moves())
+    progress::finish(queue, FINISH_WAIT, || device.session().connection().moves())
 }
 
 /// The queue of a slot. Of two that are opened at the same time, one is closed again.
