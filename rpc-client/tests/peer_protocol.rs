@@ -6,6 +6,8 @@ mod common;
 mod ends;
 #[path = "common/fake.rs"]
 mod fake;
+#[path = "common/listen.rs"]
+mod listen;
 #[path = "common/plain.rs"]
 mod plain;
 #[path = "common/proxy.rs"]
@@ -26,10 +28,6 @@ use std::time::{Duration, Instant};
 
 /// The incarnation of a server that there is not.
 const FROM: u64 = 77;
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
-}
 
 /// Whether two clients' worth of servers still work.
 fn alive(a: &Server, b: &Server) {
