@@ -65,12 +65,21 @@ impl Test {
     }
 }
 
+/// Where devices are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All on this host.
+    Local,
+    /// Some on servers.
+    Remote,
+}
+
 /// A set of devices with the model on them.
 pub(crate) struct Side {
     /// Those that hold a part of it.
     pub(crate) devices: Vec<String>,
-    /// Some of them are on servers.
-    pub(crate) remote: bool,
+    /// Where those are.
+    pub(crate) reach: Reach,
     pub(crate) engine: Engine,
 }
 
@@ -85,7 +94,8 @@ impl Side {
     pub(crate) fn new(engine: Engine) -> Side {
         let used = engine.loads().iter().zip(engine.devices()).filter(|(l, _)| l.is_used());
         let remote = used.clone().any(|(_, d)| RemoteDevice::of(d.as_ref()).is_some());
-        Side { devices: used.map(|(l, _)| l.id.clone()).collect(), remote, engine }
+        let reach = if remote { Reach::Remote } else { Reach::Local };
+        Side { devices: used.map(|(l, _)| l.id.clone()).collect(), reach, engine }
     }
 
     /// Runs a test once, and records what every device did meanwhile.

@@ -50,13 +50,13 @@ impl Trace {
         }
         let any = covered(work.values().flatten().copied().collect());
         let per_token = |time: Duration| print::ms(time) / n as f64;
-        let whole = to - from;
+        let total = to - from;
         let times = work.into_iter().map(|(device, ranges)| {
             let own = covered(ranges);
             TokenTime {
                 device: device.to_string(),
                 compute_ms: per_token(own),
-                wire_ms: per_token(whole.saturating_sub(any)),
+                wire_ms: per_token(total.saturating_sub(any)),
                 waiting_ms: per_token(any.saturating_sub(own)),
             }
         });

@@ -48,10 +48,11 @@ fn present(engine: &Engine, setup: &Setup, measured: &Measurements, times: &Time
     let parts = measured_parts(&setup.parts, &homes, times, *head_ms);
     let mut members = setup.members.clone();
     keep_free_for_results(&mut members, engine.loads());
+    let prompt_tokens = prompt.test.tokens();
     for (d, member) in members.iter_mut().enumerate() {
-        member.speed = times.of(d).and_then(|(token, whole)| {
-            let (token_ms, prompt_ms) = (token.compute_ms, whole.compute_ms);
-            let computed = Computed { token_ms, prompt_ms, prompt_tokens: prompt.test.tokens() };
+        member.speed = times.of(d).and_then(|(token, prompt)| {
+            let (token_ms, prompt_ms) = (token.compute_ms, prompt.compute_ms);
+            let computed = Computed { token_ms, prompt_ms, prompt_tokens };
             Speed::measured(&parts, &homes, d, computed)
         });
     }
@@ -66,7 +67,7 @@ fn present(engine: &Engine, setup: &Setup, measured: &Measurements, times: &Time
         single: setup.single,
         scattered: setup.scattered,
         n_ubatch: setup.options.n_ubatch.min(setup.options.n_ctx),
-        prompt_tokens: prompt.test.tokens(),
+        prompt_tokens,
         token_ms: decode.sample.ms_per_token(),
         prompt_ms: prompt.ms(),
     }
@@ -104,13 +105,13 @@ fn device_rows(loads: &[DeviceLoad], setup: &Setup, present: &Present, times: &T
             cache_bytes: load.cache_bytes,
             compute_bytes: load.compute_bytes,
             free_bytes: before.map_or(0, |m| m.capacity),
-            times: times.of(d).map(|(token, whole)| report::Times {
+            times: times.of(d).map(|(token, prompt)| report::Times {
                 compute_ms: token.compute_ms,
                 wire_ms: token.wire_ms,
                 waiting_ms: token.waiting_ms,
                 layer_ms,
-                prompt_compute_ms: whole.compute_ms,
-                prompt_busy: whole.compute_ms / present.prompt_ms.max(1e-9),
+                prompt_compute_ms: prompt.compute_ms,
+                prompt_busy: prompt.compute_ms / present.prompt_ms.max(1e-9),
             }),
         }
     };
