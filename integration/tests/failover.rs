@@ -180,10 +180,12 @@ fn connections_that_are_cut() {
             // The first, the second, or both; with them go the connections between the servers.
             let cut: Vec<&Proxy> =
                 proxies.iter().enumerate().filter(|(i, _)| victim == 2 || victim == *i).map(|(_, p)| p).collect();
-            cut.iter().for_each(|p| p.refuse(away > 0));
+            if away > 0 {
+                cut.iter().for_each(|p| p.refuse());
+            }
             cut.iter().for_each(|p| (0..p.count()).for_each(|connection| p.cut(connection)));
             std::thread::sleep(Duration::from_millis(away));
-            cut.iter().for_each(|p| p.refuse(false));
+            cut.iter().for_each(|p| p.admit());
             let report: RunReport = client.wait(LIMIT).json();
             let what = format!("connections {victim} cut after {} ms for {away} ms, try {number}", moment / 1000);
             same(&report, &want, &what);

@@ -19,6 +19,15 @@ const MAX_STEPS: u64 = 10_000_000;
 const MAX_DEPTH: usize = 100;
 const NAME: &str = "chat_template";
 
+/// What stands behind the messages of a chat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GenerationPrompt {
+    /// The beginning of the assistant's answer, for the model to go on from.
+    Add,
+    /// Nothing.
+    Omit,
+}
+
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
@@ -85,9 +94,8 @@ impl ChatTemplate {
     }
 
     /// The prompt for some messages, to be encoded with special tokens parsed and with BOS: if the tokenizer adds BOS, the
-    /// template's own is taken away here. `add_generation_prompt` ends it with the beginning of an answer. `now` is the date,
-    /// in UTC, for templates that mention it.
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool, now: SystemTime) -> Result<String> {
+    /// template's own is taken away here. `now` is the date, in UTC, for templates that mention it.
+    pub fn render(&self, messages: &[Message], answer: GenerationPrompt, now: SystemTime) -> Result<String> {
         let wrong = |e: minijinja::Error| {
             let reason = match e.kind() {
                 ErrorKind::OutOfFuel => format!("it takes more than {MAX_STEPS} steps"),
@@ -101,7 +109,7 @@ impl ChatTemplate {
         let text = template
             .render(context! {
                 messages,
-                add_generation_prompt,
+                add_generation_prompt => answer == GenerationPrompt::Add,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
                 // What callers without tools pass in Python.
@@ -207,7 +215,7 @@ mod tests {
         // 2024-02-29 13:05:09 UTC.
         let now = UNIX_EPOCH + Duration::from_secs(1_709_211_909);
         let messages = [Message::new("user", " <Hi> "), Message::new("assistant", "Yo")];
-        template(source, false)?.render(&messages, true, now)
+        template(source, false)?.render(&messages, GenerationPrompt::Add, now)
     }
 
     #[test]
@@ -220,7 +228,8 @@ mod tests {
 
     #[test]
     fn bos_is_not_there_twice() {
-        let text = |add_bos| template("{{ bos_token }}x", add_bos).unwrap().render(&[], false, UNIX_EPOCH).unwrap();
+        let render = |template: ChatTemplate| template.render(&[], GenerationPrompt::Omit, UNIX_EPOCH).unwrap();
+        let text = |add_bos| render(template("{{ bos_token }}x", add_bos).unwrap());
         assert_eq!((&*text(false), &*text(true)), ("<s>x", "x"));
     }
 

@@ -4,7 +4,7 @@ use crate::arch::net::Sampling;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::stop::StopFilter;
-use crate::tokenizer::{TextStream, Tokenizer};
+use crate::tokenizer::{SpecialTokens, TextStream, Tokenizer};
 use crate::watch::is_cancelled;
 use outboard_core::op::{Penalty, Sample};
 use std::ops::ControlFlow;
@@ -195,7 +195,7 @@ impl<'w> Writer<'w> {
         if self.tokenizer.is_eog(id) && !self.ignore_eos {
             return Some(Finish::Eos);
         }
-        let text = self.filter.push(&self.stream.push(self.tokenizer, id, false));
+        let text = self.filter.push(&self.stream.push(self.tokenizer, id, SpecialTokens::Skip));
         if self.emit(&text).is_break() {
             return Some(Finish::Cancelled);
         }

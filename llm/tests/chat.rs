@@ -3,8 +3,8 @@
 
 mod common;
 
-use outboard_llm::chat::{ChatTemplate, Message};
-use outboard_llm::tokenizer::Tokenizer;
+use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
+use outboard_llm::tokenizer::{Bos, SpecialText, SpecialTokens, Tokenizer};
 use std::time::UNIX_EPOCH;
 
 fn render(name: &str, messages: &[Message]) -> Option<Result<String, String>> {
@@ -14,11 +14,11 @@ fn render(name: &str, messages: &[Message]) -> Option<Result<String, String>> {
         Ok(template) => template,
         Err(e) => return Some(Err(e.to_string())),
     };
-    let text = template.render(messages, true, UNIX_EPOCH).unwrap();
+    let text = template.render(messages, GenerationPrompt::Add, UNIX_EPOCH).unwrap();
     // What the template writes are the model's special tokens.
-    let ids = tokenizer.encode(&text, true, true).unwrap();
+    let ids = tokenizer.encode(&text, SpecialText::Parse, Bos::Add).unwrap();
     assert!(ids.contains(&tokenizer.eot().unwrap()));
-    assert_eq!(tokenizer.decode(&ids, true), text);
+    assert_eq!(tokenizer.decode(&ids, SpecialTokens::Show), text);
     Some(Ok(text))
 }
 

@@ -234,9 +234,17 @@ fn greedy() -> GenerateOptions {
 /// Graphs that one of two devices runs for the prompt and the text, and some that are run too far.
 const RUNS: i64 = 3 + 12 + 1;
 
+/// What a lost device has when it is there again.
+#[derive(Clone, Copy, PartialEq)]
+enum Memory {
+    Kept,
+    Lost,
+}
+
 /// Runs with a fault after each number of graphs; gives how often there was one.
-fn at_every_moment(forgets: bool, options: &GenerateOptions) -> usize {
+fn at_every_moment(memory: Memory, options: &GenerateOptions) -> usize {
     let world = World::new();
+    let forgets = memory == Memory::Lost;
     let (devices, _) = world.pair(0, i64::MAX);
     let expected = world.run(&mut world.engine(devices), &PROMPT, options).unwrap();
     assert_eq!(expected.tokens.len(), 12);
@@ -269,14 +277,14 @@ fn at_every_moment(forgets: bool, options: &GenerateOptions) -> usize {
 
 #[test]
 fn devices_that_keep_what_they_hold() {
-    assert!(at_every_moment(false, &sampled()) >= 28);
-    assert!(at_every_moment(false, &greedy()) >= 28);
+    assert!(at_every_moment(Memory::Kept, &sampled()) >= 28);
+    assert!(at_every_moment(Memory::Kept, &greedy()) >= 28);
 }
 
 #[test]
 fn devices_that_are_lost() {
-    assert!(at_every_moment(true, &sampled()) >= 28);
-    assert!(at_every_moment(true, &greedy()) >= 28);
+    assert!(at_every_moment(Memory::Lost, &sampled()) >= 28);
+    assert!(at_every_moment(Memory::Lost, &greedy()) >= 28);
 }
 
 #[test]
@@ -341,22 +349,22 @@ fn a_device_that_has_come_back_is_used_again() {
 #[test]
 fn what_cannot_go_on_says_why() {
     let world = World::new();
-    let fails = |devices: Vec<Arc<dyn Device>>, failover: bool| {
+    let fails = |devices: Vec<Arc<dyn Device>>, failover: Option<Helper>| {
         let mut engine = world.engine(devices);
-        if failover {
-            engine.set_failover(Box::new(Helper::default()));
+        if let Some(helper) = failover {
+            engine.set_failover(Box::new(helper));
         }
         let error = world.run(&mut engine, &PROMPT, &sampled()).unwrap_err().to_string();
         println!("{error}");
         error
     };
     // Without failover: the error and no more.
-    assert_eq!(fails(world.pair(1, 4).0, false), "B: the connection was lost");
+    assert_eq!(fails(world.pair(1, 4).0, None), "B: the connection was lost");
     // Nothing is left.
     let (alone, fate) = world.device("A", None);
     fate.runs.store(4, Ordering::SeqCst);
     fate.forgets.store(true, Ordering::SeqCst);
-    let error = fails(vec![alone], true);
+    let error = fails(vec![alone], Some(Helper::default()));
     assert!(error.starts_with("A: the connection was lost; ") && error.contains("no other device is left"), "{error}");
     // It does not fit on what is left.
     let (small, _) = world.device("A", Some(300 << 10));

@@ -3,6 +3,9 @@
 
 mod common;
 
+use outboard_llm::tokenizer::Bos::{Add, Omit};
+use outboard_llm::tokenizer::SpecialText::{Literal, Parse};
+use outboard_llm::tokenizer::SpecialTokens::Skip;
 use outboard_llm::tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 use std::time::Instant;
@@ -20,19 +23,19 @@ fn check(name: &str) {
     println!("{name}: {} tokens loaded in {:?}", tokenizer.n_vocab(), start.elapsed());
     for case in reference["tokenize"].as_array().unwrap() {
         let text = case["text"].as_str().unwrap();
-        assert_eq!(tokenizer.encode(text, true, false).unwrap(), ids(&case["tokens"]), "{text:?}");
-        let plain = tokenizer.encode(text, false, false).unwrap();
+        assert_eq!(tokenizer.encode(text, Parse, Omit).unwrap(), ids(&case["tokens"]), "{text:?}");
+        let plain = tokenizer.encode(text, Literal, Omit).unwrap();
         assert_eq!(plain, ids(&case["tokens_no_special"]), "{text:?} without special tokens");
-        assert_eq!(tokenizer.decode(&plain, false), text);
+        assert_eq!(tokenizer.decode(&plain, Skip), text);
         let mut stream = TextStream::new();
-        let mut streamed: String = plain.iter().map(|&id| stream.push(&tokenizer, id, false)).collect();
+        let mut streamed: String = plain.iter().map(|&id| stream.push(&tokenizer, id, Skip)).collect();
         streamed.push_str(&stream.finish());
         assert_eq!(streamed, text);
     }
     for case in reference["prompts"].as_array().unwrap() {
         let text = case["text"].as_str().unwrap();
-        assert_eq!(tokenizer.encode(text, true, true).unwrap(), ids(&case["tokens"]), "{text:?}");
-        assert_eq!(tokenizer.decode(&ids(&case["generated"]), false), case["generated_text"].as_str().unwrap());
+        assert_eq!(tokenizer.encode(text, Parse, Add).unwrap(), ids(&case["tokens"]), "{text:?}");
+        assert_eq!(tokenizer.decode(&ids(&case["generated"]), Skip), case["generated_text"].as_str().unwrap());
     }
     for id in [tokenizer.eos(), tokenizer.eot()].into_iter().flatten() {
         assert!(tokenizer.is_eog(id));

@@ -1,6 +1,6 @@
 //! Which devices there are, and which of them somebody means.
 
-use crate::list::{BACKENDS, Backend, Class, Found, Naming};
+use crate::list::{BACKENDS, Backend, Class, Found};
 use outboard_core::DeviceKind;
 use std::collections::HashSet;
 
@@ -71,8 +71,9 @@ fn parse_list(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, Strin
     let mut specs: Vec<DeviceSpec> = Vec::new();
     for name in text.split(',').map(str::trim) {
         for spec in parse(backends, name)? {
-            let once = backends[spec.backend].naming == Naming::Numbered;
-            if once && specs.iter().any(|s| s.backend == spec.backend && s.found.number == spec.found.number) {
+            if spec.found.number.is_some()
+                && specs.iter().any(|s| s.backend == spec.backend && s.found.number == spec.found.number)
+            {
                 return Err(format!("\"{name}\": this device is in the list already"));
             }
             specs.push(spec);
@@ -94,9 +95,15 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     let word = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let digits = &name[word.len()..];
     let found = backends.iter().enumerate().find(|(_, b)| b.name == word);
-    let Some((place, backend)) = found.filter(|(_, b)| digits.is_empty() || b.naming == Naming::Numbered) else {
-        return Err(format!("there is no device \"{text}\"; this host has: {}", names(backends)));
-    };
+    let none = || format!("there is no device \"{text}\"; this host has: {}", names(backends));
+    let (place, backend) = found.ok_or_else(none)?;
+    let mut devices = (backend.find)();
+    if !digits.is_empty() {
+        devices.retain(|found| found.number.is_some_and(|number| digits.parse() == Ok(number)));
+    }
+    if devices.is_empty() {
+        return Err(none());
+    }
     let argument = match (argument, backend.argument) {
         (None, _) => None,
         (Some(_), None) => return Err(format!("\"{text}\": nothing can stand behind \"{}:\"", backend.name)),
@@ -105,13 +112,6 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
             _ => return Err(format!("\"{text}\": {what} must be 1 to {most}")),
         },
     };
-    let mut devices = (backend.find)();
-    if !digits.is_empty() {
-        devices.retain(|found| digits.parse() == Ok(found.number));
-    }
-    if devices.is_empty() {
-        return Err(format!("there is no device \"{text}\"; this host has: {}", names(backends)));
-    }
     Ok(devices.into_iter().map(|found| DeviceSpec { backend: place, found, argument }).collect())
 }
 
@@ -120,9 +120,9 @@ fn names(backends: &[Backend]) -> String {
     let mut names = Vec::new();
     for backend in backends {
         for found in (backend.find)() {
-            match backend.naming {
-                Naming::Numbered => names.push(format!("{}{}", backend.name, found.number)),
-                Naming::Repeated => names.push(backend.name.to_owned()),
+            match found.number {
+                Some(number) => names.push(format!("{}{number}", backend.name)),
+                None => names.push(backend.name.to_owned()),
             }
         }
         if let Some((what, _)) = backend.argument {
@@ -138,12 +138,12 @@ mod tests {
     use outboard_core::Error;
 
     fn gpu(number: usize, kind: DeviceKind, id: &str, class: Class) -> Found {
-        Found { number, kind, device_id: id.to_owned(), class }
+        Found { number: Some(number), kind, device_id: id.to_owned(), class }
     }
 
     fn backend(name: &'static str, find: fn() -> Vec<Found>) -> Backend {
         let open = |_: &crate::list::Setup, _: &Found, _: &str, _: Option<usize>| Err(Error::Cancelled);
-        Backend { name, prefix: name, naming: Naming::Numbered, argument: None, unsupported: &[], find, open }
+        Backend { name, prefix: name, argument: None, unsupported: &[], find, open }
     }
 
     const DISCRETE: DeviceKind = DeviceKind::Gpu;
@@ -151,7 +151,7 @@ mod tests {
 
     /// Two cards, one of them behind both backends, an integrated GPU and a software driver.
     fn machine() -> Vec<Backend> {
-        let cpu = || vec![gpu(0, DeviceKind::Cpu, "", Class::Hardware)];
+        let cpu = || vec![Found { number: None, ..gpu(0, DeviceKind::Cpu, "", Class::Hardware) }];
         vec![
             backend("cuda", || vec![gpu(0, DISCRETE, "01:00", Class::Hardware)]),
             backend("vulkan", || {
@@ -162,12 +162,12 @@ mod tests {
                     gpu(3, DeviceKind::Cpu, "", Class::Software),
                 ]
             }),
-            Backend { naming: Naming::Repeated, ..backend("cpu", cpu) },
+            backend("cpu", cpu),
         ]
     }
 
     fn shown(backends: &[Backend], specs: &[DeviceSpec]) -> Vec<String> {
-        specs.iter().map(|s| format!("{}{}", backends[s.backend].name, s.found.number)).collect()
+        specs.iter().map(|s| format!("{}{}", backends[s.backend].name, s.found.number.unwrap_or(0))).collect()
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod list;
 
 pub use choice::DeviceSpec;
 
-use list::{BACKENDS, Naming, Setup};
+use list::{BACKENDS, Setup};
 use outboard_core::{Device, Host, Result};
 use outboard_host::MemoryBudget;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ pub fn local_devices(
     for spec in specs {
         let backend = &BACKENDS[spec.backend];
         let count = numbers.entry(spec.backend).or_default();
-        let number = if backend.naming == Naming::Repeated { *count } else { spec.found.number };
+        let number = spec.found.number.unwrap_or(*count);
         *count += 1;
         let name = format!("{}{number}", backend.prefix);
         devices.push((backend.open)(&setup, &spec.found, &name, spec.argument)?);

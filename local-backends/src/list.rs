@@ -30,8 +30,9 @@ pub(crate) enum Class {
 /// A device of this machine that a backend could open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Its number among those of its backend.
-    pub(crate) number: usize,
+    /// Its number among those of its backend, `vulkan0`: it is opened once, and the backend's name alone means all of them. `None` for
+    /// what is opened as often as one likes, `cpu:1,cpu:1`, and numbered in that order.
+    pub(crate) number: Option<usize>,
     pub(crate) kind: DeviceKind,
     /// Identifies the hardware, such as the PCI address; empty if there is none.
     pub(crate) device_id: String,
@@ -41,23 +42,12 @@ pub(crate) struct Found {
 /// How a device is opened: what the backend has found, the name it gets, and the number behind the colon.
 type Open = fn(&Setup, &Found, &str, Option<usize>) -> Result<Arc<dyn Device>>;
 
-/// How devices of a backend are named.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Naming {
-    /// As often as one likes, `cpu:1,cpu:1`; numbered in that order.
-    Repeated,
-    /// Each once, by its number, `vulkan0`; the name alone is all of them. No backend here has such devices yet but those of tests.
-    #[cfg_attr(not(test), allow(dead_code))]
-    Numbered,
-}
-
 /// A backend as the list has it.
 pub(crate) struct Backend {
     /// In front of numbers, on the command line.
     pub(crate) name: &'static str,
     /// In front of numbers, in names of devices.
     pub(crate) prefix: &'static str,
-    pub(crate) naming: Naming,
     /// What the number behind a colon is, and the largest one; `None` if there can be none.
     pub(crate) argument: Option<(&'static str, usize)>,
     /// What its devices do not support, as names of ops or of cases of the conformance suite, which fails for anything else.
@@ -72,7 +62,6 @@ pub(crate) const BACKENDS: &[Backend] = &[
     Backend {
         name: "cpu",
         prefix: "CPU",
-        naming: Naming::Repeated,
         argument: Some(("THREADS", MAX_THREADS)),
         unsupported: &[],
         find: || vec![in_host_memory(Class::Hardware)],
@@ -84,7 +73,6 @@ pub(crate) const BACKENDS: &[Backend] = &[
     Backend {
         name: "reference",
         prefix: "REF",
-        naming: Naming::Repeated,
         argument: None,
         unsupported: &[],
         find: || vec![in_host_memory(Class::Software)],
@@ -93,7 +81,6 @@ pub(crate) const BACKENDS: &[Backend] = &[
     Backend {
         name: "detached",
         prefix: "DETACHED",
-        naming: Naming::Repeated,
         argument: None,
         unsupported: &[],
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
@@ -103,5 +90,5 @@ pub(crate) const BACKENDS: &[Backend] = &[
 
 /// The processors of this host.
 fn in_host_memory(class: Class) -> Found {
-    Found { number: 0, kind: DeviceKind::Cpu, device_id: String::new(), class }
+    Found { number: None, kind: DeviceKind::Cpu, device_id: String::new(), class }
 }

@@ -1,6 +1,6 @@
 //! Handles of what lies on a server: memory and compiled graphs.
 
-use crate::link::Link;
+use crate::session::Session;
 use outboard_core::{Buffer, Error, Executable, Result, Slice};
 use std::any::Any;
 use std::fmt;
@@ -11,13 +11,13 @@ pub(crate) struct RemoteBuffer {
     handle: u64,
     size: u64,
     device: u64,
-    link: Arc<Link>,
+    session: Arc<Session>,
 }
 
 impl RemoteBuffer {
-    pub(crate) fn new(handle: u64, size: u64, device: u64, link: &Arc<Link>) -> RemoteBuffer {
-        link.hold_buffer(handle);
-        RemoteBuffer { handle, size, device, link: link.clone() }
+    pub(crate) fn new(handle: u64, size: u64, device: u64, session: &Arc<Session>) -> RemoteBuffer {
+        session.hold_buffer(handle);
+        RemoteBuffer { handle, size, device, session: session.clone() }
     }
 
     /// The handle behind a slice, which must be of this device.
@@ -45,13 +45,13 @@ impl Buffer for RemoteBuffer {
 
 impl Drop for RemoteBuffer {
     fn drop(&mut self) {
-        self.link.free_buffer(self.handle);
+        self.session.free_buffer(self.handle);
     }
 }
 
 impl fmt::Debug for RemoteBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RemoteBuffer({} of {}, {} bytes)", self.handle, self.link.endpoint, self.size)
+        write!(f, "RemoteBuffer({} of {}, {} bytes)", self.handle, self.session.endpoint, self.size)
     }
 }
 
@@ -59,13 +59,13 @@ impl fmt::Debug for RemoteBuffer {
 pub(crate) struct RemoteExecutable {
     handle: u64,
     device: u64,
-    link: Arc<Link>,
+    session: Arc<Session>,
 }
 
 impl RemoteExecutable {
-    pub(crate) fn new(handle: u64, device: u64, link: &Arc<Link>) -> RemoteExecutable {
-        link.hold_executable(handle);
-        RemoteExecutable { handle, device, link: link.clone() }
+    pub(crate) fn new(handle: u64, device: u64, session: &Arc<Session>) -> RemoteExecutable {
+        session.hold_executable(handle);
+        RemoteExecutable { handle, device, session: session.clone() }
     }
 
     /// The handle, if it is of this device.
@@ -89,12 +89,12 @@ impl Executable for RemoteExecutable {
 
 impl Drop for RemoteExecutable {
     fn drop(&mut self) {
-        self.link.free_executable(self.handle);
+        self.session.free_executable(self.handle);
     }
 }
 
 impl fmt::Debug for RemoteExecutable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RemoteExecutable({} of {})", self.handle, self.link.endpoint)
+        write!(f, "RemoteExecutable({} of {})", self.handle, self.session.endpoint)
     }
 }

@@ -1,7 +1,7 @@
 //! The command thread of an endpoint: its connection, the hello, the control stream, and a task for each queue.
 
+use crate::connection::{Connection, Lasting, control_lane};
 use crate::io::Counters;
-use crate::link::{Lasting, Shared, control_lane};
 use crate::options::ClientOptions;
 use crate::queue::QueueInner;
 use crate::replies;
@@ -38,7 +38,7 @@ pub(crate) enum Job {
 
 /// A session with an endpoint.
 pub(crate) struct Connected {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) connection: Arc<Connection>,
     pub(crate) hello: v1::HelloResponse,
     /// Ends with the thread.
     pub(crate) ended: Receiver<()>,
@@ -60,7 +60,7 @@ pub(crate) fn connect(endpoint: &Endpoint, options: &ClientOptions) -> Result<Co
     // The thread has a deadline of its own and always answers; a little more, in case that this process is slow.
     let wait = options.connect_timeout + Duration::from_secs(1);
     match result.recv_timeout(wait) {
-        Ok(opened) => opened.map(|(shared, hello)| Connected { shared, hello, ended }),
+        Ok(opened) => opened.map(|(connection, hello)| Connected { connection, hello, ended }),
         Err(_) => Err(no_answer(endpoint, wait)),
     }
 }
@@ -73,7 +73,7 @@ fn no_answer(endpoint: &Endpoint, after: Duration) -> Error {
     Error::Peer { endpoint: endpoint.to_string(), detail }
 }
 
-type Opened = SyncSender<Result<(Arc<Shared>, v1::HelloResponse)>>;
+type Opened = SyncSender<Result<(Arc<Connection>, v1::HelloResponse)>>;
 
 async fn run(endpoint: Endpoint, options: ClientOptions, opened: Opened) {
     let lasting = Lasting::default();
@@ -87,32 +87,32 @@ async fn run(endpoint: Endpoint, options: ClientOptions, opened: Opened) {
     let session = hello.session.clone().unwrap_or_default();
     let (jobs, todo) = unbounded_channel();
     let control = control_lane(Request::Attach(session.clone()));
-    let shared = Shared::new(dialer, options, (session, hello.incarnation), lasting, control, jobs);
-    if opened.send(Ok((shared.clone(), hello))).is_ok() {
-        drive(&shared, conn, ended, None, todo).await;
+    let connection = Connection::new(dialer, options, (session, hello.incarnation), lasting, control, jobs);
+    if opened.send(Ok((connection.clone(), hello))).is_ok() {
+        drive(&connection, conn, ended, None, todo).await;
     }
 }
 
 /// Drives a connection with a session until its end.
 pub(crate) async fn drive(
-    shared: &Arc<Shared>,
+    connection: &Arc<Connection>,
     conn: Conn,
     mut ended: tokio::task::JoinHandle<String>,
     control_stream: Option<Streaming<v1::ControlReply>>,
     mut todo: UnboundedReceiver<Job>,
 ) {
-    tokio::spawn(control(shared.clone(), conn.clone(), control_stream));
-    tokio::spawn(gather_frees(shared.clone()));
-    tokio::spawn(stall::watch(shared.clone(), conn.clone()));
+    tokio::spawn(control(connection.clone(), conn.clone(), control_stream));
+    tokio::spawn(gather_frees(connection.clone()));
+    tokio::spawn(stall::watch(connection.clone(), conn.clone()));
     tokio::select! {
-        () = jobs_until_end(shared, &conn, &mut todo) => {}
+        () = jobs_until_end(connection, &conn, &mut todo) => {}
         why = &mut ended => {
             let why = why.unwrap_or_else(|_| "its event loop failed".to_owned());
-            shared.kill(shared.lost(why));
+            connection.kill(connection.lost(why));
         }
-        () = shared.until_over() => {}
+        () = connection.until_over() => {}
     }
-    shared.dialer.close().await;
+    connection.dialer.close().await;
 }
 
 /// The connection, its end, and the server's answer to hello.
@@ -180,51 +180,51 @@ pub(crate) fn client(conn: &Conn) -> OutboardClient<Conn> {
         .max_encoding_message_size(limits::MAX_MESSAGE)
 }
 
-async fn jobs_until_end(shared: &Arc<Shared>, conn: &Conn, todo: &mut UnboundedReceiver<Job>) {
+async fn jobs_until_end(connection: &Arc<Connection>, conn: &Conn, todo: &mut UnboundedReceiver<Job>) {
     while let Some(job) = todo.recv().await {
         match job {
-            Job::Open(queue) => drop(tokio::spawn(replies::receive(shared.clone(), conn.clone(), queue))),
+            Job::Open(queue) => drop(tokio::spawn(replies::receive(connection.clone(), conn.clone(), queue))),
             Job::Call(call) => drop(tokio::spawn(call(conn.clone()))),
         }
     }
 }
 
 /// The control stream: sends what callers ask, hands out the answers. Its end is the end of the session.
-async fn control(shared: Arc<Shared>, conn: Conn, open: Option<Streaming<v1::ControlReply>>) {
+async fn control(connection: Arc<Connection>, conn: Conn, open: Option<Streaming<v1::ControlReply>>) {
     let stream = match open {
         Some(stream) => Ok(stream),
-        None => conn.stream::<v1::ControlReply>("Control", shared.control.clone()).await,
+        None => conn.stream::<v1::ControlReply>("Control", connection.control.clone()).await,
     };
     let why = match stream {
-        Err(why) => shared.lost(why),
+        Err(why) => connection.lost(why),
         Ok(mut stream) => loop {
             match stream.message().await {
                 Ok(Some(v1::ControlReply { reply: Some(reply) })) => match reply {
                     Reply::Attached(_) | Reply::Resumed(_) => {}
                     Reply::Done(done) => {
-                        let error = done.error.map(|e| from_wire(e, &shared.name));
-                        shared.answered(done.request, error.map_or(Ok(()), Err));
+                        let error = done.error.map(|e| from_wire(e, &connection.name));
+                        connection.answered(done.request, error.map_or(Ok(()), Err));
                     }
-                    Reply::Bye(_) => break shared.lost("the session was ended"),
+                    Reply::Bye(_) => break connection.lost("the session was ended"),
                 },
                 Ok(Some(_)) => {}
-                Ok(None) => break shared.lost("the server has ended the session"),
-                Err(status) => break from_status(&status, &shared.name),
+                Ok(None) => break connection.lost("the server has ended the session"),
+                Err(status) => break from_status(&status, &connection.name),
             }
         },
     };
     // If the connection is lost, its own end says why; it is noticed in the same moment.
-    if !shared.leaving() {
+    if !connection.leaving() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    shared.kill(why);
+    connection.kill(why);
 }
 
 /// Sends drops in batches.
-async fn gather_frees(shared: Arc<Shared>) {
+async fn gather_frees(connection: Arc<Connection>) {
     loop {
-        shared.freed.notified().await;
+        connection.frees.any().await;
         tokio::time::sleep(GATHER_FREES).await;
-        shared.flush_frees();
+        connection.flush_frees();
     }
 }

@@ -3,11 +3,11 @@
 use crate::buffer::{RemoteBuffer, RemoteExecutable};
 use crate::command::{self, Job, client};
 use crate::io::NetStats;
-use crate::link::Link;
 use crate::lock;
 use crate::options::ClientOptions;
 use crate::peers::PeerPath;
 use crate::queue::RemoteQueue;
+use crate::session::Session;
 use bytes::Bytes;
 use outboard_core::device::fresh_uid;
 use outboard_core::{
@@ -36,7 +36,7 @@ pub struct RemoteDevice {
     reaches: HashSet<String>,
     /// Its server takes weights by their digests.
     blobs: bool,
-    link: Arc<Link>,
+    session: Arc<Session>,
     supported: Mutex<HashMap<Bytes, NodeSet>>,
     speed: Option<Speed>,
 }
@@ -45,34 +45,35 @@ pub struct RemoteDevice {
 /// the whole; the error names it.
 pub fn connect(endpoints: &[Endpoint], options: &ClientOptions) -> Result<Vec<Arc<dyn Device>>> {
     let opened = at_once(endpoints, |e| command::connect(e, options));
-    // All links exist before the first error is returned, so that each session is ended properly.
-    let links: Vec<Result<(Arc<Link>, v1::HelloResponse)>> = opened.into_iter().map(|r| r.map(Link::new)).collect();
-    let open: Vec<_> = links.iter().flatten().map(|(link, _)| link.clone()).collect();
-    open.iter().for_each(|link| link.shared().peers.set_siblings(&open));
+    // All exist before the first error is returned, so that each is ended properly.
+    let sessions: Vec<Result<(Arc<Session>, v1::HelloResponse)>> =
+        opened.into_iter().map(|r| r.map(Session::new)).collect();
+    let open: Vec<_> = sessions.iter().flatten().map(|(session, _)| session.clone()).collect();
+    open.iter().for_each(|session| session.connection().peers.set_siblings(&open));
     drop(open);
     let mut devices: Vec<Arc<dyn Device>> = Vec::new();
-    for link in links {
-        let (link, hello) = link?;
-        for device in devices_of(&link, &hello)? {
+    for session in sessions {
+        let (session, hello) = session?;
+        for device in devices_of(&session, &hello)? {
             devices.push(Arc::new(device));
         }
     }
     Ok(devices)
 }
 
-fn devices_of(link: &Arc<Link>, hello: &v1::HelloResponse) -> Result<Vec<RemoteDevice>> {
+fn devices_of(session: &Arc<Session>, hello: &v1::HelloResponse) -> Result<Vec<RemoteDevice>> {
     if hello.devices.is_empty() || hello.devices.len() > MAX_DEVICES {
-        return Err(link
-            .shared()
+        return Err(session
+            .connection()
             .lost(format!("it has {} devices; 1 to {MAX_DEVICES} are possible", hello.devices.len())));
     }
     let one = |d: &v1::Device| {
         Ok(RemoteDevice {
             uid: fresh_uid(),
-            info: from_wire(d, &link.shared().name)?,
+            info: from_wire(d, &session.connection().name)?,
             reaches: d.reaches.iter().cloned().collect(),
             blobs: hello.features.iter().any(|f| f == FEATURE_BLOBS),
-            link: link.clone(),
+            session: session.clone(),
             supported: Mutex::default(),
             speed: speed(d.bandwidth, d.flops),
         })
@@ -88,30 +89,30 @@ impl RemoteDevice {
 
     /// The endpoint that it is on.
     pub fn endpoint(&self) -> &Endpoint {
-        &self.link.endpoint
+        &self.session.endpoint
     }
 
     /// What carries the bytes; for an `auto://` endpoint, what was chosen.
     pub fn carrier(&self) -> Carrier {
-        self.link.shared().dialer.carrier()
+        self.session.connection().dialer.carrier()
     }
 
     /// Bytes that went to and from its endpoint, for all of its devices together. Asks the server for those between servers, if
     /// there were any.
     pub fn net_stats(&self) -> NetStats {
-        NetStats { peer_bytes: self.link.shared().peer_bytes(), ..self.own_net_stats() }
+        NetStats { peer_bytes: self.session.connection().peer_bytes(), ..self.own_net_stats() }
     }
 
     /// Bytes that went to and from its endpoint, without those between servers: nobody is asked.
     pub fn own_net_stats(&self) -> NetStats {
-        self.link.shared().counters.stats()
+        self.session.connection().counters.stats()
     }
 
     /// How tensors get from this device to another one. Asked once per pair of servers and remembered; the first time, the
     /// answer may take some seconds.
     pub fn peer_link(&self, to: &RemoteDevice) -> PeerPath {
-        if !Arc::ptr_eq(&self.link, &to.link) {
-            return self.link.shared().path_to(&to.link.shared());
+        if !Arc::ptr_eq(&self.session, &to.session) {
+            return self.session.connection().path_to(&to.session.connection());
         }
         if self.reaches.contains(&to.info.name) {
             PeerPath::SameEndpoint
@@ -120,8 +121,8 @@ impl RemoteDevice {
         }
     }
 
-    pub(crate) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
     }
 
     /// Handle of the buffer behind a slice of this device.
@@ -144,34 +145,34 @@ impl RemoteDevice {
         T: Send + 'static,
         F: Future<Output = std::result::Result<Response<T>, Status>> + Send,
     {
-        let shared = self.link.shared();
-        shared.check()?;
+        let connection = self.session.connection();
+        connection.check()?;
         let (completer, pending) = Pending::new(format!("{}: {what}", self.info.id));
-        let name = shared.name.clone();
+        let name = connection.name.clone();
         let job = Job::Call(Box::new(move |conn| {
             Box::pin(async move {
                 let result = call(client(&conn)).await;
                 completer.complete(result.map(Response::into_inner).map_err(|status| from_status(&status, &name)));
             })
         }));
-        shared.jobs.send(job).map_err(|_| shared.gone())?;
+        connection.jobs.send(job).map_err(|_| connection.gone())?;
         // A call that ends with its thread is one to a lost endpoint.
         pending.wait(timeout).map_err(|e| match e {
-            Error::Device { .. } => shared.check().err().unwrap_or(e),
-            Error::Timeout { after, .. } => shared.unanswered(what, after),
+            Error::Device { .. } => connection.check().err().unwrap_or(e),
+            Error::Timeout { after, .. } => connection.unanswered(what, after),
             e => e,
         })
     }
 
     /// Makes a request on the control stream, and waits for its answer; `made` is there before that.
     fn request<T>(&self, what: &str, make: impl FnOnce(u64) -> Request, made: impl FnOnce() -> T) -> Result<T> {
-        let shared = self.link.shared();
+        let connection = self.session.connection();
         let what = format!("{} {what}", self.info.name);
-        let pending = shared.request(&what, make)?;
+        let pending = connection.request(&what, make)?;
         let made = made();
-        match pending.wait(shared.options.call_timeout) {
+        match pending.wait(connection.options.call_timeout) {
             Ok(()) => Ok(made),
-            Err(Error::Timeout { after, .. }) => Err(shared.unanswered(&what, after)),
+            Err(Error::Timeout { after, .. }) => Err(connection.unanswered(&what, after)),
             Err(e) => Err(e),
         }
     }
@@ -193,7 +194,7 @@ impl Device for RemoteDevice {
 
     fn memory(&self) -> Result<MemoryInfo> {
         let request = v1::MemoryRequest { device: self.info.name.clone() };
-        let memory = self.call("memory", self.link.shared().options.call_timeout, |mut client| async move {
+        let memory = self.call("memory", self.session.connection().options.call_timeout, |mut client| async move {
             client.memory(request).await
         })?;
         Ok(MemoryInfo { total: memory.total, free: memory.free })
@@ -213,17 +214,19 @@ impl Device for RemoteDevice {
             return Ok(known.clone());
         }
         let request = v1::SupportsRequest {
-            session: Some(self.link.shared().session.clone()),
+            session: Some(self.session.connection().session.clone()),
             device: self.info.name.clone(),
             graph: encoded.clone(),
         };
-        let answer = self.call("supported ops", self.link.shared().options.call_timeout, |mut client| async move {
-            client.supports(request).await
-        })?;
+        let answer =
+            self.call("supported ops", self.session.connection().options.call_timeout, |mut client| async move {
+                client.supports(request).await
+            })?;
         let flags = graph::bits_to_flags(&answer.supported, graph.tensors().len());
-        let set = NodeSet::from_flags(
-            flags.ok_or_else(|| self.link.shared().lost("answered about another number of nodes than was asked"))?,
-        );
+        let set =
+            NodeSet::from_flags(flags.ok_or_else(|| {
+                self.session.connection().lost("answered about another number of nodes than was asked")
+            })?);
         let mut supported = lock(&self.supported);
         if supported.len() >= REMEMBERED_GRAPHS {
             supported.clear();
@@ -233,30 +236,30 @@ impl Device for RemoteDevice {
     }
 
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        let shared = self.link.shared();
-        let handle = shared.fresh();
+        let connection = self.session.connection();
+        let handle = connection.fresh();
         let device = self.info.name.clone();
         let usage = usage_name(usage).to_owned();
         let make = |request| Request::Alloc(v1::Alloc { request, buffer: handle, device, size, usage });
         // Made before the wait: if that fails, a late success is freed.
-        let buffer = || RemoteBuffer::new(handle, size, self.uid, &self.link);
+        let buffer = || RemoteBuffer::new(handle, size, self.uid, &self.session);
         Ok(Arc::new(self.request(&format!("allocates {size} bytes"), make, buffer)?))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
-        let shared = self.link.shared();
-        let handle = shared.fresh();
+        let connection = self.session.connection();
+        let handle = connection.fresh();
         let encoded = graph::encode(&graph)?;
         let places = places::encode(&graph, &placement, |slice| self.handle(slice))?;
         let device = self.info.name.clone();
         let compile =
             |request| Request::Compile(v1::Compile { request, executable: handle, device, graph: encoded, places });
-        let executable = || RemoteExecutable::new(handle, self.uid, &self.link);
+        let executable = || RemoteExecutable::new(handle, self.uid, &self.session);
         Ok(Arc::new(self.request("compiles a graph", compile, executable)?))
     }
 
     fn resume(&self) -> Result<()> {
-        self.link.resume()
+        self.session.resume()
     }
 
     fn queue(&self) -> Result<Arc<dyn Queue>> {
@@ -264,7 +267,7 @@ impl Device for RemoteDevice {
     }
 
     fn progress(&self) -> Option<u64> {
-        Some(self.link.shared().moves())
+        Some(self.session.connection().moves())
     }
 
     fn peer(&self) -> Option<&dyn PeerTransfer> {
@@ -292,23 +295,23 @@ impl PeerTransfer for RemoteDevice {
         queue.check()?;
         let not_reached = || Error::Misuse(format!("{} does not reach {}", self.info.id, to.info().id));
         let to = RemoteDevice::of(to).ok_or_else(not_reached)?;
-        to.link.shared().check()?;
-        let target = if Arc::ptr_eq(&self.link, &to.link) {
+        to.session.connection().check()?;
+        let target = if Arc::ptr_eq(&self.session, &to.session) {
             if let PeerPath::Relayed(_) = self.peer_link(to) {
                 return Err(not_reached());
             }
             None
         } else {
-            Some(self.link.shared().target(&to.link.shared()).ok_or_else(not_reached)?)
+            Some(self.session.connection().target(&to.session.connection()).ok_or_else(not_reached)?)
         };
         if target.is_some() {
-            self.link.shared().sends_to_peers();
-            to.link.shared().peers.expect(ticket, &self.link.shared());
+            self.session.connection().sends_to_peers();
+            to.session.connection().peers.expect(ticket, &self.session.connection());
         }
         queue.offer(ticket, src, &to.info.name, target)
     }
 
     fn accept(&self, queue: &dyn Queue, ticket: Ticket, dst: &Slice) -> Result<Event> {
-        self.queue_of(queue)?.accept(ticket, dst, self.link.shared().peers.source(ticket))
+        self.queue_of(queue)?.accept(ticket, dst, self.session.connection().peers.source(ticket))
     }
 }

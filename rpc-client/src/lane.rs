@@ -38,6 +38,21 @@ struct State {
     broken: bool,
 }
 
+/// How much was taken from a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) bytes: u64,
+    /// Callers wait for room.
+    pub(crate) callers_wait: bool,
+}
+
+/// What a caller does at a line without room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum WhenFull {
+    Wait,
+    Exceed,
+}
+
 impl Lane {
     /// A line that holds about `limit` bytes.
     pub(crate) fn new(limit: usize) -> Arc<Lane> {
@@ -46,17 +61,17 @@ impl Lane {
 
     /// Appends what `write` writes, when there is room. `false` if nobody takes it any more.
     pub(crate) fn push(&self, write: impl FnOnce(&mut BytesMut)) -> bool {
-        self.add(true, |state| write(&mut state.tail))
+        self.add(WhenFull::Wait, |state| write(&mut state.tail))
     }
 
     /// Appends at once, room or not: for what the event loop itself has to say.
     pub(crate) fn push_now(&self, write: impl FnOnce(&mut BytesMut)) -> bool {
-        self.add(false, |state| write(&mut state.tail))
+        self.add(WhenFull::Exceed, |state| write(&mut state.tail))
     }
 
     /// Appends a payload with its head, when there is room.
     pub(crate) fn push_payload(&self, head: Bytes, payload: Bytes) -> bool {
-        self.add(true, |state| {
+        self.add(WhenFull::Wait, |state| {
             if !state.tail.is_empty() {
                 let tail = state.tail.split().freeze();
                 state.parts.push_back(tail);
@@ -65,9 +80,9 @@ impl Lane {
         })
     }
 
-    fn add(&self, wait: bool, write: impl FnOnce(&mut State)) -> bool {
+    fn add(&self, when_full: WhenFull, write: impl FnOnce(&mut State)) -> bool {
         let mut state = lock(&self.state);
-        while wait && state.bytes >= self.limit && !state.broken && !state.closed {
+        while when_full == WhenFull::Wait && state.bytes >= self.limit && !state.broken && !state.closed {
             state.waiting += 1;
             state = self.space.wait(state).unwrap_or_else(PoisonError::into_inner);
             state.waiting -= 1;
@@ -85,10 +100,10 @@ impl Lane {
         true
     }
 
-    /// Bytes that were taken, in all, and whether callers wait for room.
-    pub(crate) fn taken(&self) -> (u64, bool) {
+    /// How much was taken from it until now.
+    pub(crate) fn taken(&self) -> Taken {
         let state = lock(&self.state);
-        (state.taken, state.waiting > 0)
+        Taken { bytes: state.taken, callers_wait: state.waiting > 0 }
     }
 
     /// Says that nothing more comes; what is there is still sent.
@@ -185,13 +200,13 @@ mod tests {
         let mut body = LaneBody(lane.clone());
         assert!(lane.push(|b| b.extend_from_slice(&[0; 10])));
         let (other, second) = (lane.clone(), lane.clone());
-        assert_eq!(lane.taken(), (0, false));
+        assert_eq!(lane.taken(), Taken { bytes: 0, callers_wait: false });
         let writer = std::thread::spawn(move || other.push(|b| b.extend_from_slice(&[1; 10])));
         std::thread::sleep(std::time::Duration::from_millis(20));
-        assert_eq!(lane.taken(), (0, true));
+        assert_eq!(lane.taken(), Taken { bytes: 0, callers_wait: true });
         assert_eq!(take(&mut body).unwrap().len(), 10);
         assert!(writer.join().unwrap());
-        assert_eq!(lane.taken(), (10, false));
+        assert_eq!(lane.taken(), Taken { bytes: 10, callers_wait: false });
         let writer = std::thread::spawn(move || second.push(|_| {}));
         std::thread::sleep(std::time::Duration::from_millis(20));
         drop(body);

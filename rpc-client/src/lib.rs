@@ -13,16 +13,17 @@
 mod buffer;
 mod bulk;
 mod command;
+mod connection;
 mod content;
 mod device;
 mod io;
 mod lane;
-mod link;
 mod options;
 mod peers;
 mod queue;
 mod replies;
 mod resume;
+mod session;
 mod stall;
 mod trace;
 mod transport;
@@ -32,7 +33,7 @@ pub use io::NetStats;
 pub use options::{ClientOptions, Token};
 pub use outboard_net::{Carrier, ClientTls, Endpoint, EndpointError, TlsFiles};
 pub use peers::PeerPath;
-pub use trace::{RemoteSpan, RemoteTrace};
+pub use trace::{RemoteSpan, RemoteTrace, Tracing};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

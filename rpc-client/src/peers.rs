@@ -1,8 +1,9 @@
 //! Which servers send tensors straight to which: asked once for each pair, and remembered.
 
 use crate::command::Job;
-use crate::link::{Link, Shared};
+use crate::connection::Connection;
 use crate::lock;
+use crate::session::Session;
 use crate::transport::Conn;
 use bytes::Bytes;
 use outboard_core::{Error, Pending, Result, Ticket};
@@ -45,17 +46,17 @@ impl fmt::Display for PeerPath {
     }
 }
 
-/// What a link knows of the other servers.
+/// What a session knows of the other servers.
 #[derive(Default)]
 pub(crate) struct Peers {
     /// Of one call of `connect`: asked about all at once.
-    siblings: OnceLock<Vec<Weak<Link>>>,
+    siblings: OnceLock<Vec<Weak<Session>>>,
     /// By incarnation and session of the other server.
     paths: Mutex<HashMap<(u64, u64), Arc<Asked>>>,
     /// Tensors that other servers were told to send here.
     offered: Mutex<HashMap<[u8; 32], v1::PeerSource>>,
     /// Connections of servers that were told to send here.
-    senders: Mutex<Vec<Weak<Shared>>>,
+    senders: Mutex<Vec<Weak<Connection>>>,
     /// Whether anything was offered to another server.
     used: AtomicBool,
     last_traffic: Mutex<u64>,
@@ -74,8 +75,8 @@ struct Asked {
 }
 
 impl Peers {
-    pub(crate) fn set_siblings(&self, links: &[Arc<Link>]) {
-        let _ = self.siblings.set(links.iter().map(Arc::downgrade).collect());
+    pub(crate) fn set_siblings(&self, sessions: &[Arc<Session>]) {
+        let _ = self.siblings.set(sessions.iter().map(Arc::downgrade).collect());
     }
 
     /// Another connection goes on: what the last one has asked and offered came to nothing.
@@ -84,8 +85,8 @@ impl Peers {
         lock(&self.offered).clear();
     }
 
-    /// A tensor was offered to a queue of this link; its acceptance is told where it comes from.
-    pub(crate) fn expect(&self, ticket: Ticket, from: &Arc<Shared>) {
+    /// A tensor was offered to a queue of this session; its acceptance is told where it comes from.
+    pub(crate) fn expect(&self, ticket: Ticket, from: &Arc<Connection>) {
         {
             let mut senders = lock(&self.senders);
             if !senders.iter().any(|sender| std::ptr::eq(sender.as_ptr(), Arc::as_ptr(from))) {
@@ -101,7 +102,7 @@ impl Peers {
     }
 
     /// The servers that send here.
-    pub(crate) fn senders(&self) -> Vec<Arc<Shared>> {
+    pub(crate) fn senders(&self) -> Vec<Arc<Connection>> {
         lock(&self.senders).iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -111,9 +112,9 @@ impl Peers {
     }
 }
 
-impl Shared {
+impl Connection {
     /// How this server is named to another one that is to send to it, and what proves that its client wants that.
-    fn as_target(&self, from: &Shared) -> v1::PeerTarget {
+    fn as_target(&self, from: &Connection) -> v1::PeerTarget {
         let route = Route { from: from.incarnation, to: self.incarnation, session: self.session.id };
         let secret = self.session.secret.as_ref().try_into().ok();
         let proofs = secret.map(|secret| Proofs::new(secret, route));
@@ -176,7 +177,7 @@ impl Shared {
     }
 
     /// Asks whether this server reaches another one, unless that was asked before.
-    fn ask(&self, to: &Shared) -> Arc<Asked> {
+    fn ask(&self, to: &Connection) -> Arc<Asked> {
         let mut paths = lock(&self.peers.paths);
         let key = (to.incarnation, to.session.id);
         if let Some(asked) = paths.get(&key).filter(|asked| asked.secret == to.session.secret) {
@@ -203,8 +204,8 @@ impl Shared {
         let Error::Peer { endpoint, .. } = error else { return };
         let forget = |peers: &Peers, name: &str| lock(&peers.paths).retain(|_, asked| *asked.name != *name);
         forget(&self.peers, endpoint);
-        for link in self.peers.siblings.get().into_iter().flatten().filter_map(Weak::upgrade) {
-            let other = link.shared();
+        for session in self.peers.siblings.get().into_iter().flatten().filter_map(Weak::upgrade) {
+            let other = session.connection();
             if *other.name == **endpoint {
                 forget(&other.peers, &self.name);
             }
@@ -213,27 +214,27 @@ impl Shared {
 
     /// How tensors get from this server to another one. The first time this may take a round trip and a half between the
     /// servers, or some seconds if they do not reach each other.
-    pub(crate) fn path_to(&self, to: &Shared) -> PeerPath {
+    pub(crate) fn path_to(&self, to: &Connection) -> PeerPath {
         self.asked(to).path(self, to)
     }
 
     /// Where a tensor for another server goes, if it goes straight there.
-    pub(crate) fn target(&self, to: &Shared) -> Option<v1::PeerTarget> {
+    pub(crate) fn target(&self, to: &Connection) -> Option<v1::PeerTarget> {
         let asked = self.asked(to);
         (asked.path(self, to) == PeerPath::Direct).then(|| asked.target.clone())
     }
 
     /// The question whether this server reaches another one. The first one lets all servers ask about all.
-    fn asked(&self, to: &Shared) -> Arc<Asked> {
+    fn asked(&self, to: &Connection) -> Arc<Asked> {
         let known = lock(&self.peers.paths).get(&(to.incarnation, to.session.id)).cloned();
         if let Some(asked) = known.filter(|asked| asked.secret == to.session.secret && asked.path.get().is_some()) {
             return asked;
         }
         if let Some(siblings) = self.peers.siblings.get() {
-            let links: Vec<_> = siblings.iter().filter_map(Weak::upgrade).collect();
-            for a in &links {
-                for b in links.iter().filter(|b| !Arc::ptr_eq(a, b)) {
-                    a.shared().ask(&b.shared());
+            let sessions: Vec<_> = siblings.iter().filter_map(Weak::upgrade).collect();
+            for a in &sessions {
+                for b in sessions.iter().filter(|b| !Arc::ptr_eq(a, b)) {
+                    a.connection().ask(&b.connection());
                 }
             }
         }
@@ -242,7 +243,7 @@ impl Shared {
 }
 
 impl Asked {
-    fn path(&self, from: &Shared, to: &Shared) -> PeerPath {
+    fn path(&self, from: &Connection, to: &Connection) -> PeerPath {
         let find = || {
             let Some(pending) = lock(&self.answer).take() else { return PeerPath::Relayed("it was not asked".into()) };
             let why = match pending.wait(REACH_TIMEOUT) {

@@ -1,10 +1,11 @@
 //! A queue of a remote device.
 
 use crate::buffer::{RemoteBuffer, RemoteExecutable};
+use crate::connection::Connection;
 use crate::device::RemoteDevice;
 use crate::lane::Lane;
-use crate::link::{Link, Shared};
 use crate::lock;
+use crate::session::Session;
 use crate::stall::Mark;
 use bytes::{Bytes, BytesMut};
 use outboard_core::device::{Completer, TraceHook, fresh_uid};
@@ -29,7 +30,7 @@ const SAYS_WHY: Duration = Duration::from_millis(200);
 /// The part of a queue that its streams share with its user.
 pub(crate) struct QueueInner {
     pub(crate) uid: u64,
-    shared: Arc<Shared>,
+    connection: Arc<Connection>,
     /// The device's id, for errors.
     device: Arc<str>,
     pub(crate) lane: Arc<Lane>,
@@ -81,7 +82,7 @@ impl QueueInner {
 
     /// The queue gives this error from now on.
     pub(crate) fn poisoned(&self, error: Error) {
-        self.shared.lost_peer(&error);
+        self.connection.lost_peer(&error);
         let _ = self.failed.set(error);
     }
 
@@ -98,7 +99,7 @@ impl QueueInner {
     pub(crate) fn data(&self, request: u64, data: Bytes) {
         let waiting = lock(&self.waiting).remove(&request);
         if let Some(waiting) = waiting {
-            waiting.give(data, |why| self.shared.lost(why));
+            waiting.give(data, |why| self.connection.lost(why));
         }
     }
 
@@ -111,7 +112,7 @@ impl QueueInner {
             (Some(waiting), Some(error)) => waiting.fail(error),
             (Some(Waiting::Done(to)), None) => to.complete(Ok(())),
             (Some(Waiting::Bulk { to, len: 0, .. }), None) => to.complete(Ok(Bytes::new())),
-            (Some(waiting), None) => waiting.fail(self.shared.lost("answered a read without bytes")),
+            (Some(waiting), None) => waiting.fail(self.connection.lost("answered a read without bytes")),
             (None, _) => {}
         }
     }
@@ -134,19 +135,19 @@ impl QueueInner {
 
     /// What can be seen of the waits for it; `None` if nothing waits.
     pub(crate) fn mark(&self) -> Option<Mark> {
-        let ((commands, waits), (bulk, waits_for_bulk)) = (self.lane.taken(), self.bulk.taken());
+        let (commands, bulk) = (self.lane.taken(), self.bulk.taken());
         let waiting = lock(&self.waiting);
-        if waiting.is_empty() && !waits && !waits_for_bulk {
+        if waiting.is_empty() && !commands.callers_wait && !bulk.callers_wait {
             return None;
         }
-        let came = |w: &Waiting| if let Waiting::Bulk { got, .. } = w { got.len() as u64 } else { 0 };
-        let came = waiting.values().map(came).sum();
+        let received = |w: &Waiting| if let Waiting::Bulk { got, .. } = w { got.len() as u64 } else { 0 };
+        let received = waiting.values().map(received).sum();
         // Numbers of requests go up.
-        Some(Mark { oldest: waiting.keys().copied().min(), came, taken: [commands, bulk] })
+        Some(Mark { oldest: waiting.keys().copied().min(), received, taken: [commands.bytes, bulk.bytes] })
     }
 
     fn check(&self) -> Result<()> {
-        self.failed.get().cloned().map_or_else(|| self.shared.check(), Err)
+        self.failed.get().cloned().map_or_else(|| self.connection.check(), Err)
     }
 
     /// Appends a command. The caller holds the order if it matters.
@@ -163,7 +164,7 @@ impl QueueInner {
         while self.check().is_ok() && start.elapsed() < SAYS_WHY {
             std::thread::sleep(SAYS_WHY / 20);
         }
-        self.check().err().unwrap_or_else(|| self.shared.gone())
+        self.check().err().unwrap_or_else(|| self.connection.gone())
     }
 
     fn wait_for(&self, request: u64, waiting: Waiting, command: Command) -> Result<()> {
@@ -173,7 +174,7 @@ impl QueueInner {
             self.push(command)
         };
         // If the queue was lost since the check, it may have been before this was in the books.
-        let lost = sent.clone().and_then(|()| self.shared.check());
+        let lost = sent.clone().and_then(|()| self.connection.check());
         if let Err(error) = lost
             && let Some(waiting) = lock(&self.waiting).remove(&request)
         {
@@ -188,7 +189,7 @@ pub(crate) struct RemoteQueue {
     inner: Arc<QueueInner>,
     device: u64,
     /// Keeps the session.
-    _link: Arc<Link>,
+    _session: Arc<Session>,
 }
 
 impl RemoteQueue {
@@ -199,9 +200,9 @@ impl RemoteQueue {
 
     /// Opens a queue whose bulk data goes on the bulk connection of this number, for which some bytes of it may wait.
     pub(crate) fn open_with(device: &RemoteDevice, bulk_connection: usize, ahead: usize) -> Result<RemoteQueue> {
-        let link = device.link().clone();
-        let shared = link.shared();
-        shared.check()?;
+        let session = device.session().clone();
+        let connection = session.connection();
+        connection.check()?;
         let inner = Arc::new(QueueInner {
             uid: fresh_uid(),
             device: device.info().id.as_str().into(),
@@ -212,16 +213,16 @@ impl RemoteQueue {
             sent: AtomicU64::new(0),
             failed: OnceLock::new(),
             waiting: Mutex::default(),
-            shared,
+            connection,
         });
         let open = v1::OpenQueue {
-            session: Some(inner.shared.session.clone()),
+            session: Some(inner.connection.session.clone()),
             queue: inner.uid,
             device: device.info().name.clone(),
         };
         inner.lane.push(|out| frame::push(out, &v1::Command { command: Some(Command::Open(open)) }));
-        inner.shared.open_queue(&inner)?;
-        Ok(RemoteQueue { inner, device: device.uid(), _link: link })
+        inner.connection.open_queue(&inner)?;
+        Ok(RemoteQueue { inner, device: device.uid(), _session: session })
     }
 
     /// The wire's form of a slice of this device.
@@ -266,7 +267,7 @@ impl RemoteQueue {
         }
         let mut order = lock(&self.inner.order);
         self.ensure_bulk(&mut order)?;
-        let transfer = self.inner.shared.fresh();
+        let transfer = self.inner.connection.fresh();
         let digest = digest.map_or_else(Bytes::new, |d| Bytes::copy_from_slice(&d.0));
         self.inner.push(Command::WriteBulk(v1::WriteBulk { transfer, dst, digest }))?;
         let mut rest = data;
@@ -290,8 +291,8 @@ impl RemoteQueue {
         if order.bulk_open {
             return Ok(());
         }
-        self.inner.shared.open_bulk(&self.inner)?;
-        let open = v1::OpenBulk { session: Some(self.inner.shared.session.clone()), queue: self.inner.uid };
+        self.inner.connection.open_bulk(&self.inner)?;
+        let open = v1::OpenBulk { session: Some(self.inner.connection.session.clone()), queue: self.inner.uid };
         let message = v1::BulkUp { part: Some(v1::bulk_up::Part::Open(open)) };
         self.inner.bulk.push(|out| frame::push(out, &message));
         order.bulk_open = true;
@@ -332,7 +333,7 @@ impl Queue for RemoteQueue {
     fn read(&self, src: &Slice) -> Result<Pending<Bytes>> {
         self.inner.check()?;
         let wire = self.slice(src)?;
-        let request = self.inner.shared.fresh();
+        let request = self.inner.connection.fresh();
         let (to, pending) = Pending::new(self.inner.device.clone());
         let bulk = src.len() > MAX_INLINE as u64;
         let waiting = if bulk {
@@ -364,7 +365,7 @@ impl Queue for RemoteQueue {
     }
 
     fn wait(&self, event: Event) -> Result<()> {
-        if !self.inner.shared.knows_queue(event.queue) {
+        if !self.inner.connection.queues.knows(event.queue) {
             return Err(Error::Misuse(format!(
                 "{} cannot wait for an event of another endpoint; transfer the data instead",
                 self.inner.device
@@ -384,7 +385,7 @@ impl Queue for RemoteQueue {
 
     fn marker(&self) -> Result<Pending<()>> {
         self.inner.check()?;
-        let request = self.inner.shared.fresh();
+        let request = self.inner.connection.fresh();
         let (to, pending) = Pending::new(self.inner.device.clone());
         self.inner.wait_for(request, Waiting::Done(to), Command::Finish(v1::Finish { request }))?;
         Ok(pending)

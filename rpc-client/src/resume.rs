@@ -1,7 +1,8 @@
 //! Takes a session up again after its connection was lost, while the server keeps it.
 
 use crate::command::{Job, drive};
-use crate::link::{Held, Shared, control_lane};
+use crate::connection::{Connection, control_lane};
+use crate::session::Handles;
 use crate::transport::{self, Conn, Purpose, runtime};
 use outboard_core::{Error, Result};
 use outboard_net::{Dialer, REFUSED};
@@ -53,7 +54,11 @@ struct Again {
 }
 
 /// Goes on with the session of a lost connection on a new one, on a thread of its own. Tries for as long as the server keeps it.
-pub(crate) fn resume(old: &Arc<Shared>, held: &Held, lease: Duration) -> Result<(Arc<Shared>, Receiver<()>)> {
+pub(crate) fn resume(
+    old: &Arc<Connection>,
+    held: &Handles,
+    lease: Duration,
+) -> Result<(Arc<Connection>, Receiver<()>)> {
     let runtime = runtime().map_err(|e| old.lost(format!("no event loop: {e}")))?;
     let (opened, result) = sync_channel(1);
     let (running, ended) = sync_channel(0);
@@ -75,7 +80,7 @@ pub(crate) fn resume(old: &Arc<Shared>, held: &Held, lease: Duration) -> Result<
     Ok((result.recv_timeout(wait).unwrap_or_else(late)?, ended))
 }
 
-async fn run(old: &Arc<Shared>, request: v1::Resume, lease: Duration, opened: SyncSender<Result<Arc<Shared>>>) {
+async fn run(old: &Arc<Connection>, request: v1::Resume, lease: Duration, opened: SyncSender<Result<Arc<Connection>>>) {
     let again = match until_again(old, &request, lease).await {
         Ok(again) => again,
         Err(e) => return drop(opened.send(Err(e))),
@@ -84,13 +89,13 @@ async fn run(old: &Arc<Shared>, request: v1::Resume, lease: Duration, opened: Sy
     let (jobs, todo): (_, UnboundedReceiver<Job>) = unbounded_channel();
     old.peers.begin_again();
     let who = (session, old.incarnation);
-    let shared = Shared::new(dialer, old.options.clone(), who, old.lasting(), control, jobs);
-    if opened.send(Ok(shared.clone())).is_ok() {
-        drive(&shared, conn, ended, Some(stream), todo).await;
+    let connection = Connection::new(dialer, old.options.clone(), who, old.lasting(), control, jobs);
+    if opened.send(Ok(connection.clone())).is_ok() {
+        drive(&connection, conn, ended, Some(stream), todo).await;
     }
 }
 
-async fn until_again(old: &Shared, request: &v1::Resume, lease: Duration) -> Result<Again> {
+async fn until_again(old: &Connection, request: &v1::Resume, lease: Duration) -> Result<Again> {
     let start = Instant::now();
     let mut refused_since = None;
     loop {
@@ -113,7 +118,7 @@ async fn until_again(old: &Shared, request: &v1::Resume, lease: Duration) -> Res
     }
 }
 
-async fn attempt(old: &Shared, request: &v1::Resume) -> std::result::Result<Again, Failed> {
+async fn attempt(old: &Connection, request: &v1::Resume) -> std::result::Result<Again, Failed> {
     let for_now = |detail: String| Failed::ForNow(old.lost(detail));
     let dialer = Dialer::new(old.dialer.endpoint().clone(), old.options.tls.clone());
     let opening = transport::open(&dialer, &old.counters, Purpose::Commands(old.options.dead_after));
@@ -149,7 +154,7 @@ async fn attempt(old: &Shared, request: &v1::Resume) -> std::result::Result<Agai
 }
 
 /// What the status of a refused request means.
-fn refusal(status: &Status, old: &Shared) -> Failed {
+fn refusal(status: &Status, old: &Connection) -> Failed {
     let error = from_status(status, &old.name);
     match status.code() {
         // There is no such session, or this is no server that could have it.

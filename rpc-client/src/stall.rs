@@ -6,7 +6,7 @@
 //! session is not taken up again. Whose tensors a queue waits for is watched as well, so that the right server is given up.
 
 use crate::command::client;
-use crate::link::Shared;
+use crate::connection::Connection;
 use crate::transport::Conn;
 use outboard_proto::v1::{self, Activity};
 use std::collections::HashMap;
@@ -32,8 +32,8 @@ pub(crate) const CONTROL: u64 = 0;
 pub(crate) struct Mark {
     /// The oldest request that was not answered.
     pub(crate) oldest: Option<u64>,
-    /// Bytes of large answers that have come.
-    pub(crate) came: u64,
+    /// Bytes of large answers that were received.
+    pub(crate) received: u64,
     /// Bytes of commands and of bulk data that the connections have taken.
     pub(crate) taken: [u64; 2],
 }
@@ -63,6 +63,23 @@ enum Verdict {
     Stalled(String),
 }
 
+/// What waits for a server.
+#[derive(Clone, Copy)]
+struct Waits<'m> {
+    /// Here, by queue.
+    marks: &'m [(u64, Mark)],
+    /// Another server does.
+    wanted: bool,
+}
+
+/// What a look at the waits has shown.
+struct Look {
+    /// A wait has lasted since the last look, so that the server is to be asked.
+    ask: bool,
+    /// Anything has changed.
+    changed: bool,
+}
+
 /// What is known of the waits for one server. No I/O; time is an argument.
 #[derive(Debug)]
 struct Watch {
@@ -81,15 +98,14 @@ impl Watch {
         Watch { limit, queues: HashMap::new(), wanted: false, silent: Duration::ZERO, cannot_say: false }
     }
 
-    /// Takes note of what is waited for, `passed` after the last look. Gives whether any wait has lasted that long, so that the server
-    /// is to be asked, and whether anything has changed.
-    fn waits(&mut self, passed: Duration, marks: &[(u64, Mark)], wanted: bool) -> (bool, bool) {
+    /// Takes note of what is waited for, `passed` after the last look.
+    fn look(&mut self, passed: Duration, Waits { marks, wanted }: Waits<'_>) -> Look {
         self.wanted = wanted;
         if marks.is_empty() && !wanted {
             let waited = !self.queues.is_empty();
             self.queues.clear();
             self.silent = Duration::ZERO;
-            return (false, waited);
+            return Look { ask: false, changed: waited };
         }
         for seen in self.queues.values_mut() {
             seen.still += passed;
@@ -107,7 +123,7 @@ impl Watch {
             }
         }
         let long = |seen: &Seen| seen.mark.is_some() && !seen.still.is_zero();
-        (wanted || self.queues.values().any(long), changed)
+        Look { ask: wanted || self.queues.values().any(long), changed }
     }
 
     /// Takes note of an answer. Gives whether anything has changed.
@@ -178,8 +194,8 @@ fn stalled(still: Duration, what: &str) -> Verdict {
 }
 
 /// Watches the waits for a server for as long as there is a connection to it.
-pub(crate) async fn watch(shared: Arc<Shared>, conn: Conn) {
-    let limit = shared.options.stall_after;
+pub(crate) async fn watch(connection: Arc<Connection>, conn: Conn) {
+    let limit = connection.options.stall_after;
     let tick = (limit / LOOKS).clamp(SHORTEST_TICK, LONGEST_TICK);
     let mut watch = Watch::new(limit);
     let mut last = Instant::now();
@@ -188,9 +204,11 @@ pub(crate) async fn watch(shared: Arc<Shared>, conn: Conn) {
         // Of time that this process was stopped nothing is known.
         let passed = last.elapsed().min(2 * tick);
         last = Instant::now();
-        let (ask, mut changed) = watch.waits(passed, &shared.marks(), shared.is_wanted(3 * tick));
+        let marks = connection.marks();
+        let waits = Waits { marks: &marks, wanted: connection.is_wanted(3 * tick) };
+        let Look { ask, mut changed } = watch.look(passed, waits);
         if ask {
-            let request = v1::ProgressRequest { session: Some(shared.session.clone()) };
+            let request = v1::ProgressRequest { session: Some(connection.session.clone()) };
             match tokio::time::timeout(tick, client(&conn).progress(request)).await {
                 Ok(Ok(answer)) => changed |= watch.answered(answer.into_inner()),
                 Ok(Err(status)) if status.code() == Code::Unimplemented => watch.cannot_say = true,
@@ -198,12 +216,12 @@ pub(crate) async fn watch(shared: Arc<Shared>, conn: Conn) {
             }
         }
         if changed {
-            shared.moved();
+            connection.moved();
         }
         match watch.verdict() {
             Verdict::Fine => {}
-            Verdict::WaitsForOthers => shared.want_senders(),
-            Verdict::Stalled(why) => return shared.give_up(why),
+            Verdict::WaitsForOthers => connection.want_senders(),
+            Verdict::Stalled(why) => return connection.give_up(why),
         }
     }
 }
@@ -234,7 +252,7 @@ mod tests {
         say: impl Fn(u64) -> Option<v1::ProgressResponse>,
     ) -> (u64, Verdict) {
         for look in 0..1000 {
-            if watch.waits(TICK, marks, false).0 {
+            if watch.look(TICK, Waits { marks, wanted: false }).ask {
                 match say(look) {
                     Some(answer) => drop(watch.answered(answer)),
                     None => watch.unanswered(TICK),
@@ -256,12 +274,12 @@ mod tests {
     fn nobody_waits_nothing_is_asked() {
         let mut watch = Watch::new(LIMIT);
         for look in 0..100 {
-            assert!(!watch.waits(TICK, &[], false).0);
+            assert!(!watch.look(TICK, Waits { marks: &[], wanted: false }).ask);
             // A wait that is another one at each look.
-            assert!(!watch.waits(TICK, &[(1, mark(look))], false).0);
+            assert!(!watch.look(TICK, Waits { marks: &[(1, mark(look))], wanted: false }).ask);
             assert_eq!(watch.verdict(), Verdict::Fine);
         }
-        assert!(watch.waits(TICK, &[(1, mark(99))], false).0);
+        assert!(watch.look(TICK, Waits { marks: &[(1, mark(99))], wanted: false }).ask);
     }
 
     #[test]
@@ -292,19 +310,19 @@ mod tests {
         // The other one has nobody who waits for it here, but is looked at.
         let mut other = Watch::new(LIMIT);
         for look in 0..12 {
-            assert!(other.waits(TICK, &[], true).0);
+            assert!(other.look(TICK, Waits { marks: &[], wanted: true }).ask);
             other.answered(answer(&[queue(1, 5, Activity::Graph), queue(2, 9, Activity::None)]));
             assert_eq!(other.verdict(), Verdict::Fine, "{look}");
         }
-        other.waits(TICK, &[], true);
+        other.look(TICK, Waits { marks: &[], wanted: true });
         assert!(says(&other.verdict(), "graph"));
         // Nobody waits any more.
-        other.waits(TICK, &[], false);
+        other.look(TICK, Waits { marks: &[], wanted: false });
         assert_eq!(other.verdict(), Verdict::Fine);
         // One that has nothing to do has not hung.
         let mut idle = Watch::new(LIMIT);
         for _ in 0..100 {
-            idle.waits(TICK, &[], true);
+            idle.look(TICK, Waits { marks: &[], wanted: true });
             idle.answered(answer(&[queue(1, 5, Activity::None)]));
             assert_eq!(idle.verdict(), Verdict::Fine);
         }
@@ -330,7 +348,7 @@ mod tests {
         let mut watch = Watch::new(LIMIT);
         let mut verdict = Verdict::Fine;
         for look in 0..30 {
-            watch.waits(TICK, &[(1, mark(7))], false);
+            watch.look(TICK, Waits { marks: &[(1, mark(7))], wanted: false });
             match last(look) {
                 Some(answer) => drop(watch.answered(answer)),
                 None => watch.unanswered(TICK),
@@ -355,11 +373,11 @@ mod tests {
         let moving = |look| Some(answer(&[queue(1, look, Activity::Server)]));
         let mut watch = Watch::new(LIMIT);
         for look in 0..12 {
-            watch.waits(TICK, &[(CONTROL, Mark::default())], false);
+            watch.look(TICK, Waits { marks: &[(CONTROL, Mark::default())], wanted: false });
             watch.answered(moving(look).unwrap());
             assert_eq!(watch.verdict(), Verdict::WaitsForOthers, "{look}");
         }
-        watch.waits(TICK, &[(CONTROL, Mark::default())], false);
+        watch.look(TICK, Waits { marks: &[(CONTROL, Mark::default())], wanted: false });
         assert!(says(&watch.verdict(), "takes no requests"));
     }
 
@@ -370,11 +388,11 @@ mod tests {
             for n in 0..100 {
                 let mut now = mark(7);
                 match field {
-                    0 => now.came = n,
+                    0 => now.received = n,
                     1 => now.taken[0] = n,
                     _ => now.taken[1] = n,
                 }
-                watch.waits(TICK, &[(1, now)], false);
+                watch.look(TICK, Waits { marks: &[(1, now)], wanted: false });
                 assert_eq!(watch.verdict(), Verdict::Fine);
             }
         }

@@ -8,6 +8,15 @@ use std::time::{Duration, Instant};
 /// Longest name of a command that is taken, in bytes; longer ones are cut.
 const MAX_WHAT: usize = 32;
 
+/// Whether a server goes on recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tracing {
+    /// It records what its queues do from now on.
+    GoOn,
+    /// It records nothing more.
+    Stop,
+}
+
 /// One command that a queue has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteSpan {
@@ -50,23 +59,24 @@ impl RemoteTrace {
 }
 
 impl RemoteDevice {
-    /// Fetches what the queues of this session have done since the last call, and says whether the server goes on recording. It
-    /// keeps some seconds' worth, and nothing before the first call with `record`.
+    /// Fetches what the queues of this session have done since the last call. The server keeps some seconds' worth, and nothing
+    /// before the first call with [`Tracing::GoOn`].
     ///
     /// The clocks are put side by side by the middle of the call: of several answers, that with the smallest
     /// [`RemoteTrace::error`] maps the clock best.
-    pub fn trace(&self, record: bool) -> Result<RemoteTrace> {
-        let shared = self.link().shared();
-        let request = v1::TraceRequest { session: Some(shared.session.clone()), record };
+    pub fn trace(&self, then: Tracing) -> Result<RemoteTrace> {
+        let connection = self.session().connection();
+        let record = then == Tracing::GoOn;
+        let request = v1::TraceRequest { session: Some(connection.session.clone()), record };
         let start = Instant::now();
-        let (answer, end) = self.call("trace", shared.options.call_timeout, |mut client| async move {
+        let (answer, end) = self.call("trace", connection.options.call_timeout, |mut client| async move {
             let answer = client.trace(request).await?.into_inner();
             Ok(tonic::Response::new((answer, Instant::now())))
         })?;
         let error = (end - start) / 2;
         let mut spans = Vec::new();
         for queue in answer.queues {
-            let device = format!("{}/{}", shared.name, queue.device);
+            let device = format!("{}/{}", connection.name, queue.device);
             // What ends before it begins is no span.
             for span in queue.spans.into_iter().filter(|s| s.start_us <= s.end_us) {
                 let what = span.what.chars().filter(|c| !c.is_control()).take(MAX_WHAT).collect();

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{MEMORY, WAIT, f32s};
+use common::{MEMORY, WAIT, f32s, run};
 use outboard_core::Host;
 use outboard_core::{DType, Digest};
 use outboard_cpu::{CpuOptions, cpu_device};
@@ -24,11 +24,19 @@ const MB: usize = 1_000_000;
 /// Tokens of two clients, which have accounts of their own.
 const TOKENS: [&str; 2] = ["0123456789abcdef-first", "0123456789abcdef-second"];
 
-/// A server with CPU devices and default limits. With `tokens`, clients show one of [`TOKENS`].
-fn server(options: &BlobOptions, tokens: bool) -> (Server, Arc<MemoryBudget>) {
+/// Who may use a server.
+#[derive(Clone, Copy, PartialEq)]
+enum Clients {
+    All,
+    /// Those that show one of [`TOKENS`].
+    WithTokens,
+}
+
+/// A server with CPU devices and default limits.
+fn server(options: &BlobOptions, clients: Clients) -> (Server, Arc<MemoryBudget>) {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(MEMORY)));
     let devices = ["CPU0", "CPU1"].map(|name| cpu_device(&host, name, CpuOptions::with_threads(1), &budget)).to_vec();
-    let tokens = tokens.then(|| {
+    let tokens = (clients == Clients::WithTokens).then(|| {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("first {}\nsecond {}\n", TOKENS[0], TOKENS[1])).unwrap();
         Arc::new(Tokens::load(file.path()).unwrap())
@@ -36,10 +44,6 @@ fn server(options: &BlobOptions, tokens: bool) -> (Server, Arc<MemoryBudget>) {
     let addr = "127.0.0.1:0".parse().unwrap();
     let config = ServerConfig { addr, devices, limits: Limits::default(), trust: Trust { tokens, ..Trust::default() } };
     (Server::start_with(config, Some(Blobs::open(options).unwrap())).unwrap(), budget)
-}
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
 fn cache(dir: &Path, limit: Option<u64>) -> BlobOptions {
@@ -105,7 +109,7 @@ fn calls_that_are_not_reset_hold_nobody_up() {
     let (large, small) = (vec![5; LARGE], bytes(1, 5000));
     keep(dir.path(), &large, 100);
     keep(dir.path(), &small, 100);
-    let (server, budget) = server(&cache(dir.path(), None), false);
+    let (server, budget) = server(&cache(dir.path(), None), Clients::All);
     run(async {
         let addr = server.local_addr();
         let mut modest = Sender::new(addr, None, 1 << 20).await;
@@ -150,7 +154,7 @@ fn calls_of_one_client_are_limited() {
     let (large, small) = (vec![5; 64 << 20], bytes(1, 5000));
     keep(dir.path(), &large, 100);
     keep(dir.path(), &small, 100);
-    let (server, _) = server(&cache(dir.path(), None), true);
+    let (server, _) = server(&cache(dir.path(), None), Clients::WithTokens);
     run(async {
         let client = |n: usize| Sender::new(server.local_addr(), Some(TOKENS[n]), 64 << 20);
         let (first, second) = (client(0).await, client(0).await);
@@ -180,7 +184,7 @@ fn calls_of_one_client_are_limited() {
 fn queues_of_one_client_that_receive_blobs_are_limited() {
     const MOST: usize = 64;
     let dir = tempfile::tempdir().unwrap();
-    let (server, _) = server(&cache(dir.path(), None), true);
+    let (server, _) = server(&cache(dir.path(), None), Clients::WithTokens);
     run(async {
         let client = |n: usize| Sender::new(server.local_addr(), Some(TOKENS[n]), 1 << 20);
         let mut sessions = [client(0).await, client(0).await, client(0).await];
@@ -220,7 +224,7 @@ fn a_session_may_wait_for_models_and_do_something_else() {
     fs::write(&path, &file).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
     let options = BlobOptions { models: Some(dir.path().into()), ..BlobOptions::default() };
-    let (server, _) = server(&options, false);
+    let (server, _) = server(&options, Clients::All);
     run(async {
         let mut client = Sender::new(server.local_addr(), None, 64).await;
         let mut calls = Vec::new();
@@ -248,7 +252,7 @@ fn nearly_full() -> (tempfile::TempDir, Vec<Vec<u8>>) {
 #[test]
 fn nothing_is_removed_for_what_has_not_come() {
     let (dir, blobs) = nearly_full();
-    let (server, _) = server(&cache(dir.path(), Some(10 * MB as u64)), false);
+    let (server, _) = server(&cache(dir.path(), Some(10 * MB as u64)), Clients::All);
     run(async {
         let mut client = Sender::new(server.local_addr(), None, 16 << 20).await;
         let there = || blobs.iter().map(|data| kept(dir.path(), data).exists()).collect::<Vec<_>>();
@@ -283,7 +287,7 @@ fn nothing_is_removed_for_what_has_not_come() {
 #[test]
 fn small_blobs_are_not_kept_whoever_asks() {
     let dir = tempfile::tempdir().unwrap();
-    let (server, _) = server(&cache(dir.path(), None), false);
+    let (server, _) = server(&cache(dir.path(), None), Clients::All);
     run(async {
         let mut client = Sender::new(server.local_addr(), None, 1 << 20).await;
         let small = bytes(1, MIN_BLOB as usize - 1);
@@ -307,7 +311,7 @@ fn small_blobs_are_not_kept_whoever_asks() {
 #[test]
 fn what_comes_with_wrong_digests_is_soon_not_written_any_more() {
     let dir = tempfile::tempdir().unwrap();
-    let (server, _) = server(&cache(dir.path(), None), true);
+    let (server, _) = server(&cache(dir.path(), None), Clients::WithTokens);
     run(async {
         for (n, token) in TOKENS.into_iter().enumerate() {
             let mut client = Sender::new(server.local_addr(), Some(token), 16 << 20).await;
@@ -342,7 +346,7 @@ fn what_comes_with_wrong_digests_is_soon_not_written_any_more() {
 #[test]
 fn no_client_has_more_than_half_of_a_cache_that_others_need() {
     let dir = tempfile::tempdir().unwrap();
-    let (server, _) = server(&cache(dir.path(), Some(10 * MB as u64)), true);
+    let (server, _) = server(&cache(dir.path(), Some(10 * MB as u64)), Clients::WithTokens);
     run(async {
         let [flood, modest] = TOKENS.map(|token| Sender::new(server.local_addr(), Some(token), 16 << 20));
         let (mut flood, mut modest) = (flood.await, modest.await);
@@ -390,7 +394,7 @@ async fn only_its_place_is_zero(client: &mut Sender) {
 #[test]
 fn bytes_that_came_with_a_wrong_digest_are_cleared() {
     let dir = tempfile::tempdir().unwrap();
-    let (server, _) = server(&cache(dir.path(), None), false);
+    let (server, _) = server(&cache(dir.path(), None), Clients::All);
     run(async {
         let mut client = with_ones(&server).await;
         let error = client.send(wrong(LEN), 100, &bytes(1, LEN)).await.unwrap();
@@ -418,7 +422,7 @@ fn bytes_that_came_with_a_wrong_digest_are_cleared() {
 #[test]
 fn bytes_of_a_blob_that_has_not_come_to_its_end_are_cleared() {
     let dir = tempfile::tempdir().unwrap();
-    let (server, _) = server(&cache(dir.path(), None), false);
+    let (server, _) = server(&cache(dir.path(), None), Clients::All);
     run(async {
         let mut client = with_ones(&server).await;
         let data = bytes(1, LEN);
@@ -444,7 +448,7 @@ fn bytes_of_a_damaged_file_are_cleared() {
     let blob = blob(&data);
     *data.last_mut().unwrap() ^= 1;
     fs::write(dir.path().join(blob.digest.to_string()), &data).unwrap();
-    let (server, _) = server(&cache(dir.path(), None), false);
+    let (server, _) = server(&cache(dir.path(), None), Clients::All);
     run(async {
         let mut client = with_ones(&server).await;
         assert_eq!(client.place(&[(blob, 100)]).await, Ok(vec![0]));
@@ -465,7 +469,7 @@ fn bytes_of_a_model_file_that_has_become_another_are_cleared() {
     };
     write(1.0);
     let options = BlobOptions { models: Some(dir.path().into()), ..BlobOptions::default() };
-    let (server, _) = server(&options, false);
+    let (server, _) = server(&options, Clients::All);
     run(async {
         let client = with_ones(&server).await;
         let old = blob(&f32s(&values(1.0)));
@@ -488,7 +492,7 @@ fn a_call_that_is_reset_leaves_no_part_of_a_damaged_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(wrong(LARGE).digest.to_string());
     fs::write(&file, vec![5; LARGE]).unwrap();
-    let (server, _) = server(&cache(dir.path(), None), false);
+    let (server, _) = server(&cache(dir.path(), None), Clients::All);
     run(async {
         let mut client = Sender::new(server.local_addr(), None, LARGE as u64).await;
         let call = client.placing(&[(wrong(LARGE), 0)]).await;
@@ -520,7 +524,7 @@ fn only_its_owner_can_look_into_a_cache() {
     fs::write(models.join("a.gguf"), writer.finish()).unwrap();
     set_age(&models.join("a.gguf"), 100);
     let options = BlobOptions { models: Some(models), digests: Some(side.clone()), ..cache(&made, None) };
-    let (server, _) = server(&options, false);
+    let (server, _) = server(&options, Clients::All);
     run(async {
         let mut client = Sender::new(server.local_addr(), None, 1 << 20).await;
         let data = bytes(1, 5000);

@@ -59,11 +59,19 @@ fn identity(k: usize) -> Vec<u8> {
     rows
 }
 
-/// `y = w . x` with a matrix of Q8_0, behind a product of a matrix without rows if asked for.
-fn product(k: usize, n: usize, empty_first: bool) -> (Graph, TensorId, TensorId, TensorId) {
+/// What a graph begins with.
+#[derive(Clone, Copy, PartialEq)]
+enum First {
+    /// A product of a matrix without rows.
+    Empty,
+    Nothing,
+}
+
+/// `y = w . x` with a matrix of Q8_0, behind what comes `first`.
+fn product(k: usize, n: usize, first: First) -> (Graph, TensorId, TensorId, TensorId) {
     let mut g = GraphBuilder::new();
     let x = g.input("x", DType::F32, &[k, n]).unwrap();
-    if empty_first {
+    if first == First::Empty {
         let none = g.weight("none", DType::Q8_0, &[k, 0]).unwrap();
         let nothing = g.push(MulMat, &[none, x]).unwrap();
         g.output(nothing);
@@ -79,8 +87,8 @@ fn a_product_without_rows_does_not_show_what_others_multiplied() {
     const K: usize = 256;
     let (server, _) = shipped(1);
     let [victim, attacker] = [(), ()].map(|()| devices(&server).remove(0));
-    let run = |device: &Arc<dyn Device>, queue: &dyn Queue, values: &[f32], empty_first: bool| {
-        let (graph, x, w, y) = product(K, 1, empty_first);
+    let run = |device: &Arc<dyn Device>, queue: &dyn Queue, values: &[f32], first: First| {
+        let (graph, x, w, y) = product(K, 1, first);
         let placed = Placed::new(device, graph);
         queue.write(&placed.slice(w), identity(K).into()).unwrap();
         queue.write(&placed.slice(x), f32s(values)).unwrap();
@@ -90,8 +98,8 @@ fn a_product_without_rows_does_not_show_what_others_multiplied() {
     let secret: Vec<f32> = (0..K).map(|i| i as f32 - 100.0).collect();
     let (hers, his) = (victim.queue().unwrap(), attacker.queue().unwrap());
     for _ in 0..3 {
-        assert_ne!(run(&victim, hers.as_ref(), &secret, false), f32s(&[0.0; K]));
-        assert_eq!(run(&attacker, his.as_ref(), &[0.0; K], true), f32s(&[0.0; K]));
+        assert_ne!(run(&victim, hers.as_ref(), &secret, First::Nothing), f32s(&[0.0; K]));
+        assert_eq!(run(&attacker, his.as_ref(), &[0.0; K], First::Empty), f32s(&[0.0; K]));
     }
 }
 
@@ -138,7 +146,7 @@ fn scratch_memory_has_limits_and_does_not_outlive_its_session() {
     assert!(error.to_string().contains("scratch memory"), "{error}");
     drop(placed);
     // Some is given, counts, and is free when the graph has gone.
-    let product = || product(4096, 512, false).0;
+    let product = || product(4096, 512, First::Nothing).0;
     let tensors: u64 = {
         let graph = product();
         graph.ids().map(|id| graph.tensor(id).layout().span() as u64).sum()

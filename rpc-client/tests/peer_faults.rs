@@ -258,7 +258,7 @@ fn a_queue_that_fails_in_the_middle_of_a_tensor() {
     other.accept(behind, &y.memory.part(0, 8).unwrap());
     read(other.queue.as_ref(), &y.memory.part(0, 8).unwrap());
     x.queue.finish(WAIT).unwrap();
-    proxy.hold(link, true);
+    proxy.hold(link);
     x.offer(second, &x.memory, &y);
     y.accept(second, &y.memory);
     std::thread::sleep(Duration::from_millis(300));
@@ -267,7 +267,7 @@ fn a_queue_that_fails_in_the_middle_of_a_tensor() {
     eventually(Duration::from_secs(1), || x.queue.finish(WAIT).is_err());
     names(&x.error(), &[&address(&a), "8 bytes was accepted as 16"]);
     let start = Instant::now();
-    proxy.hold(link, false);
+    proxy.release(link);
     // Whoever waits for the second learns it from the first's server, and not because nothing more comes.
     names(&y.error(), &[&address(&a), "8 bytes was accepted as 16"]);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
@@ -287,7 +287,7 @@ fn a_client_that_goes_in_the_middle_of_a_large_tensor_leaves_nothing() {
     let (a, b) = (server().0, server().0);
     let (proxy, [x, y], link) = behind_proxy(&a, &b, LEN);
     let t = ticket();
-    proxy.hold(link, true);
+    proxy.hold(link);
     x.offer(t, &x.memory, &y);
     y.accept(t, &y.memory);
     std::thread::sleep(Duration::from_millis(300));
@@ -305,7 +305,7 @@ fn a_queue_that_is_given_up_while_it_takes_a_large_tensor() {
     let (proxy, [x, y], link) = behind_proxy(&a, &b, LEN);
     let t = ticket();
     let (from, to) = (x.other(), y.other());
-    proxy.hold(link, true);
+    proxy.hold(link);
     from.offer(t, &x.memory, &y);
     to.accept(t, &y.memory);
     std::thread::sleep(Duration::from_millis(300));
@@ -315,7 +315,7 @@ fn a_queue_that_is_given_up_while_it_takes_a_large_tensor() {
     let other = y.other();
     other.queue.fill(&y.memory, 9).unwrap();
     other.queue.finish(WAIT).unwrap();
-    proxy.hold(link, false);
+    proxy.release(link);
     drop(from);
     assert_eq!(read(other.queue.as_ref(), &y.memory.part(LEN - 3, 3).unwrap()), [9; 3]);
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
@@ -369,7 +369,7 @@ fn a_server_that_is_never_heard_of() {
     let name = address(&a);
     let t = ticket();
     let peer = x.device.peer().unwrap();
-    proxy.refuse(true);
+    proxy.refuse();
     let before = b.connections();
     proxy.cut(proxy.count() - 1);
     // Both have noticed: what is expected on a link when it breaks fails with it.
@@ -389,13 +389,13 @@ fn servers_that_do_not_reach_each_other() {
     let (a, b) = (server().0, server().0);
     let proxy = Proxy::start(b.local_addr());
     let [x, y] = ends([endpoint(&a), at(proxy.addr)], 64);
-    proxy.refuse(true);
+    proxy.refuse();
     let start = Instant::now();
     let PeerPath::Relayed(why) = x.path(&y) else { panic!("it does reach it") };
     assert!(start.elapsed() < Duration::from_secs(3));
     println!("{why}");
     // Remembered, and only this way.
-    proxy.refuse(false);
+    proxy.admit();
     assert!(!x.device.peer().unwrap().reaches(y.device.as_ref()));
     assert_eq!(y.path(&x), PeerPath::Direct);
     let refused = x.device.peer().unwrap().offer(x.queue.as_ref(), ticket(), &x.memory, y.device.as_ref());
@@ -430,7 +430,7 @@ fn a_way_that_is_lost_is_asked_for_again() {
     blocked.offer(t, &x.memory, &y);
     y.accept(t, &y.memory);
     y.other().queue.finish(WAIT).unwrap();
-    proxy.refuse(true);
+    proxy.refuse();
     proxy.cut(link);
     names(&y.error(), &[&address(&a), &proxy.addr.to_string(), "lost"]);
     // Until the links of others are known to be lost as well, an offer may be enqueued; then it is refused.

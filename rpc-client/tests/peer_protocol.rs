@@ -6,6 +6,8 @@ mod common;
 mod ends;
 #[path = "common/fake.rs"]
 mod fake;
+#[path = "common/listen.rs"]
+mod listen;
 #[path = "common/plain.rs"]
 mod plain;
 #[path = "common/proxy.rs"]
@@ -26,10 +28,6 @@ use std::time::{Duration, Instant};
 
 /// The incarnation of a server that there is not.
 const FROM: u64 = 77;
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
-}
 
 /// Whether two clients' worth of servers still work.
 fn alive(a: &Server, b: &Server) {
@@ -258,7 +256,7 @@ fn news_for_a_server_that_takes_none_is_bounded() {
         let route = Route { from: client.hello.incarnation, to: 5, session: 6 };
         let target = target_of(&secret, route, proxy.addr);
         assert_eq!(client.reach(target.clone()).await.unwrap(), "");
-        proxy.hold(0, true);
+        proxy.hold(0);
         // Each offer of a queue that has failed is told to the server that it was for.
         let queue = client.queue(1).await;
         queue.send(v1::command::Command::Read(v1::Read { request: 1, src: None, bulk: false }));

@@ -6,6 +6,8 @@ mod common;
 mod ends;
 #[path = "common/fake.rs"]
 mod fake;
+#[path = "common/listen.rs"]
+mod listen;
 #[path = "common/plain.rs"]
 mod plain;
 
@@ -23,8 +25,7 @@ use std::time::{Duration, Instant};
 /// Runs a test with two servers, and a client that has a session on each.
 fn scene(test: impl AsyncFnOnce(Scene)) {
     let (a, b) = (server().0, server().0);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    run(async {
         let (at_a, at_b) = (Plain::new(&a).await, Plain::new(&b).await);
         test(Scene { a, b, at_a, at_b }).await;
     });

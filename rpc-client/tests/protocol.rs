@@ -10,18 +10,16 @@ use common::*;
 use outboard_proto::v1::command::Command as C;
 use outboard_proto::v1::control_reply::Reply as ControlReply;
 use outboard_proto::v1::control_request::Request;
-use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_proto::v1::reply::Reply;
 use outboard_proto::v1::{self, error::Kind};
 use outboard_rpc_server::Server;
-use plain::{Conn, client};
+use plain::{Client, Conn, client};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
-async fn hello(client: &mut OutboardClient<Conn>) -> v1::Session {
-    let request = v1::HelloRequest { min_version: 1, max_version: 1, client: "test".into() };
-    client.hello(request).await.unwrap().into_inner().session.unwrap()
+async fn hello(client: &mut Client) -> v1::Session {
+    plain::hello(client).await.session.unwrap()
 }
 
 /// A stream of messages that the test sends one by one.
@@ -69,10 +67,6 @@ fn slice(buffer: u64, offset: u64, len: u64) -> Option<v1::Slice> {
 
 fn open(session: &v1::Session, queue: u64, device: &str) -> v1::Command {
     command(C::Open(v1::OpenQueue { session: Some(session.clone()), queue, device: device.into() }))
-}
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
 #[test]

@@ -112,21 +112,21 @@ fn a_network_that_is_away_for_a_while() {
     let queue = devices[0].queue().unwrap();
     queue.fill(&a, 9).unwrap();
     queue.finish(WAIT).unwrap();
-    proxy.refuse(true);
+    proxy.refuse();
     cut_all(&proxy);
     assert!(is_lost(&queue.finish(WAIT).unwrap_err()));
     drop(queue);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(1500));
-            proxy.refuse(false);
+            proxy.admit();
         });
         devices[0].resume().unwrap();
     });
     let queue = devices[0].queue().unwrap();
     assert_eq!(read(queue.as_ref(), &a), [9; 64]);
     // And for longer than the lease.
-    proxy.refuse(true);
+    proxy.refuse();
     cut_all(&proxy);
     assert!(is_lost(&queue.finish(WAIT).unwrap_err()));
     drop(queue);

@@ -3,14 +3,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 mod common;
+#[path = "common/listen.rs"]
+mod listen;
 #[path = "common/pki.rs"]
 #[allow(unreachable_pub, dead_code)]
 mod pki;
+#[path = "common/plain.rs"]
+mod plain;
 
 use bytes::{Bytes, BytesMut};
 use common::WAIT;
 use http_body_util::{BodyExt, Full};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use listen::{Listening, http2};
 use outboard_core::Host;
 use outboard_core::op::{MulMat, SetRows};
 use outboard_core::{DType, GraphBuilder};
@@ -55,11 +59,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn run(test: impl Future<Output = ()>) {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    on_a_loop(test);
-}
-
-fn on_a_loop(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+    common::run(test);
 }
 
 fn resident() -> u64 {
@@ -155,15 +155,6 @@ impl Meter for Nothing {
     fn received(&self, _: usize) {}
 }
 
-type Http = hyper::client::conn::http2::SendRequest<Full<Bytes>>;
-
-async fn http(stream: outboard_net::Stream<Nothing>) -> Http {
-    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-    let (http, driver) = builder.handshake(TokioIo::new(stream)).await.unwrap();
-    tokio::spawn(driver);
-    http
-}
-
 fn request(addr: SocketAddr, method: &str, body: Bytes) -> http::Request<Full<Bytes>> {
     http::Request::post(format!("https://{addr}/{method}"))
         .header("content-type", "application/grpc")
@@ -187,7 +178,7 @@ fn further_quic_streams_of_a_link_are_no_clients() {
         let dial = || Dialer::new(endpoint.clone(), tls.clone());
         // The victim, with a token.
         let of_victim = dial();
-        let mut victim = http(of_victim.open(Nothing).await.unwrap()).await;
+        let mut victim = plain::over(of_victim.open(Nothing).await.unwrap()).await;
         let hello = v1::HelloRequest { min_version: 1, max_version: 1, client: "victim".into() };
         let mut body = BytesMut::new();
         frame::push(&mut body, &hello);
@@ -199,9 +190,7 @@ fn further_quic_streams_of_a_link_are_no_clients() {
         let of_other = dial();
         let (to, rx) = tokio::sync::mpsc::unbounded_channel();
         let (first, second) = (of_other.open(Nothing).await.unwrap(), of_other.open(Nothing).await.unwrap());
-        let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-        let (mut pusher, driver) = builder.handshake(TokioIo::new(first)).await.unwrap();
-        tokio::spawn(driver);
+        let mut pusher = plain::over(first).await;
         let body = http_body_util::StreamBody::new(tokio_stream::wrappers::UnboundedReceiverStream::new(rx));
         let push = http::Request::post(format!("https://{addr}/outboard.v1.Peer/Push"))
             .header("content-type", "application/grpc")
@@ -211,7 +200,7 @@ fn further_quic_streams_of_a_link_are_no_clients() {
         to.send(ok(up(Part::Open(opening(&hello))))).unwrap();
         let mut welcome = pusher.send_request(push).await.unwrap().into_body();
         assert!(welcome.frame().await.unwrap().unwrap().is_data());
-        let mut second = http(second).await;
+        let mut second = plain::over(second).await;
         let mut devices = BytesMut::new();
         frame::push(&mut devices, &v1::DevicesRequest::default());
         let devices = request(addr, "outboard.v1.Outboard/Devices", devices.freeze());
@@ -423,9 +412,6 @@ fn commands_that_wait_do_not_slow_others_down() {
 
 /// A program that other servers are led to: it welcomes them, and refuses the first tensor again and again.
 fn refuses_for_ever(welcome: [u8; 32], batches: usize) -> SocketAddr {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.set_nonblocking(true).unwrap();
-    let addr = listener.local_addr().unwrap();
     let down = |part| {
         let mut out = BytesMut::new();
         frame::push(&mut out, &v1::PeerDown { part: Some(part) });
@@ -465,17 +451,11 @@ fn refuses_for_ever(welcome: [u8; 32], batches: usize) -> SocketAddr {
         let body = http_body_util::StreamBody::new(tokio_stream::wrappers::ReceiverStream::new(rx));
         http::Response::builder().header("content-type", "application/grpc").body(body)
     };
-    std::thread::spawn(move || {
-        on_a_loop(async {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            while let Ok((socket, _)) = listener.accept().await {
-                let service = hyper::service::service_fn(respond);
-                let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                tokio::spawn(builder.serve_connection(TokioIo::new(socket), service));
-            }
-        });
+    let listening = Listening::start(move |socket| {
+        let (builder, io) = http2(socket);
+        tokio::spawn(builder.serve_connection(io, hyper::service::service_fn(respond)));
     });
-    addr
+    listening.for_ever()
 }
 
 /// 7. What another server says again and again is kept once.

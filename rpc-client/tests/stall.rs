@@ -7,12 +7,14 @@ mod common;
 mod ends;
 #[path = "../../local-backends/reference/tests/common/fated.rs"]
 mod fated;
+#[path = "common/listen.rs"]
+mod listen;
 
 use common::*;
 use ends::{End, ends_with, ticket};
 use fated::{Fate, fated_device};
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::service::TowerToHyperService;
+use listen::{Listening, http2};
 use outboard_core::Host;
 use outboard_core::device::Bytes;
 use outboard_core::op::{Binary, BinaryKind};
@@ -345,21 +347,12 @@ impl Outboard for Fake {
 
 /// Starts a fake on a port of its own; it lives as long as this process.
 fn fake(says: Says) -> Endpoint {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let addr = listener.local_addr().unwrap();
-    std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            listener.set_nonblocking(true).unwrap();
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            while let Ok((socket, _)) = listener.accept().await {
-                let service = TowerToHyperService::new(OutboardServer::new(Fake(says)));
-                let http = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-                tokio::spawn(http.serve_connection(TokioIo::new(socket), service));
-            }
-        });
+    let listening = Listening::start(move |socket| {
+        let service = TowerToHyperService::new(OutboardServer::new(Fake(says)));
+        let (builder, io) = http2(socket);
+        tokio::spawn(builder.serve_connection(io, service));
     });
-    Endpoint::parse(&addr.to_string()).unwrap()
+    Endpoint::parse(&listening.for_ever().to_string()).unwrap()
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use outboard_core::Queue;
-use outboard_rpc_client::{RemoteDevice, RemoteSpan};
+use outboard_rpc_client::{RemoteDevice, RemoteSpan, Tracing};
 use std::time::{Duration, Instant};
 
 /// Fetches until `count` spans have come: they are recorded behind their commands, whose answers may come before.
@@ -14,7 +14,7 @@ fn fetch(device: &RemoteDevice, count: usize) -> Vec<RemoteSpan> {
     let start = Instant::now();
     while spans.len() < count {
         assert!(start.elapsed() < WAIT, "{spans:?}");
-        spans.extend(device.trace(true).unwrap().spans);
+        spans.extend(device.trace(Tracing::GoOn).unwrap().spans);
     }
     spans
 }
@@ -34,7 +34,7 @@ fn a_session_sees_its_own_queues_while_it_wants_to() {
         queue.finish(WAIT).unwrap();
     };
     run(queue.as_ref());
-    let first = device.trace(true).unwrap();
+    let first = device.trace(Tracing::GoOn).unwrap();
     assert!(first.spans.is_empty() && first.dropped == 0, "recorded without being asked: {first:?}");
     let before = Instant::now();
     other.fill(&buffer(&others[0], 64), 1).unwrap();
@@ -44,14 +44,14 @@ fn a_session_sees_its_own_queues_while_it_wants_to() {
     // Two fills, the graph, and the read by which the server answers `finish`.
     let spans = fetch(device, 4);
     assert_eq!(spans.iter().map(|s| s.what.as_str()).collect::<Vec<_>>(), ["fill", "fill", "execute", "read"]);
-    let now = device.trace(true).unwrap();
+    let now = device.trace(Tracing::GoOn).unwrap();
     for span in &spans {
         assert_eq!((span.queue, &span.device), (queue.uid(), &mine[1].info().id));
         let slack = now.error + Duration::from_micros(2);
         let (start, end) = (now.local(span.start_us).unwrap(), now.local(span.end_us).unwrap());
         assert!(start + slack >= before && end <= after + slack && start <= end, "{span:?}: {:?}", now.error);
     }
-    device.trace(false).unwrap();
+    device.trace(Tracing::Stop).unwrap();
     run(queue.as_ref());
-    assert!(device.trace(false).unwrap().spans.is_empty(), "recorded although it was told to stop");
+    assert!(device.trace(Tracing::Stop).unwrap().spans.is_empty(), "recorded although it was told to stop");
 }

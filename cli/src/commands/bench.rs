@@ -107,7 +107,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         }
         let from = rows.len();
         for (side, mine) in sides.iter_mut().zip(&samples) {
-            let mut row = Row::new(test.name(), side.devices.clone(), side.remote, mine);
+            let mut row = Row::new(test.name(), side.devices.clone(), side.reach, mine);
             if let Test::Decode(_) = test {
                 // Once more, and not counted: recording takes a little time itself.
                 let (sample, trace) = side.traced(&tracer, &loaded, test, 0)?;

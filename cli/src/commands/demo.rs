@@ -6,6 +6,7 @@ use crate::args::{DeviceArgs, ModelArgs, RpcList, SplitMode};
 use crate::trust::TrustArgs;
 use crate::{devices, fetch, model};
 use anyhow::{Context, Result, anyhow, bail};
+use outboard_llm::tokenizer::{Bos, SpecialText};
 use outboard_llm::{GenerateOptions, engine, generate};
 use outboard_output as output;
 use std::io::{BufRead, BufReader};
@@ -32,7 +33,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let path = fetch::fetch("smollm2", false)?;
+    let path = fetch::fetch("smollm2")?;
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
     // The servers end with this process's end of their standard input, however it ends.
@@ -49,7 +50,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         output::errln(format_args!("  rpc-server, process {}, {}", server.child.id(), server.addr))?;
     }
     let loaded = model::open(&path.to_string_lossy())?;
-    let tokens = loaded.tokenizer.encode(PROMPT, true, loaded.tokenizer.adds_bos())?;
+    let tokens = loaded.tokenizer.encode(PROMPT, SpecialText::Parse, Bos::Add)?;
     let set = devices::open(&DeviceArgs {
         rpc,
         dev: Vec::new(),

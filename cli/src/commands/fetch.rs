@@ -13,7 +13,7 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     match &args.name {
-        Some(name) => output::outln(fetch::fetch(name, false)?.display())?,
+        Some(name) => output::outln(fetch::fetch(name)?.display())?,
         None => output::outln(fetch::list())?,
     }
     Ok(ExitCode::SUCCESS)

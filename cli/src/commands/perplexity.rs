@@ -7,6 +7,7 @@ use crate::model::DeviceReport;
 use crate::{interrupt, model, print};
 use anyhow::{Context, Result};
 use outboard_llm::perplexity::{count_chunks, scored};
+use outboard_llm::tokenizer::{Bos, SpecialText};
 use outboard_llm::{Error, Estimate, LoadOptions, perplexity};
 use outboard_output as output;
 use serde::Serialize;
@@ -73,7 +74,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     chosen.ctx = chosen.ctx.or(Some(CHUNK));
     let loaded = model::open(&chosen.model)?;
     let tokenizer = &loaded.tokenizer;
-    let tokens = tokenizer.encode(&text, false, tokenizer.adds_bos())?;
+    let tokens = tokenizer.encode(&text, SpecialText::Literal, Bos::Add)?;
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let set = devices::open(&args.devices)?;
     let options = model::load_options(&chosen, &loaded.model, &set)?;

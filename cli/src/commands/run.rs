@@ -4,19 +4,21 @@ use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
 use crate::devices::{self, Net};
 use crate::failover::{Recovered, Recoveries, Servers};
+use crate::measure::Range;
 use crate::model::DeviceReport;
-use crate::trace::{TokenTime, Tracer, time_lines};
+use crate::trace::{Links, TokenTime, Trace, Tracer, time_lines};
 use crate::{interrupt, model, print};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
-use outboard_llm::chat::{ChatTemplate, Message};
+use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
+use outboard_llm::tokenizer::{Bos, SpecialText};
 use outboard_llm::{Engine, Finish, GenerateOptions, Generation, generate};
 use outboard_output as output;
 use serde::Serialize;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 #[derive(clap::Args)]
@@ -63,39 +65,24 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let (sample, penalty) = match args.sample.sample().and_then(|sample| Ok((sample, args.sample.penalty()?))) {
-        Ok(sampling) => sampling,
-        Err(wrong) => return Err(clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")).into()),
-    };
-    let prompt = match (&args.prompt, &args.file) {
-        (Some(prompt), _) => prompt.clone(),
-        (None, Some(file)) => {
-            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
-        }
-        (None, None) => bail!("there is no prompt: give -p or -f"),
-    };
+    let generate_options = generate_options(args)?;
+    let prompt = prompt(args)?;
     let loaded = model::open(&args.model.model)?;
     let tokens = encode(args, &loaded, &prompt)?;
     let set = devices::open(&args.devices)?;
-    let options = model::load_options(&args.model, &loaded.model, &set)?;
-    if tokens.len() >= options.n_ctx {
-        bail!(
-            "the prompt has {} tokens and the context {}: make it larger with -c, or the prompt shorter",
-            tokens.len(),
-            options.n_ctx
-        );
-    }
+    let load_options = model::load_options(&args.model, &loaded.model, &set)?;
+    check_room(tokens.len(), load_options.n_ctx)?;
     output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let tracer = Tracer::new(&set.host);
     let start = Instant::now();
-    let mut engine = model::load(&loaded, set, &options)?;
+    let mut engine = model::load(&loaded, set, &load_options)?;
     let load_time = start.elapsed();
     output::err(model::plan_table(&engine))?;
     if args.verbose {
         output::err(engine.describe()?)?;
     }
-    if sample.temperature > 0.0 {
-        output::errln(format_args!("seed: {}", sample.seed))?;
+    if generate_options.sample.temperature > 0.0 {
+        output::errln(format_args!("seed: {}", generate_options.sample.seed))?;
     }
     let interrupted = interrupt::watch(&engine)?;
     engine.set_watch(print::stalls());
@@ -103,35 +90,13 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if !args.no_failover {
         engine.set_failover(Box::new(Servers::new(&args.devices, &recoveries)?));
     }
-    let options = GenerateOptions {
-        n_predict: args.n_predict.map(|n| n as usize),
-        sample,
-        penalty,
-        ignore_eos: args.ignore_eos,
-        stop: args.stop.clone(),
-        log_probs: args.json,
-    };
-    let mut shown = Ok(());
-    let mut show = |text: &str| {
-        shown = if args.json { output::check() } else { output::out(text) };
-        if shown.is_err() || interrupted.load(Ordering::Relaxed) {
-            return ControlFlow::Break(());
-        }
-        ControlFlow::Continue(())
-    };
-    let recording = tracer.start(engine.devices(), args.trace.is_some())?;
-    let start = Instant::now();
-    let generated = generate(&mut engine, &loaded.tokenizer, &tokens, &options, &mut show);
-    let trace = recording.finish();
-    shown?;
-    let generation = generated?;
-    let first = start + generation.prompt_time;
-    let last = first + generation.decode_time;
-    let mut report = Report::new(&tokens, generation, load_time, &engine);
+    let timed = generate_timed(args, &tracer, &mut engine, &loaded, &tokens, &generate_options, &interrupted)?;
+    let (phases, trace) = (timed.phases(), timed.trace);
+    let mut report = Report::new(&tokens, timed.generation, load_time, &engine);
     report.recoveries = recoveries.list();
     // What lost servers did is not known.
     if report.recoveries.is_empty() {
-        report.token_times = trace.token_times((first, last), report.decoded()).unwrap_or_default();
+        report.token_times = trace.token_times(phases.decode, report.decoded()).unwrap_or_default();
     }
     if args.json {
         print_json(&report)?;
@@ -140,25 +105,110 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         output::err(report.timings())?;
     }
     if let Some(path) = &args.trace {
-        for error in &trace.errors {
-            output::errln(format_args!("warning: not in the trace: {}", output::one_line(error)))?;
-        }
-        trace.write(path, &[("prompt", start, first), ("decode", first, last)])?;
+        write_trace(&trace, path, &phases)?;
     }
     Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
+/// How to go on from the prompt.
+fn generate_options(args: &Args) -> Result<GenerateOptions> {
+    let sampling = args.sample.sample().and_then(|sample| Ok((sample, args.sample.penalty()?)));
+    let (sample, penalty) =
+        sampling.map_err(|wrong| clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")))?;
+    Ok(GenerateOptions {
+        n_predict: args.n_predict.map(|n| n as usize),
+        sample,
+        penalty,
+        ignore_eos: args.ignore_eos,
+        stop: args.stop.clone(),
+        log_probs: args.json,
+    })
+}
+
+/// The prompt, of the command line or of a file.
+fn prompt(args: &Args) -> Result<String> {
+    match (&args.prompt, &args.file) {
+        (Some(prompt), _) => Ok(prompt.clone()),
+        (None, Some(file)) => std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display())),
+        (None, None) => bail!("there is no prompt: give -p or -f"),
+    }
+}
+
+fn check_room(prompt: usize, n_ctx: usize) -> Result<()> {
+    if prompt >= n_ctx {
+        bail!("the prompt has {prompt} tokens and the context {n_ctx}: make it larger with -c, or the prompt shorter");
+    }
+    Ok(())
+}
+
+/// A text, when it was generated, and what the devices did meanwhile.
+struct Timed {
+    generation: Generation,
+    start: Instant,
+    trace: Trace,
+}
+
+/// From when to when the prompt was read, and the tokens behind the first came.
+struct Phases {
+    prompt: Range,
+    decode: Range,
+}
+
+impl Timed {
+    fn phases(&self) -> Phases {
+        let first = self.start + self.generation.prompt_time;
+        Phases { prompt: (self.start, first), decode: (first, first + self.generation.decode_time) }
+    }
+}
+
+/// Generates a text, shows it as it comes, and records what the devices do.
+fn generate_timed(
+    args: &Args,
+    tracer: &Tracer,
+    engine: &mut Engine,
+    loaded: &model::Loaded,
+    tokens: &[u32],
+    options: &GenerateOptions,
+    interrupted: &AtomicBool,
+) -> Result<Timed> {
+    let mut shown = Ok(());
+    let mut show = |text: &str| {
+        shown = if args.json { output::check() } else { output::out(text) };
+        if shown.is_err() || interrupted.load(Ordering::Relaxed) {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    };
+    let links = if args.trace.is_some() { Links::Sampled } else { Links::Left };
+    let recording = tracer.start(engine.devices(), links)?;
+    let start = Instant::now();
+    let generated = generate(engine, &loaded.tokenizer, tokens, options, &mut show);
+    let trace = recording.finish();
+    shown?;
+    Ok(Timed { generation: generated?, start, trace })
+}
+
+/// Writes what the devices did to the file of `--trace`.
+fn write_trace(trace: &Trace, path: &Path, phases: &Phases) -> Result<()> {
+    for error in &trace.errors {
+        output::errln(format_args!("warning: not in the trace: {}", output::one_line(error)))?;
+    }
+    let (prompt, decode) = (phases.prompt, phases.decode);
+    trace.write(path, &[("prompt", prompt.0, prompt.1), ("decode", decode.0, decode.1)])
+}
+
+/// Tokens of the prompt.
 fn encode(args: &Args, loaded: &model::Loaded, prompt: &str) -> Result<Vec<u32>> {
     let tokenizer = &loaded.tokenizer;
     let text = if args.chat {
         let template = ChatTemplate::from_gguf(loaded.model.gguf(), tokenizer)?;
         let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
         let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
-        template.render(&messages, true, SystemTime::now())?
+        template.render(&messages, GenerationPrompt::Add, SystemTime::now())?
     } else {
         prompt.to_owned()
     };
-    let mut tokens = tokenizer.encode(&text, true, tokenizer.adds_bos())?;
+    let mut tokens = tokenizer.encode(&text, SpecialText::Parse, Bos::Add)?;
     if tokens.is_empty() {
         // Nothing to go on from: begin as a text begins.
         let start = tokenizer.bos().or(tokenizer.eos());

@@ -2,6 +2,7 @@
 
 use super::print_json;
 use crate::args::RpcList;
+use crate::measure::round_trip;
 use crate::print;
 use crate::trust::TrustArgs;
 use anyhow::{Result, bail};
@@ -11,7 +12,7 @@ use outboard_conformance::Filter;
 use outboard_core::Host;
 use outboard_core::error::Bytes as Size;
 use outboard_core::op::{Binary, BinaryKind, MulMat, Norm, NormKind};
-use outboard_core::{DType, Device, GraphBuilder, Slice, TensorId, Ticket, Usage};
+use outboard_core::{DType, Device, GraphBuilder, Queue, Slice, TensorId, Ticket, Usage};
 use outboard_output as output;
 use outboard_rpc_client::{PeerPath, RemoteDevice, connect};
 use outboard_scheduler::{Hints, Scheduler, SchedulerOptions};
@@ -23,8 +24,6 @@ use std::time::{Duration, Instant};
 
 /// Longest wait for one answer.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Round trips that are measured; the median counts.
-const ROUND_TRIPS: usize = 21;
 /// Bytes of a copy whose rate is measured.
 const COPY_BYTES: usize = 16 << 20;
 /// Width of the graph that goes over all devices.
@@ -51,14 +50,14 @@ struct Check {
 }
 
 #[derive(Serialize)]
-struct Link {
+struct LinkReport {
     from: String,
     to: String,
     rtt_us: f64,
     gbps: f64,
     /// Whether bytes go straight from one to the other, or through this process.
     direct: bool,
-    /// The way of the bytes: "direct", or "relayed: " and why.
+    /// How bytes get there: "direct", or "relayed: " and why.
     path: String,
 }
 
@@ -66,7 +65,7 @@ struct Link {
 struct Smoke {
     ok: bool,
     checks: Vec<Check>,
-    links: Vec<Link>,
+    links: Vec<LinkReport>,
 }
 
 /// One server that answered, or this host.
@@ -163,69 +162,82 @@ fn ops(device: &dyn Device, reference: &dyn Device) -> Result<String> {
 }
 
 /// Round trip and rate of a copy between the first devices of two sides.
-fn measure(from: &Side, to: &Side) -> Result<Link> {
+fn measure(from: &Side, to: &Side) -> Result<LinkReport> {
     let (Some(a), Some(b)) = (from.devices.first(), to.devices.first()) else { bail!("a server without devices") };
-    let (qa, qb) = (a.queue()?, b.queue()?);
-    let src = Slice::whole(a.alloc(COPY_BYTES as u64, Usage::Any)?);
-    let dst = Slice::whole(b.alloc(COPY_BYTES as u64, Usage::Any)?);
+    let link = Link::open(a.as_ref(), b.as_ref())?;
     let pattern: Vec<u8> = (0..COPY_BYTES).map(|i| (i * 31 + i / 4096) as u8).collect();
     let pattern = Bytes::from(pattern);
-    qa.write(&src, pattern.clone())?;
-    qa.finish(DEADLINE)?;
+    link.from_queue.write(&link.src, pattern.clone())?;
+    link.from_queue.finish(DEADLINE)?;
     let path = match (RemoteDevice::of(a.as_ref()), RemoteDevice::of(b.as_ref())) {
         (Some(a), Some(b)) => a.peer_link(b),
         _ => PeerPath::Relayed("one of them is this host".into()),
     };
-    let direct = !matches!(path, PeerPath::Relayed(_));
-    let copy = |bytes: u64| -> Result<()> {
-        let (src, dst) = (src.part(0, bytes)?, dst.part(0, bytes)?);
-        match (a.peer(), b.peer()) {
-            (Some(pa), Some(pb)) if direct => {
+    let rtt = round_trip(|| link.copy(4, &path))?;
+    let start = Instant::now();
+    link.copy(COPY_BYTES as u64, &path)?;
+    let seconds = start.elapsed().as_secs_f64();
+    if link.to_queue.read(&link.dst)?.wait(DEADLINE)? != pattern {
+        bail!("the bytes that arrived are not those that were sent");
+    }
+    Ok(LinkReport {
+        from: from.name.clone(),
+        to: to.name.clone(),
+        rtt_us: rtt.as_secs_f64() * 1e6,
+        gbps: COPY_BYTES as f64 / seconds / 1e9,
+        direct: !matches!(path, PeerPath::Relayed(_)),
+        path: path.to_string(),
+    })
+}
+
+/// Two devices with memory for a copy from one to the other.
+struct Link<'d> {
+    from: &'d dyn Device,
+    to: &'d dyn Device,
+    from_queue: Arc<dyn Queue>,
+    to_queue: Arc<dyn Queue>,
+    src: Slice,
+    dst: Slice,
+}
+
+impl<'d> Link<'d> {
+    fn open(from: &'d dyn Device, to: &'d dyn Device) -> Result<Link<'d>> {
+        let memory =
+            |device: &dyn Device| -> Result<Slice> { Ok(Slice::whole(device.alloc(COPY_BYTES as u64, Usage::Any)?)) };
+        let (from_queue, to_queue) = (from.queue()?, to.queue()?);
+        let (src, dst) = (memory(from)?, memory(to)?);
+        Ok(Link { from, to, from_queue, to_queue, src, dst })
+    }
+
+    /// Copies the first bytes, and waits until they are there.
+    fn copy(&self, bytes: u64, path: &PeerPath) -> Result<()> {
+        let (src, dst) = (self.src.part(0, bytes)?, self.dst.part(0, bytes)?);
+        match (self.from.peer(), self.to.peer()) {
+            (Some(from), Some(to)) if !matches!(path, PeerPath::Relayed(_)) => {
                 let mut ticket = [0; 32];
                 getrandom::fill(&mut ticket)?;
                 let ticket = Ticket(ticket);
-                pa.offer(qa.as_ref(), ticket, &src, b.as_ref())?;
-                pb.accept(qb.as_ref(), ticket, &dst)?;
+                from.offer(self.from_queue.as_ref(), ticket, &src, self.to)?;
+                to.accept(self.to_queue.as_ref(), ticket, &dst)?;
             }
-            _ => qb.write(&dst, qa.read(&src)?.wait(DEADLINE)?)?,
+            _ => self.to_queue.write(&dst, self.from_queue.read(&src)?.wait(DEADLINE)?)?,
         }
-        Ok(qb.finish(DEADLINE)?)
-    };
-    let mut times = Vec::with_capacity(ROUND_TRIPS);
-    for _ in 0..ROUND_TRIPS {
-        let start = Instant::now();
-        copy(4)?;
-        times.push(start.elapsed());
+        Ok(self.to_queue.finish(DEADLINE)?)
     }
-    times.sort();
-    let start = Instant::now();
-    copy(COPY_BYTES as u64)?;
-    let seconds = start.elapsed().as_secs_f64();
-    if qb.read(&dst)?.wait(DEADLINE)? != pattern {
-        bail!("the bytes that arrived are not those that were sent");
-    }
-    Ok(Link {
-        from: from.name.clone(),
-        to: to.name.clone(),
-        rtt_us: times[ROUND_TRIPS / 2].as_secs_f64() * 1e6,
-        gbps: COPY_BYTES as f64 / seconds / 1e9,
-        direct,
-        path: path.to_string(),
-    })
 }
 
 /// A graph with a product on each device, against the same on the local CPU alone.
 fn graph(devices: &[Arc<dyn Device>], cpu: &Arc<dyn Device>) -> Result<String> {
     let weights: Vec<usize> = (0..devices.len()).collect();
     let split = chain(devices, &weights)?;
-    let whole = chain(std::slice::from_ref(cpu), &vec![0; devices.len()])?;
+    let alone = chain(std::slice::from_ref(cpu), &vec![0; devices.len()])?;
     let (mut error, mut norm) = (0.0f64, 0.0f64);
-    for (a, b) in split.iter().zip(&whole) {
+    for (a, b) in split.iter().zip(&alone) {
         error += f64::from(a - b).powi(2);
         norm += f64::from(*b).powi(2);
     }
     let nmse = error / norm.max(f64::MIN_POSITIVE);
-    if nmse <= 1e-6 && split.len() == whole.len() {
+    if nmse <= 1e-6 && split.len() == alone.len() {
         Ok(format!("NMSE {nmse:.1e} against the local CPU"))
     } else {
         bail!("the result differs from the local CPU's: NMSE {nmse:.1e}")

@@ -3,7 +3,7 @@
 use super::print_json;
 use crate::{fetch, model};
 use anyhow::{Context, Result};
-use outboard_llm::tokenizer::Tokenizer;
+use outboard_llm::tokenizer::{Bos, SpecialText, SpecialTokens, Tokenizer};
 use outboard_output as output;
 use std::process::ExitCode;
 
@@ -27,12 +27,14 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let path = fetch::resolve_model(&args.model)?;
     let gguf = model::open_gguf(&path)?;
     let tokenizer = Tokenizer::from_gguf(&gguf).with_context(|| path.display().to_string())?;
-    let ids = tokenizer.encode(&args.prompt, !args.no_special, !args.no_special && tokenizer.adds_bos())?;
+    let (special, bos) =
+        if args.no_special { (SpecialText::Literal, Bos::Omit) } else { (SpecialText::Parse, Bos::Add) };
+    let ids = tokenizer.encode(&args.prompt, special, bos)?;
     if args.json {
         print_json(&ids)?;
     } else {
         for id in ids {
-            output::outln(format_args!("{id:>8}  {:?}", tokenizer.decode(&[id], true)))?;
+            output::outln(format_args!("{id:>8}  {:?}", tokenizer.decode(&[id], SpecialTokens::Show)))?;
         }
     }
     Ok(ExitCode::SUCCESS)

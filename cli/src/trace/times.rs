@@ -19,6 +19,14 @@ pub(crate) struct TokenTime {
     pub(crate) waiting_ms: f64,
 }
 
+/// Where the last layer of a model is that is on several devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastLayer {
+    /// On the device with the first one, which goes on with a token as soon as it has the one before.
+    WithFirst,
+    Elsewhere,
+}
+
 /// From when to when.
 type Range = (Instant, Instant);
 
@@ -42,13 +50,13 @@ impl Trace {
         }
         let any = covered(work.values().flatten().copied().collect());
         let per_token = |time: Duration| print::ms(time) / n as f64;
-        let whole = to - from;
+        let total = to - from;
         let times = work.into_iter().map(|(device, ranges)| {
             let own = covered(ranges);
             TokenTime {
                 device: device.to_string(),
                 compute_ms: per_token(own),
-                wire_ms: per_token(whole.saturating_sub(any)),
+                wire_ms: per_token(total.saturating_sub(any)),
                 waiting_ms: per_token(any.saturating_sub(own)),
             }
         });
@@ -77,20 +85,23 @@ impl Trace {
     }
 
     /// From when to when one of the `n` tokens was made that came between `from` and `to`: from the beginning of the work of the
-    /// device with the first layer to the same moment of the next token; `round` if it has the last layer as well. Of all tokens, the one
-    /// whose time is the median.
-    pub(crate) fn one_token(&self, first: &str, round: bool, (from, to): Range, n: usize) -> Option<Range> {
+    /// device with the first layer to the same moment of the next token. Of all tokens, the one whose time is the median.
+    pub(crate) fn one_token(&self, first: &str, last: LastLayer, (from, to): Range, n: usize) -> Option<Range> {
         let begins = |s: &&Span| &*s.what == "execute" && &*s.device == first && s.start >= from && s.start <= to;
         let spans: Vec<&Span> = self.spans.iter().filter(begins).collect();
-        // A device may have several parts of the graph, of which the first comes after the longest pause: or before it, where it goes on
-        // with a token as soon as it has the one before.
+        // A device may have several parts of the graph, of which the first comes after the longest pause: or before it, where the last
+        // layer is there as well.
         let parts = ((spans.len() as f64 / n.max(1) as f64).round() as usize).max(1);
         let pause = |pair: &[&Span]| match pair {
             [before, next] => next.start.saturating_duration_since(before.end),
             _ => Duration::ZERO,
         };
         let pauses = spans.windows(2).take(parts).map(pause).enumerate();
-        let begin = if parts > 1 { pauses.max_by_key(|(_, pause)| *pause)?.0 + usize::from(!round) } else { 0 };
+        let begin = match (parts, last) {
+            (1, _) => 0,
+            (_, LastLayer::WithFirst) => pauses.max_by_key(|(_, pause)| *pause)?.0,
+            (_, LastLayer::Elsewhere) => pauses.max_by_key(|(_, pause)| *pause)?.0 + 1,
+        };
         let token = |spans: &[&Span]| Some((spans.first()?.start, spans.last()?.start));
         let mut tokens: Vec<Range> = spans.get(begin..)?.windows(parts + 1).step_by(parts).filter_map(token).collect();
         tokens.sort_by_key(|(start, end)| *end - *start);
@@ -157,10 +168,10 @@ mod tests {
         assert_eq!((boundary("A", "B"), boundary("B", "A"), gaps.len()), (Some(2.0), Some(3.0), 2));
         let wire = trace.token_times(range, 2).unwrap()[0].wire_ms;
         assert!((gaps.values().sum::<f64>() - wire).abs() < 1e-9, "{wire}");
-        let token = trace.one_token("A", false, (ms(0), ms(60)), 4).unwrap();
+        let token = trace.one_token("A", LastLayer::Elsewhere, (ms(0), ms(60)), 4).unwrap();
         assert_eq!(token.1 - token.0, Duration::from_millis(15));
         assert_eq!(trace.work(token), [("A", 0.0, 6.0), ("B", 8.0, 12.0)]);
-        assert_eq!(trace.one_token("C", false, range, 2), None);
+        assert_eq!(trace.one_token("C", LastLayer::Elsewhere, range, 2), None);
     }
 
     #[test]
@@ -175,7 +186,7 @@ mod tests {
         };
         let trace = Trace { spans: (0..6).flat_map(parts).collect(), ..Trace::default() };
         // The first part of the first token was before.
-        let token = trace.one_token("A", false, (ms(4), ms(104)), 5).unwrap();
+        let token = trace.one_token("A", LastLayer::Elsewhere, (ms(4), ms(104)), 5).unwrap();
         assert_eq!(token.1 - token.0, Duration::from_millis(20));
         let work = trace.work(token);
         assert_eq!(work, [("A", 0.0, 2.0), ("B", 3.0, 4.0), ("A", 5.0, 7.0), ("C", 8.0, 18.0)]);
@@ -186,7 +197,7 @@ mod tests {
                 .map(|(device, start, end)| span(t, device, "execute", at + start, at + end))
         };
         let trace = Trace { spans: (0..6).flat_map(parts).collect(), ..Trace::default() };
-        let token = trace.one_token("A", true, (ms(4), ms(104)), 5).unwrap();
+        let token = trace.one_token("A", LastLayer::WithFirst, (ms(4), ms(104)), 5).unwrap();
         assert_eq!(trace.work(token), [("A", 0.0, 3.0), ("B", 4.0, 15.0), ("A", 16.0, 20.0)]);
     }
 

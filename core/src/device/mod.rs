@@ -8,12 +8,14 @@ mod buffer;
 mod pending;
 mod placement;
 mod queue;
+mod round_trip;
 
 pub use buffer::{Buffer, Slice, Usage};
 pub use bytes::Bytes;
 pub use pending::{Completer, Pending};
 pub use placement::Placement;
 pub use queue::{Event, Executable, PeerTransfer, QUEUE_DEPTH, Queue, Ticket, TraceEvent, TraceHook};
+pub use round_trip::RoundTrips;
 
 use crate::content::ContentUpload;
 use crate::error::{Error, Result};

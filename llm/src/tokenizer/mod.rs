@@ -18,6 +18,33 @@ use crate::gguf::{Gguf, shown};
 use special::{Fragment, Specials};
 use vocab::Tokens;
 
+/// What control tokens that are written in a text become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialText {
+    /// Those tokens.
+    Parse,
+    /// Text like any other, which is what texts from strangers need.
+    Literal,
+}
+
+/// Whether a model's BOS token comes before a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bos {
+    /// If the model wants one.
+    Add,
+    /// Never.
+    Omit,
+}
+
+/// What control tokens stand for in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// Themselves, as the vocabulary writes them.
+    Show,
+    /// Nothing.
+    Skip,
+}
+
 /// A tokenizer of one model.
 #[derive(Debug)]
 pub struct Tokenizer {
@@ -65,18 +92,14 @@ impl Tokenizer {
         Ok(Tokenizer { tokens, specials, model, add_bos, add_space_prefix })
     }
 
-    /// Tokens of a text.
-    ///
-    /// With `parse_special`, control tokens written in the text become those tokens; without, they are text like any
-    /// other, which is what texts from strangers need. With `add_bos`, the model's BOS token comes first if it wants one.
-    /// The only error is a text that cannot be cut into words (a run of a million spaces).
-    pub fn encode(&self, text: &str, parse_special: bool, add_bos: bool) -> Result<Vec<u32>> {
+    /// Tokens of a text. The only error is a text that cannot be cut into words (a run of a million spaces).
+    pub fn encode(&self, text: &str, special: SpecialText, bos: Bos) -> Result<Vec<u32>> {
         let mut out = Vec::with_capacity(text.len() / 3 + 2);
-        if add_bos && self.add_bos {
+        if bos == Bos::Add && self.add_bos {
             out.extend(self.tokens.bos);
         }
         let mut after_special = true;
-        for fragment in self.specials.partition(text, parse_special) {
+        for fragment in self.specials.partition(text, special) {
             let range = match fragment {
                 Fragment::Token(id) => {
                     out.push(id);
@@ -98,12 +121,14 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Appends the bytes that a token stands for. Control tokens stand for nothing unless `special` is set; an id outside
-    /// the vocabulary for nothing. A character may be spread over several tokens: [`TextStream`] puts them together.
-    pub fn token_bytes(&self, id: u32, special: bool, out: &mut Vec<u8>) {
+    /// Appends the bytes that a token stands for; an id outside the vocabulary stands for none. A character may be spread over
+    /// several tokens: [`TextStream`] puts them together.
+    pub fn token_bytes(&self, id: u32, special: SpecialTokens, out: &mut Vec<u8>) {
         let (Some(kind), Some(text)) = (self.tokens.kind(id), self.token_text(id)) else { return };
         match (kind, &self.model) {
-            (TokenKind::Control | TokenKind::Unknown, _) if special => out.extend(text),
+            (TokenKind::Control | TokenKind::Unknown, _) if special == SpecialTokens::Show => {
+                out.extend(text);
+            }
             (TokenKind::Control | TokenKind::Unknown | TokenKind::Unused, _) => {}
             (TokenKind::UserDefined, _) => out.extend(text),
             (TokenKind::Byte, Model::Spm(_)) => out.extend(spm::byte_of(text)),
@@ -112,8 +137,8 @@ impl Tokenizer {
         }
     }
 
-    /// The text of some tokens; bytes that are not UTF-8 become U+FFFD. Control tokens are left out unless `special` is set.
-    pub fn decode(&self, ids: &[u32], special: bool) -> String {
+    /// The text of some tokens; bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], special: SpecialTokens) -> String {
         let mut bytes = Vec::new();
         ids.iter().for_each(|&id| self.token_bytes(id, special, &mut bytes));
         String::from_utf8_lossy(&bytes).into_owned()

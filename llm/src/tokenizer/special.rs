@@ -1,6 +1,7 @@
 //! Tokens that are found in a text before anything else: control tokens such as `<|im_start|>`, where they may be
 //! written in a text, and those that a model's author added.
 
+use super::{SpecialText, TokenKind};
 use crate::error::{Error, Result};
 use crate::gguf::Texts;
 use aho_corasick::AhoCorasick;
@@ -27,17 +28,16 @@ pub(super) struct Specials {
 struct Special {
     id: u32,
     text: String,
-    /// Only found where the caller says that special tokens may be in the text.
-    control: bool,
+    kind: TokenKind,
 }
 
 impl Specials {
-    /// `tokens`: ids and whether they are control tokens.
-    pub(super) fn new(texts: &Texts, tokens: impl Iterator<Item = (u32, bool)>) -> Result<Specials> {
+    /// `tokens`: their ids and kinds.
+    pub(super) fn new(texts: &Texts, tokens: impl Iterator<Item = (u32, TokenKind)>) -> Result<Specials> {
         let mut tokens: Vec<Special> = tokens
-            .filter_map(|(id, control)| {
+            .filter_map(|(id, kind)| {
                 let text = std::str::from_utf8(texts.get(id as usize)?).ok()?.to_owned();
-                (!text.is_empty()).then_some(Special { id, text, control })
+                (!text.is_empty()).then_some(Special { id, text, kind })
             })
             .collect();
         tokens.sort_by_key(|t| std::cmp::Reverse(t.text.len()));
@@ -46,9 +46,21 @@ impl Specials {
         Ok(Specials { tokens, finder })
     }
 
-    /// Cuts a text at special tokens: first at all places of the longest, then what is left at those of the next.
-    pub(super) fn partition(&self, text: &str, parse_control: bool) -> Vec<Fragment> {
-        // One pass over the text tells which of the tokens, often thousands, are in it at all.
+    /// Cuts a text at special tokens: first at all places of the longest, then what is left at those of the next. Tokens that a model's
+    /// author added are always found, control tokens only where they are parsed.
+    pub(super) fn partition(&self, text: &str, parse: SpecialText) -> Vec<Fragment> {
+        let mut fragments = vec![Fragment::Text(0..text.len())];
+        for special in self.present(text) {
+            if parse == SpecialText::Parse || special.kind == TokenKind::UserDefined {
+                fragments = cut(text, fragments, special);
+            }
+        }
+        fragments.retain(|f| !matches!(f, Fragment::Text(range) if range.is_empty()));
+        fragments
+    }
+
+    /// The tokens, of often thousands, that are in a text at all: one pass over it tells. Longer ones first.
+    fn present(&self, text: &str) -> impl Iterator<Item = &Special> {
         let mut present: Vec<usize> = Vec::new();
         let mut seen = vec![false; self.tokens.len()];
         for found in self.finder.find_overlapping_iter(text) {
@@ -60,32 +72,29 @@ impl Specials {
             }
         }
         present.sort_unstable();
-        let mut fragments = vec![Fragment::Text(0..text.len())];
-        for special in present.into_iter().filter_map(|i| self.tokens.get(i)) {
-            if special.control && !parse_control {
-                continue;
-            }
-            let mut next = Vec::with_capacity(fragments.len() + 2);
-            for fragment in fragments {
-                let Fragment::Text(range) = fragment else {
-                    next.push(fragment);
-                    continue;
-                };
-                let mut at = range.start;
-                while let Some(found) = text.get(at..range.end).and_then(|t| t.find(&special.text)) {
-                    if found > 0 {
-                        next.push(Fragment::Text(at..at + found));
-                    }
-                    next.push(Fragment::Token(special.id));
-                    at += found + special.text.len();
-                }
-                if at < range.end {
-                    next.push(Fragment::Text(at..range.end));
-                }
-            }
-            fragments = next;
-        }
-        fragments.retain(|f| !matches!(f, Fragment::Text(range) if range.is_empty()));
-        fragments
+        present.into_iter().filter_map(|i| self.tokens.get(i))
     }
+}
+
+/// Cuts what is still text at all places of a token.
+fn cut(text: &str, fragments: Vec<Fragment>, special: &Special) -> Vec<Fragment> {
+    let mut out = Vec::with_capacity(fragments.len() + 2);
+    for fragment in fragments {
+        let Fragment::Text(range) = fragment else {
+            out.push(fragment);
+            continue;
+        };
+        let mut at = range.start;
+        while let Some(found) = text.get(at..range.end).and_then(|t| t.find(&special.text)) {
+            if found > 0 {
+                out.push(Fragment::Text(at..at + found));
+            }
+            out.push(Fragment::Token(special.id));
+            at += found + special.text.len();
+        }
+        if at < range.end {
+            out.push(Fragment::Text(at..range.end));
+        }
+    }
+    out
 }

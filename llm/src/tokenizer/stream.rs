@@ -1,6 +1,6 @@
 //! Text from tokens as they come.
 
-use super::Tokenizer;
+use super::{SpecialTokens, Tokenizer};
 
 /// Turns tokens into text one by one. A character whose bytes are spread over several tokens comes with the last of them.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +15,7 @@ impl TextStream {
     }
 
     /// Takes a token and gives the text that is complete now. Bytes that can no longer become UTF-8 come as U+FFFD.
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, special: bool) -> String {
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, special: SpecialTokens) -> String {
         tokenizer.token_bytes(id, special, &mut self.held);
         let mut text = String::new();
         let mut done = 0;

@@ -1,3 +1,6 @@
+use super::Bos::{Add, Omit};
+use super::SpecialText::{Literal, Parse};
+use super::SpecialTokens::{Show, Skip};
 use super::*;
 use crate::gguf::GgufWriter;
 use proptest::prelude::*;
@@ -31,7 +34,14 @@ fn tiny_bpe() -> Tokenizer {
 }
 
 /// A SentencePiece vocabulary: bytes, characters, some joins.
-fn tiny_spm_file(prefix: bool) -> Vec<u8> {
+/// Whether a space is put before a text.
+#[derive(Clone, Copy, PartialEq)]
+enum SpacePrefix {
+    Put,
+    Left,
+}
+
+fn tiny_spm_file(prefix: SpacePrefix) -> Vec<u8> {
     let mut tokens: Vec<String> = vec!["<unk>".into(), "<s>".into(), "</s>".into()];
     let mut types = vec![2, 3, 3];
     tokens.extend((0..=255).map(|b| format!("<0x{b:02X}>")));
@@ -47,11 +57,11 @@ fn tiny_spm_file(prefix: bool) -> Vec<u8> {
     w.text("tokenizer.ggml.model", "llama")
         .texts("tokenizer.ggml.tokens", &tokens)
         .f32s("tokenizer.ggml.scores", &scores);
-    w.i32s("tokenizer.ggml.token_type", &types).bool("tokenizer.ggml.add_space_prefix", prefix);
+    w.i32s("tokenizer.ggml.token_type", &types).bool("tokenizer.ggml.add_space_prefix", prefix == SpacePrefix::Put);
     w.finish()
 }
 
-fn tiny_spm(prefix: bool) -> Tokenizer {
+fn tiny_spm(prefix: SpacePrefix) -> Tokenizer {
     Tokenizer::from_gguf(&Gguf::parse(tiny_spm_file(prefix).into()).unwrap()).unwrap()
 }
 
@@ -62,54 +72,54 @@ fn texts(t: &Tokenizer, ids: &[u32]) -> Vec<String> {
 #[test]
 fn bpe_merges_by_rank() {
     let t = tiny_bpe();
-    let ids = t.encode("hello wow", false, false).unwrap();
+    let ids = t.encode("hello wow", Literal, Omit).unwrap();
     assert_eq!(texts(&t, &ids), ["hello", "Ġwo", "w"]);
     // A missing byte disappears and does not join its neighbours.
-    assert_eq!(texts(&t, &t.encode("h\u{4}e", false, false).unwrap()), ["h", "e"]);
-    assert_eq!(t.decode(&ids, false), "hello wow");
+    assert_eq!(texts(&t, &t.encode("h\u{4}e", Literal, Omit).unwrap()), ["h", "e"]);
+    assert_eq!(t.decode(&ids, Skip), "hello wow");
 }
 
 #[test]
 fn special_tokens() {
     let t = tiny_bpe();
-    let start = t.encode("<|im_start|>", true, false).unwrap();
+    let start = t.encode("<|im_start|>", Parse, Omit).unwrap();
     assert_eq!(texts(&t, &start), ["<|im_start|>"]);
-    assert!(t.encode("<|im_start|>", false, false).unwrap().len() > 5);
+    assert!(t.encode("<|im_start|>", Literal, Omit).unwrap().len() > 5);
     // Added tokens are found in any text, the longest first; "<|im_end|>" is a control token whatever the file says.
-    assert_eq!(texts(&t, &t.encode("<tool><x>a<tool>", false, false).unwrap()), ["<tool><x>", "a", "<tool>"]);
+    assert_eq!(texts(&t, &t.encode("<tool><x>a<tool>", Literal, Omit).unwrap()), ["<tool><x>", "a", "<tool>"]);
     assert_eq!(t.kind(t.eot().unwrap()), Some(TokenKind::Control));
     assert!(t.is_eog(t.eot().unwrap()) && !t.is_eog(start[0]));
-    assert_eq!((t.decode(&start, false), t.decode(&start, true)), (String::new(), "<|im_start|>".into()));
-    assert_eq!((t.encode("", true, true).unwrap(), t.adds_bos()), (vec![261], true));
+    assert_eq!((t.decode(&start, Skip), t.decode(&start, Show)), (String::new(), "<|im_start|>".into()));
+    assert_eq!((t.encode("", Parse, Add).unwrap(), t.adds_bos()), (vec![261], true));
     assert_eq!(t.token_text(9999), None);
 }
 
 #[test]
 fn spm_joins_by_score() {
-    let t = tiny_spm(false);
+    let t = tiny_spm(SpacePrefix::Left);
     // "ba" has the best score, so that "ab" never comes to be; of equal ones the left comes first.
-    assert_eq!(texts(&t, &t.encode("aba", false, false).unwrap()), ["aba"]);
-    assert_eq!(texts(&t, &t.encode("abab", false, false).unwrap()), ["aba", "b"]);
-    assert_eq!(texts(&t, &t.encode(" ab é", false, true).unwrap()), ["<s>", "▁ab", "▁", "<0xC3>", "<0xA9>"]);
-    assert_eq!(t.decode(&t.encode(" ab é", false, true).unwrap(), false), " ab é");
-    assert_eq!(texts(&t, &t.encode("a</s>ab", true, false).unwrap()), ["a", "</s>", "ab"]);
-    let t = tiny_spm(true);
-    assert_eq!(texts(&t, &t.encode("ab</s>ab", true, false).unwrap()), ["▁ab", "</s>", "▁ab"]);
+    assert_eq!(texts(&t, &t.encode("aba", Literal, Omit).unwrap()), ["aba"]);
+    assert_eq!(texts(&t, &t.encode("abab", Literal, Omit).unwrap()), ["aba", "b"]);
+    assert_eq!(texts(&t, &t.encode(" ab é", Literal, Add).unwrap()), ["<s>", "▁ab", "▁", "<0xC3>", "<0xA9>"]);
+    assert_eq!(t.decode(&t.encode(" ab é", Literal, Add).unwrap(), Skip), " ab é");
+    assert_eq!(texts(&t, &t.encode("a</s>ab", Parse, Omit).unwrap()), ["a", "</s>", "ab"]);
+    let t = tiny_spm(SpacePrefix::Put);
+    assert_eq!(texts(&t, &t.encode("ab</s>ab", Parse, Omit).unwrap()), ["▁ab", "</s>", "▁ab"]);
 }
 
 #[test]
 fn characters_are_put_together() {
     let t = tiny_bpe();
-    let ids = t.encode("日é", false, false).unwrap();
+    let ids = t.encode("日é", Literal, Omit).unwrap();
     assert_eq!(ids.len(), 5);
     let mut stream = TextStream::new();
-    let pieces: Vec<String> = ids.iter().map(|&id| stream.push(&t, id, false)).collect();
+    let pieces: Vec<String> = ids.iter().map(|&id| stream.push(&t, id, Skip)).collect();
     assert_eq!(pieces, ["", "", "日", "", "é"]);
     // A first byte without the rest, then text: the byte is given up as soon as it is clear.
-    let lone = t.encode("日", false, false).unwrap()[0];
-    let x = t.encode("x", false, false).unwrap()[0];
-    assert_eq!([stream.push(&t, lone, false), stream.push(&t, x, false)], ["", "\u{fffd}x"]);
-    assert_eq!([stream.push(&t, lone, false), stream.finish(), stream.finish()], ["", "\u{fffd}", ""]);
+    let lone = t.encode("日", Literal, Omit).unwrap()[0];
+    let x = t.encode("x", Literal, Omit).unwrap()[0];
+    assert_eq!([stream.push(&t, lone, Skip), stream.push(&t, x, Skip)], ["", "\u{fffd}x"]);
+    assert_eq!([stream.push(&t, lone, Skip), stream.finish(), stream.finish()], ["", "\u{fffd}", ""]);
 }
 
 #[test]
@@ -138,22 +148,22 @@ fn what_is_missing_is_named() {
 proptest! {
     #[test]
     fn any_text_comes_back(text in any::<String>().prop_map(|t| t.replace('\u{4}', ""))) {
-        for t in [tiny_bpe(), tiny_spm(false)] {
-            prop_assert_eq!(t.decode(&t.encode(&text, false, true).unwrap(), false), &text[..]);
+        for t in [tiny_bpe(), tiny_spm(SpacePrefix::Left)] {
+            prop_assert_eq!(t.decode(&t.encode(&text, Literal, Add).unwrap(), Skip), &text[..]);
         }
     }
 
     #[test]
     fn damaged_files_never_panic(flips in prop::collection::vec((any::<u16>(), any::<u8>()), 1..20), text in any::<String>()) {
-        for mut file in [tiny_bpe_file(), tiny_spm_file(true)] {
+        for mut file in [tiny_bpe_file(), tiny_spm_file(SpacePrefix::Put)] {
             for (at, value) in &flips {
                 let at = usize::from(*at) % file.len();
                 file[at] = *value;
             }
             let tokenizer = Gguf::parse(file.into()).ok().and_then(|g| Tokenizer::from_gguf(&g).ok());
             if let Some(t) = tokenizer {
-                let ids = t.encode(&format!("{text} hello<|im_start|>"), true, true).unwrap();
-                t.decode(&ids, true);
+                let ids = t.encode(&format!("{text} hello<|im_start|>"), Parse, Add).unwrap();
+                t.decode(&ids, Show);
                 prop_assert!(ids.iter().all(|&id| (id as usize) < t.n_vocab()));
             }
         }

@@ -154,12 +154,9 @@ impl Tokens {
         self.end_of_generation.contains(&id)
     }
 
-    /// Ids of the tokens to be found in texts first, and whether they are control tokens.
-    pub(super) fn specials(&self) -> impl Iterator<Item = (u32, bool)> + '_ {
-        (0..).zip(&self.kinds).filter_map(|(id, kind)| match kind {
-            TokenKind::Control | TokenKind::Unknown => Some((id, true)),
-            TokenKind::UserDefined => Some((id, false)),
-            _ => None,
-        })
+    /// The tokens to be found in texts first.
+    pub(super) fn specials(&self) -> impl Iterator<Item = (u32, TokenKind)> + '_ {
+        let special = |kind| matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined);
+        (0..).zip(self.kinds.iter().copied()).filter(move |(_, kind)| special(*kind))
     }
 }

@@ -4,12 +4,15 @@
 //! another. It accepts what it takes, and lets the origin offer it, on queues of their own: a server that waits for another one
 //! never holds up what comes to it from this process.
 
-use super::{Batch, Target, Upload, carry};
+use super::target::{End, Target, transfer};
+use super::{Batch, Destination, Item, Upload};
 use crate::lock;
 use crate::queue::RemoteQueue;
-use outboard_core::{Error, Event, PeerTransfer, Queue, Result, Slice};
+use outboard_core::{Error, Event, PeerTransfer, Queue, Result};
+use outboard_proto::limits::MIN_BLOB;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// One content that several endpoints need, as they all see it.
@@ -59,9 +62,7 @@ impl Common {
 pub(super) fn find(uploads: &mut [Upload<'_>]) {
     let mut wanted: HashMap<(*const u8, usize), Vec<(usize, usize)>> = HashMap::new();
     for (u, upload) in uploads.iter().enumerate() {
-        for (i, item) in
-            upload.items.iter().enumerate().filter(|(_, item)| item.len() >= outboard_proto::limits::MIN_BLOB)
-        {
+        for (i, item) in upload.items.iter().enumerate().filter(|(_, item)| item.len() >= MIN_BLOB) {
             wanted.entry((item.data.as_ptr(), item.data.len())).or_default().push((u, i));
         }
     }
@@ -101,30 +102,50 @@ pub(super) fn give_up(upload: &Upload<'_>) {
     upload.items.iter().filter_map(|item| item.common.as_ref()).for_each(|common| common.set(State::Gone));
 }
 
+/// The stage that takes items from other servers when these have got them.
+pub(super) fn take_all(
+    upload: &Upload<'_>,
+    batch: &Batch<'_>,
+    taking: Receiver<(&Item, &Common)>,
+    sources: &mut Sources,
+) -> Result<()> {
+    for (item, common) in taking {
+        let target = upload.target(item.first.device)?;
+        if batch.has_failed() || sources.take(batch, common, &item.first, target)? == Taken::BatchFailed {
+            return Ok(());
+        }
+        upload.received(item)?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// It is on its way.
+    Coming,
+    /// It will not come. Whoever has failed says why.
+    BatchFailed,
+}
+
 /// What brings items from their origins, on a queue of each of these.
 #[derive(Default)]
 pub(super) struct Sources(HashMap<(usize, usize), RemoteQueue>);
 
 impl Sources {
-    /// Brings an item from its origin, once it is there, to a place. `false` if the batch has failed; who did says why.
-    pub(super) fn take(
-        &mut self,
-        batch: &Batch<'_>,
-        common: &Common,
-        dst: &Slice,
-        target: &Target<'_>,
-    ) -> Result<bool> {
+    /// Brings an item from its origin, once it is there, to its first destination.
+    fn take(&mut self, batch: &Batch<'_>, common: &Common, to: &Destination, target: &Target<'_>) -> Result<Taken> {
         let bug = || Error::Misuse("a content without an origin; this is a bug of Outboard".into());
         let origin = batch.uploads.get(common.origin).ok_or_else(bug)?;
-        let (number, src) = origin.items.get(common.item).and_then(|item| item.places.first()).ok_or_else(bug)?;
-        let source = origin.target(*number)?;
-        let State::There(event) = common.wait() else { return Ok(false) };
-        let queue = match self.0.entry((common.origin, *number)) {
+        let from = &origin.items.get(common.item).ok_or_else(bug)?.first;
+        let source = origin.target(from.device)?;
+        let State::There(event) = common.wait() else { return Ok(Taken::BatchFailed) };
+        let queue = match self.0.entry((common.origin, from.device)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(RemoteQueue::open(source.device)?),
         };
         event.map_or(Ok(()), |event| queue.wait(event))?;
-        carry((source.device, queue, src), (target.device, target.taking()?, dst))?;
-        Ok(true)
+        let from = End { device: source.device, queue, slice: &from.slice };
+        transfer(&from, &End { device: target.device, queue: target.taking()?, slice: &to.slice })?;
+        Ok(Taken::Coming)
     }
 }

@@ -4,7 +4,9 @@
 //! The lender places what is asked for in memory that it has to spare, and sends it on to the borrower. A lender without memory to
 //! spare, or whose file turns out to be damaged, lends nothing; then this process sends.
 
-use super::{Batch, Item, PLACE_BATCH, Upload, Ways, carry, finish};
+use super::place::PLACE_BATCH;
+use super::target::{End, finish, transfer};
+use super::{Batch, Item, Routes, Upload, requests};
 use crate::queue::RemoteQueue;
 use outboard_core::{Device, PeerTransfer, Result, Slice, Usage, at_once};
 use outboard_proto::blobs::{Blob, Place};
@@ -44,7 +46,7 @@ pub(super) fn find<'i>(upload: &Upload<'_>, batch: &Batch<'_>, missing: &[&'i It
     }
     let ask = |lender: &Upload<'_>| {
         // What is wrong with that endpoint, its own upload says.
-        let have = lender.ask(&blobs).unwrap_or_default();
+        let have = lender.first().and_then(|device| requests::have(device, &blobs)).unwrap_or_default();
         let useful = have.contains(&true) && reaches(lender, upload);
         (lender.number, if useful { have } else { Vec::new() })
     };
@@ -66,7 +68,7 @@ pub(super) fn borrow_all<'i>(
     upload: &Upload<'_>,
     batch: &Batch<'_>,
     loans: &Receiver<Loan<'i>>,
-    ways: &Ways<'i>,
+    routes: &Routes<'i>,
 ) -> Result<()> {
     let mut next = loans.recv().ok();
     while let Some(first) = next.take().filter(|_| !batch.has_failed()) {
@@ -81,12 +83,17 @@ pub(super) fn borrow_all<'i>(
             bytes += room(loan.item);
             items.push(loan.item);
         }
-        let came = match batch.uploads.iter().find(|u| u.number == lender) {
+        let arrived = match batch.uploads.iter().find(|u| u.number == lender) {
             Some(lender) => borrow(upload, lender, &items)?,
             None => Vec::new(),
         };
         for (i, item) in items.into_iter().enumerate() {
-            if came.get(i).copied().unwrap_or(false) { upload.came(item)? } else { _ = ways.bring(upload, item) }
+            if arrived.get(i).copied().unwrap_or(false) {
+                upload.received(item)?;
+            } else {
+                // An error would be one of the stage that has ended.
+                let _ = routes.dispatch(upload, item);
+            }
         }
         if next.is_none() {
             next = loans.recv().ok();
@@ -109,17 +116,17 @@ fn borrow(upload: &Upload<'_>, lender: &Upload<'_>, items: &[&Item]) -> Result<V
         slices.push(slice);
         offset += room(item);
     }
-    let placed = lender.place_at(&places)?;
+    let placed = requests::place(source, &places)?;
     let mut queues: Vec<Option<RemoteQueue>> = upload.devices.iter().map(|_| None).collect();
-    for ((item, src), _) in items.iter().zip(&slices).zip(&placed).filter(|(_, placed)| **placed) {
-        let Some((number, dst)) = item.places.first() else { continue };
-        let target = upload.target(*number)?;
-        let Some(slot) = queues.get_mut(*number) else { continue };
+    for ((item, slice), _) in items.iter().zip(&slices).zip(&placed).filter(|(_, placed)| **placed) {
+        let target = upload.target(item.first.device)?;
+        let Some(slot) = queues.get_mut(item.first.device) else { continue };
         let to = match slot {
             Some(queue) => queue,
             None => slot.insert(RemoteQueue::open(target.device)?),
         };
-        carry((source, &from, src), (target.device, to, dst))?;
+        let from = End { device: source, queue: &from, slice };
+        transfer(&from, &End { device: target.device, queue: to, slice: &item.first.slice })?;
     }
     // Behind these the lender's memory may be freed.
     for (queue, target) in queues.iter().zip(&upload.devices) {

@@ -1,11 +1,11 @@
 //! Both ends of a link between servers, spoken by hand: what a program does that is no server, or not the one that it says.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
-use crate::plain::{Conn, Http, http};
+use crate::listen::{Listening, http2};
+use crate::plain::{Conn, Http, hello, http, origin};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Frame, Incoming};
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use outboard_proto::chunk::{self, ChunkReader, Direction, Piece};
 use outboard_proto::grant::{Proofs, Route};
 use outboard_proto::v1::control_reply::Reply;
@@ -40,10 +40,8 @@ impl Plain {
 
     pub async fn over(http: Http, addr: SocketAddr) -> Plain {
         let conn = Conn(http);
-        let origin: http::Uri = format!("http://{addr}").parse().unwrap();
-        let request = v1::HelloRequest { min_version: 1, max_version: 1, client: "test".into() };
-        let mut client = OutboardClient::with_origin(conn.clone(), origin.clone());
-        let hello = client.hello(request).await.unwrap().into_inner();
+        let origin = origin(addr);
+        let hello = hello(&mut OutboardClient::with_origin(conn.clone(), origin.clone())).await;
         Plain { hello, peers: PeersClient::with_origin(conn.clone(), origin.clone()), origin, conn }
     }
 
@@ -286,7 +284,7 @@ pub struct FakeServer {
     pub addr: SocketAddr,
     heard: Arc<Mutex<Vec<Part>>>,
     bytes: Arc<AtomicU64>,
-    stop: tokio::sync::watch::Sender<bool>,
+    _listening: Listening,
 }
 
 impl FakeServer {
@@ -297,36 +295,18 @@ impl FakeServer {
     }
 
     pub fn start(answer: Answer) -> FakeServer {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let addr = listener.local_addr().unwrap();
-        let (heard, count) = (Arc::<Mutex<Vec<Part>>>::default(), Arc::<AtomicU64>::default());
-        let (stop, mut stopped) = tokio::sync::watch::channel(false);
-        let (to, received) = (heard.clone(), count.clone());
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(async {
-                let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-                let accept = async {
-                    loop {
-                        let (socket, _) = listener.accept().await.unwrap();
-                        let (answer, to, received) = (answer.clone(), to.clone(), received.clone());
-                        let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
-                            let (answer, to, received) = (answer.clone(), to.clone(), received.clone());
-                            async move { Ok::<_, Infallible>(respond(request, answer, to, received)) }
-                        });
-                        let serve = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-                            .serve_connection(TokioIo::new(socket), service);
-                        tokio::spawn(serve);
-                    }
-                };
-                tokio::select! {
-                    () = accept => {}
-                    _ = stopped.wait_for(|&stop| stop) => {}
-                }
+        let (heard, bytes) = (Arc::<Mutex<Vec<Part>>>::default(), Arc::<AtomicU64>::default());
+        let (to, received) = (heard.clone(), bytes.clone());
+        let listening = Listening::start(move |socket| {
+            let (answer, to, received) = (answer.clone(), to.clone(), received.clone());
+            let service = hyper::service::service_fn(move |request: http::Request<Incoming>| {
+                let (answer, to, received) = (answer.clone(), to.clone(), received.clone());
+                async move { Ok::<_, Infallible>(respond(request, answer, to, received)) }
             });
+            let (builder, io) = http2(socket);
+            tokio::spawn(builder.serve_connection(io, service));
         });
-        FakeServer { addr, heard, bytes: count, stop }
+        FakeServer { addr: listening.addr, heard, bytes, _listening: listening }
     }
 
     /// All that was said to it, without payloads.
@@ -347,12 +327,6 @@ impl FakeServer {
     /// Whether anything came but openings.
     pub fn got_something(&self) -> bool {
         self.bytes() > 0 || self.heard().len() > self.opened()
-    }
-}
-
-impl Drop for FakeServer {
-    fn drop(&mut self) {
-        self.stop.send_replace(true);
     }
 }
 

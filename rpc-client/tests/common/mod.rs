@@ -36,6 +36,11 @@ pub fn devices(server: &Server) -> Vec<Arc<dyn Device>> {
     connect(&[endpoint(server)], &ClientOptions::default()).unwrap()
 }
 
+/// Runs a test on an event loop of its own.
+pub fn run(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
+}
+
 pub fn buffer(device: &Arc<dyn Device>, size: u64) -> Slice {
     Slice::whole(device.alloc(size, Usage::Any).unwrap())
 }

@@ -2,13 +2,16 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use outboard_proto::v1;
 use outboard_proto::v1::outboard_client::OutboardClient;
 use outboard_rpc_server::Server;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::body::Body;
 
+pub type Client = OutboardClient<Conn>;
 pub type Http = hyper::client::conn::http2::SendRequest<Body>;
 
 #[derive(Clone)]
@@ -39,14 +42,31 @@ pub async fn http_from(ip: &str, addr: SocketAddr) -> Http {
     over(socket.connect(addr).await.unwrap()).await
 }
 
-async fn over(socket: tokio::net::TcpStream) -> Http {
+/// HTTP/2 over a connection.
+pub async fn over<S, B>(stream: S) -> hyper::client::conn::http2::SendRequest<B>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    B: hyper::body::Body + Send + Unpin + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-    let (http, driver) = builder.handshake(TokioIo::new(socket)).await.unwrap();
+    let (http, driver) = builder.handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(driver);
     http
 }
 
-pub async fn client(server: &Server) -> OutboardClient<Conn> {
-    let conn = Conn(http(server.local_addr()).await);
-    OutboardClient::with_origin(conn, format!("http://{}", server.local_addr()).parse().unwrap())
+/// Where a server is, for generated clients.
+pub fn origin(addr: SocketAddr) -> http::Uri {
+    format!("http://{addr}").parse().unwrap()
+}
+
+/// What a server answers to hello.
+pub async fn hello(client: &mut Client) -> v1::HelloResponse {
+    let request = v1::HelloRequest { min_version: 1, max_version: 1, client: "test".into() };
+    client.hello(request).await.unwrap().into_inner()
+}
+
+pub async fn client(server: &Server) -> Client {
+    OutboardClient::with_origin(Conn(http(server.local_addr()).await), origin(server.local_addr()))
 }

@@ -63,8 +63,13 @@ impl Proxy {
     }
 
     /// New connections are closed at once.
-    pub fn refuse(&self, refuse: bool) {
-        self.refuse.store(refuse, Ordering::SeqCst);
+    pub fn refuse(&self) {
+        self.refuse.store(true, Ordering::SeqCst);
+    }
+
+    /// New connections get through again.
+    pub fn admit(&self) {
+        self.refuse.store(false, Ordering::SeqCst);
     }
 
     /// Connections that there were.
@@ -77,9 +82,14 @@ impl Proxy {
         self.connections.lock().unwrap()[connection].allowed.store(bytes, Ordering::SeqCst);
     }
 
-    /// Keeps back what goes to the server on a connection, or lets it go on.
-    pub fn hold(&self, connection: usize, held: bool) {
-        self.connections.lock().unwrap()[connection].held.store(held, Ordering::SeqCst);
+    /// Keeps back what goes to the server on a connection.
+    pub fn hold(&self, connection: usize) {
+        self.connections.lock().unwrap()[connection].held.store(true, Ordering::SeqCst);
+    }
+
+    /// Lets what was kept back go on.
+    pub fn release(&self, connection: usize) {
+        self.connections.lock().unwrap()[connection].held.store(false, Ordering::SeqCst);
     }
 
     /// Breaks a connection.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use crate::common;
+pub(crate) use crate::common::run;
 use crate::common::*;
 use outboard_core::Host;
 use outboard_core::*;
@@ -96,10 +97,6 @@ impl Scene {
 
 pub(crate) fn devices_of(server: &Server) -> Vec<Arc<dyn Device>> {
     common::devices(server)
-}
-
-pub(crate) fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test);
 }
 
 /// A session of an attacker, who knows the protocol well. Its buffers 1 and 2 are on the first device and the second.

@@ -1,6 +1,6 @@
 //! The results: rows of a markdown table as llama-bench prints them, and JSON.
 
-use crate::measure::{Sample, mean, median, quantile, stddev};
+use crate::measure::{Reach, Sample, mean, median, quantile, stddev};
 use crate::model::Loaded;
 use crate::trace::{TokenTime, time_lines};
 use outboard_core::error::Bytes;
@@ -70,7 +70,7 @@ impl Spread {
 }
 
 impl Row {
-    pub(super) fn new(test: String, devices: Vec<String>, remote: bool, samples: &[Sample]) -> Row {
+    pub(super) fn new(test: String, devices: Vec<String>, reach: Reach, samples: &[Sample]) -> Row {
         let tps: Vec<f64> = samples.iter().map(Sample::tps).collect();
         let ms: Vec<f64> = samples.iter().map(Sample::ms_per_token).collect();
         let per_token = |bytes: fn(&Sample) -> u64| {
@@ -88,7 +88,7 @@ impl Row {
             stddev: stddev(&tps),
             n: samples.len(),
             devices,
-            remote,
+            remote: reach == Reach::Remote,
             median_tps: median(&tps),
             ms_per_token: median(&ms),
             samples_tps: tps,
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn names_that_scripts_rely_on() {
-        let row = Row::new("tg4".into(), vec!["a:1/CPU0".into()], true, &samples(&[40, 40]));
+        let row = Row::new("tg4".into(), vec!["a:1/CPU0".into()], Reach::Remote, &samples(&[40, 40]));
         let json = serde_json::to_value(&row).unwrap();
         assert_eq!((json["test"].as_str(), json["n"].as_u64()), (Some("tg4"), Some(2)));
         assert_eq!((json["tps"].as_f64(), json["stddev"].as_f64()), (Some(100.0), Some(0.0)));
@@ -240,8 +240,8 @@ mod tests {
     fn pairs_decide() {
         // The machine became twice as slow in the middle; pairs do not mind.
         let (ours, theirs) = (samples(&[20, 40, 40]), samples(&[10, 20, 20]));
-        let mut row = Row::new("tg4".into(), vec![], true, &ours);
-        let other = Row::new("tg4".into(), vec!["CPU0".into()], false, &theirs);
+        let mut row = Row::new("tg4".into(), vec![], Reach::Remote, &ours);
+        let other = Row::new("tg4".into(), vec!["CPU0".into()], Reach::Local, &theirs);
         row.compare(&ours, &[other], &[theirs]);
         assert!(row.beside[0].network);
         assert_eq!(row.beside[0].ratio, Spread { median: 0.5, min: 0.5, max: 0.5 });

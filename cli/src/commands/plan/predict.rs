@@ -1,9 +1,9 @@
 //! What other hosts would change, predicted from what was measured: functions of numbers, without I/O.
 //!
-//! * A token passes the devices one after another, so its time is the sum of what each computes and of the ways between them, the way
+//! * A token passes the devices one after another, so its time is the sum of what each computes and of the latencies between them, that
 //!   of the sampled id back to the first one included. What a device computes grows with the bytes of weights that a token
 //!   reads there, where the head (output matrix and sampling) counts as many bytes as layers have that take as long; each kind
-//!   of way takes as long as it took on average.
+//!   of hop takes as long as it took on average.
 //! * A prompt passes the devices as micro-batches, side by side, cut as the engine would cut them. What a device computes grows
 //!   with the work of its sections; in the end the slowest device decides. What the end of a prompt takes beside that (the last layer's
 //!   feed-forward block, the head) counts as if it were work of the device that has it.
@@ -12,12 +12,23 @@
 //!
 //! Models are divided as a load divides them, and nothing is said of the times where the user has placed weights by name.
 
+mod fit;
+mod latency;
+mod pipeline;
+mod speed;
+
+pub(super) use fit::{longest_context, missing};
+pub(super) use latency::Latencies;
+pub(super) use speed::{Computed, Speed, with_head};
+
+use latency::crossings;
 use outboard_core::Costs;
 use outboard_llm::batches::{Route, micro_batches};
-use outboard_llm::parts::{Part, Parts};
+use outboard_llm::parts::Parts;
 use outboard_llm::split::{Share, split};
-use outboard_llm::work::Work;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use pipeline::{Stage, pipeline_ms};
+use speed::read_bytes;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A device, as far as predictions know it.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,184 +54,6 @@ impl Member {
     }
 }
 
-/// How fast a device is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Speed {
-    /// Decoding: milliseconds for each byte of weights that a token reads.
-    decode: f64,
-    /// Prompts: milliseconds for each unit of work; `None` if it had none.
-    prompt: Option<f64>,
-}
-
-/// Times of a device: of a token that is decoded, and of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Computed {
-    pub(super) token_ms: f64,
-    pub(super) prompt_ms: f64,
-    pub(super) prompt_tokens: usize,
-}
-
-impl Speed {
-    /// The speed of a device that has its sections of `homes` (a device for each section); `None` if it has none.
-    pub(super) fn measured(parts: &Parts, homes: &[usize], device: usize, times: Computed) -> Option<Speed> {
-        let (bytes, work) = (read_bytes(parts, homes, device), work(parts, homes, device).cost(0, times.prompt_tokens));
-        let prompt = (work > 0.0).then(|| times.prompt_ms / work);
-        (bytes > 0).then(|| Speed { decode: times.token_ms / bytes as f64, prompt })
-    }
-
-    /// Milliseconds of a layer for a token that is decoded; layers count as alike.
-    pub(super) fn layer_ms(self, parts: &Parts) -> f64 {
-        let bytes: u64 = parts.sections.iter().map(|section| section.read_bytes).sum();
-        self.decode * bytes as f64 / (parts.last.layer + 1) as f64
-    }
-}
-
-/// The sections of a device.
-fn sections<'p>(parts: &'p Parts, homes: &'p [usize], device: usize) -> impl Iterator<Item = &'p Part> {
-    homes.iter().zip(&parts.sections).filter(move |(home, _)| **home == device).map(|(_, section)| section)
-}
-
-/// Bytes of weights that a token reads on a device.
-fn read_bytes(parts: &Parts, homes: &[usize], device: usize) -> u64 {
-    let first = if homes.first() == Some(&device) { parts.first.read_bytes } else { 0 };
-    let last = if homes.last() == Some(&device) { parts.last.read_bytes } else { 0 };
-    first + sections(parts, homes, device).map(|section| section.read_bytes).sum::<u64>() + last
-}
-
-/// What a token of a prompt takes on a device.
-fn work(parts: &Parts, homes: &[usize], device: usize) -> Work {
-    sections(parts, homes, device).map(|section| section.work).sum()
-}
-
-/// The parts with a head that weighs what it takes: as many bytes as a token could read of layers in that time. `token_ms` is what the
-/// device with the last section computes for a token, `layers_ms` that without the head.
-pub(super) fn with_head(parts: &Parts, homes: &[usize], token_ms: f64, layers_ms: f64) -> Parts {
-    let last = homes.last().copied().unwrap_or(0);
-    let bytes: u64 = sections(parts, homes, last).map(|section| section.read_bytes).sum();
-    let mut parts = parts.clone();
-    if layers_ms > 0.0 {
-        parts.last.read_bytes = ((token_ms - layers_ms).max(0.0) / layers_ms * bytes as f64) as u64;
-    }
-    parts
-}
-
-/// What a token crosses on its way through the devices: pairs of them, the last one back to the first.
-fn crossings(homes: &[usize]) -> Vec<(usize, usize)> {
-    let mut ring: Vec<(usize, usize)> =
-        homes.windows(2).filter_map(|w| Some((*w.first()?, *w.last()?))).filter(|(a, b)| a != b).collect();
-    if let (Some(&first), Some(&last)) = (homes.first(), homes.last())
-        && first != last
-    {
-        ring.push((last, first));
-    }
-    ring
-}
-
-/// How long the ways between devices take.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ways {
-    /// Within a host, in milliseconds.
-    within: Option<f64>,
-    /// From host to host.
-    between: Option<f64>,
-    /// [`Ways::between`] was not measured: it is half of a round trip.
-    assumed: bool,
-}
-
-impl Ways {
-    /// From the gaps between the work of two devices (by their ids) for each token, and the time from here to a server, if there is one,
-    /// for want of anything better.
-    pub(super) fn measured(
-        members: &[Member],
-        homes: &[usize],
-        gaps: &BTreeMap<(String, String), f64>,
-        one_way_ms: Option<f64>,
-    ) -> Ways {
-        let host = |id: &String| members.iter().find(|m| m.id == *id).map(|m| m.host.as_str());
-        let ring = crossings(homes);
-        let mean = |same_host: bool| {
-            let is = |a: Option<&str>, b: Option<&str>| (a == b) == same_host;
-            let of = |d: usize| members.get(d).map(|m| m.host.as_str());
-            let crossed = ring.iter().filter(|(a, b)| is(of(*a), of(*b))).count();
-            let gaps = gaps.iter().filter(|((a, b), _)| a != b && is(host(a), host(b)));
-            (crossed > 0).then(|| gaps.map(|(_, ms)| ms).sum::<f64>() / crossed as f64)
-        };
-        let between = mean(false);
-        Ways { within: mean(true), between: between.or(one_way_ms), assumed: between.is_none() && one_way_ms.is_some() }
-    }
-
-    /// Milliseconds from one device to another; `None` if that is not known.
-    fn ms(&self, a: &Member, b: &Member) -> Option<f64> {
-        if a.host == b.host { self.within.or(self.between) } else { self.between }
-    }
-}
-
-/// A part of a model on the way of a prompt.
-#[derive(Clone, Copy, Debug)]
-struct Stage {
-    device: usize,
-    /// Milliseconds for each unit of its work.
-    ms: f64,
-    work: Work,
-    /// Milliseconds from it to the next one.
-    way: f64,
-}
-
-/// Milliseconds until a prompt has passed all stages. A device works on one micro-batch of so many tokens at a time, and on the first
-/// stage of `lead` micro-batches before it goes on with the oldest of them.
-fn pipeline_ms(stages: &[Stage], batches: &[usize], lead: usize) -> f64 {
-    let mut free: BTreeMap<usize, f64> = BTreeMap::new();
-    let mut pass = |there: f64, stage: &Stage, (past, tokens): (usize, usize)| {
-        let free = free.entry(stage.device).or_default();
-        *free = there.max(*free) + stage.ms * stage.work.cost(past, tokens);
-        *free + stage.way
-    };
-    let Some((first, rest)) = stages.split_first() else { return 0.0 };
-    let mut begun = VecDeque::new();
-    let mut past = 0;
-    let mut coming = batches.iter().map(|&tokens| ((past, tokens), past += tokens).0).collect::<VecDeque<_>>();
-    let mut done = 0.0;
-    loop {
-        let next = coming.pop_front();
-        begun.extend(next.map(|batch| (pass(0.0, first, batch), batch)));
-        if next.is_some() && begun.len() <= lead {
-            continue;
-        }
-        let Some((there, batch)) = begun.pop_front() else { return done };
-        done = rest.iter().fold(there, |there, stage| pass(there, stage, batch));
-    }
-}
-
-/// The bytes that one more device would have to hold so that the model fits; `None` if it does fit.
-pub(super) fn missing(parts: &Parts, members: &[Member]) -> Option<u64> {
-    let sizes = parts.sizes();
-    let with = |more: Option<u64>| {
-        let another = |capacity| Share { id: String::new(), pool: String::new(), capacity, weight: f64::MIN_POSITIVE };
-        split(&sizes, &members.iter().map(Member::as_share).chain(more.map(another)).collect::<Vec<_>>()).is_ok()
-    };
-    if with(None) {
-        return None;
-    }
-    // With all of the model's bytes it fits, and with more it fits as well.
-    let (mut too_few, mut enough) = (0, sizes.bytes());
-    while enough - too_few > 1 {
-        let middle = too_few + (enough - too_few) / 2;
-        if with(Some(middle)) { enough = middle } else { too_few = middle }
-    }
-    Some(enough)
-}
-
-/// The longest context, up to that of `parts`, with which the model fits, in steps of `step` tokens.
-pub(super) fn longest_context(parts: &Parts, members: &[Member], step: usize) -> Option<usize> {
-    let fits = |steps: usize| missing(&parts.with_context(steps * step), members).is_none();
-    let (mut fitting, mut too_long) = (0, parts.n_ctx / step.max(1) + 1);
-    while too_long - fitting > 1 {
-        let middle = fitting + (too_long - fitting) / 2;
-        if fits(middle) { fitting = middle } else { too_long = middle }
-    }
-    (fitting > 0).then_some(fitting * step)
-}
-
 /// The devices as they are, and what was measured on them.
 #[derive(Clone, Debug)]
 pub(super) struct Present {
@@ -228,7 +61,7 @@ pub(super) struct Present {
     pub(super) members: Vec<Member>,
     /// The device of each section.
     pub(super) homes: Vec<usize>,
-    pub(super) ways: Ways,
+    pub(super) latencies: Latencies,
     /// Everything is meant to be on one device.
     pub(super) single: bool,
     /// Some weights are not with their layers, so that times of layers say nothing.
@@ -239,6 +72,23 @@ pub(super) struct Present {
     /// Milliseconds of a token and of the prompt.
     pub(super) token_ms: f64,
     pub(super) prompt_ms: f64,
+}
+
+/// What times rest on, each said once.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Notes {
+    fn add(&mut self, text: impl Into<String>) {
+        let text = text.into();
+        if !self.0.contains(&text) {
+            self.0.push(text);
+        }
+    }
+
+    fn unknown(&mut self, what: &str, member: &Member) {
+        self.add(format!("{what} of {} is not known: it has nothing of the kind to compute now", member.id));
+    }
 }
 
 /// Milliseconds of a token and of the prompt, as far as the speeds of their devices are known.
@@ -315,86 +165,94 @@ impl Present {
         };
         let layers = |d: usize| self.parts.layers_on(&homes, d);
         let devices = members.iter().enumerate().map(|(d, m)| (m.id.clone(), layers(d))).collect();
-        let mut outlook = Outlook { devices, ..Outlook::default() };
         if self.scattered {
-            outlook.notes.push("no speeds, because -ot has placed weights apart from their layers".into());
-            return outlook;
+            let notes = vec!["no speeds, because -ot has placed weights apart from their layers".into()];
+            return Outlook { devices, notes, ..Outlook::default() };
         }
-        let new = self.times(members, &homes, &mut outlook.notes);
-        let mut notes = Vec::new();
-        let now = self.times(&self.members, &self.homes, &mut notes);
+        let mut notes = Notes::default();
+        let new = self.times(members, &homes, &mut notes);
+        let mut notes_now = Notes::default();
+        let now = self.times(&self.members, &self.homes, &mut notes_now);
+        let mut notes = notes.0;
         if now.token_ms.is_none() || now.prompt_ms.is_none() {
-            outlook.notes.extend(notes);
+            notes.extend(notes_now.0);
         }
         let corrected = |new: Option<f64>, now: Option<f64>, measured: f64| {
             new.zip(now).filter(|(_, now)| *now > 0.0).map(|(new, now)| new * measured / now)
         };
-        outlook.token_ms = corrected(new.token_ms, now.token_ms, self.token_ms);
-        outlook.prompt_ms = corrected(new.prompt_ms, now.prompt_ms, self.prompt_ms);
-        outlook
+        let token_ms = corrected(new.token_ms, now.token_ms, self.token_ms);
+        let prompt_ms = corrected(new.prompt_ms, now.prompt_ms, self.prompt_ms);
+        Outlook { devices, missing: None, token_ms, prompt_ms, notes }
     }
 
     /// What the sums give.
-    fn times(&self, members: &[Member], homes: &[usize], notes: &mut Vec<String>) -> Sums {
-        let mut note = |text: String| {
-            if !notes.contains(&text) {
-                notes.push(text);
-            }
-        };
-        let ring = crossings(homes);
-        let mut ways = Vec::with_capacity(ring.len());
-        for &(a, b) in &ring {
+    fn times(&self, members: &[Member], homes: &[usize], notes: &mut Notes) -> Sums {
+        let latencies = self.latencies(members, homes, notes);
+        let token_ms = self.token_time(members, homes, &latencies, notes);
+        Sums { token_ms, prompt_ms: self.prompt_time(members, homes, &latencies, notes) }
+    }
+
+    /// Milliseconds of everything that a token crosses, in its order; 0 where that is not known.
+    fn latencies(&self, members: &[Member], homes: &[usize], notes: &mut Notes) -> Vec<f64> {
+        let of = |(a, b): (usize, usize)| {
             let (a, b) = (&members[a], &members[b]);
-            let ms = self.ways.ms(a, b);
+            let ms = self.latencies.ms(a, b);
             if ms.is_none() {
-                note("without the time on the network, which is not known from here".into());
-            } else if a.host != b.host && self.ways.assumed {
-                note("a way between hosts taken as half of a round trip".into());
+                notes.add("without the time on the network, which is not known from here");
+            } else if a.host != b.host && self.latencies.assumed {
+                notes.add("a way between hosts taken as half of a round trip");
             }
-            ways.push(ms.unwrap_or(0.0));
-        }
-        let mut unknown = |what: &str, d: usize| {
-            note(format!("{what} of {} is not known: it has nothing of the kind to compute now", members[d].id));
+            ms.unwrap_or(0.0)
         };
-        let mut token_ms = Some(ways.iter().sum::<f64>());
+        crossings(homes).into_iter().map(of).collect()
+    }
+
+    /// Milliseconds of a token; `None` if the speed of a device is not known.
+    fn token_time(&self, members: &[Member], homes: &[usize], latencies: &[f64], notes: &mut Notes) -> Option<f64> {
+        let mut token_ms = Some(latencies.iter().sum::<f64>());
         for d in homes.iter().copied().collect::<BTreeSet<_>>() {
             let ms = members[d].speed.map(|speed| speed.decode * read_bytes(&self.parts, homes, d) as f64);
             if ms.is_none() {
-                unknown("the speed", d);
+                notes.unknown("the speed", &members[d]);
             }
             token_ms = token_ms.zip(ms).map(|(sum, ms)| sum + ms);
         }
+        token_ms
+    }
+
+    /// Milliseconds of the prompt; `None` if the speed of a device is not known.
+    fn prompt_time(&self, members: &[Member], homes: &[usize], latencies: &[f64], notes: &mut Notes) -> Option<f64> {
         let (used, round) = self.parts.way(homes);
         let mut speeds = BTreeMap::new();
         for (d, speed) in used.iter().filter_map(|&d| Some((d, members[d].speed?))) {
             match speed.prompt {
                 Some(ms) => drop(speeds.insert(d, ms)),
-                None => unknown("the speed with prompts", d),
+                None => notes.unknown("the speed with prompts", &members[d]),
             }
         }
-        let prompt_ms = (speeds.len() == used.len()).then(|| {
-            let costs: Vec<Costs> = used.iter().map(|&d| members[d].costs).collect();
-            let route = Route { devices: &costs, round };
-            let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, route, self.parts.work());
-            pipeline_ms(&self.stages(homes, &speeds, &ways), &sizes, route.lead(0))
-        });
-        Sums { token_ms, prompt_ms }
+        if speeds.len() != used.len() {
+            return None;
+        }
+        let costs: Vec<Costs> = used.iter().map(|&d| members[d].costs).collect();
+        let route = Route { devices: &costs, round };
+        let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, route, self.parts.work());
+        Some(pipeline_ms(&self.stages(homes, &speeds, latencies), &sizes, route.lead(0)))
     }
 
-    /// What a prompt passes on its way, with the speeds of devices and the ways from one to the next.
-    fn stages(&self, homes: &[usize], speeds: &BTreeMap<usize, f64>, ways: &[f64]) -> Vec<Stage> {
+    /// What a prompt passes on its way, with the speeds of devices and the latencies from one to the next.
+    fn stages(&self, homes: &[usize], speeds: &BTreeMap<usize, f64>, latencies: &[f64]) -> Vec<Stage> {
         let mut stages: Vec<Stage> = Vec::new();
         for (&device, section) in homes.iter().zip(&self.parts.sections) {
             // What has nothing to do with prompts may have no speed.
             let Some(&ms) = speeds.get(&device) else { continue };
             match stages.last_mut().filter(|stage| stage.device == device) {
                 Some(stage) => stage.work += section.work,
-                None => stages.push(Stage { device, ms, work: section.work, way: 0.0 }),
+                None => stages.push(Stage { device, ms, work: section.work, latency: 0.0 }),
             }
         }
         let between = stages.len().saturating_sub(1);
-        for (stage, &way) in stages.iter_mut().take(between).zip(ways) {
-            stage.way = way;
+        for (stage, &latency) in stages.iter_mut().take(between).zip(latencies) {
+            stage.latency = latency;
         }
         stages
     }
@@ -403,18 +261,20 @@ impl Present {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use outboard_llm::parts::Part;
+    use outboard_llm::work::Work;
 
-    const UNIT: Work = Work { token: 1.0, context: 0.0 };
+    pub(super) const UNIT: Work = Work { token: 1.0, context: 0.0 };
 
     /// Layers of one section of 100 bytes of weights and 20 of cache; the head reads as much as two layers.
-    fn parts(layers: usize) -> Parts {
+    pub(super) fn parts(layers: usize) -> Parts {
         let part = |layer| Part { weight_bytes: 100, cache_bytes: 20, read_bytes: 100, work: UNIT, layer };
         let none = Part { weight_bytes: 200, ..Part::default() };
         let last = Part { read_bytes: 200, layer: layers - 1, ..none };
         Parts { sections: (0..layers).map(part).collect(), first: none, last, tied_bytes: 0, n_ctx: 10 }
     }
 
-    fn member(id: &str, host: &str, capacity: u64) -> Member {
+    pub(super) fn member(id: &str, host: &str, capacity: u64) -> Member {
         let speed = Some(Speed { decode: 0.01, prompt: Some(0.1) });
         let pool = format!("{host} host memory");
         Member { id: id.into(), host: host.into(), pool, capacity, costs: Costs::default(), share: 1.0, speed }
@@ -423,7 +283,7 @@ mod tests {
     /// Eight layers on two hosts, a millisecond between them.
     fn two_hosts() -> Present {
         let members = vec![member("a/0", "a", 2000), member("b/0", "b", 2000)];
-        let ways = Ways { within: None, between: Some(1.0), assumed: false };
+        let latencies = Latencies { within: None, between: Some(1.0), assumed: false };
         let homes = vec![1, 1, 0, 0, 0, 0, 1, 1];
         // 4 layers, 4 layers and the head, two ways; four micro-batches of 16 on the first host, one before and behind it on the other.
         let (token_ms, prompt_ms) = (4.0 + 6.0 + 2.0, 3.2 + 1.0 + 4.0 * 6.4 + 1.0 + 3.2);
@@ -433,7 +293,7 @@ mod tests {
             parts: parts(8),
             members,
             homes,
-            ways,
+            latencies,
             single,
             scattered,
             n_ubatch,
@@ -445,74 +305,6 @@ mod tests {
 
     fn close(a: Option<f64>, b: f64) -> bool {
         a.is_some_and(|a| (a - b).abs() < 1e-9)
-    }
-
-    #[test]
-    fn speed_of_what_was_measured() {
-        let homes = [0, 0, 0, 0, 0, 0, 1, 1];
-        let times = Computed { token_ms: 8.0, prompt_ms: 64.0, prompt_tokens: 32 };
-        // Two layers and the head are 400 bytes; 32 tokens in two layers are 64 units of work.
-        let speed = Speed::measured(&parts(8), &homes, 1, times).unwrap();
-        assert_eq!(speed, Speed { decode: 0.02, prompt: Some(1.0) });
-        assert_eq!(speed.layer_ms(&parts(8)), 2.0);
-        assert_eq!(Speed::measured(&parts(8), &homes, 2, times), None, "it has no layers");
-    }
-
-    #[test]
-    fn the_head_weighs_what_it_takes() {
-        // Half as long as two layers of 100 bytes.
-        let parts = with_head(&parts(8), &[0, 0, 0, 0, 0, 0, 1, 1], 6.0, 4.0);
-        assert_eq!(parts.last.read_bytes, 100);
-        assert_eq!(with_head(&parts, &[0; 8], 3.0, 4.0).last.read_bytes, 0, "noise");
-        assert_eq!(with_head(&parts, &[0; 8], 3.0, 0.0), parts);
-    }
-
-    #[test]
-    fn a_token_goes_round() {
-        assert_eq!(crossings(&[0, 0, 1, 2, 2]), [(0, 1), (1, 2), (2, 0)]);
-        assert_eq!(crossings(&[3, 3]), []);
-        assert_eq!(crossings(&[]), []);
-    }
-
-    #[test]
-    fn ways_are_means_of_their_kind() {
-        let members = [member("a/0", "a", 1), member("a/1", "a", 1), member("b/0", "b", 1)];
-        let gap = |a: &str, b: &str, ms| ((a.to_owned(), b.to_owned()), ms);
-        let gaps = [gap("a/0", "a/1", 0.1), gap("a/1", "b/0", 2.0), gap("b/0", "a/0", 3.0), gap("a/0", "a/0", 9.0)];
-        let ways = Ways::measured(&members, &[0, 1, 2], &gaps.into(), Some(7.0));
-        assert_eq!(ways, Ways { within: Some(0.1), between: Some(2.5), assumed: false });
-        assert_eq!((ways.ms(&members[0], &members[1]), ways.ms(&members[1], &members[2])), (Some(0.1), Some(2.5)));
-        let alone = Ways::measured(&members[..1], &[0, 0], &BTreeMap::new(), Some(7.0));
-        assert_eq!(alone, Ways { within: None, between: Some(7.0), assumed: true });
-        let local = Ways::measured(&members[..1], &[0, 0], &BTreeMap::new(), None);
-        assert_eq!(local, Ways { within: None, between: None, assumed: false });
-    }
-
-    #[test]
-    fn the_slowest_stage_bounds_a_prompt() {
-        let stage = |device, ms, way| Stage { device, ms, work: UNIT, way };
-        assert_eq!(pipeline_ms(&[stage(0, 1.0, 0.0)], &[4, 4], 0), 8.0);
-        // The second stage is the slow one: it begins when the first micro-batch has come, and then never waits.
-        assert_eq!(pipeline_ms(&[stage(0, 1.0, 0.5), stage(1, 2.0, 0.0)], &[4, 4, 4], 0), 4.0 + 0.5 + 24.0);
-        // The first one is: the second waits for each, and ends its last one behind it.
-        assert_eq!(pipeline_ms(&[stage(0, 2.0, 0.5), stage(1, 1.0, 0.0)], &[4, 4, 4], 0), 24.0 + 0.5 + 4.0);
-        assert_eq!((pipeline_ms(&[], &[4], 0), pipeline_ms(&[stage(0, 1.0, 0.0)], &[], 3)), (0.0, 0.0));
-        // Tokens behind others take longer.
-        let growing = Work { token: 1.0, context: 0.5 };
-        assert_eq!(pipeline_ms(&[Stage { work: growing, ..stage(0, 1.0, 0.0) }], &[2, 2], 0), growing.cost(0, 4));
-    }
-
-    #[test]
-    fn a_device_begins_others_while_it_would_wait() {
-        let stage = |device, ms| Stage { device, ms, work: UNIT, way: 0.0 };
-        let round = [stage(1, 1.0), stage(0, 2.0), stage(1, 1.0)];
-        // It waits for each to come back.
-        assert_eq!(pipeline_ms(&round, &[4; 5], 0), 5.0 * 16.0);
-        // Both have always something to do, but for the first way in and the last way out.
-        for lead in [2, 3, 9] {
-            assert_eq!(pipeline_ms(&round, &[4; 5], lead), 4.0 + 5.0 * 8.0 + 4.0, "{lead}");
-        }
-        assert_eq!(pipeline_ms(&round, &[1, 2, 4, 4, 4, 2, 1], 4), 1.0 + 18.0 * 2.0 + 1.0);
     }
 
     #[test]
@@ -581,9 +373,9 @@ mod tests {
     fn what_is_assumed_is_said() {
         let mut one = two_hosts();
         (one.members, one.homes) = (vec![member("a/0", "a", 5000)], vec![0; 8]);
-        one.ways = Ways { within: None, between: None, assumed: false };
+        one.latencies = Latencies { within: None, between: None, assumed: false };
         assert!(one.with_another("a").notes[0].contains("without the time on the network"));
-        one.ways = Ways { within: None, between: Some(4.0), assumed: true };
+        one.latencies = Latencies { within: None, between: Some(4.0), assumed: true };
         let two = one.with_another("a");
         assert!(two.notes[0].contains("half of a round trip"), "{two:?}");
         one.scattered = true;
@@ -592,15 +384,11 @@ mod tests {
     }
 
     #[test]
-    fn room_and_context() {
+    fn room_of_a_host() {
         let mut present = two_hosts();
         present.members.push(member("b/1", "b", 1500));
         assert_eq!((present.hosts(), present.room("b")), (vec!["a".into(), "b".into()], 2000));
         present.members[2].pool = "b/1".into();
         assert_eq!(present.room("b"), 3500);
-        // 400 bytes and eight layers of 100 and 2 for each token of context.
-        assert_eq!(longest_context(&parts(8), &[member("a", "a", 1300)], 1), Some(6));
-        assert_eq!(longest_context(&parts(8), &[member("a", "a", 9000)], 5), Some(10));
-        assert_eq!(longest_context(&parts(8), &[member("a", "a", 1200)], 1), None);
     }
 }

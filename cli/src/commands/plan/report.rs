@@ -113,7 +113,7 @@ pub(super) struct Change {
     /// Memory that the host has for weights and cache, and the tokens of context that it has room for.
     pub(super) room_bytes: u64,
     pub(super) context_tokens: u64,
-    pub(super) devices: Vec<Place>,
+    pub(super) devices: Vec<Placed>,
     /// `None` if it does not fit, or cannot be said.
     pub(super) decode_tps: Option<f64>,
     pub(super) prompt_tps: Option<f64>,
@@ -121,8 +121,9 @@ pub(super) struct Change {
     pub(super) notes: Vec<String>,
 }
 
+/// A device, and the layers that it would have.
 #[derive(Debug, Serialize)]
-pub(super) struct Place {
+pub(super) struct Placed {
     pub(super) id: String,
     #[serde(flatten)]
     pub(super) layers: Layers,
