@@ -9,6 +9,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::runs::Run;
 use bytes::Bytes;
+use outboard_core::device::RoundTrips;
 use outboard_core::{Pending, Queue, try_at_once};
 use outboard_scheduler::Scheduler;
 use std::collections::VecDeque;
@@ -23,10 +24,10 @@ const PINGS: usize = 3;
 const SMOOTHING: f64 = 0.2;
 
 /// Steps that are under way.
-pub(crate) struct Ahead {
+pub(crate) struct StepsAhead {
     steps: VecDeque<Step>,
-    /// Round trip to the farthest device.
-    rtt: Duration,
+    /// The way to the farthest device and back.
+    round_trip: Duration,
     /// Mean time from one id to the next, in seconds; 0 before there is one.
     interval: f64,
     /// When the last id came.
@@ -41,22 +42,20 @@ struct Step {
     log_prob: Option<Pending<Bytes>>,
 }
 
-impl Ahead {
-    /// Measures the devices' round trips. They must have nothing to do.
-    pub(crate) fn measure(scheduler: &Scheduler) -> Result<Ahead> {
-        let queues: Vec<_> = (0..scheduler.devices().len()).filter_map(|d| scheduler.queue(d)).collect();
-        let shortest = |queue: &&Arc<dyn Queue>| -> Result<Duration> {
-            let mut shortest = Duration::MAX;
-            for _ in 0..PINGS {
-                let start = Instant::now();
-                scheduler.finish_queue(queue.as_ref())?;
-                shortest = shortest.min(start.elapsed());
-            }
-            Ok(shortest)
-        };
-        let trips = try_at_once(&queues, shortest)?;
-        let rtt = trips.into_iter().max().unwrap_or_default();
-        Ok(Ahead { steps: VecDeque::new(), rtt, interval: 0.0, last: None })
+/// Measures the way to the farthest device and back. The devices must have nothing to do.
+pub(crate) fn round_trip(scheduler: &Scheduler) -> Result<Duration> {
+    let queues: Vec<_> = (0..scheduler.devices().len()).filter_map(|d| scheduler.queue(d)).collect();
+    let shortest = |queue: &&Arc<dyn Queue>| -> Result<Duration> {
+        Ok(RoundTrips::measure(PINGS, || scheduler.finish_queue(queue.as_ref()))?.shortest())
+    };
+    let trips = try_at_once(&queues, shortest)?;
+    Ok(trips.into_iter().max().unwrap_or_default())
+}
+
+impl StepsAhead {
+    /// None yet, over devices of which the farthest is so far away.
+    pub(crate) fn new(round_trip: Duration) -> StepsAhead {
+        StepsAhead { steps: VecDeque::new(), round_trip, interval: 0.0, last: None }
     }
 
     /// Forgets what is under way.
@@ -68,7 +67,7 @@ impl Ahead {
     /// Steps to keep under way: one that runs, one that waits behind it, and those that are on the way there and back.
     fn depth(&self) -> usize {
         if self.interval > 0.0 {
-            2 + (self.rtt.as_secs_f64() / self.interval).ceil().min(MAX_AHEAD as f64) as usize
+            2 + (self.round_trip.as_secs_f64() / self.interval).ceil().min(MAX_AHEAD as f64) as usize
         } else {
             2
         }
@@ -76,7 +75,7 @@ impl Ahead {
     }
 
     /// Takes note of an id that has come. The interval only counts between steps.
-    fn came(&mut self) {
+    fn note_token(&mut self) {
         let now = Instant::now();
         if let Some(last) = self.last.replace(now) {
             let took = now.duration_since(last).as_secs_f64();
@@ -122,7 +121,7 @@ impl Engine {
         let step = self.ahead.steps.pop_front().ok_or_else(|| Error::Request("no step is under way".into()))?;
         let id = self.wait(step.id)?;
         let log_prob = step.log_prob.map(|p| self.wait(p)).transpose()?;
-        self.ahead.came();
+        self.ahead.note_token();
         // What came before this run has been handed over by now.
         self.scheduler().settle(step.run.number);
         let short = || Error::Plan("a device gave less than a number".into());

@@ -5,9 +5,12 @@
 //! those that have come back: weights stay where they are, what moves is uploaded, and the text so far is read again as it was read
 //! before, so that the cache, and every token from there, is the same as without the fault.
 
+use crate::allocate::Bound;
 use crate::arch::net::{self, Outputs, Sampling};
-use crate::engine::{Engine, LoadOptions, Overrides, Placed};
+use crate::decode::StepsAhead;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::placement::{LoadOptions, Overrides, Placed};
 use crate::watch::watched;
 use outboard_core::{Device, Usage, try_at_once};
 use outboard_scheduler::resume_all;
@@ -54,7 +57,7 @@ impl fmt::Display for Recovery {
 }
 
 /// A place in the list of devices that a model was loaded on.
-pub(crate) struct Seat {
+pub(crate) struct DeviceSlot {
     id: String,
     /// `None` while it is lost.
     device: Option<Arc<dyn Device>>,
@@ -62,9 +65,12 @@ pub(crate) struct Seat {
     given_up: bool,
 }
 
-impl Seat {
-    pub(crate) fn all(devices: &[Arc<dyn Device>]) -> Vec<Seat> {
-        devices.iter().map(|d| Seat { id: d.info().id.clone(), device: Some(d.clone()), given_up: false }).collect()
+impl DeviceSlot {
+    pub(crate) fn all(devices: &[Arc<dyn Device>]) -> Vec<DeviceSlot> {
+        devices
+            .iter()
+            .map(|d| DeviceSlot { id: d.info().id.clone(), device: Some(d.clone()), given_up: false })
+            .collect()
     }
 }
 
@@ -111,7 +117,7 @@ impl Engine {
         };
         let devices = if self.take_up(who)? {
             self.programs.iter().for_each(|(_, program)| program.copy_weights_again());
-            self.n_past = self.text.sure();
+            self.n_past = self.text.confirmed();
             None
         } else {
             self.place_anew()?;
@@ -127,66 +133,80 @@ impl Engine {
 
     /// Takes all devices up again; `false` if not all of the model is on them any more.
     fn take_up(&mut self, who: String) -> Result<bool> {
-        let devices: Vec<Arc<dyn Device>> = self.seats.iter().filter_map(|s| s.device.clone()).collect();
-        let (scheduler, watch, whole) = (&mut self.scheduler, self.watch.as_deref(), self.whole);
+        let devices: Vec<Arc<dyn Device>> = self.slots.iter().filter_map(|s| s.device.clone()).collect();
+        let (scheduler, watch, complete) = (&mut self.placed.scheduler, self.watch.as_deref(), self.complete);
         let lost = watched(watch, who, "to come back", || {
-            // A scheduler without a whole model has the devices of an earlier plan.
-            if whole { scheduler.resume() } else { Ok(resume_all(&devices)) }
+            // A scheduler without a complete model has the devices of an earlier plan.
+            if complete { scheduler.resume() } else { Ok(resume_all(&devices)) }
         })?;
         for (device, why) in devices.iter().zip(&lost) {
             let Some(why) = why else { continue };
-            let same = |seat: &&mut Seat| seat.device.as_ref().is_some_and(|d| d.uid() == device.uid());
-            for seat in self.seats.iter_mut().filter(same) {
-                seat.device = None;
-                seat.given_up = matches!(why, outboard_core::Error::Timeout { .. });
+            let same = |slot: &&mut DeviceSlot| slot.device.as_ref().is_some_and(|d| d.uid() == device.uid());
+            for slot in self.slots.iter_mut().filter(same) {
+                slot.device = None;
+                slot.given_up = matches!(why, outboard_core::Error::Timeout { .. });
             }
         }
-        Ok(whole && lost.iter().all(Option::is_none))
+        Ok(complete && lost.iter().all(Option::is_none))
     }
 
     /// Puts the model on the devices that there are now. Weights that lie where they are needed stay there.
     fn place_anew(&mut self) -> Result<()> {
-        self.whole = false;
+        self.complete = false;
         self.programs.clear();
         self.n_past = 0;
-        let missing = self.seats.iter().filter(|s| s.device.is_none() && !s.given_up);
+        let missing = self.slots.iter().filter(|s| s.device.is_none() && !s.given_up);
         let lost: Vec<String> = missing.map(|s| s.id.clone()).collect();
         let failover = self.failover.as_mut().filter(|_| !lost.is_empty());
         for device in failover.map(|f| f.replace(&lost)).unwrap_or_default() {
-            let mut missing = self.seats.iter_mut().filter(|s| s.device.is_none() && !s.given_up);
-            let seat = missing.find(|s| s.id == device.info().id);
-            if let Some(seat) = seat {
-                seat.device = Some(device);
+            let mut missing = self.slots.iter_mut().filter(|s| s.device.is_none() && !s.given_up);
+            let slot = missing.find(|s| s.id == device.info().id);
+            if let Some(slot) = slot {
+                slot.device = Some(device);
             }
         }
-        let devices: Vec<Arc<dyn Device>> = self.seats.iter().filter_map(|s| s.device.clone()).collect();
+        let devices: Vec<Arc<dyn Device>> = self.slots.iter().filter_map(|s| s.device.clone()).collect();
         if devices.is_empty() {
             return Err(Error::Request("no other device is left".into()));
         }
         let options = self.options_now();
-        let (gguf, bound) = (self.model.gguf(), &mut self.bound);
+        let mut kept = self.take_weights_on(&devices);
+        settle(&devices)?;
+        let mut placed = Placed::new(&self.model, devices.clone(), &options, &kept, &|_, _| {});
+        if !kept.is_empty() && matches!(&placed, Err(e) if !is_lost(e)) {
+            // Perhaps it fits without what lies there and is not needed there any more.
+            kept.clear();
+            settle(&devices)?;
+            placed = Placed::new(&self.model, devices, &options, &kept, &|_, _| {});
+        }
+        let mut placed = match placed {
+            Ok(placed) => placed,
+            Err(e) => {
+                self.placed.bound = kept;
+                return Err(e);
+            }
+        };
+        placed.scheduler = placed.scheduler.replacing(&self.placed.scheduler);
+        self.ahead = StepsAhead::new(placed.round_trip);
+        self.placed = placed;
+        self.complete = true;
+        Ok(())
+    }
+
+    /// Frees states, and weights on devices that are lost; gives the other weights.
+    fn take_weights_on(&mut self, devices: &[Arc<dyn Device>]) -> Bound {
+        let gguf = self.model.gguf();
+        let mut bound = std::mem::take(&mut self.placed.bound);
         bound.retain(|leaf, slice| {
             let is_weight = gguf.tensor(net::file_name(leaf)).is_some();
             is_weight && devices.iter().any(|d| d.uid() == slice.buffer().device())
         });
-        settle(&devices)?;
-        let mut placed = Placed::new(&self.model, devices.clone(), &options, &self.bound, &|_, _| {});
-        if !self.bound.is_empty() && matches!(&placed, Err(e) if !is_lost(e)) {
-            // Perhaps it fits without what lies there and is not needed there any more.
-            self.bound.clear();
-            settle(&devices)?;
-            placed = Placed::new(&self.model, devices, &options, &self.bound, &|_, _| {});
-        }
-        let Placed { scheduler, bound, homes, loads, ahead, .. } = placed?;
-        self.scheduler = scheduler.replacing(&self.scheduler);
-        (self.bound, self.homes, self.loads, self.ahead) = (bound, homes, loads, ahead);
-        self.whole = true;
-        Ok(())
+        bound
     }
 
     /// The options that the model was loaded with, for the devices that there are now.
     fn options_now(&self) -> LoadOptions {
-        let here: Vec<bool> = self.seats.iter().map(|s| s.device.is_some()).collect();
+        let here: Vec<bool> = self.slots.iter().map(|s| s.device.is_some()).collect();
         let parts = self.options.split.iter().zip(&here).filter(|(_, here)| **here);
         let mut split: Vec<f64> = parts.map(|(part, _)| *part).collect();
         if split.iter().all(|part| *part <= 0.0)

@@ -6,7 +6,6 @@
 
 mod allocate;
 pub mod arch;
-pub mod batches;
 pub mod chat;
 mod decode;
 mod describe;
@@ -19,6 +18,9 @@ pub mod hparams;
 pub mod model;
 pub mod parts;
 pub mod perplexity;
+pub mod pipeline;
+mod placement;
+pub mod route;
 mod runs;
 pub mod split;
 pub mod stop;
@@ -32,12 +34,14 @@ pub use outboard_gguf as gguf;
 
 pub use arch::net::Sampling;
 pub use describe::StepCopy;
-pub use engine::{DeviceLoad, Engine, LoadOptions, Mmap, Overrides, attention_cost, default_ubatch};
+pub use engine::Engine;
 pub use error::{Error, Result};
 pub use failover::{Failover, Recovery};
 pub use generate::{Finish, GenerateOptions, Generation, generate};
 pub use model::Model;
 pub use parts::{Part, Parts};
 pub use perplexity::{Estimate, perplexity};
+pub use placement::{DeviceLoad, LoadOptions, Mmap, Overrides, attention_cost, default_ubatch};
+pub use route::Route;
 pub use watch::{Stall, Watch};
 pub use work::Work;

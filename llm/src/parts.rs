@@ -1,6 +1,6 @@
 //! What each part of a model weighs, and how much of it a token reads: what a split divides, and what predictions are made of.
 
-use crate::arch::net::{Feed, GraphShape, ModelGraph, Outputs, Place, Sampling, file_name};
+use crate::arch::net::{Feed, GraphShape, ModelGraph, ModelPart, Outputs, Sampling, file_name};
 use crate::engine::GREEDY;
 use crate::error::Result;
 use crate::hparams::Hparams;
@@ -53,7 +53,7 @@ impl Parts {
         parts.weigh_leaves(model.hparams(), &step);
         for node in prompt.graph.nodes() {
             let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx, f64::from(attention));
-            parts.at(prompt.place(node)).work += work;
+            parts.at(prompt.part(node)).work += work;
         }
         Ok(parts)
     }
@@ -63,17 +63,17 @@ impl Parts {
         let mut embedding = HashSet::new();
         for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
             let (name, bytes) = (graph.tensor(id).name(), graph.tensor(id).layout().span() as u64);
-            let place = model.place(id);
-            match place {
-                Place::Embedding => drop(embedding.insert(file_name(name))),
-                Place::Head if embedding.contains(file_name(name)) => self.tied_bytes += bytes,
+            let home = model.part(id);
+            match home {
+                ModelPart::Embedding => drop(embedding.insert(file_name(name))),
+                ModelPart::Head if embedding.contains(file_name(name)) => self.tied_bytes += bytes,
                 _ => {}
             }
-            let part = self.at(place);
+            let part = self.at(home);
             if kind == LeafKind::Weight {
                 part.weight_bytes += bytes;
-                part.read_bytes += match place {
-                    Place::Embedding => 0,
+                part.read_bytes += match home {
+                    ModelPart::Embedding => 0,
                     _ => read_bytes(hparams.n_expert, hparams.n_expert_used, name, bytes),
                 };
             } else {
@@ -82,11 +82,11 @@ impl Parts {
         }
     }
 
-    fn at(&mut self, place: Place) -> &mut Part {
-        match place {
-            Place::Embedding => &mut self.first,
-            Place::Section(i) => self.sections.get_mut(i).unwrap_or(&mut self.last),
-            Place::Head => &mut self.last,
+    fn at(&mut self, part: ModelPart) -> &mut Part {
+        match part {
+            ModelPart::Embedding => &mut self.first,
+            ModelPart::Section(i) => self.sections.get_mut(i).unwrap_or(&mut self.last),
+            ModelPart::Head => &mut self.last,
         }
     }
 
@@ -98,35 +98,6 @@ impl Parts {
     /// What a token of a prompt takes in all of them.
     pub fn work(&self) -> Work {
         self.all().map(|part| part.work).sum()
-    }
-
-    /// Layers of a device, where `homes` has a device for each section: first and last of those that follow one another. A layer whose
-    /// sections are on several counts to the device of the first one, which has its part of the cache.
-    pub fn layers_on(&self, homes: &[usize], device: usize) -> Vec<(usize, usize)> {
-        let mut ranges: Vec<(usize, usize)> = Vec::new();
-        let mut before = None;
-        for (section, &home) in self.sections.iter().zip(homes) {
-            let begins = before.replace(section.layer) != Some(section.layer);
-            if !begins || home != device {
-                continue;
-            }
-            match ranges.last_mut().filter(|(_, last)| last + 1 == section.layer) {
-                Some((_, last)) => *last = section.layer,
-                None => ranges.push((section.layer, section.layer)),
-            }
-        }
-        ranges
-    }
-
-    /// The way of a prompt before its end, where `homes` has a device for each section: its devices in order, and whether it comes back to
-    /// the first one in the end.
-    pub fn way(&self, homes: &[usize]) -> (Vec<usize>, bool) {
-        let working = self.sections.iter().zip(homes).filter(|(section, _)| section.work != Work::default());
-        let mut devices: Vec<usize> = working.map(|(_, &home)| home).collect();
-        devices.dedup();
-        let round = devices.len() > 1 && devices.first() == devices.last();
-        devices.truncate(devices.len() - usize::from(round));
-        (devices, round)
     }
 
     /// What a split has to weigh.

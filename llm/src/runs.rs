@@ -23,7 +23,7 @@ pub(crate) struct Run {
 }
 
 /// Micro-batches of which the beginning was enqueued, in their order, each with something to remember. The rest of one is enqueued when
-/// [so many](crate::batches::Route::lead) others have begun behind it.
+/// [so many](crate::pipeline::Pipeline::lead) others have begun behind it.
 pub(crate) struct Runs<T> {
     lead: usize,
     begun: VecDeque<(Arc<Program>, Begun, T)>,
@@ -46,7 +46,7 @@ impl<T> Runs<T> {
         what: T,
     ) -> Result<Option<(Run, T)>> {
         let (program, inputs) = engine.next_run(shape, batch, targets)?;
-        let begun = engine.scheduler.begin(&program, inputs)?;
+        let begun = engine.placed.scheduler.begin(&program, inputs)?;
         self.begun.push_back((program, begun, what));
         engine.n_past += batch.len();
         if self.begun.len() > self.lead { self.next(engine) } else { Ok(None) }
@@ -55,7 +55,7 @@ impl<T> Runs<T> {
     /// Enqueues the rest of the oldest.
     pub(crate) fn next(&mut self, engine: &Engine) -> Result<Option<(Run, T)>> {
         let Some((program, begun, what)) = self.begun.pop_front() else { return Ok(None) };
-        let number = engine.scheduler.end(&program, begun)?;
+        let number = engine.placed.scheduler.end(&program, begun)?;
         Ok(Some((Run { program, number }, what)))
     }
 
@@ -63,7 +63,7 @@ impl<T> Runs<T> {
     pub(crate) fn abandon(self, engine: &Engine) {
         for (program, begun, _) in self.begun {
             // What has gone wrong is known already, or nobody's concern.
-            let _ = engine.scheduler.end(&program, begun);
+            let _ = engine.placed.scheduler.end(&program, begun);
         }
     }
 }

@@ -13,7 +13,7 @@ pub(crate) struct Text {
     /// Micro-batches of more than one token: where each begins, and its length.
     batches: BTreeMap<usize, usize>,
     /// So many tokens have gone through every device.
-    sure: usize,
+    confirmed: usize,
 }
 
 impl Text {
@@ -28,7 +28,7 @@ impl Text {
 
     /// The token at a position was sampled, so that those before it have gone through every device.
     pub(crate) fn sampled(&mut self, at: usize, id: u32) {
-        self.sure = at;
+        self.confirmed = at;
         if self.tokens.get(at) != Some(&id) {
             self.truncate(at);
             self.tokens.push(id);
@@ -38,7 +38,7 @@ impl Text {
     /// Forgets what is behind the first `n` tokens.
     pub(crate) fn truncate(&mut self, n: usize) {
         self.tokens.truncate(n);
-        self.sure = self.sure.min(n);
+        self.confirmed = self.confirmed.min(n);
         drop(self.batches.split_off(&n));
         if let Some((&start, len)) = self.batches.iter_mut().next_back() {
             *len = (*len).min(n - start);
@@ -46,8 +46,8 @@ impl Text {
     }
 
     /// Tokens that need not be read again where the cache is still there. One has to be, to sample from.
-    pub(crate) fn sure(&self) -> usize {
-        self.sure.min(self.tokens.len().saturating_sub(1))
+    pub(crate) fn confirmed(&self) -> usize {
+        self.confirmed.min(self.tokens.len().saturating_sub(1))
     }
 
     /// What to read at a position: a micro-batch as it was, or one token. Empty at the end.
@@ -86,21 +86,21 @@ mod tests {
         let mut text = Text::default();
         text.read(0, &[1, 2, 3]);
         text.read(3, &[4, 5]);
-        assert_eq!((text.sure(), batches(&text, 0)), (0, vec![3, 2]));
+        assert_eq!((text.confirmed(), batches(&text, 0)), (0, vec![3, 2]));
         text.sampled(5, 6);
         text.sampled(6, 7);
-        assert_eq!((text.len(), text.sure(), batches(&text, 0)), (7, 6, vec![3, 2, 1, 1]));
+        assert_eq!((text.len(), text.confirmed(), batches(&text, 0)), (7, 6, vec![3, 2, 1, 1]));
         assert_eq!(text.tokens(text.batch(6)), [7]);
         // The same again changes nothing.
         text.sampled(5, 6);
-        assert_eq!((text.len(), text.sure()), (7, 5));
+        assert_eq!((text.len(), text.confirmed()), (7, 5));
         // The end was not run; another prompt follows.
         text.truncate(6);
         text.read(6, &[8, 9]);
-        assert_eq!((text.sure(), batches(&text, 0)), (5, vec![3, 2, 1, 2]));
+        assert_eq!((text.confirmed(), batches(&text, 0)), (5, vec![3, 2, 1, 2]));
         text.truncate(4);
-        assert_eq!((text.sure(), batches(&text, 0)), (3, vec![3, 1]));
+        assert_eq!((text.confirmed(), batches(&text, 0)), (3, vec![3, 1]));
         text.truncate(0);
-        assert_eq!((text.len(), text.sure(), batches(&text, 0).len()), (0, 0, 0));
+        assert_eq!((text.len(), text.confirmed(), batches(&text, 0).len()), (0, 0, 0));
     }
 }

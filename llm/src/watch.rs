@@ -43,7 +43,7 @@ impl Engine {
     pub fn set_watch(&mut self, watch: Arc<Watch>) {
         self.watch = Some(watch.clone());
         let next = Mutex::new(FIRST);
-        self.scheduler.on_wait(Arc::new(move |device, after| {
+        self.placed.scheduler.on_wait(Arc::new(move |device, after| {
             let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
             // A wait that is shorter than the last one is another.
             if after + EVERY < *next {

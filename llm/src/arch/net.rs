@@ -141,7 +141,7 @@ struct Section {
 
 /// The part of a model that a tensor belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ModelPart {
     /// What is before the first section.
     Embedding,
     /// The section of that index.
@@ -152,15 +152,15 @@ pub enum Place {
 
 impl ModelGraph {
     /// Where a tensor belongs: leaves to what first uses them, states of the sampler to where they are written or read.
-    pub fn place(&self, id: TensorId) -> Place {
+    pub fn part(&self, id: TensorId) -> ModelPart {
         let at = id.index();
         match self.graph.tensor(id).name() {
-            NEXT_TOKEN => Place::Embedding,
-            HISTORY => Place::Head,
-            _ if at >= self.head => Place::Head,
+            NEXT_TOKEN => ModelPart::Embedding,
+            HISTORY => ModelPart::Head,
+            _ if at >= self.head => ModelPart::Head,
             _ => match self.sections.partition_point(|section| section.start <= at) {
-                0 => Place::Embedding,
-                begun => Place::Section(begun - 1),
+                0 => ModelPart::Embedding,
+                begun => ModelPart::Section(begun - 1),
             },
         }
     }

@@ -9,7 +9,7 @@ use crate::measure::median;
 use crate::model::{Layers, Loaded};
 use anyhow::Result;
 use outboard_core::Device;
-use outboard_llm::{DeviceLoad, Engine, Parts};
+use outboard_llm::{DeviceLoad, Engine, Parts, Route};
 use outboard_output as output;
 use outboard_rpc_client::{PeerPath, RemoteDevice};
 
@@ -44,8 +44,8 @@ pub(super) fn gather(loaded: &Loaded, engine: &mut Engine, setup: Setup, measure
 /// The devices as they are, for predictions.
 fn present(engine: &Engine, setup: &Setup, measured: &Measurements, times: &Times) -> Present {
     let Measurements { decode, prompt, head_ms } = measured;
-    let homes = engine.homes().to_vec();
-    let parts = measured_parts(&setup.parts, &homes, times, *head_ms);
+    let route = engine.route().clone();
+    let parts = measured_parts(&setup.parts, &route, times, *head_ms);
     let mut members = setup.members.clone();
     keep_free_for_results(&mut members, engine.loads());
     let prompt_tokens = prompt.test.tokens();
@@ -53,17 +53,17 @@ fn present(engine: &Engine, setup: &Setup, measured: &Measurements, times: &Time
         member.speed = times.of(d).and_then(|(token, prompt)| {
             let (token_ms, prompt_ms) = (token.compute_ms, prompt.compute_ms);
             let computed = Computed { token_ms, prompt_ms, prompt_tokens };
-            Speed::measured(&parts, &homes, d, computed)
+            Speed::measured(&parts, &route, d, computed)
         });
     }
     let gaps = decode.trace.gaps(decode.sample.range, decode.test.tokens());
     let rtts: Vec<f64> = setup.servers.iter().map(|s| s.rtt_ms).collect();
     let one_way = (!rtts.is_empty()).then(|| median(&rtts) / 2.0);
     Present {
-        latencies: Latencies::measured(&members, &homes, &gaps, one_way),
+        latencies: Latencies::measured(&members, &route, &gaps, one_way),
         parts,
         members,
-        homes,
+        route,
         single: setup.single,
         scattered: setup.scattered,
         n_ubatch: setup.options.n_ubatch.min(setup.options.n_ctx),
@@ -74,10 +74,10 @@ fn present(engine: &Engine, setup: &Setup, measured: &Measurements, times: &Time
 }
 
 /// The parts with a head that weighs what was measured of it.
-fn measured_parts(parts: &Parts, homes: &[usize], times: &Times, head_ms: Option<f64>) -> Parts {
-    let last = homes.last().and_then(|&d| times.token.as_ref()?.get(d));
+fn measured_parts(parts: &Parts, route: &Route, times: &Times, head_ms: Option<f64>) -> Parts {
+    let last = times.token.as_ref().and_then(|token| token.get(route.last()));
     match last.zip(head_ms) {
-        Some((last, head_ms)) => with_head(parts, homes, last.compute_ms, last.compute_ms - head_ms),
+        Some((last, head_ms)) => with_head(parts, route, last.compute_ms, last.compute_ms - head_ms),
         None => parts.clone(),
     }
 }

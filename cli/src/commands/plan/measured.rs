@@ -46,10 +46,8 @@ impl Measurements {
     /// One token, as the picture shows it.
     pub(super) fn timeline(&self, engine: &Engine) -> Option<Timeline> {
         let id = |d: usize| engine.loads().get(d).map(|l| l.id.as_str());
-        let homes = engine.homes();
-        let first = id(*homes.first()?)?;
-        let goes_round = homes.first() == homes.last() && homes.iter().any(|home| Some(home) != homes.first());
-        let last = if goes_round { LastLayer::WithFirst } else { LastLayer::Elsewhere };
+        let first = id(engine.route().first())?;
+        let last = if engine.route().is_ring() { LastLayer::WithFirst } else { LastLayer::Elsewhere };
         let Measured { test, sample, trace, .. } = &self.decode;
         let token = trace.one_token(first, last, sample.range, test.tokens())?;
         let row = |device: &str| engine.loads().iter().position(|l| l.id == device);
@@ -124,7 +122,7 @@ impl Measured {
 fn head_ms(side: &mut Side, tracer: &Tracer, loaded: &Loaded, decode: &Measured) -> Result<Option<f64>> {
     progress("head")?;
     let n = ALONE.min(side.engine.n_ctx());
-    let load = side.engine.homes().last().and_then(|&d| side.engine.loads().get(d));
+    let load = side.engine.loads().get(side.engine.route().last());
     let Some(last) = load.map(|l| l.id.clone()) else { return Ok(None) };
     let of = |times: &[TokenTime]| times.iter().find(|t| t.device == last).map(|t| t.compute_ms);
     // Warm-up: the graph is not there yet.

@@ -21,14 +21,13 @@ pub(super) use fit::{longest_context, missing};
 pub(super) use latency::Latencies;
 pub(super) use speed::{Computed, Speed, with_head};
 
-use latency::crossings;
 use outboard_core::Costs;
-use outboard_llm::batches::{Route, micro_batches};
 use outboard_llm::parts::Parts;
-use outboard_llm::split::{Share, split};
+use outboard_llm::pipeline::micro_batches;
+use outboard_llm::route::Route;
+use outboard_llm::split::{SplitDevice, split};
 use pipeline::{Stage, pipeline_ms};
-use speed::read_bytes;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// A device, as far as predictions know it.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,8 +48,8 @@ pub(super) struct Member {
 }
 
 impl Member {
-    fn as_share(&self) -> Share {
-        Share { id: self.id.clone(), pool: self.pool.clone(), capacity: self.capacity, weight: self.share }
+    fn to_split(&self) -> SplitDevice {
+        SplitDevice { id: self.id.clone(), pool: self.pool.clone(), capacity: self.capacity, weight: self.share }
     }
 }
 
@@ -59,8 +58,7 @@ impl Member {
 pub(super) struct Present {
     pub(super) parts: Parts,
     pub(super) members: Vec<Member>,
-    /// The device of each section.
-    pub(super) homes: Vec<usize>,
+    pub(super) route: Route,
     pub(super) latencies: Latencies,
     /// Everything is meant to be on one device.
     pub(super) single: bool,
@@ -159,20 +157,20 @@ impl Present {
     }
 
     fn outlook(&self, members: &[Member]) -> Outlook {
-        let shares: Vec<Share> = members.iter().map(Member::as_share).collect();
-        let Ok(homes) = split(&self.parts.sizes(), &shares) else {
+        let devices: Vec<SplitDevice> = members.iter().map(Member::to_split).collect();
+        let Ok(route) = split(&self.parts.sizes(), &devices) else {
             return Outlook { missing: missing(&self.parts, members), ..Outlook::default() };
         };
-        let layers = |d: usize| self.parts.layers_on(&homes, d);
+        let layers = |d: usize| route.layers_on(&self.parts, d);
         let devices = members.iter().enumerate().map(|(d, m)| (m.id.clone(), layers(d))).collect();
         if self.scattered {
             let notes = vec!["no speeds, because -ot has placed weights apart from their layers".into()];
             return Outlook { devices, notes, ..Outlook::default() };
         }
         let mut notes = Notes::default();
-        let new = self.times(members, &homes, &mut notes);
+        let new = self.times(members, &route, &mut notes);
         let mut notes_now = Notes::default();
-        let now = self.times(&self.members, &self.homes, &mut notes_now);
+        let now = self.times(&self.members, &self.route, &mut notes_now);
         let mut notes = notes.0;
         if now.token_ms.is_none() || now.prompt_ms.is_none() {
             notes.extend(notes_now.0);
@@ -186,14 +184,14 @@ impl Present {
     }
 
     /// What the sums give.
-    fn times(&self, members: &[Member], homes: &[usize], notes: &mut Notes) -> Sums {
-        let latencies = self.latencies(members, homes, notes);
-        let token_ms = self.token_time(members, homes, &latencies, notes);
-        Sums { token_ms, prompt_ms: self.prompt_time(members, homes, &latencies, notes) }
+    fn times(&self, members: &[Member], route: &Route, notes: &mut Notes) -> Sums {
+        let latencies = self.latencies(members, route, notes);
+        let token_ms = self.token_time(members, route, &latencies, notes);
+        Sums { token_ms, prompt_ms: self.prompt_time(members, route, &latencies, notes) }
     }
 
     /// Milliseconds of everything that a token crosses, in its order; 0 where that is not known.
-    fn latencies(&self, members: &[Member], homes: &[usize], notes: &mut Notes) -> Vec<f64> {
+    fn latencies(&self, members: &[Member], route: &Route, notes: &mut Notes) -> Vec<f64> {
         let of = |(a, b): (usize, usize)| {
             let (a, b) = (&members[a], &members[b]);
             let ms = self.latencies.ms(a, b);
@@ -204,14 +202,14 @@ impl Present {
             }
             ms.unwrap_or(0.0)
         };
-        crossings(homes).into_iter().map(of).collect()
+        route.hops().into_iter().map(of).collect()
     }
 
     /// Milliseconds of a token; `None` if the speed of a device is not known.
-    fn token_time(&self, members: &[Member], homes: &[usize], latencies: &[f64], notes: &mut Notes) -> Option<f64> {
+    fn token_time(&self, members: &[Member], route: &Route, latencies: &[f64], notes: &mut Notes) -> Option<f64> {
         let mut token_ms = Some(latencies.iter().sum::<f64>());
-        for d in homes.iter().copied().collect::<BTreeSet<_>>() {
-            let ms = members[d].speed.map(|speed| speed.decode * read_bytes(&self.parts, homes, d) as f64);
+        for d in route.devices() {
+            let ms = members[d].speed.map(|speed| speed.decode * route.read_bytes(&self.parts, d) as f64);
             if ms.is_none() {
                 notes.unknown("the speed", &members[d]);
             }
@@ -221,28 +219,26 @@ impl Present {
     }
 
     /// Milliseconds of the prompt; `None` if the speed of a device is not known.
-    fn prompt_time(&self, members: &[Member], homes: &[usize], latencies: &[f64], notes: &mut Notes) -> Option<f64> {
-        let (used, round) = self.parts.way(homes);
+    fn prompt_time(&self, members: &[Member], route: &Route, latencies: &[f64], notes: &mut Notes) -> Option<f64> {
+        let pipeline = route.pipeline(&self.parts, |d| Some(members.get(d)?.costs));
         let mut speeds = BTreeMap::new();
-        for (d, speed) in used.iter().filter_map(|&d| Some((d, members[d].speed?))) {
+        for (d, speed) in pipeline.devices.iter().filter_map(|&d| Some((d, members[d].speed?))) {
             match speed.prompt {
                 Some(ms) => drop(speeds.insert(d, ms)),
                 None => notes.unknown("the speed with prompts", &members[d]),
             }
         }
-        if speeds.len() != used.len() {
+        if speeds.len() != pipeline.devices.len() {
             return None;
         }
-        let costs: Vec<Costs> = used.iter().map(|&d| members[d].costs).collect();
-        let route = Route { devices: &costs, round };
-        let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, route, self.parts.work());
-        Some(pipeline_ms(&self.stages(homes, &speeds, latencies), &sizes, route.lead(0)))
+        let sizes = micro_batches(0, self.prompt_tokens, self.n_ubatch, &pipeline, self.parts.work());
+        Some(pipeline_ms(&self.stages(route, &speeds, latencies), &sizes, pipeline.lead(0)))
     }
 
     /// What a prompt passes on its way, with the speeds of devices and the latencies from one to the next.
-    fn stages(&self, homes: &[usize], speeds: &BTreeMap<usize, f64>, latencies: &[f64]) -> Vec<Stage> {
+    fn stages(&self, route: &Route, speeds: &BTreeMap<usize, f64>, latencies: &[f64]) -> Vec<Stage> {
         let mut stages: Vec<Stage> = Vec::new();
-        for (&device, section) in homes.iter().zip(&self.parts.sections) {
+        for (&device, section) in route.homes().iter().zip(&self.parts.sections) {
             // What has nothing to do with prompts may have no speed.
             let Some(&ms) = speeds.get(&device) else { continue };
             match stages.last_mut().filter(|stage| stage.device == device) {
@@ -284,7 +280,7 @@ mod tests {
     fn two_hosts() -> Present {
         let members = vec![member("a/0", "a", 2000), member("b/0", "b", 2000)];
         let latencies = Latencies { within: None, between: Some(1.0), assumed: false };
-        let homes = vec![1, 1, 0, 0, 0, 0, 1, 1];
+        let route = Route::new(vec![1, 1, 0, 0, 0, 0, 1, 1]);
         // 4 layers, 4 layers and the head, two ways; four micro-batches of 16 on the first host, one before and behind it on the other.
         let (token_ms, prompt_ms) = (4.0 + 6.0 + 2.0, 3.2 + 1.0 + 4.0 * 6.4 + 1.0 + 3.2);
         let (n_ubatch, prompt_tokens) = (16, 64);
@@ -292,7 +288,7 @@ mod tests {
         Present {
             parts: parts(8),
             members,
-            homes,
+            route,
             latencies,
             single,
             scattered,
@@ -333,7 +329,7 @@ mod tests {
         assert!(prompt < two_hosts().prompt_ms && prompt > 3.0 * 0.1 * 64.0, "{prompt}");
         // Everything on one device stays there.
         let mut single = two_hosts();
-        (single.single, single.members[1].share, single.homes) = (true, 0.0, vec![0; 8]);
+        (single.single, single.members[1].share, single.route) = (true, 0.0, Route::new(vec![0; 8]));
         let three = single.with_another("a");
         assert_eq!(three.devices.iter().filter(|(_, layers)| !layers.is_empty()).count(), 1);
         // Without the device that has everything, the next one has it.
@@ -348,9 +344,9 @@ mod tests {
         // The last device has nothing but the end of the model, which a prompt does not reach before its own end.
         let mut present = two_hosts();
         present.parts.sections[7].work = Work::default();
-        present.homes = vec![0, 0, 0, 0, 0, 0, 0, 1];
+        present.route = Route::new(vec![0, 0, 0, 0, 0, 0, 0, 1]);
         let times = Computed { token_ms: 6.0, prompt_ms: 1.0, prompt_tokens: 64 };
-        let speed = Speed::measured(&present.parts, &present.homes, 1, times);
+        let speed = Speed::measured(&present.parts, &present.route, 1, times);
         assert_eq!(speed, Some(Speed { decode: 0.02, prompt: None }));
         present.members[1].speed = speed;
         let alone = present.without("b");
@@ -372,7 +368,7 @@ mod tests {
     #[test]
     fn what_is_assumed_is_said() {
         let mut one = two_hosts();
-        (one.members, one.homes) = (vec![member("a/0", "a", 5000)], vec![0; 8]);
+        (one.members, one.route) = (vec![member("a/0", "a", 5000)], Route::new(vec![0; 8]));
         one.latencies = Latencies { within: None, between: None, assumed: false };
         assert!(one.with_another("a").notes[0].contains("without the time on the network"));
         one.latencies = Latencies { within: None, between: Some(4.0), assumed: true };

@@ -2,14 +2,15 @@
 
 use super::Member;
 use outboard_llm::parts::Parts;
-use outboard_llm::split::{Share, split};
+use outboard_llm::split::{SplitDevice, split};
 
 /// The bytes that one more device would have to hold so that the model fits; `None` if it does fit.
 pub(in crate::commands::plan) fn missing(parts: &Parts, members: &[Member]) -> Option<u64> {
     let sizes = parts.sizes();
     let with = |more: Option<u64>| {
-        let another = |capacity| Share { id: String::new(), pool: String::new(), capacity, weight: f64::MIN_POSITIVE };
-        split(&sizes, &members.iter().map(Member::as_share).chain(more.map(another)).collect::<Vec<_>>()).is_ok()
+        let (id, pool) = (String::new(), String::new());
+        let another = |capacity| SplitDevice { id, pool, capacity, weight: f64::MIN_POSITIVE };
+        split(&sizes, &members.iter().map(Member::to_split).chain(more.map(another)).collect::<Vec<_>>()).is_ok()
     };
     if with(None) {
         return None;

@@ -1,19 +1,8 @@
 //! How long a token is on its way between devices.
 
 use super::Member;
+use outboard_llm::route::Route;
 use std::collections::BTreeMap;
-
-/// What a token crosses on its way through the devices: pairs of them, the last one back to the first.
-pub(super) fn crossings(homes: &[usize]) -> Vec<(usize, usize)> {
-    let mut ring: Vec<(usize, usize)> =
-        homes.windows(2).filter_map(|w| Some((*w.first()?, *w.last()?))).filter(|(a, b)| a != b).collect();
-    if let (Some(&first), Some(&last)) = (homes.first(), homes.last())
-        && first != last
-    {
-        ring.push((last, first));
-    }
-    ring
-}
 
 /// What a token crosses between two devices.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,15 +33,15 @@ impl Latencies {
     /// for want of anything better.
     pub(in crate::commands::plan) fn measured(
         members: &[Member],
-        homes: &[usize],
+        route: &Route,
         gaps: &BTreeMap<(String, String), f64>,
         one_way_ms: Option<f64>,
     ) -> Latencies {
         let host = |id: &String| members.iter().find(|m| m.id == *id).map(|m| m.host.as_str());
-        let ring = crossings(homes);
+        let hops = route.hops();
         let mean = |hop: Hop| {
             let of = |d: usize| members.get(d).map(|m| m.host.as_str());
-            let crossed = ring.iter().filter(|(a, b)| Hop::of(of(*a), of(*b)) == hop).count();
+            let crossed = hops.iter().filter(|(a, b)| Hop::of(of(*a), of(*b)) == hop).count();
             let gaps = gaps.iter().filter(|((a, b), _)| a != b && Hop::of(host(a), host(b)) == hop);
             (crossed > 0).then(|| gaps.map(|(_, ms)| ms).sum::<f64>() / crossed as f64)
         };
@@ -76,26 +65,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_goes_round() {
-        assert_eq!(crossings(&[0, 0, 1, 2, 2]), [(0, 1), (1, 2), (2, 0)]);
-        assert_eq!(crossings(&[3, 3]), []);
-        assert_eq!(crossings(&[]), []);
-    }
-
-    #[test]
     fn latencies_are_means_of_their_kind() {
         let members = [member("a/0", "a", 1), member("a/1", "a", 1), member("b/0", "b", 1)];
         let gap = |a: &str, b: &str, ms| ((a.to_owned(), b.to_owned()), ms);
         let gaps = [gap("a/0", "a/1", 0.1), gap("a/1", "b/0", 2.0), gap("b/0", "a/0", 3.0), gap("a/0", "a/0", 9.0)];
-        let latencies = Latencies::measured(&members, &[0, 1, 2], &gaps.into(), Some(7.0));
+        let latencies = Latencies::measured(&members, &Route::new(vec![0, 1, 2]), &gaps.into(), Some(7.0));
         assert_eq!(latencies, Latencies { within: Some(0.1), between: Some(2.5), assumed: false });
         assert_eq!(
             (latencies.ms(&members[0], &members[1]), latencies.ms(&members[1], &members[2])),
             (Some(0.1), Some(2.5))
         );
-        let alone = Latencies::measured(&members[..1], &[0, 0], &BTreeMap::new(), Some(7.0));
+        let alone = Latencies::measured(&members[..1], &Route::new(vec![0, 0]), &BTreeMap::new(), Some(7.0));
         assert_eq!(alone, Latencies { within: None, between: Some(7.0), assumed: true });
-        let local = Latencies::measured(&members[..1], &[0, 0], &BTreeMap::new(), None);
+        let local = Latencies::measured(&members[..1], &Route::new(vec![0, 0]), &BTreeMap::new(), None);
         assert_eq!(local, Latencies { within: None, between: None, assumed: false });
     }
 }

@@ -1,7 +1,7 @@
 //! How fast devices are, by what they have to read and to compute of a model.
 
-use outboard_llm::parts::{Part, Parts};
-use outboard_llm::work::Work;
+use outboard_llm::parts::Parts;
+use outboard_llm::route::Route;
 
 /// How fast a device is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,14 +21,15 @@ pub(in crate::commands::plan) struct Computed {
 }
 
 impl Speed {
-    /// The speed of a device that has its sections of `homes` (a device for each section); `None` if it has none.
+    /// The speed of a device with its sections; `None` if it has none.
     pub(in crate::commands::plan) fn measured(
         parts: &Parts,
-        homes: &[usize],
+        route: &Route,
         device: usize,
         times: Computed,
     ) -> Option<Speed> {
-        let (bytes, work) = (read_bytes(parts, homes, device), work(parts, homes, device).cost(0, times.prompt_tokens));
+        let bytes = route.read_bytes(parts, device);
+        let work = route.work(parts, device).cost(0, times.prompt_tokens);
         let prompt = (work > 0.0).then(|| times.prompt_ms / work);
         (bytes > 0).then(|| Speed { decode: times.token_ms / bytes as f64, prompt })
     }
@@ -40,28 +41,10 @@ impl Speed {
     }
 }
 
-/// The sections of a device.
-fn sections<'p>(parts: &'p Parts, homes: &'p [usize], device: usize) -> impl Iterator<Item = &'p Part> {
-    homes.iter().zip(&parts.sections).filter(move |(home, _)| **home == device).map(|(_, section)| section)
-}
-
-/// Bytes of weights that a token reads on a device.
-pub(super) fn read_bytes(parts: &Parts, homes: &[usize], device: usize) -> u64 {
-    let first = if homes.first() == Some(&device) { parts.first.read_bytes } else { 0 };
-    let last = if homes.last() == Some(&device) { parts.last.read_bytes } else { 0 };
-    first + sections(parts, homes, device).map(|section| section.read_bytes).sum::<u64>() + last
-}
-
-/// What a token of a prompt takes on a device.
-fn work(parts: &Parts, homes: &[usize], device: usize) -> Work {
-    sections(parts, homes, device).map(|section| section.work).sum()
-}
-
 /// The parts with a head that weighs what it takes: as many bytes as a token could read of layers in that time. `token_ms` is what the
 /// device with the last section computes for a token, `layers_ms` that without the head.
-pub(in crate::commands::plan) fn with_head(parts: &Parts, homes: &[usize], token_ms: f64, layers_ms: f64) -> Parts {
-    let last = homes.last().copied().unwrap_or(0);
-    let bytes: u64 = sections(parts, homes, last).map(|section| section.read_bytes).sum();
+pub(in crate::commands::plan) fn with_head(parts: &Parts, route: &Route, token_ms: f64, layers_ms: f64) -> Parts {
+    let bytes: u64 = route.sections_on(parts, route.last()).map(|section| section.read_bytes).sum();
     let mut parts = parts.clone();
     if layers_ms > 0.0 {
         parts.last.read_bytes = ((token_ms - layers_ms).max(0.0) / layers_ms * bytes as f64) as u64;
@@ -76,21 +59,21 @@ mod tests {
 
     #[test]
     fn speed_of_what_was_measured() {
-        let homes = [0, 0, 0, 0, 0, 0, 1, 1];
+        let route = Route::new(vec![0, 0, 0, 0, 0, 0, 1, 1]);
         let times = Computed { token_ms: 8.0, prompt_ms: 64.0, prompt_tokens: 32 };
         // Two layers and the head are 400 bytes; 32 tokens in two layers are 64 units of work.
-        let speed = Speed::measured(&parts(8), &homes, 1, times).unwrap();
+        let speed = Speed::measured(&parts(8), &route, 1, times).unwrap();
         assert_eq!(speed, Speed { decode: 0.02, prompt: Some(1.0) });
         assert_eq!(speed.layer_ms(&parts(8)), 2.0);
-        assert_eq!(Speed::measured(&parts(8), &homes, 2, times), None, "it has no layers");
+        assert_eq!(Speed::measured(&parts(8), &route, 2, times), None, "it has no layers");
     }
 
     #[test]
     fn the_head_weighs_what_it_takes() {
         // Half as long as two layers of 100 bytes.
-        let parts = with_head(&parts(8), &[0, 0, 0, 0, 0, 0, 1, 1], 6.0, 4.0);
+        let parts = with_head(&parts(8), &Route::new(vec![0, 0, 0, 0, 0, 0, 1, 1]), 6.0, 4.0);
         assert_eq!(parts.last.read_bytes, 100);
-        assert_eq!(with_head(&parts, &[0; 8], 3.0, 4.0).last.read_bytes, 0, "noise");
-        assert_eq!(with_head(&parts, &[0; 8], 3.0, 0.0), parts);
+        assert_eq!(with_head(&parts, &Route::new(vec![0; 8]), 3.0, 4.0).last.read_bytes, 0, "noise");
+        assert_eq!(with_head(&parts, &Route::new(vec![0; 8]), 3.0, 0.0), parts);
     }
 }

@@ -28,13 +28,15 @@ const SMALLEST: usize = 16;
 /// `docs/notes/2026-11-23-prompts-over-two-devices.md`.
 const END_DISCOUNT: f64 = 0.25;
 
-/// How a prompt passes its devices.
-#[derive(Clone, Copy, Debug)]
-pub struct Route<'a> {
-    /// Their costs, each device once.
-    pub devices: &'a [Costs],
-    /// The one with the beginning of the model has its end as well.
-    pub round: bool,
+/// The devices that a prompt passes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pipeline {
+    /// The devices' indices in their order, each once.
+    pub devices: Vec<usize>,
+    /// Their costs.
+    pub costs: Vec<Costs>,
+    /// The first device, which has the beginning of the model, has its end as well.
+    pub ring: bool,
 }
 
 /// Micro-batches that a device has begun and not yet got back, beside one for each other device: it does not wait for one that comes later
@@ -44,50 +46,50 @@ const SPARE: usize = 1;
 /// Bytes of micro-batches that have begun behind the oldest one, at most: half of what a server keeps for those who have not taken it yet.
 const MOST_BEGUN: u64 = 128 << 20;
 
-impl Route<'_> {
+impl Pipeline {
     /// Tokens from which all are rounded alike on every device.
-    pub(crate) fn uniform_rows(self) -> usize {
-        self.devices.iter().map(|costs| costs.uniform_rows as usize).max().unwrap_or(1)
+    pub(crate) fn uniform_rows(&self) -> usize {
+        self.costs.iter().map(|costs| costs.uniform_rows as usize).max().unwrap_or(1)
     }
 
     /// Rows of a micro-batch that take as long as what a run takes beside its rows, on the device where that is the most.
-    fn run_rows(self) -> f64 {
-        self.devices.iter().map(|costs| f64::from(costs.run_rows)).fold(0.0, f64::max)
+    fn run_rows(&self) -> f64 {
+        self.costs.iter().map(|costs| f64::from(costs.run_rows)).fold(0.0, f64::max)
     }
 
     /// How many micro-batches begin before the oldest of them goes on behind its first device, if each hands over so many bytes at most.
-    pub fn lead(self, bytes: u64) -> usize {
+    pub fn lead(&self, bytes: u64) -> usize {
         let room = MOST_BEGUN / bytes.max(1);
-        let wanted = if self.round { self.devices.len() + SPARE } else { 0 };
+        let wanted = if self.ring { self.costs.len() + SPARE } else { 0 };
         usize::try_from(room).map_or(wanted, |room| room.min(wanted))
     }
 }
 
-/// The sizes of the micro-batches of `n` tokens behind `past` others on a route, `full` tokens each at most, in a model with this work.
+/// The sizes of the micro-batches of `n` tokens behind `past` others in a pipeline, `full` tokens each at most, in a model with this work.
 /// Empty if `n` is 0.
-pub fn micro_batches(past: usize, n: usize, full: usize, route: Route<'_>, work: Work) -> Vec<usize> {
+pub fn micro_batches(past: usize, n: usize, full: usize, pipeline: &Pipeline, work: Work) -> Vec<usize> {
     let full = full.max(1);
     let mut sizes = Vec::new();
-    match route.devices.len() {
+    match pipeline.costs.len() {
         0 | 1 => sizes.resize(n / full, full),
         several => {
-            let overhead = route.run_rows();
+            let overhead = pipeline.run_rows();
             // The least of n / s · overhead + waiting · s, the rows that are lost, for micro-batches of s rows.
-            let rows = match several - 1 - usize::from(route.round) {
+            let rows = match several - 1 - usize::from(pipeline.ring) {
                 0 => n as f64,
                 waiting => (n as f64 * overhead / waiting as f64).sqrt().max(1.0),
             };
             // One more at either end has to be worth its run.
-            let least = few((2.0 * overhead) as usize).max(SMALLEST);
+            let least = rounded_size((2.0 * overhead) as usize).max(SMALLEST);
             let all = work.cost(past, n);
             let each = all * rows / n.max(1) as f64;
             let mut done = 0;
             loop {
                 let middle = ((work.cost(past, done) + each / 2.0) / all).min(1.0);
                 let time = each * (1.0 - END_DISCOUNT + END_DISCOUNT * 6.0 * middle * (1.0 - middle));
-                let mut size = few(work.within(past + done, time)).max(SMALLEST);
-                if route.round {
-                    let (begun, left) = (few(done) + least, few(n.saturating_sub(done) / 2));
+                let mut size = rounded_size(work.within(past + done, time)).max(SMALLEST);
+                if pipeline.ring {
+                    let (begun, left) = (rounded_size(done) + least, rounded_size(n.saturating_sub(done) / 2));
                     size = size.min(begun).min(left.max(least));
                 }
                 let size = size.min(full);
@@ -101,7 +103,7 @@ pub fn micro_batches(past: usize, n: usize, full: usize, route: Route<'_>, work:
     }
     let mut rest = n - sizes.iter().sum::<usize>();
     if let Some(last) = sizes.last_mut().filter(|_| rest > 0) {
-        let more = route.uniform_rows().min((*last + rest) / 2).saturating_sub(rest);
+        let more = pipeline.uniform_rows().min((*last + rest) / 2).saturating_sub(rest);
         *last -= more;
         rest += more;
     }
@@ -109,8 +111,8 @@ pub fn micro_batches(past: usize, n: usize, full: usize, route: Route<'_>, work:
     sizes
 }
 
-/// A size close to it, of few, as each is a graph that has to be compiled; kernels like multiples of 16.
-fn few(size: usize) -> usize {
+/// Rounds a size to one of a few, as each is a graph that has to be compiled; kernels like multiples of 16.
+fn rounded_size(size: usize) -> usize {
     let step = match size {
         ..44 => 8,
         44..128 => 16,
@@ -134,35 +136,35 @@ mod tests {
 
     #[test]
     fn some_begin_before_the_oldest_comes_back() {
-        let (two, four) = (round(&[CPU; 2]), round(&[CPU; 4]));
+        let (two, four) = (ring(&[CPU; 2]), ring(&[CPU; 4]));
         assert_eq!([line(&[CPU; 2]).lead(1), two.lead(0), two.lead(1 << 20), four.lead(1 << 20)], [0, 3, 3, 5]);
         // Fewer where each is large: beside the oldest they are what a server keeps.
         assert_eq!([64 << 20, 128 << 20, 129 << 20].map(|bytes| two.lead(bytes)), [2, 1, 0]);
     }
 
     /// From device to device.
-    fn line(devices: &[Costs]) -> Route<'_> {
-        Route { devices, round: false }
+    fn line(costs: &[Costs]) -> Pipeline {
+        Pipeline { devices: (0..costs.len()).collect(), costs: costs.to_vec(), ring: false }
     }
 
     /// The last one has both ends.
-    fn round(devices: &[Costs]) -> Route<'_> {
-        Route { devices, round: true }
+    fn ring(costs: &[Costs]) -> Pipeline {
+        Pipeline { ring: true, ..line(costs) }
     }
 
     #[test]
     fn all_tokens_in_pieces_that_fit() {
         for full in [1, 2, 3, 4, 5, 16, 31, 32, 64, 128, 512] {
-            let routes = [line(&[]), line(&[CPU]), line(&[CPU, GPU]), line(&[CPU; 5])];
-            let rounds = [round(&[CPU, CPU]), round(&[CPU, GPU]), round(&[CPU; 3]), round(&[CPU; 5])];
-            for route in routes.into_iter().chain(rounds) {
+            let lines = [line(&[]), line(&[CPU]), line(&[CPU, GPU]), line(&[CPU; 5])];
+            let rings = [ring(&[CPU, CPU]), ring(&[CPU, GPU]), ring(&[CPU; 3]), ring(&[CPU; 5])];
+            for pipeline in lines.into_iter().chain(rings) {
                 for (past, work) in [(0, FLAT), (0, GROWING), (30_000, GROWING)] {
                     for n in 0..1500 {
-                        let sizes = micro_batches(past, n, full, route, work);
+                        let sizes = micro_batches(past, n, full, &pipeline, work);
                         assert_eq!(sizes.iter().sum::<usize>(), n);
-                        let least = n.min(route.uniform_rows()).min(full.div_ceil(2));
+                        let least = n.min(pipeline.uniform_rows()).min(full.div_ceil(2));
                         let fit = sizes.iter().all(|&s| (least..=full).contains(&s));
-                        assert!(fit, "{n} behind {past} {full} {route:?}: {sizes:?}");
+                        assert!(fit, "{n} behind {past} {full} {pipeline:?}: {sizes:?}");
                     }
                 }
             }
@@ -171,7 +173,7 @@ mod tests {
 
     #[test]
     fn one_device_gets_full_ones_and_several_small_ones() {
-        let sizes = |n, full, devices: &[Costs]| micro_batches(0, n, full, line(devices), FLAT);
+        let sizes = |n, full, devices: &[Costs]| micro_batches(0, n, full, &line(devices), FLAT);
         assert_eq!(sizes(300, 128, &[CPU]), [128, 128, 44]);
         assert_eq!(sizes(1024, 128, &[CPU; 2]), [64, 80, 80, 80, 96, 96, 96, 96, 96, 80, 80, 64, 16]);
         let five = sizes(1024, 128, &[CPU; 5]);
@@ -190,7 +192,7 @@ mod tests {
     #[test]
     fn later_ones_have_fewer_tokens_and_those_at_the_ends_take_less() {
         for (past, n, n_devices) in [(0, 2048, 2), (0, 2048, 4), (0, 6000, 2), (500, 3000, 3)] {
-            let sizes = micro_batches(past, n, 512, line(&vec![CPU; n_devices]), GROWING);
+            let sizes = micro_batches(past, n, 512, &line(&vec![CPU; n_devices]), GROWING);
             assert!(sizes.is_sorted_by(|a, b| a >= b) && sizes[0] > 2 * sizes[sizes.len() - 2], "{sizes:?}");
             let mut before = past;
             let costs: Vec<f64> = sizes.iter().map(|&size| (GROWING.cost(before, size), before += size).0).collect();
@@ -202,22 +204,22 @@ mod tests {
             assert!(different.len() <= 12, "{different:?}");
         }
         let usual: std::collections::BTreeSet<_> =
-            micro_batches(0, 2048, 128, line(&[CPU; 2]), GROWING).into_iter().collect();
+            micro_batches(0, 2048, 128, &line(&[CPU; 2]), GROWING).into_iter().collect();
         assert!(usual.len() <= 8, "{usual:?}");
         // Behind a long text tokens take as long as one another.
-        let late = micro_batches(50_000, 1024, 128, line(&[CPU; 2]), GROWING);
+        let late = micro_batches(50_000, 1024, 128, &line(&[CPU; 2]), GROWING);
         assert_eq!(late, [64, 80, 80, 96, 96, 96, 96, 96, 96, 80, 80, 64]);
     }
 
     #[test]
     fn where_the_last_device_has_both_ends_only_those_at_the_ends_are_small() {
-        let sizes = |n, full, devices: &[Costs]| micro_batches(0, n, full, round(devices), GROWING);
+        let sizes = |n, full, devices: &[Costs]| micro_batches(0, n, full, &ring(devices), GROWING);
         assert_eq!(sizes(512, 128, &[CPU; 2]), [16, 32, 64, 128, 128, 80, 32, 16, 16]);
         assert_eq!(sizes(100, 128, &[CPU; 2]), [16, 32, 24, 16, 12]);
         assert_eq!(sizes(2048, 512, &[CPU; 2]), [16, 32, 64, 128, 272, 512, 512, 256, 128, 64, 32, 16, 16]);
         // Three have two in between, as two have in a line.
         let three = sizes(2048, 128, &[CPU; 3]);
-        let two = micro_batches(0, 2048, 128, line(&[CPU; 2]), GROWING);
+        let two = micro_batches(0, 2048, 128, &line(&[CPU; 2]), GROWING);
         assert_eq!(three.iter().max(), two.iter().max());
         assert!(three.iter().skip(3).is_sorted_by(|a, b| a >= b) && three[..3] == [16, 32, 64], "{three:?}");
         for devices in [&[CPU; 2][..], &[CPU; 3], &[CPU; 4]] {

@@ -1,0 +1,430 @@
+//! A model's place on its devices: what lies where, whether it fits, memory, upload.
+
+use crate::allocate::{Bound, Item, Mapped, allocate, kept};
+use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
+use crate::decode::round_trip;
+use crate::division::{Member, divide};
+use crate::engine::{GREEDY, NO_PENALTY};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::parts::Parts;
+use crate::pipeline::Pipeline;
+use crate::route::Route;
+use crate::split::{SplitDevice, split};
+use crate::upload::{Uploads, fill, upload};
+use outboard_core::error::Bytes as Size;
+use outboard_core::{Costs, Device, LeafKind, Slice, TensorId, try_at_once};
+use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest wait for devices while none of them gets any further. This is for those of this process: a node of a graph may take minutes
+/// on a slow one. Servers are given up sooner, by their client.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Most tokens of a micro-batch when nothing is said: what the device asks for that wants the most. Several devices in a row get smaller ones
+/// ([`crate::pipeline`]).
+pub fn default_ubatch(devices: &[Arc<dyn Device>]) -> usize {
+    devices.iter().map(|d| d.info().costs.batch_rows as usize).max().unwrap_or(1)
+}
+
+/// What attention costs on these devices, in the mean ([`outboard_core::Costs::attention`]).
+pub fn attention_cost(devices: &[Arc<dyn Device>]) -> f32 {
+    devices.iter().map(|d| d.info().costs.attention).sum::<f32>() / devices.len().max(1) as f32
+}
+
+/// Whether devices use the mapped file in place. Memory of their own has larger pages than a mapped file: decoding takes up to a fifth less time,
+/// loading a copy more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mmap {
+    /// Where there is not enough memory for the weights beside the file's own pages.
+    #[default]
+    Auto,
+    /// Wherever a device can.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+/// How a model is put on devices.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Tokens of context; 0 for what the model was trained with.
+    pub n_ctx: usize,
+    /// Most tokens in one run of the graph; 0 for what the devices ask for ([`default_ubatch`]).
+    pub n_ubatch: usize,
+    /// Most tokens of a run whose logits are needed, beside the last one: what they take is part of what has to fit.
+    pub scores: usize,
+    /// Each device's part of the model; empty for the parts that [`crate::division`] gives.
+    pub split: Vec<f64>,
+    /// Devices for weights by name, before the split: the first function that gives a device decides.
+    pub overrides: Overrides,
+    /// Allocates weights without their values, for measurements: nothing is uploaded, kernels take as long. Devices that use the
+    /// mapped file in place have the real ones.
+    pub blank: bool,
+    /// Whether devices that can use weights where the file is mapped do so.
+    pub mmap: Mmap,
+}
+
+type DeviceByName = dyn Fn(&str) -> Option<usize> + Send + Sync;
+
+/// Where weights go that the user has placed: a function from a tensor's name to a device's index.
+#[derive(Clone, Default)]
+pub struct Overrides(Option<Arc<DeviceByName>>);
+
+impl Overrides {
+    /// Places weights by a function of their name.
+    pub fn new(f: impl Fn(&str) -> Option<usize> + Send + Sync + 'static) -> Overrides {
+        Overrides(Some(Arc::new(f)))
+    }
+
+    pub(crate) fn device(&self, name: &str) -> Option<usize> {
+        self.0.as_ref().and_then(|f| f(name))
+    }
+}
+
+impl std::fmt::Debug for Overrides {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Overrides(..)" } else { "Overrides(none)" })
+    }
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        let (split, overrides) = (Vec::new(), Overrides::default());
+        LoadOptions { n_ctx: 0, n_ubatch: 0, scores: 0, split, overrides, blank: false, mmap: Mmap::Auto }
+    }
+}
+
+/// What one device holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceLoad {
+    /// The device's id.
+    pub id: String,
+    /// What the time of its graphs depends on.
+    pub costs: Costs,
+    /// First and last layer of those that follow one another: none, or two such ranges on the device with both ends of the model. A layer
+    /// that is on two devices counts to the one with its part of the cache: one that has nothing but the rest of a layer has none.
+    pub layers: Vec<(usize, usize)>,
+    /// Bytes of weights.
+    pub weight_bytes: u64,
+    /// Bytes of the KV cache.
+    pub cache_bytes: u64,
+    /// Bytes of intermediate results.
+    pub compute_bytes: u64,
+}
+
+impl DeviceLoad {
+    /// Whether it has a part of the model.
+    pub fn is_used(&self) -> bool {
+        !self.layers.is_empty() || self.weight_bytes > 0
+    }
+}
+
+/// A model on its devices.
+pub(crate) struct Placed {
+    pub(crate) scheduler: Scheduler,
+    pub(crate) bound: Bound,
+    pub(crate) homes: Homes,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) loads: Vec<DeviceLoad>,
+    /// The way to the farthest device and back.
+    pub(crate) round_trip: Duration,
+    pub(crate) parts: Parts,
+}
+
+/// Which device each leaf belongs to.
+#[derive(Clone, Debug)]
+pub(crate) struct Homes {
+    pub(crate) route: Route,
+    overrides: Overrides,
+}
+
+impl Homes {
+    fn of_leaf(&self, model: &ModelGraph, id: TensorId, kind: LeafKind) -> usize {
+        let by_route = self.route.device_of(model.part(id));
+        match kind {
+            LeafKind::Weight => self.overrides.device(model.graph.tensor(id).name()).unwrap_or(by_route),
+            _ => by_route,
+        }
+    }
+
+    /// What the scheduler is told of a graph's leaves and nodes.
+    pub(crate) fn hints(&self, model: &ModelGraph) -> Hints {
+        let graph = &model.graph;
+        let leaves = graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
+        let leaves = leaves.map(|(id, kind)| (id, self.of_leaf(model, id, kind))).collect();
+        let prefer = graph.nodes().map(|id| (id, self.route.device_of(model.part(id)))).collect();
+        Hints { leaves, pins: HashMap::new(), prefer }
+    }
+
+    /// Every weight and state with its device and its size.
+    fn items(&self, model: &ModelGraph) -> Vec<Item> {
+        let graph = &model.graph;
+        let leaves = graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
+        let item = |(id, kind): (TensorId, LeafKind)| {
+            let t = graph.tensor(id);
+            let device = self.of_leaf(model, id, kind);
+            Item { leaf: t.name().to_owned(), device, kind, size: t.layout().span() as u64 }
+        };
+        leaves.map(item).collect()
+    }
+}
+
+/// The graphs that need the most memory for results.
+struct LargestGraphs {
+    prompt: ModelGraph,
+    step: ModelGraph,
+    /// For scores of many tokens, where they were asked for.
+    scores: Option<ModelGraph>,
+}
+
+impl LargestGraphs {
+    fn new(model: &Model, options: &LoadOptions) -> Result<LargestGraphs> {
+        let &LoadOptions { n_ctx, n_ubatch, .. } = options;
+        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: Some(NO_PENALTY), log_prob: true });
+        let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
+        let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
+        let scores = match options.scores.min(n_ubatch) {
+            0 => None,
+            rows => Some(model.graph(GraphShape { history: false, outputs: Outputs::Scores(rows), ..prompt })?),
+        };
+        Ok(LargestGraphs { prompt: model.graph(prompt)?, step, scores })
+    }
+
+    fn all(&self) -> Vec<&ModelGraph> {
+        [&self.prompt, &self.step].into_iter().chain(&self.scores).collect()
+    }
+}
+
+/// A model that is divided, and has no memory yet.
+struct Layout {
+    /// Bytes that were free on each device.
+    free: Vec<u64>,
+    homes: Homes,
+    plans: Vec<Plan>,
+}
+
+impl Placed {
+    /// Places the model, checks that it fits, allocates, uploads. Weights that are kept are not uploaded again.
+    pub(crate) fn new(
+        model: &Model,
+        devices: Vec<Arc<dyn Device>>,
+        options: &LoadOptions,
+        kept_weights: &Bound,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<Placed> {
+        let mut scheduler = Scheduler::new(devices, SchedulerOptions { deadline: DEADLINE })?;
+        let graphs = LargestGraphs::new(model, options)?;
+        let parts = Parts::new(model, options.n_ctx, attention_cost(scheduler.devices()))?;
+        // How far away the devices are is found out while they say what they can do.
+        let (layout, round_trip) = std::thread::scope(|scope| {
+            let measuring = scope.spawn(|| round_trip(&scheduler));
+            let panicked = |_| Err(Error::Plan("measuring round trips panicked".into()));
+            let layout = lay_out(&parts, &scheduler, options, kept_weights, &graphs.all());
+            (layout, measuring.join().unwrap_or_else(panicked))
+        });
+        let (Layout { free, homes, plans }, round_trip) = (layout?, round_trip?);
+        let items = homes.items(&graphs.prompt);
+        let loads = loads(scheduler.devices(), &items, &plans, &parts, &homes.route);
+        let mapped = map(model, scheduler.devices(), options.mmap, &free, &loads)?;
+        check_allocations(&items, scheduler.devices())?;
+        check_fits(scheduler.devices(), &free, &loads, &mapped, &|d, device| {
+            kept_bytes(&items, kept_weights, d, device)
+        })?;
+        let (bound, uploads) = reserve(&mut scheduler, &plans, model, &items, &mapped, kept_weights)?;
+        if options.blank {
+            fill(&scheduler, &uploads)?
+        } else {
+            upload(model, &scheduler, uploads, progress)?
+        }
+        let pipeline = homes.route.pipeline(&parts, |d| Some(loads.get(d)?.costs));
+        Ok(Placed { scheduler, bound, homes, pipeline, loads, round_trip, parts })
+    }
+}
+
+/// What each device will hold.
+fn loads(devices: &[Arc<dyn Device>], items: &[Item], plans: &[Plan], parts: &Parts, route: &Route) -> Vec<DeviceLoad> {
+    let load = |(d, device): (usize, &Arc<dyn Device>)| {
+        let here = || items.iter().filter(|item| item.device == d);
+        DeviceLoad {
+            id: device.info().id.clone(),
+            costs: device.info().costs,
+            layers: route.layers_on(parts, d),
+            weight_bytes: bytes_of(here().filter(|item| item.kind == LeafKind::Weight)),
+            cache_bytes: bytes_of(here().filter(|item| item.kind != LeafKind::Weight)),
+            compute_bytes: results(plans, d),
+        }
+    };
+    devices.iter().enumerate().map(load).collect()
+}
+
+/// The model's file as memory of each device that is to use it in place.
+fn map(
+    model: &Model,
+    devices: &[Arc<dyn Device>],
+    mmap: Mmap,
+    free: &[u64],
+    loads: &[DeviceLoad],
+) -> Result<Vec<Mapped>> {
+    let map = |(device, has_room): (&Arc<dyn Device>, bool)| match mmap {
+        Mmap::Always => device.import(model.gguf().file()),
+        Mmap::Auto if !has_room => device.import(model.gguf().file()),
+        Mmap::Auto | Mmap::Never => Ok(None),
+    };
+    let each = devices.iter().zip(has_room_for_copies(devices, free, loads));
+    Ok(each.map(map).collect::<outboard_core::Result<_>>()?)
+}
+
+/// Bytes of leaves of a device that are there already.
+fn kept_bytes(items: &[Item], kept_weights: &Bound, d: usize, device: &dyn Device) -> u64 {
+    let there = |item: &&Item| item.device == d && kept(kept_weights, &item.leaf, device).is_some();
+    bytes_of(items.iter().filter(there))
+}
+
+/// Asks for memory for leaves, and meanwhile for that of results.
+fn reserve(
+    scheduler: &mut Scheduler,
+    plans: &[Plan],
+    model: &Model,
+    items: &[Item],
+    mapped: &[Mapped],
+    kept_weights: &Bound,
+) -> Result<(Bound, Uploads)> {
+    let devices = scheduler.devices().to_vec();
+    let (reserved, allocated) = std::thread::scope(|scope| {
+        let reserving = scope.spawn(|| scheduler.reserve(&plans.iter().collect::<Vec<_>>()));
+        let allocated = allocate(model, &devices, items, mapped, kept_weights);
+        (reserving.join(), allocated)
+    });
+    reserved.map_err(|_| Error::Plan("asking for memory panicked".into()))??;
+    allocated
+}
+
+/// Divides the model and plans the graphs. Memory for results is known only with a plan, so that a second one is needed where it changes how
+/// the model is divided.
+fn lay_out(
+    parts: &Parts,
+    scheduler: &Scheduler,
+    options: &LoadOptions,
+    kept_weights: &Bound,
+    graphs: &[&ModelGraph],
+) -> Result<Layout> {
+    let devices = scheduler.devices();
+    let free = try_at_once(devices, |d| d.memory().map(|memory| memory.free))?;
+    let weights = split_weights(parts, devices, options)?;
+    let sharing = sharing(devices);
+    let here = |&d: &usize| {
+        kept_weights.values().filter(|s| s.buffer().device() == devices[d].uid()).map(Slice::len).sum::<u64>()
+    };
+    let kept = |d: usize| sharing[d].iter().map(here).sum::<u64>();
+    let room: Vec<u64> = free.iter().enumerate().map(|(d, free)| free.saturating_add(kept(d))).collect();
+    let sizes = parts.sizes();
+    // Divides the model beside so many bytes of results on each device.
+    let divided = |reserve: &[u64]| -> Result<Homes> {
+        let seen = |(d, device): (usize, &Arc<dyn Device>)| SplitDevice {
+            id: device.info().id.clone(),
+            pool: device.info().pool(),
+            capacity: room[d].saturating_sub(sharing[d].iter().map(|&other| reserve[other]).sum()),
+            weight: weights.get(d).copied().unwrap_or(0.0),
+        };
+        let seen: Vec<SplitDevice> = devices.iter().enumerate().map(seen).collect();
+        Ok(Homes { route: split(&sizes, &seen)?, overrides: options.overrides.clone() })
+    };
+    let plan = |homes: &Homes| try_at_once(graphs, |g| scheduler.plan(g.graph.clone(), &homes.hints(g)));
+    let homes = divided(&vec![0; devices.len()])?;
+    let plans = plan(&homes)?;
+    let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();
+    let with_results = divided(&needed)?;
+    if with_results.route == homes.route {
+        return Ok(Layout { free, homes, plans });
+    }
+    let plans = plan(&with_results)?;
+    Ok(Layout { free, homes: with_results, plans })
+}
+
+/// Each device's part of the model, relative to the others.
+fn split_weights(parts: &Parts, devices: &[Arc<dyn Device>], options: &LoadOptions) -> Result<Vec<f64>> {
+    match options.split.as_slice() {
+        [] => Ok(divide(parts.sizes().bytes(), &Member::of(devices)?).parts),
+        given if given.len() == devices.len() => Ok(given.to_vec()),
+        given => Err(Error::Request(format!("-ts has {} parts for {} devices", given.len(), devices.len()))),
+    }
+}
+
+/// Bytes of leaves on one device, where those of one tensor share its memory.
+fn bytes_of<'i>(items: impl Iterator<Item = &'i Item>) -> u64 {
+    let mut seen = HashSet::new();
+    items.filter(|i| seen.insert(net::file_name(&i.leaf))).map(|i| i.size).sum()
+}
+
+/// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
+/// other devices are not.
+fn results(plans: &[Plan], device: usize) -> u64 {
+    let compute = plans.iter().map(|p| p.compute_bytes()[device]).max().unwrap_or(0);
+    compute + plans.iter().map(|p| p.weight_copy_bytes()[device]).sum::<u64>()
+}
+
+/// For each device those that share its memory, itself among them, in their order.
+fn sharing(devices: &[Arc<dyn Device>]) -> Vec<Vec<usize>> {
+    let pools: Vec<String> = devices.iter().map(|d| d.info().pool()).collect();
+    let same = |pool: &String| (0..pools.len()).filter(|&other| pools[other] == *pool).collect();
+    pools.iter().map(same).collect()
+}
+
+/// Whether each device has memory for its weights beside the pages of the file that they are read from, with all that shares this memory.
+fn has_room_for_copies(devices: &[Arc<dyn Device>], free: &[u64], loads: &[DeviceLoad]) -> Vec<bool> {
+    let needed = |&d: &usize| 2 * loads[d].weight_bytes + loads[d].cache_bytes + loads[d].compute_bytes;
+    let each = sharing(devices).into_iter().zip(free);
+    each.map(|(sharing, &free)| free >= sharing.iter().map(needed).sum()).collect()
+}
+
+/// Says before anything is allocated which leaf no buffer of its device can hold.
+fn check_allocations(items: &[Item], devices: &[Arc<dyn Device>]) -> Result<()> {
+    for item in items {
+        let info = devices[item.device].info();
+        if item.size > info.max_alloc {
+            let (leaf, id, size, most) = (&item.leaf, &info.id, Size(item.size), Size(info.max_alloc));
+            let why =
+                format!("{leaf} is {size} large, and {id} allocates {most} at once at most; place it elsewhere (-ot)");
+            return Err(Error::Request(why));
+        }
+    }
+    Ok(())
+}
+
+/// Says before anything is allocated what does not fit.
+fn check_fits(
+    devices: &[Arc<dyn Device>],
+    free: &[u64],
+    loads: &[DeviceLoad],
+    mapped: &[Mapped],
+    kept_bytes: &dyn Fn(usize, &dyn Device) -> u64,
+) -> Result<()> {
+    // Each memory once, with the first device that has it.
+    let memories = sharing(devices).into_iter().enumerate().filter(|(d, sharing)| sharing.first() == Some(d));
+    for (_, sharing) in memories {
+        let weights_of = |d: usize| match mapped[d] {
+            Some(_) => 0,
+            None => loads[d].weight_bytes.saturating_sub(kept_bytes(d, devices[d].as_ref())),
+        };
+        let sum = |bytes: &dyn Fn(usize) -> u64| sharing.iter().map(|&d| bytes(d)).sum::<u64>();
+        let (weights, cache) = (sum(&weights_of), sum(&|d| loads[d].cache_bytes));
+        let (results, free) = (sum(&|d| loads[d].compute_bytes), sharing.iter().map(|&d| free[d]).min().unwrap_or(0));
+        let needed = weights + cache + results;
+        if needed > free {
+            let ids = sharing.iter().map(|&d| loads[d].id.as_str()).collect::<Vec<_>>().join(" and ");
+            return Err(Error::Request(format!(
+                "{ids}: not enough memory: {} needed (weights {}, KV cache {}, results {}), {} free; use fewer layers there \
+                 (-ts), a smaller context (-c) or another device",
+                Size(needed),
+                Size(weights),
+                Size(cache),
+                Size(results),
+                Size(free)
+            )));
+        }
+    }
+    Ok(())
+}
