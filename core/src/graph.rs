@@ -494,6 +494,8 @@ mod tests {
             FlashAttn { scale: 0.125, window: 128, softcap: 0.0 }.into(),
             View { ne: [1, 2, 3, 4], nb: [4, 8, 16, 32], offset: 4 }.into(),
             Unary { kind: UnaryKind::Silu }.into(),
+            Glu { kind: GluKind::Geglu }.into(),
+            Glu { kind: GluKind::SwigluOai { alpha: 1.5, limit: 6.0 } }.into(),
             Argsort { order: Order::Descending }.into(),
         ];
         for op in ops {
