@@ -488,6 +488,7 @@ mod tests {
     fn ops_round_trip_through_attrs() {
         let ops: Vec<Op> = vec![
             MulMat.into(),
+            AddId.into(),
             Cast { dtype: DType::Q4_0 }.into(),
             Rope::plain(RopeMode::Neox, 64, 1e6).into(),
             Sample { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed: u64::MAX - 5 }.into(),

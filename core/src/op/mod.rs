@@ -7,6 +7,7 @@ use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::shape::{DIMS, Layout};
 
+pub mod add_id;
 pub mod argmax;
 pub mod argsort;
 pub mod binary;
@@ -34,6 +35,7 @@ pub mod top_k;
 pub mod unary;
 pub mod view;
 
+pub use add_id::AddId;
 pub use argmax::Argmax;
 pub use argsort::{Argsort, Order};
 pub use binary::{Binary, BinaryKind};
@@ -263,8 +265,8 @@ macro_rules! kinds {
 pub(crate) use kinds;
 
 ops! {
-    Argmax, Argsort, Binary, Cast, Clamp, Concat, Cont, Cpy, FlashAttn, GetRows, Glu, LogProb, MulMat, MulMatId, Norm,
-    Penalty, Permute, Reduce, Repeat, Reshape, Rope, Sample, Scale, SetRows, SoftMax, TopK, Unary, View,
+    AddId, Argmax, Argsort, Binary, Cast, Clamp, Concat, Cont, Cpy, FlashAttn, GetRows, Glu, LogProb, MulMat, MulMatId,
+    Norm, Penalty, Permute, Reduce, Repeat, Reshape, Rope, Sample, Scale, SetRows, SoftMax, TopK, Unary, View,
 }
 
 impl Op {

@@ -79,6 +79,9 @@ fn products() {
     let b = F(&[1, 1, 2], &[1., 3.]);
     let ids = I(&[2, 2], &[0, 1, 1, 0]);
     close(run(MulMatId, &[a, b, ids]), &[1., 2., 10., 20., 30., 60., 3., 6.]);
+    let a = F(&[2, 1, 2], &[1., 2., 3., 4.]);
+    let b = F(&[2, 3], &[10., 20., 30., 40., 50., 60.]);
+    close(run(AddId, &[a, b, I(&[1, 2], &[2, 0])]), &[51., 62., 13., 24.]);
 }
 
 #[test]
@@ -230,6 +233,8 @@ fn wrong_indices_fail() {
     let a = || F(&[1, 1, 2], &[1., 2.]);
     let e = run(MulMatId, &[a(), F(&[1, 1, 1], &[1.]), I(&[1, 1], &[2])]).unwrap_err();
     assert!(e.contains("MUL_MAT_ID") && e.contains("expert 2 is outside 0..2"), "{e}");
+    let e = run(AddId, &[F(&[1, 1, 1], &[1.]), F(&[1, 2], &[1., 2.]), I(&[1, 1], &[2])]).unwrap_err();
+    assert!(e.contains("ADD_ID") && e.contains("expert 2 is outside 0..2"), "{e}");
     let e = run(LogProb, &[F(&[3, 1], &[1., 2., 3.]), I(&[1], &[-1])]).unwrap_err();
     assert!(e.contains("LOG_PROB") && e.contains("id -1 is outside 0..3"), "{e}");
 }
