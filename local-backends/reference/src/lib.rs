@@ -146,7 +146,7 @@ fn run_node(op: &Op, srcs: &Srcs, out: &T) -> std::result::Result<(), String> {
         Op::Argsort(op) => argsort::run(op, srcs.get(0)?, out),
         Op::Binary(op) => binary::run(op, srcs.get(0)?, srcs.get(1)?, out),
         Op::Cast(_) | Op::Cont(_) => copy::run(srcs.get(0)?, out),
-        Op::Clamp(op) => map(srcs.get(0)?, out, |x| x.max(op.min.into()).min(op.max.into())),
+        Op::Clamp(op) => map(srcs.get(0)?, out, |x| x.clamp(op.min.into(), op.max.into())),
         Op::Concat(op) => concat::run(op, srcs.get(0)?, srcs.get(1)?, out),
         Op::Cpy(_) => copy::run(srcs.get(0)?, out),
         Op::FlashAttn(op) => flash_attn::run(op, srcs, out)?,
