@@ -1,7 +1,6 @@
 //! The ops: one file each (or one per family), with parameters, the shape rule and what it validates.
 //!
-//! Names are ggml's; an op travels by its name with its parameters as [`Attrs`]. To add an op: write its file, add it to
-//! the list at the end of this one, give it a reference and conformance cases, then kernels where wanted.
+//! Names are ggml's; an op travels by its name with its parameters as [`Attrs`]. How to add one is in ARCHITECTURE.md.
 
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
