@@ -488,12 +488,15 @@ mod tests {
     fn ops_round_trip_through_attrs() {
         let ops: Vec<Op> = vec![
             MulMat.into(),
+            AddId.into(),
             Cast { dtype: DType::Q4_0 }.into(),
             Rope::plain(RopeMode::Neox, 64, 1e6).into(),
             Sample { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed: u64::MAX - 5 }.into(),
             FlashAttn { scale: 0.125, window: 128, softcap: 0.0 }.into(),
             View { ne: [1, 2, 3, 4], nb: [4, 8, 16, 32], offset: 4 }.into(),
             Unary { kind: UnaryKind::Silu }.into(),
+            Glu { kind: GluKind::Geglu }.into(),
+            Glu { kind: GluKind::SwigluOai { alpha: 1.5, limit: 6.0 } }.into(),
             Argsort { order: Order::Descending }.into(),
         ];
         for op in ops {

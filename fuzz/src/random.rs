@@ -298,12 +298,15 @@ impl Maker {
         last
     }
 
+    /// A product of chosen matrices, with their biases.
     fn experts(&mut self) -> Made {
         let (dtype, k, m) = (self.weight_type(), 256, self.count());
         let (experts, used, tokens) = (self.count().max(1), self.count(), self.count());
         let w = self.leaf(LeafKind::Weight, dtype, &[k, m, experts])?;
         let (x, ids) = (self.floats(&[k, used, tokens])?, self.ids(experts, &[used, tokens])?);
-        self.push(MulMatId, &[w, x, ids])
+        let y = self.push(MulMatId, &[w, x, ids])?;
+        let bias = self.leaf(LeafKind::Weight, DType::F32, &[m, experts])?;
+        self.push(AddId, &[y, bias, ids])
     }
 
     fn attention(&mut self) -> Made {

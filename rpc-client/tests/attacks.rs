@@ -222,6 +222,11 @@ fn indexed() -> Vec<(&'static str, Graph, TensorId)> {
             let ids = g.input("ids", DType::I32, &[2, 1])?;
             g.push(MulMatId, &[a, b, ids]).map(|_| ids)
         }),
+        make("ADD_ID", &|g| {
+            let (a, b) = (g.input("a", f32_of, &[8, 2, 1])?, g.weight("b", f32_of, &[8, 4])?);
+            let ids = g.input("ids", DType::I32, &[2, 1])?;
+            g.push(AddId, &[a, b, ids]).map(|_| ids)
+        }),
         make("FLASH_ATTN_EXT", &|g| {
             let (q, k) = (g.input("q", f32_of, &[8, 2, 2])?, g.state("k", f32_of, &[8, 4, 1])?);
             let (v, pos) = (g.state("v", f32_of, &[8, 4, 1])?, g.input("pos", DType::I32, &[2])?);

@@ -1,4 +1,4 @@
-//! CLAMP: `out = min(max(x, min), max)`.
+//! CLAMP: `out = min(max(x, min), max)`; NaN stays.
 
 use super::*;
 

@@ -1,12 +1,12 @@
 //! The ops: one file each (or one per family), with parameters, the shape rule and what it validates.
 //!
-//! Names are ggml's; an op travels by its name with its parameters as [`Attrs`]. To add an op: write its file, add it to
-//! the list at the end of this one, give it a reference and conformance cases, then kernels where wanted.
+//! Names are ggml's; an op travels by its name with its parameters as [`Attrs`]. How to add one is in ARCHITECTURE.md.
 
 use crate::attr::{AttrReader, Attrs};
 use crate::dtype::DType;
 use crate::shape::{DIMS, Layout};
 
+pub mod add_id;
 pub mod argmax;
 pub mod argsort;
 pub mod binary;
@@ -34,6 +34,7 @@ pub mod top_k;
 pub mod unary;
 pub mod view;
 
+pub use add_id::AddId;
 pub use argmax::Argmax;
 pub use argsort::{Argsort, Order};
 pub use binary::{Binary, BinaryKind};
@@ -263,8 +264,8 @@ macro_rules! kinds {
 pub(crate) use kinds;
 
 ops! {
-    Argmax, Argsort, Binary, Cast, Clamp, Concat, Cont, Cpy, FlashAttn, GetRows, Glu, LogProb, MulMat, MulMatId, Norm,
-    Penalty, Permute, Reduce, Repeat, Reshape, Rope, Sample, Scale, SetRows, SoftMax, TopK, Unary, View,
+    AddId, Argmax, Argsort, Binary, Cast, Clamp, Concat, Cont, Cpy, FlashAttn, GetRows, Glu, LogProb, MulMat, MulMatId,
+    Norm, Penalty, Permute, Reduce, Repeat, Reshape, Rope, Sample, Scale, SetRows, SoftMax, TopK, Unary, View,
 }
 
 impl Op {

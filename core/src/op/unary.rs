@@ -23,7 +23,7 @@ kinds! {
         Cos => "COS",
         /// hyperbolic tangent
         Tanh => "TANH",
-        /// max(x, 0)
+        /// max(x, 0); NaN stays
         Relu => "RELU",
         /// 1 / (1 + e^-x)
         Sigmoid => "SIGMOID",

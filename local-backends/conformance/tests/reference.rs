@@ -36,6 +36,16 @@ fn every_op_has_cases() {
     assert!((150..500).contains(&quick), "{quick} quick cases");
 }
 
+#[test]
+fn every_op_of_a_case_is_the_same_after_the_way_through_its_attrs() {
+    for case in cases() {
+        let graph = case.graph().unwrap();
+        for op in graph.nodes().filter_map(|id| graph.tensor(id).op()) {
+            assert_eq!(Op::from_attrs(op.name(), op.attrs()).as_ref(), Ok(op), "{} {}", case.op(), case.name());
+        }
+    }
+}
+
 /// The reference with a fault in each program.
 struct Faulty(Fault);
 

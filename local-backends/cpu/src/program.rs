@@ -109,6 +109,7 @@ impl Program for CpuProgram {
 
 fn run_node(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
     match &node.op {
+        Op::AddId(_) => ops::add_id::run(cx, node),
         Op::Argmax(_) => ops::argmax::run(cx, node),
         Op::Argsort(op) => ops::argsort::run(cx, node, op),
         Op::Binary(op) => ops::binary::run(cx, node, op),

@@ -102,7 +102,8 @@ fn scratch(graph: &Graph, id: TensorId) -> u64 {
     match t.op() {
         None
         | Some(
-            Op::Binary(_)
+            Op::AddId(_)
+            | Op::Binary(_)
             | Op::Clamp(_)
             | Op::Concat(_)
             | Op::Glu(_)
@@ -140,11 +141,12 @@ impl<'a> Srcs<'a> {
 fn run_node(op: &Op, srcs: &Srcs, out: &T) -> std::result::Result<(), String> {
     use ops::*;
     match op {
+        Op::AddId(_) => add_id::run(srcs.get(0)?, srcs.get(1)?, srcs.get(2)?, out)?,
         Op::Argmax(_) => argmax::run(srcs.get(0)?, out),
         Op::Argsort(op) => argsort::run(op, srcs.get(0)?, out),
         Op::Binary(op) => binary::run(op, srcs.get(0)?, srcs.get(1)?, out),
         Op::Cast(_) | Op::Cont(_) => copy::run(srcs.get(0)?, out),
-        Op::Clamp(op) => map(srcs.get(0)?, out, |x| x.max(op.min.into()).min(op.max.into())),
+        Op::Clamp(op) => map(srcs.get(0)?, out, |x| x.clamp(op.min.into(), op.max.into())),
         Op::Concat(op) => concat::run(op, srcs.get(0)?, srcs.get(1)?, out),
         Op::Cpy(_) => copy::run(srcs.get(0)?, out),
         Op::FlashAttn(op) => flash_attn::run(op, srcs, out)?,

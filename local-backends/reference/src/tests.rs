@@ -79,6 +79,9 @@ fn products() {
     let b = F(&[1, 1, 2], &[1., 3.]);
     let ids = I(&[2, 2], &[0, 1, 1, 0]);
     close(run(MulMatId, &[a, b, ids]), &[1., 2., 10., 20., 30., 60., 3., 6.]);
+    let a = F(&[2, 1, 2], &[1., 2., 3., 4.]);
+    let b = F(&[2, 3], &[10., 20., 30., 40., 50., 60.]);
+    close(run(AddId, &[a, b, I(&[1, 2], &[2, 0])]), &[51., 62., 13., 24.]);
 }
 
 #[test]
@@ -194,6 +197,11 @@ fn functions() {
     close(run(Glu { kind: GluKind::Reglu }, &[x(), up()]), &[0., 0., 2.25, -3.]);
     close(run(Glu { kind: GluKind::Swiglu }, &[x(), up()]), &[-0.238405844, -0.377540668, 1.528152072, -2.85772238]);
     close(run(Glu { kind: GluKind::Geglu }, &[x(), up()]), &[-0.045402306, -0.30857198, 1.739881665, -2.996362608]);
+    // Of -2 and 1, -0.5 and 2 held at 1.5, 0.75 and 3 held at 1.5, 3 held at 1.5 and -1.
+    let oai = GluKind::SwigluOai { alpha: 2.0, limit: 1.5 };
+    close(run(Glu { kind: oai }, &[x(), up()]), &[-0.0719448398, -0.336176777, 1.53295214, 0.]);
+    let e = run(Glu { kind: GluKind::SwigluOai { alpha: 1.0, limit: -1.0 } }, &[x(), up()]).unwrap_err();
+    assert!(e.contains("limit -1 is negative"), "{e}");
     close(run(Scale { scale: 2.0, bias: 1.0 }, &[x()]), &[-3., 0., 2.5, 7.]);
     close(run(Clamp { min: -1.0, max: 1.0 }, &[x()]), &[-1., -0.5, 0.75, 1.]);
     for (kind, want) in [(BinaryKind::Add, [4., 7.]), (BinaryKind::Mul, [3., 10.]), (BinaryKind::Div, [3., 2.5])] {
@@ -225,6 +233,8 @@ fn wrong_indices_fail() {
     let a = || F(&[1, 1, 2], &[1., 2.]);
     let e = run(MulMatId, &[a(), F(&[1, 1, 1], &[1.]), I(&[1, 1], &[2])]).unwrap_err();
     assert!(e.contains("MUL_MAT_ID") && e.contains("expert 2 is outside 0..2"), "{e}");
+    let e = run(AddId, &[F(&[1, 1, 1], &[1.]), F(&[1, 2], &[1., 2.]), I(&[1, 1], &[2])]).unwrap_err();
+    assert!(e.contains("ADD_ID") && e.contains("expert 2 is outside 0..2"), "{e}");
     let e = run(LogProb, &[F(&[3, 1], &[1., 2., 3.]), I(&[1], &[-1])]).unwrap_err();
     assert!(e.contains("LOG_PROB") && e.contains("id -1 is outside 0..3"), "{e}");
 }

@@ -1,4 +1,4 @@
-//! REGLU, GEGLU, SWIGLU.
+//! REGLU, GEGLU, SWIGLU, SWIGLU_OAI.
 
 use super::*;
 
@@ -26,5 +26,27 @@ pub(super) fn cases(s: &mut Suite) {
                 m.push_in_place(Glu { kind }, &[gate, up], of)
             });
         }
+    }
+    swiglu_oai(s);
+}
+
+fn swiglu_oai(s: &mut Suite) {
+    for (alpha, limit) in [(1.702, 7.0), (1.0, 0.5), (0.0, 3.0), (-0.5, f32::INFINITY), (1.702, 0.0)] {
+        s.add(format!("alpha {alpha}, limit {limit}"), Check::DEFAULT, |m| {
+            let wide = || Fill::Uniform(-20.0, 20.0);
+            let (gate, up) = (m.input(DType::F32, &[77, 3], wide())?, m.input(DType::F32, &[77, 3], wide())?);
+            m.push(Glu { kind: GluKind::SwigluOai { alpha, limit } }, &[gate, up])
+        });
+    }
+    let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+    for limit in [7.0, f32::INFINITY] {
+        // Lengths without a common divisor: every gate meets every up.
+        let gates = [&odd[..], &[-1.0, 7.0]].concat();
+        let ups = [&odd[..], &[7.0]].concat();
+        s.add(format!("infinities and NaN, limit {limit}"), Check::DEFAULT, |m| {
+            let gate = m.input(DType::F32, &[20], Fill::Floats(gates))?;
+            let up = m.input(DType::F32, &[20], Fill::Floats(ups))?;
+            m.push(Glu { kind: GluKind::SwigluOai { alpha: 1.702, limit } }, &[gate, up])
+        });
     }
 }

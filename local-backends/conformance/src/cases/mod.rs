@@ -5,6 +5,7 @@ use crate::fill::Fill;
 use outboard_core::op::*;
 use outboard_core::{DType, LeafKind};
 
+mod add_id;
 mod argmax;
 mod argsort;
 mod binary;
@@ -32,6 +33,7 @@ mod unary;
 pub fn cases() -> Vec<Case> {
     let mut suite = Suite::default();
     let all = [
+        add_id::cases,
         argmax::cases,
         argsort::cases,
         binary::cases,

@@ -21,5 +21,10 @@ pub(super) fn cases(s: &mut Suite) {
             let x = m.input(DType::F32, &[50], edge)?;
             m.push(Unary { kind }, &[x])
         });
+        s.add("infinities and NaN", check, |m| {
+            let odd = vec![f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];
+            let x = m.input(DType::F32, &[37], Fill::Floats(odd))?;
+            m.push(Unary { kind }, &[x])
+        });
     }
 }

@@ -166,12 +166,20 @@ fn relu(v: f32) -> f32 {
     if v < 0.0 { 0.0 } else { v }
 }
 
+/// See [`GluKind::SwigluOai`]. Comparisons, not `f32::min`, so that NaN stays.
+#[inline(always)]
+fn swiglu_oai(alpha: f32, limit: f32, gate: f32, up: f32) -> f32 {
+    let gate = if gate > limit { limit } else { gate };
+    gate * sigmoid(alpha * gate) * (1.0 + clamp_one(up, -limit, limit))
+}
+
 #[inline(always)]
 fn glu_gate_body(kind: GluKind, gate: &mut [f32], up: &[f32]) {
     match kind {
         GluKind::Reglu => each2(gate, up, |g, u| relu(g) * u),
         GluKind::Geglu => each2(gate, up, |g, u| gelu(g) * u),
         GluKind::Swiglu => each2(gate, up, |g, u| silu(g) * u),
+        GluKind::SwigluOai { alpha, limit } => each2(gate, up, |g, u| swiglu_oai(alpha, limit, g, u)),
     }
 }
 
@@ -181,6 +189,7 @@ fn glu_up_body(kind: GluKind, gate: &[f32], up: &mut [f32]) {
         GluKind::Reglu => each2(up, gate, |u, g| relu(g) * u),
         GluKind::Geglu => each2(up, gate, |u, g| gelu(g) * u),
         GluKind::Swiglu => each2(up, gate, |u, g| silu(g) * u),
+        GluKind::SwigluOai { alpha, limit } => each2(up, gate, |u, g| swiglu_oai(alpha, limit, g, u)),
     }
 }
 
@@ -269,11 +278,14 @@ fn scale_body(x: &mut [f32], scale: f32, bias: f32) {
 }
 
 #[inline(always)]
+fn clamp_one(v: f32, min: f32, max: f32) -> f32 {
+    let v = if v < min { min } else { v };
+    if v > max { max } else { v }
+}
+
+#[inline(always)]
 fn clamp_body(x: &mut [f32], min: f32, max: f32) {
-    each(x, |v| {
-        let v = if v < min { min } else { v };
-        if v > max { max } else { v }
-    });
+    each(x, |v| clamp_one(v, min, max));
 }
 
 #[inline(always)]
@@ -461,17 +473,34 @@ mod tests {
                 let (mut gate, mut up) = (a.clone(), b.clone());
                 glu_gate(isa, *kind, &mut gate, &b);
                 glu_up(isa, *kind, &a, &mut up);
+                assert_eq!(gate, up);
                 let act = match kind {
                     GluKind::Reglu => UnaryKind::Relu,
                     GluKind::Geglu => UnaryKind::Gelu,
                     GluKind::Swiglu => UnaryKind::Silu,
+                    GluKind::SwigluOai { .. } => continue,
                 };
                 let mut want = a.clone();
                 unary(isa, act, &mut want);
                 binary(isa, BinaryKind::Mul, &mut want, &b);
                 assert_eq!(gate, want);
-                assert_eq!(up, want);
             }
+        }
+    }
+
+    #[test]
+    fn swiglu_oai_of_limits() {
+        let noise = |seed| noise(77, seed).into_iter().map(|v| v * 3.0).collect::<Vec<f32>>();
+        let (a, b) = (noise(1), noise(2));
+        let (alpha, limit) = (1.3, 1.5);
+        let want = |(&gate, &up): (&f32, &f32)| {
+            let (gate, up) = (f64::from(gate).min(limit), f64::from(up).clamp(-limit, limit));
+            gate / (1.0 + (-alpha * gate).exp()) * (1.0 + up)
+        };
+        for isa in Isa::available() {
+            let mut y = a.clone();
+            glu_gate(isa, GluKind::SwigluOai { alpha: alpha as f32, limit: limit as f32 }, &mut y, &b);
+            close(&y, a.iter().zip(&b).map(want), 1e-5, isa.name());
         }
     }
 

@@ -1,4 +1,4 @@
-//! REGLU, GEGLU, SWIGLU.
+//! REGLU, GEGLU, SWIGLU, SWIGLU_OAI.
 
 use super::*;
 use crate::kernels::rows;

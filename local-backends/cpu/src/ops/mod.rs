@@ -1,5 +1,6 @@
 //! One file per op, with the name that it has in core: which kernel for which rows, and how work is divided.
 
+pub(crate) mod add_id;
 pub(crate) mod argmax;
 pub(crate) mod argsort;
 pub(crate) mod binary;
@@ -167,7 +168,8 @@ pub(crate) fn need(isa: Isa, node: &Node) -> Need {
         Op::Rope(op) => rope::need(node, op),
         Op::Sample(op) => sample::need(node, op),
         Op::SoftMax(_) => soft_max::need(node),
-        Op::Argmax(_)
+        Op::AddId(_)
+        | Op::Argmax(_)
         | Op::Binary(_)
         | Op::Clamp(_)
         | Op::Concat(_)

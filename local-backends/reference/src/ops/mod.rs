@@ -1,5 +1,6 @@
 //! One file per op, with the name that it has in core.
 
+pub(super) mod add_id;
 pub(super) mod argmax;
 pub(super) mod argsort;
 pub(super) mod binary;

@@ -15,7 +15,14 @@ pub(in super::super) fn function(kind: UnaryKind, x: f64) -> f64 {
         UnaryKind::Sin => x.sin(),
         UnaryKind::Cos => x.cos(),
         UnaryKind::Tanh => x.tanh(),
-        UnaryKind::Relu => x.max(0.0),
+        // Not f64::max, which would make 0 of NaN.
+        UnaryKind::Relu => {
+            if x < 0.0 {
+                0.0
+            } else {
+                x
+            }
+        }
         UnaryKind::Sigmoid => sigmoid(x),
         UnaryKind::Silu => x * sigmoid(x),
         UnaryKind::Gelu => 0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
