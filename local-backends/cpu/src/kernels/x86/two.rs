@@ -104,31 +104,48 @@ fn lookup(table: [i8; 16], index: __m512i) -> __m512i {
     _mm512_shuffle_epi8(four_times(table), index)
 }
 
-two!(Q4_0, w, j, blocks(w.add(2 * j * 18), 18, 2));
-two!(Q4_1, w, j, blocks(w.add(2 * j * 20), 20, 4));
-two!(Q5_0, w, j, five(w.add(2 * j * 22), 22, 6));
-two!(Q5_1, w, j, five(w.add(2 * j * 24), 24, 8));
+two!(Q4_0, w, j, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
+two!(Q4_1, w, j, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
+two!(Q5_0, w, j, five(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
+two!(Q5_1, w, j, five(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
 two!(Q8_0, w, j, {
-    let at = |i: usize| _mm256_loadu_si256(w.add((2 * j + i) * 34 + 2).cast());
+    let at = |i: usize| _mm256_loadu_si256(w.add((2 * j + i) * Self::BYTES + Self::QS).cast());
     let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(at(0)), at(1));
     _mm512_xor_si512(both, _mm512_set1_epi8(BIAS))
 });
-two!(IQ4_NL, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, blocks(w.add(2 * j * 18), 18, 2)));
-two!(MXFP4, w, j, lookup(const { raised(MXFP4_VALUES, MXFP4_OFFSET) }, blocks(w.add(2 * j * 17), 17, 1)));
-two!(Q2_K, w, j, bits(twice(w.add(16 + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3));
-two!(Q3_K, w, j, {
-    let low = bits(twice(w.add(32 + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
-    plus(low, twice(w), [2 * j, 2 * j + 1], 4)
+two!(
+    IQ4_NL,
+    w,
+    j,
+    lookup(const { raised(IQ4_VALUES, BIAS) }, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS))
+);
+two!(MXFP4, w, j, {
+    lookup(const { raised(MXFP4_VALUES, MXFP4_OFFSET) }, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS))
 });
-two!(Q4_K, w, j, bits(twice(w.add(16 + 32 * j)), [0, 4], 15));
-two!(Q5_K, w, j, plus(bits(twice(w.add(48 + 32 * j)), [0, 4], 15), twice(w.add(16)), [2 * j, 2 * j + 1], 16));
+two!(Q2_K, w, j, bits(twice(w.add(Self::QS + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3));
+two!(Q3_K, w, j, {
+    let low = bits(twice(w.add(Self::QS + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
+    plus(low, twice(w.add(Self::HMASK)), [2 * j, 2 * j + 1], 4)
+});
+two!(Q4_K, w, j, bits(twice(w.add(Self::QS + 32 * j)), [0, 4], 15));
+two!(
+    Q5_K,
+    w,
+    j,
+    plus(bits(twice(w.add(Self::QS + 32 * j)), [0, 4], 15), twice(w.add(Self::QH)), [2 * j, 2 * j + 1], 16)
+);
 two!(Q6_K, w, j, {
-    let low = _mm512_loadu_si512(w.add(j / 2 * 64).cast());
+    let low = _mm512_loadu_si512(w.add(Self::QL + j / 2 * 64).cast());
     let low = if j % 2 == 0 { low } else { _mm512_srli_epi16::<4>(low) };
-    let high = bits(twice(w.add(128 + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
+    let high = bits(twice(w.add(Self::QH + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
     _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(15)), _mm512_slli_epi16::<4>(high))
 });
-two!(IQ4_XS, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, nibbles(w.add(8 + 32 * j), w.add(24 + 32 * j))));
+two!(
+    IQ4_XS,
+    w,
+    j,
+    lookup(const { raised(IQ4_VALUES, BIAS) }, nibbles(w.add(Self::QS + 32 * j), w.add(Self::QS + 32 * j + 16)))
+);
 
 #[cfg(test)]
 mod tests {

@@ -118,15 +118,15 @@ impl Words<'_> {
         }
     }
 
-    /// The two f16 of a word, the first and the second.
+    /// The two f16 of the word at a byte that is a multiple of 4, the first and the second.
     ///
     /// # Safety
     /// As [`Words::word`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn halves(self, i: usize) -> [__m512; 2] {
+    unsafe fn halves(self, byte: usize) -> [__m512; 2] {
         // SAFETY: the caller's.
-        let v = unsafe { self.word(i) };
+        let v = unsafe { self.word(byte / 4) };
         let both = _mm512_permutexvar_epi16(apart(0), v);
         let second = _mm512_extracti64x4_epi64::<1>(both);
         [_mm512_castsi512_si256(both), second].map(|v| _mm512_cvtph_ps(v))
@@ -195,7 +195,7 @@ impl Words<'_> {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn six_bits(self) -> [[__m512i; 2]; 2] {
         // SAFETY: the caller's.
-        let [scales, mins, low] = [1, 2, 3].map(|i| unsafe { self.word(i) });
+        let [scales, mins, low] = unsafe { self.run(Q4_K::SCALES) };
         [
             [bits(scales, 0, 63), above::<4>(bits(low, 0, 15), bits(scales, 6, 3))],
             [bits(mins, 0, 63), above::<4>(bits(low, 4, 15), bits(mins, 6, 3))],
@@ -318,26 +318,26 @@ fn times(d: __m512, by: f32) -> (__m512, __m512) {
     (d, _mm512_mul_ps(d, _mm512_set1_ps(by)))
 }
 
-turned!(Q4_0, w, j, w.nibbles(18 * j + 2), each times(w.half(18 * j), -8.0));
-turned!(Q4_1, w, j, w.nibbles(20 * j + 4), each w.halves(5 * j).into());
-turned!(Q5_0, w, j, w.five(22 * j + 2), each times(w.half(22 * j), -16.0));
-turned!(Q5_1, w, j, w.five(24 * j + 4), each w.halves(6 * j).into());
+turned!(Q4_0, w, j, w.nibbles(Self::BYTES * j + Self::QS), each times(w.half(Self::BYTES * j + Self::D), -8.0));
+turned!(Q4_1, w, j, w.nibbles(Self::BYTES * j + Self::QS), each w.halves(Self::BYTES * j + Self::D).into());
+turned!(Q5_0, w, j, w.five(Self::BYTES * j + Self::QH), each times(w.half(Self::BYTES * j + Self::D), -16.0));
+turned!(Q5_1, w, j, w.five(Self::BYTES * j + Self::QH), each w.halves(Self::BYTES * j + Self::D).into());
 turned!(
     Q8_0, w, j,
-    w.run(34 * j + 2).map(|v| _mm512_xor_si512(v, _mm512_set1_epi8(BIAS))),
-    each times(w.half(34 * j), f32::from(BIAS))
+    w.run(Self::BYTES * j + Self::QS).map(|v| _mm512_xor_si512(v, _mm512_set1_epi8(BIAS))),
+    each times(w.half(Self::BYTES * j + Self::D), f32::from(BIAS))
 );
 turned!(
     IQ4_NL, w, j,
-    lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(18 * j + 2)),
-    each times(w.half(18 * j), f32::from(BIAS))
+    lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(Self::BYTES * j + Self::QS)),
+    each times(w.half(Self::BYTES * j + Self::D), f32::from(BIAS))
 );
 turned!(
     MXFP4, w, j,
-    lookup(const { raised(MXFP4_VALUES, MXFP4_OFFSET) }, w.nibbles(17 * j + 1)),
+    lookup(const { raised(MXFP4_VALUES, MXFP4_OFFSET) }, w.nibbles(Self::BYTES * j + Self::QS)),
     each {
         // 2^(e - 128); the two smallest are subnormal.
-        let e = w.byte(17 * j);
+        let e = w.byte(Self::BYTES * j + Self::E);
         let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
         let least = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
         let d = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), least);
@@ -345,21 +345,22 @@ turned!(
     }
 );
 
-turned!(Q2_K, w, j, w.run::<8>(16 + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |which, put| {
-    let packed: [_; 4] = std::array::from_fn(|i| w.word(i));
-    k_scales(w.halves(20), &packed.map(|v| bits(v, 0, 15)), &packed.map(|v| bits(v, 4, 15)), which, &mut put);
+turned!(Q2_K, w, j, w.run::<8>(Self::QS + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |which, put| {
+    let packed = w.run::<4>(Self::SCALES);
+    k_scales(w.halves(Self::D), &packed.map(|v| bits(v, 0, 15)), &packed.map(|v| bits(v, 4, 15)), which, &mut put);
 });
 turned!(
     Q3_K,
     w,
     j,
     {
-        let (low, high) = (w.run::<8>(32 + j / 4 * 32), w.run::<8>(0));
+        let (low, high) = (w.run::<8>(Self::QS + j / 4 * 32), w.run::<8>(Self::HMASK));
         std::array::from_fn(|i| above::<2>(bits(low[i], 2 * (j % 4), 3), bits(high[i], j, 1)))
     },
     |which, put| {
         // 16 low halves in two words; their high bits, four to a byte, in a third.
-        let (d, low, high) = (w.half(108), [w.word(24), w.word(25)], w.word(26));
+        let (d, [first, second, high]) = (w.half(Self::D), w.run(Self::SCALES));
+        let low = [first, second];
         let scale: [_; 4] = std::array::from_fn(|i| above::<4>(bits(low[i % 2], i / 2 * 4, 15), bits(high, 2 * i, 3)));
         for j in which {
             let (d, m) = times(_mm512_mul_ps(d, _mm512_sub_ps(number(&scale, j), _mm512_set1_ps(32.0))), -4.0);
@@ -367,7 +368,7 @@ turned!(
         }
     }
 );
-turned!(Q4_K, w, j, w.run::<8>(16 + j / 2 * 32).map(|v| bits(v, 4 * (j % 2), 15)), |which, put| k4_scales(
+turned!(Q4_K, w, j, w.run::<8>(Self::QS + j / 2 * 32).map(|v| bits(v, 4 * (j % 2), 15)), |which, put| k4_scales(
     w, which, &mut put
 ));
 turned!(
@@ -375,7 +376,7 @@ turned!(
     w,
     j,
     {
-        let (low, high) = (w.run::<8>(48 + j / 2 * 32), w.run::<8>(16));
+        let (low, high) = (w.run::<8>(Self::QS + j / 2 * 32), w.run::<8>(Self::QH));
         std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (j % 2), 15), bits(high[i], j, 1)))
     },
     |which, put| k4_scales(w, which, &mut put)
@@ -386,21 +387,22 @@ turned!(
     j,
     {
         let (half, r) = (j / 4, j % 4);
-        let (low, high) = (w.run::<8>(half * 64 + r % 2 * 32), w.run::<8>(128 + half * 32));
+        let (low, high) = (w.run::<8>(Self::QL + half * 64 + r % 2 * 32), w.run::<8>(Self::QH + half * 32));
         std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (r / 2), 15), bits(high[i], 2 * r, 3)))
     },
     |which, put| {
-        let d = w.half(208);
+        let d = w.half(Self::D);
         for j in which {
             // To the top of the lane and back, which keeps the sign.
-            let top = _mm512_sllv_epi32(w.word(48 + j / 4), _mm512_set1_epi32(24 - 8 * (j % 4) as i32));
+            let top = _mm512_sllv_epi32(w.word((Self::SCALES + j) / 4), _mm512_set1_epi32(24 - 8 * (j % 4) as i32));
             let (d, m) = times(_mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))), -32.0);
             put(j, d, m);
         }
     }
 );
-turned!(IQ4_XS, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(8 + 16 * j)), |which, put| {
-    let (d, high, low) = (w.half(0), _mm512_srli_epi32::<16>(w.word(0)), w.word(1));
+turned!(IQ4_XS, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(Self::QS + 16 * j)), |which, put| {
+    let high = _mm512_srli_epi32::<{ 8 * (IQ4_XS::SCALES_H % 4) as u32 }>(w.word(Self::SCALES_H / 4));
+    let (d, low) = (w.half(Self::D), w.word(Self::SCALES_L / 4));
     for j in which {
         let low = _mm512_and_si512(right32(low, 4 * j), _mm512_set1_epi32(15));
         let high = _mm512_slli_epi32::<4>(_mm512_and_si512(right32(high, 2 * j), _mm512_set1_epi32(3)));
@@ -434,7 +436,7 @@ fn k_scales(
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn k4_scales(w: Words<'_>, which: Range<usize>, put: &mut impl FnMut(usize, __m512, __m512)) {
     // SAFETY: the caller's step begins with both.
-    let (both, [scales, mins]) = unsafe { (w.halves(0), w.six_bits()) };
+    let (both, [scales, mins]) = unsafe { (w.halves(Q4_K::D), w.six_bits()) };
     k_scales(both, &scales, &mins, which, put);
 }
 
