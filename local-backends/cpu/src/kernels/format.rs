@@ -295,24 +295,6 @@ pub(crate) mod tests {
         w
     }
 
-    /// Calls `$check::<F>(bytes, groups)` with steps of every format, whole ones and those at the end of a row.
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    macro_rules! every_step {
-        ($check:ident) => {
-            for dtype in outboard_core::DType::ALL {
-                for (seed, n) in [(1, 8), (2, 5), (3, 1)] {
-                    let n = if dtype.block_len() == 256 { 8 } else { n };
-                    $crate::kernels::format::with_format!(dtype, F => {
-                        $check::<F>(&$crate::kernels::format::tests::weights(dtype, 32 * n, seed), n);
-                        $check::<F>(&$crate::kernels::format::tests::wild(dtype, 32 * n, seed), n);
-                    });
-                }
-            }
-        };
-    }
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    pub(crate) use every_step;
-
     #[test]
     fn formats_agree_with_the_definition() {
         for dtype in DType::ALL {

@@ -116,9 +116,9 @@ pub unsafe fn mul_mat(
 }
 
 #[cfg(target_arch = "aarch64")]
-use super::neon::unpack::Unpack as Leaf;
+pub(super) use super::neon::unpack::Unpack as Leaf;
 #[cfg(target_arch = "x86_64")]
-use super::x86::unpack::Unpack as Leaf;
+pub(super) use super::x86::unpack::Unpack as Leaf;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 use Format as Leaf;
 

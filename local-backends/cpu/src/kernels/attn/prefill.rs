@@ -354,12 +354,12 @@ struct Product {
 }
 
 impl Product {
-    /// The lanes from this one on.
+    /// The product of the lanes from this one on.
     ///
     /// # Safety
     /// There are so many.
     #[inline(always)]
-    unsafe fn from_lane(self, lane: usize) -> Product {
+    unsafe fn at_lane(self, lane: usize) -> Product {
         // SAFETY: the caller's.
         unsafe {
             let rescale = self.rescale.map(|rescale| rescale.add(lane));
@@ -381,7 +381,7 @@ per_lanes! {
 #[inline(always)]
 unsafe fn product_body<L: Lanes>(p: Product, lanes: usize) {
     // SAFETY: lanes of the caller's rows.
-    unsafe { by_vectors!(lanes, |lane| product_lanes(p.from_lane(lane))) };
+    unsafe { by_vectors!(lanes, |lane| product_lanes(p.at_lane(lane))) };
 }
 
 /// [`product`] for `C` vectors of lanes.

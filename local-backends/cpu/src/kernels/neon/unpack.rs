@@ -351,32 +351,29 @@ unsafe fn k4_scales(w: *const u8) -> VScales {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::format::tests::every_step;
+    use crate::kernels::leaf_tests::{Unpacked, Unpacks, unpacks_as_the_plain_version};
 
-    /// `n` groups of a step.
-    fn check<F: Unpack>(w: &[u8], n: usize) {
-        let dtype = F::DTYPE;
-        let want = F::scales(w);
-        // SAFETY: w has n groups.
-        let got = unsafe { F::vscales(w.as_ptr(), n) };
-        let lanes = |v: [float32x4_t; 4]| -> [f32; 16] {
-            // SAFETY: both are 64 bytes of floats.
-            unsafe { std::mem::transmute(v) }
-        };
-        let used = 32 * n / F::SPAN;
-        assert_eq!(lanes(got.d)[..used], want.d[..used], "{dtype}");
-        if F::BITS < 8 {
-            assert_eq!(lanes(got.m)[..used], want.m[..used], "{dtype}");
-        }
-        for j in 0..n {
-            // SAFETY: as above, and both are 32 bytes.
-            let got: [u8; 32] = unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) };
-            assert_eq!(got, F::unpack(w, j), "{dtype} group {j}");
+    enum Neon {}
+
+    impl Unpacks for Neon {
+        unsafe fn unpack<F: Unpack>(rows: &[Vec<u8>], n: usize) -> Vec<Unpacked> {
+            let lanes = |v: [float32x4_t; 4]| -> [f32; 16] {
+                // SAFETY: both are 64 bytes of floats.
+                unsafe { std::mem::transmute(v) }
+            };
+            let step = |w: &Vec<u8>| {
+                // SAFETY: the caller's.
+                let VScales { d, m } = unsafe { F::vscales(w.as_ptr(), n) };
+                // SAFETY: the caller's; both are 32 bytes.
+                let groups = (0..n).map(|j| unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) }).collect();
+                Unpacked { scales: Some(Scales { d: lanes(d), m: lanes(m) }), groups }
+            };
+            rows.iter().map(step).collect()
         }
     }
 
     #[test]
-    fn unpack_is_what_the_plain_version_is() {
-        every_step!(check);
+    fn rows_are_unpacked_as_by_the_plain_version() {
+        unpacks_as_the_plain_version::<Neon>();
     }
 }

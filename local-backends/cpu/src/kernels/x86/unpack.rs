@@ -1,7 +1,7 @@
 //! How each format's groups become vectors: the AVX2 versions of [`Format::unpack`] and [`Format::scales`].
 
-use super::two::Two;
-use super::words::Turned;
+use super::pair::UnpackPair;
+use super::words::Transposed;
 use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
 use std::arch::x86_64::*;
@@ -14,7 +14,7 @@ pub(in crate::kernels) struct VScales {
 }
 
 /// The AVX2 side of a [`Format`], and all of a leaf: whoever has it has the AVX-512 side, too.
-pub(in crate::kernels) trait Unpack: Turned + Two {
+pub(in crate::kernels) trait Unpack: Transposed + UnpackPair {
     /// As [`Format::scales`], but groups from `n` up get any finite number; minimums of a signed format are not used.
     ///
     /// # Safety
@@ -309,37 +309,32 @@ unsafe fn k4_scales(w: *const u8) -> VScales {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Isa;
-    use crate::kernels::format::tests::every_step;
+    use crate::kernels::isa::Kind;
+    use crate::kernels::leaf_tests::{Unpacked, Unpacks, has, unpacks_as_the_plain_version};
 
-    /// `n` groups of a step.
-    fn check<F: Unpack>(w: &[u8], n: usize) {
-        let dtype = F::DTYPE;
-        let want = F::scales(w);
-        // SAFETY: the caller saw that AVX2 is there, and w has n groups.
-        let got = unsafe { F::vscales(w.as_ptr(), n) };
-        let lanes = |v: [__m256; 2]| -> [f32; 16] {
-            // SAFETY: both are 64 bytes of floats.
-            unsafe { std::mem::transmute(v) }
-        };
-        for (got, want) in [(lanes(got.d), want.d), (lanes(got.m), want.m)] {
-            for (got, want) in got.iter().zip(want).take(32 * n / F::SPAN) {
-                assert!((got - want).abs() <= 1e-6 * want.abs(), "{dtype}: {got}, not {want}");
-            }
-        }
-        for j in 0..n {
-            // SAFETY: as above, and both are 32 bytes.
-            let got: [u8; 32] = unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) };
-            assert_eq!(got, F::unpack(w, j), "{dtype} group {j}");
+    enum Avx2 {}
+
+    impl Unpacks for Avx2 {
+        unsafe fn unpack<F: Unpack>(rows: &[Vec<u8>], n: usize) -> Vec<Unpacked> {
+            let lanes = |v: [__m256; 2]| -> [f32; 16] {
+                // SAFETY: both are 64 bytes of floats.
+                unsafe { std::mem::transmute(v) }
+            };
+            let step = |w: &Vec<u8>| {
+                // SAFETY: the caller's.
+                let VScales { d, m } = unsafe { F::vscales(w.as_ptr(), n) };
+                // SAFETY: the caller's; both are 32 bytes.
+                let groups = (0..n).map(|j| unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) }).collect();
+                Unpacked { scales: Some(Scales { d: lanes(d), m: lanes(m) }), groups }
+            };
+            rows.iter().map(step).collect()
         }
     }
 
     #[test]
-    fn unpack_is_what_the_plain_version_is() {
-        if Isa::available().len() == 1 {
-            eprintln!("skipped: this processor has no AVX2");
-            return;
+    fn rows_are_unpacked_as_by_the_plain_version() {
+        if has(Kind::Avx2) {
+            unpacks_as_the_plain_version::<Avx2>();
         }
-        every_step!(check);
     }
 }
