@@ -1,8 +1,9 @@
 //! Element types and the sizes of their blocks.
 //!
 //! The layouts are those of GGUF (the file format's specification and its `ggml-common.h` structures): a quantized
-//! type stores `block_len` elements of one row in `block_bytes` bytes. How the bytes are read is in [`crate::quant`].
+//! type stores `block_len` elements of one row in `block_bytes` bytes. What lies where in them is said in [`crate::quant::layout`].
 
+use crate::quant::layout;
 use std::fmt;
 
 /// The element type of a tensor.
@@ -116,19 +117,20 @@ impl DType {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::Q4_0 | DType::IQ4_NL => 18,
-            DType::Q4_1 => 20,
-            DType::Q5_0 => 22,
-            DType::Q5_1 => 24,
-            DType::Q8_0 => 34,
-            DType::Q2_K => 84,
-            DType::Q3_K => 110,
-            DType::Q4_K => 144,
-            DType::Q5_K => 176,
-            DType::Q6_K => 210,
-            DType::Q8_K => 292,
-            DType::IQ4_XS => 136,
-            DType::MXFP4 => 17,
+            DType::Q4_0 => layout::Q4_0::BYTES,
+            DType::Q4_1 => layout::Q4_1::BYTES,
+            DType::Q5_0 => layout::Q5_0::BYTES,
+            DType::Q5_1 => layout::Q5_1::BYTES,
+            DType::Q8_0 => layout::Q8_0::BYTES,
+            DType::Q2_K => layout::Q2_K::BYTES,
+            DType::Q3_K => layout::Q3_K::BYTES,
+            DType::Q4_K => layout::Q4_K::BYTES,
+            DType::Q5_K => layout::Q5_K::BYTES,
+            DType::Q6_K => layout::Q6_K::BYTES,
+            DType::Q8_K => layout::Q8_K::BYTES,
+            DType::IQ4_NL => layout::IQ4_NL::BYTES,
+            DType::IQ4_XS => layout::IQ4_XS::BYTES,
+            DType::MXFP4 => layout::MXFP4::BYTES,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The K types: 256 elements, f16 scales of the whole, and small integer scales of groups of 16 or 32.
 
+use super::layout::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K};
 use super::{extreme, f16_at, inverse, min_max, nearest, put_f16};
 
 /// Scale and minimum of group `j` (of 8) of Q4_K and Q5_K: 6 bits each, packed in 12 bytes.
@@ -81,49 +82,49 @@ fn scale_groups(x: &[f32; 256], half: i32, s_half: i32, b: &mut [u8], d_at: usiz
     (ls, q)
 }
 
-/// `scales[16] qs[64] d dmin`: groups of 16; a byte of a scale has the scale low and the minimum high; in each half of
+/// Groups of 16; a byte of `scales` has the scale low and the minimum high; in each half of
 /// 128, byte l of 32 holds elements l, l + 32, l + 64, l + 96.
-pub(super) fn read_q2_k(b: &[u8; 84], y: &mut [f32; 256]) {
-    let (d, dmin) = (f16_at(b, 80), f16_at(b, 82));
+pub(super) fn read_q2_k(b: &[u8; Q2_K::BYTES], y: &mut [f32; 256]) {
+    let (d, dmin) = (f16_at(b, Q2_K::D), f16_at(b, Q2_K::DMIN));
     for (i, y) in y.iter_mut().enumerate() {
-        let q = b[16 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
-        let s = b[i / 16];
+        let q = b[Q2_K::QS + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
+        let s = b[Q2_K::SCALES + i / 16];
         *y = d * f32::from(s & 15) * f32::from(q) - dmin * f32::from(s >> 4);
     }
 }
 
-pub(super) fn write_q2_k(x: &[f32; 256], b: &mut [u8; 84]) {
+pub(super) fn write_q2_k(x: &[f32; 256], b: &mut [u8; Q2_K::BYTES]) {
     b.fill(0);
-    let (ls, lm, q) = scale_min_groups::<16>(x, 3, 15, b, 80);
+    let (ls, lm, q) = scale_min_groups::<16>(x, 3, 15, b, Q2_K::D);
     for j in 0..16 {
-        b[j] = ls[j] | lm[j] << 4;
+        b[Q2_K::SCALES + j] = ls[j] | lm[j] << 4;
     }
     for (i, &q) in q.iter().enumerate() {
-        b[16 + i / 128 * 32 + i % 32] |= q << (2 * (i % 128 / 32));
+        b[Q2_K::QS + i / 128 * 32 + i % 32] |= q << (2 * (i % 128 / 32));
     }
 }
 
-/// `hmask[32] qs[64] scales[12] d`: as Q2_K with a third bit, which bit i / 32 of hmask byte i % 32 holds, and no minimum.
-pub(super) fn read_q3_k(b: &[u8; 110], y: &mut [f32; 256]) {
-    let (d, scales) = (f16_at(b, 108), bytes::<12>(b, 96));
+/// As Q2_K with a third bit, which bit i / 32 of hmask byte i % 32 holds, and no minimum.
+pub(super) fn read_q3_k(b: &[u8; Q3_K::BYTES], y: &mut [f32; 256]) {
+    let (d, scales) = (f16_at(b, Q3_K::D), bytes::<12>(b, Q3_K::SCALES));
     for (i, y) in y.iter_mut().enumerate() {
-        let low = b[32 + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
-        let high = b[i % 32] >> (i / 32) & 1;
+        let low = b[Q3_K::QS + i / 128 * 32 + i % 32] >> (2 * (i % 128 / 32)) & 3;
+        let high = b[Q3_K::HMASK + i % 32] >> (i / 32) & 1;
         *y = d * f32::from(q3_k_scale(&scales, i / 16)) * (f32::from(low | high << 2) - 4.0);
     }
 }
 
-pub(super) fn write_q3_k(x: &[f32; 256], b: &mut [u8; 110]) {
+pub(super) fn write_q3_k(x: &[f32; 256], b: &mut [u8; Q3_K::BYTES]) {
     b.fill(0);
-    let (ls, q) = scale_groups(x, 4, 32, b, 108);
+    let (ls, q) = scale_groups(x, 4, 32, b, Q3_K::D);
     for (j, &s) in ls.iter().enumerate() {
         let s = (s + 32) as u8;
-        b[96 + j % 8] |= (s & 15) << (4 * (j / 8));
-        b[104 + j % 4] |= s >> 4 << (2 * (j / 4));
+        b[Q3_K::SCALES + j % 8] |= (s & 15) << (4 * (j / 8));
+        b[Q3_K::SCALES + 8 + j % 4] |= s >> 4 << (2 * (j / 4));
     }
     for (i, &q) in q.iter().enumerate() {
-        b[32 + i / 128 * 32 + i % 32] |= (q & 3) << (2 * (i % 128 / 32));
-        b[i % 32] |= q >> 2 << (i / 32);
+        b[Q3_K::QS + i / 128 * 32 + i % 32] |= (q & 3) << (2 * (i % 128 / 32));
+        b[Q3_K::HMASK + i % 32] |= q >> 2 << (i / 32);
     }
 }
 
@@ -132,45 +133,45 @@ fn nibble(qs: &[u8], i: usize) -> u8 {
     qs[i / 64 * 32 + i % 32] >> (4 * (i % 64 / 32)) & 15
 }
 
-/// `d dmin scales[12] qs[128]`: groups of 32.
-pub(super) fn read_q4_k(b: &[u8; 144], y: &mut [f32; 256]) {
-    let (d, dmin, scales) = (f16_at(b, 0), f16_at(b, 2), bytes::<12>(b, 4));
+/// Groups of 32, `d * scale * q - dmin * min`.
+pub(super) fn read_q4_k(b: &[u8; Q4_K::BYTES], y: &mut [f32; 256]) {
+    let (d, dmin, scales) = (f16_at(b, Q4_K::D), f16_at(b, Q4_K::DMIN), bytes::<12>(b, Q4_K::SCALES));
     for (i, y) in y.iter_mut().enumerate() {
         let (s, m) = scale_min_k4(&scales, i / 32);
-        *y = d * f32::from(s) * f32::from(nibble(&b[16..], i)) - dmin * f32::from(m);
+        *y = d * f32::from(s) * f32::from(nibble(&b[Q4_K::QS..], i)) - dmin * f32::from(m);
     }
 }
 
-pub(super) fn write_q4_k(x: &[f32; 256], b: &mut [u8; 144]) {
+pub(super) fn write_q4_k(x: &[f32; 256], b: &mut [u8; Q4_K::BYTES]) {
     b.fill(0);
-    let (ls, lm, q) = scale_min_groups::<8>(x, 15, 63, b, 0);
+    let (ls, lm, q) = scale_min_groups::<8>(x, 15, 63, b, Q4_K::D);
     for j in 0..8 {
-        put_scale_min_k4(&mut b[4..16], j, ls[j], lm[j]);
+        put_scale_min_k4(&mut b[Q4_K::SCALES..Q4_K::QS], j, ls[j], lm[j]);
     }
     for (i, &q) in q.iter().enumerate() {
-        b[16 + i / 64 * 32 + i % 32] |= q << (4 * (i % 64 / 32));
+        b[Q4_K::QS + i / 64 * 32 + i % 32] |= q << (4 * (i % 64 / 32));
     }
 }
 
-/// `d dmin scales[12] qh[32] qs[128]`: Q4_K with a fifth bit, which bit i / 32 of qh byte i % 32 holds.
-pub(super) fn read_q5_k(b: &[u8; 176], y: &mut [f32; 256]) {
-    let (d, dmin, scales) = (f16_at(b, 0), f16_at(b, 2), bytes::<12>(b, 4));
+/// As Q4_K with a fifth bit, which bit i / 32 of qh byte i % 32 holds.
+pub(super) fn read_q5_k(b: &[u8; Q5_K::BYTES], y: &mut [f32; 256]) {
+    let (d, dmin, scales) = (f16_at(b, Q5_K::D), f16_at(b, Q5_K::DMIN), bytes::<12>(b, Q5_K::SCALES));
     for (i, y) in y.iter_mut().enumerate() {
         let (s, m) = scale_min_k4(&scales, i / 32);
-        let q = nibble(&b[48..], i) | (b[16 + i % 32] >> (i / 32) & 1) << 4;
+        let q = nibble(&b[Q5_K::QS..], i) | (b[Q5_K::QH + i % 32] >> (i / 32) & 1) << 4;
         *y = d * f32::from(s) * f32::from(q) - dmin * f32::from(m);
     }
 }
 
-pub(super) fn write_q5_k(x: &[f32; 256], b: &mut [u8; 176]) {
+pub(super) fn write_q5_k(x: &[f32; 256], b: &mut [u8; Q5_K::BYTES]) {
     b.fill(0);
-    let (ls, lm, q) = scale_min_groups::<8>(x, 31, 63, b, 0);
+    let (ls, lm, q) = scale_min_groups::<8>(x, 31, 63, b, Q5_K::D);
     for j in 0..8 {
-        put_scale_min_k4(&mut b[4..16], j, ls[j], lm[j]);
+        put_scale_min_k4(&mut b[Q5_K::SCALES..Q5_K::QH], j, ls[j], lm[j]);
     }
     for (i, &q) in q.iter().enumerate() {
-        b[48 + i / 64 * 32 + i % 32] |= (q & 15) << (4 * (i % 64 / 32));
-        b[16 + i % 32] |= q >> 4 << (i / 32);
+        b[Q5_K::QS + i / 64 * 32 + i % 32] |= (q & 15) << (4 * (i % 64 / 32));
+        b[Q5_K::QH + i % 32] |= q >> 4 << (i / 32);
     }
 }
 
@@ -178,23 +179,23 @@ pub(super) fn write_q5_k(x: &[f32; 256], b: &mut [u8; 176]) {
 /// half of 128, byte l of 64 holds elements l and l + 64, byte l of 32 the high bits of l, l + 32, l + 64, l + 96.
 fn q6_place(i: usize) -> (usize, usize, usize, usize) {
     let (half, r) = (i / 128, i % 128);
-    (half * 64 + r % 64, 4 * (r / 64), 128 + half * 32 + r % 32, 2 * (r / 32))
+    (Q6_K::QL + half * 64 + r % 64, 4 * (r / 64), Q6_K::QH + half * 32 + r % 32, 2 * (r / 32))
 }
 
-/// `ql[128] qh[64] scales[16] d`: groups of 16, `d * scale * (q - 32)`.
-pub(super) fn read_q6_k(b: &[u8; 210], y: &mut [f32; 256]) {
-    let d = f16_at(b, 208);
+/// Groups of 16, `d * scale * (q - 32)`.
+pub(super) fn read_q6_k(b: &[u8; Q6_K::BYTES], y: &mut [f32; 256]) {
+    let d = f16_at(b, Q6_K::D);
     for (i, y) in y.iter_mut().enumerate() {
         let (l, ls, h, hs) = q6_place(i);
         let q = b[l] >> ls & 15 | (b[h] >> hs & 3) << 4;
-        *y = d * f32::from(b[192 + i / 16] as i8) * (f32::from(q) - 32.0);
+        *y = d * f32::from(b[Q6_K::SCALES + i / 16] as i8) * (f32::from(q) - 32.0);
     }
 }
 
-pub(super) fn write_q6_k(x: &[f32; 256], b: &mut [u8; 210]) {
+pub(super) fn write_q6_k(x: &[f32; 256], b: &mut [u8; Q6_K::BYTES]) {
     b.fill(0);
-    let (scales, q) = scale_groups(x, 32, 128, b, 208);
-    for (b, s) in b[192..208].iter_mut().zip(scales) {
+    let (scales, q) = scale_groups(x, 32, 128, b, Q6_K::D);
+    for (b, s) in b[Q6_K::SCALES..][..16].iter_mut().zip(scales) {
         *b = s as u8;
     }
     for (i, &q) in q.iter().enumerate() {
@@ -204,25 +205,25 @@ pub(super) fn write_q6_k(x: &[f32; 256], b: &mut [u8; 210]) {
     }
 }
 
-/// `d(f32) qs[256] sums[16](i16)`: sums of 16 elements each.
-pub(super) fn read_q8_k(b: &[u8; 292], y: &mut [f32; 256]) {
-    let d = f32::from_le_bytes(bytes(b, 0));
-    for (y, &q) in y.iter_mut().zip(&b[4..260]) {
+/// `d * q`.
+pub(super) fn read_q8_k(b: &[u8; Q8_K::BYTES], y: &mut [f32; 256]) {
+    let d = f32::from_le_bytes(bytes(b, Q8_K::D));
+    for (y, &q) in y.iter_mut().zip(&b[Q8_K::QS..Q8_K::BSUMS]) {
         *y = d * f32::from(q as i8);
     }
 }
 
-pub(super) fn write_q8_k(x: &[f32; 256], b: &mut [u8; 292]) {
+pub(super) fn write_q8_k(x: &[f32; 256], b: &mut [u8; Q8_K::BYTES]) {
     let d = extreme(x).0 / 127.0;
     let id = inverse(d);
-    b[..4].copy_from_slice(&d.to_le_bytes());
+    b[Q8_K::D..][..4].copy_from_slice(&d.to_le_bytes());
     for (j, g) in x.chunks_exact(16).enumerate() {
         let mut sum = 0i16;
         for (l, &v) in g.iter().enumerate() {
             let q = nearest(v * id, -128, 127);
-            b[4 + j * 16 + l] = q as u8;
+            b[Q8_K::QS + j * 16 + l] = q as u8;
             sum += q as i16;
         }
-        b[260 + 2 * j..262 + 2 * j].copy_from_slice(&sum.to_le_bytes());
+        b[Q8_K::BSUMS + 2 * j..][..2].copy_from_slice(&sum.to_le_bytes());
     }
 }

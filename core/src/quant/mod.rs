@@ -9,6 +9,7 @@ use half::{bf16, f16};
 
 mod iq4;
 mod k_quants;
+pub mod layout;
 mod legacy;
 mod mxfp4;
 

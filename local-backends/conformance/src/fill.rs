@@ -9,7 +9,7 @@ pub(crate) enum Fill {
     /// Real numbers between two.
     Uniform(f32, f32),
     /// Whole numbers, the second excluded, as real ones too: rows with many equal elements.
-    Whole(i32, i32),
+    Integers(i32, i32),
     /// Along each row different numbers below that.
     Distinct(i32),
     /// These, again and again.
@@ -49,7 +49,7 @@ impl Random {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    fn whole(&mut self, lo: i32, hi: i32) -> i32 {
+    fn integer(&mut self, lo: i32, hi: i32) -> i32 {
         lo.wrapping_add(self.below(hi.abs_diff(lo) as usize) as i32)
     }
 }
@@ -77,7 +77,7 @@ pub(crate) fn bytes(layout: &Layout, fill: &Fill, random: &mut Random) -> Result
 
 fn ints(fill: &Fill, n: usize, row: usize, random: &mut Random) -> Result<Vec<i32>, String> {
     Ok(match fill {
-        Fill::Whole(lo, hi) => (0..n).map(|_| random.whole(*lo, *hi)).collect(),
+        Fill::Integers(lo, hi) => (0..n).map(|_| random.integer(*lo, *hi)).collect(),
         Fill::Ints(list) if !list.is_empty() => (0..n).map(|i| list[(row * n + i) % list.len()]).collect(),
         Fill::Distinct(below) => {
             let mut all: Vec<i32> = (0..*below).collect();
@@ -93,7 +93,7 @@ fn ints(fill: &Fill, n: usize, row: usize, random: &mut Random) -> Result<Vec<i3
 fn floats(fill: &Fill, n: usize, row: usize, i1: usize, random: &mut Random) -> Result<Vec<f32>, String> {
     Ok(match fill {
         Fill::Uniform(lo, hi) => (0..n).map(|_| lo + (hi - lo) * random.unit()).collect(),
-        Fill::Whole(lo, hi) => (0..n).map(|_| random.whole(*lo, *hi) as f32).collect(),
+        Fill::Integers(lo, hi) => (0..n).map(|_| random.integer(*lo, *hi) as f32).collect(),
         Fill::Floats(list) if !list.is_empty() => (0..n).map(|i| list[(row * n + i) % list.len()]).collect(),
         Fill::Mask(p) => (0..n).map(|i| if i > 0 && random.unit() < *p { f32::NEG_INFINITY } else { 0.0 }).collect(),
         Fill::NanFrom(from) if i1 >= *from => vec![f32::NAN; n],

@@ -6,7 +6,7 @@ use outboard_core::DType;
 use outboard_core::op::{GluKind, NormKind};
 use outboard_core::quant::quantize_row;
 use outboard_cpu::kernels::act::{ActBlock, act_blocks, quantize_act};
-use outboard_cpu::kernels::attn::{self, Heads, Query, attention};
+use outboard_cpu::kernels::attn::{self, Heads, Phase, Query, attention};
 use outboard_cpu::kernels::float::mul_mat_float;
 use outboard_cpu::kernels::mul_mat::{self, Line, Out, Rows, Scratch, is_supported, mul_mat};
 use outboard_cpu::kernels::{Isa, rows};
@@ -107,8 +107,9 @@ fn attend(isa: Isa, tokens: usize) -> f64 {
         })
         .collect();
     let never = AtomicBool::new(false);
-    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0, many: tokens > 1, abort: &never };
-    let mut room = Line::room(attn::scratch_floats(all.many, d, d, n));
+    let phase = if tokens > 1 { Phase::Prefill } else { Phase::Decode };
+    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0, phase, abort: &never };
+    let mut room = Line::room(attn::scratch_floats(phase, d, d, n));
     let mut scratch = Scratch::new(&mut room);
     // SAFETY: all lengths as above.
     let t = best(|| unsafe { attention(isa, &all, &queries, &mut scratch) });

@@ -55,10 +55,10 @@ impl Footprint {
 
     /// Whether the two must not be touched at the same time.
     fn collides(&self, other: &Footprint) -> bool {
-        let (few, many) = if self.0.len() <= other.0.len() { (self, other) } else { (other, self) };
-        few.0.iter().any(|a| {
-            let first = many.0.partition_point(|b| b.end <= a.start);
-            many.0[first..].iter().take_while(|b| b.start < a.end).any(|b| a.written || b.written)
+        let (shorter, longer) = if self.0.len() <= other.0.len() { (self, other) } else { (other, self) };
+        shorter.0.iter().any(|a| {
+            let first = longer.0.partition_point(|b| b.end <= a.start);
+            longer.0[first..].iter().take_while(|b| b.start < a.end).any(|b| a.written || b.written)
         })
     }
 }

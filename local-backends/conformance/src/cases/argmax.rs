@@ -10,7 +10,7 @@ pub(super) fn cases(s: &mut Suite) {
         });
     }
     s.add("ties", Check::Exact, |m| {
-        let x = m.input(DType::F32, &[100, 9], Fill::Whole(-3, 3))?;
+        let x = m.input(DType::F32, &[100, 9], Fill::Integers(-3, 3))?;
         m.push(Argmax, &[x])
     });
     s.add("all equal", Check::Exact, |m| {

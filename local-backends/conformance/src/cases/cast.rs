@@ -12,7 +12,7 @@ fn converts(from: DType, to: DType) -> bool {
 }
 
 fn fill(dtype: DType) -> Fill {
-    if dtype == DType::I32 { Fill::Whole(-1000, 1000) } else { Fill::Uniform(-1.0, 1.0) }
+    if dtype == DType::I32 { Fill::Integers(-1000, 1000) } else { Fill::Uniform(-1.0, 1.0) }
 }
 
 pub(super) fn cases(s: &mut Suite) {

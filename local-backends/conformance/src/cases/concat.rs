@@ -4,7 +4,7 @@ use super::*;
 
 pub(super) fn cases(s: &mut Suite) {
     for dtype in [DType::F32, DType::I32] {
-        let fill = || if dtype == DType::I32 { Fill::Whole(-99, 99) } else { Fill::Uniform(-1.0, 1.0) };
+        let fill = || if dtype == DType::I32 { Fill::Integers(-99, 99) } else { Fill::Uniform(-1.0, 1.0) };
         for dim in 0..4 {
             for (base, other) in [([7, 3, 2, 2], 5), ([64, 5, 1, 1], 1), ([1, 2, 3, 4], 3), ([8, 4, 2, 1], 0)] {
                 let mut second = base;

@@ -93,7 +93,7 @@ fn add(s: &mut Suite, shape: Shape) {
     if shape.kv > 0 {
         s.add(format!("{} pos", shape.name()), Check::PRODUCT, |m| {
             let qkv = shape.qkv(m)?;
-            let pos = m.i32(&[shape.tokens], Fill::Whole(0, shape.kv as i32))?;
+            let pos = m.i32(&[shape.tokens], Fill::Integers(0, shape.kv as i32))?;
             attention(m, PLAIN, qkv, [None, Some(pos), None])
         });
     }
@@ -116,13 +116,13 @@ fn sights(s: &mut Suite) {
         for window in [1, 5, 1000] {
             s.add(format!("{name} window {window}"), Check::PRODUCT, |m| {
                 let qkv = shape.qkv(m)?;
-                let pos = m.i32(&[tokens], Fill::Whole(0, kv as i32))?;
+                let pos = m.i32(&[tokens], Fill::Integers(0, kv as i32))?;
                 attention(m, FlashAttn { window, ..PLAIN }, qkv, [None, Some(pos), None])
             });
         }
         s.add(format!("{name} softcap"), Check::PRODUCT, |m| {
             let qkv = shape.qkv(m)?;
-            let pos = m.i32(&[tokens], Fill::Whole(0, kv as i32))?;
+            let pos = m.i32(&[tokens], Fill::Integers(0, kv as i32))?;
             attention(m, FlashAttn { softcap: 0.5, scale: 1.0, window: 0 }, qkv, [None, Some(pos), None])
         });
         s.add(format!("{name} sharp"), Check::PRODUCT, |m| {
@@ -137,7 +137,7 @@ fn sights(s: &mut Suite) {
         s.add(format!("{name} F32 mask, positions and sinks"), Check::PRODUCT, |m| {
             let qkv = shape.qkv(m)?;
             let mask = m.input(DType::F32, &[kv, tokens], Fill::Uniform(-2.0, 0.0))?;
-            let pos = m.i32(&[tokens], Fill::Whole(0, kv as i32))?;
+            let pos = m.i32(&[tokens], Fill::Integers(0, kv as i32))?;
             let sinks = m.input(DType::F32, &[heads], Fill::Uniform(-2.0, 4.0))?;
             attention(m, PLAIN, qkv, [Some(mask), Some(pos), Some(sinks)])
         });
@@ -157,7 +157,7 @@ fn layouts(s: &mut Suite) {
                 let q = m.permuted(LeafKind::Input, DType::F32, [64, tokens, 6, 1], [0, 2, 1, 3])?;
                 let k = m.permuted(LeafKind::Input, dtype, [64, 40, 2, 1], [0, 2, 1, 3])?;
                 let v = m.permuted(LeafKind::Input, dtype, [64, 40, 2, 1], [0, 2, 1, 3])?;
-                let pos = m.i32(&[tokens], Fill::Whole(20, 40))?;
+                let pos = m.i32(&[tokens], Fill::Integers(20, 40))?;
                 attention(m, PLAIN, [q, k, v], [None, Some(pos), None])
             });
             // Rows that were never written may hold anything.

@@ -9,29 +9,29 @@ pub(super) fn cases(s: &mut Suite) {
         for (n, rows, count, a2) in [(block, 1, 1, 1), (3 * block, 7, 4, 1), (block, 5, 9, 3), (2 * block, 4, 0, 1)] {
             s.add(format!("{dtype} n={n} rows={rows} count={count} a2={a2}"), check, |m| {
                 let a = m.weight(dtype, &[n, rows, a2])?;
-                let ids = m.i32(&[count, a2], Fill::Whole(0, rows as i32))?;
+                let ids = m.i32(&[count, a2], Fill::Integers(0, rows as i32))?;
                 m.push(GetRows, &[a, ids])
             });
         }
         s.add(format!("{dtype} padded"), check, |m| {
             let a = m.padded(LeafKind::Weight, dtype, [2 * block, 6, 2, 1], Fill::Uniform(-1.0, 1.0))?;
-            let ids = m.i32(&[5, 2], Fill::Whole(0, 6))?;
+            let ids = m.i32(&[5, 2], Fill::Integers(0, 6))?;
             m.push(GetRows, &[a, ids])
         });
     }
     s.add("I32", Check::Exact, |m| {
-        let a = m.input(DType::I32, &[9, 5], Fill::Whole(-99, 99))?;
-        let ids = m.i32(&[7], Fill::Whole(0, 5))?;
+        let a = m.input(DType::I32, &[9, 5], Fill::Integers(-99, 99))?;
+        let ids = m.i32(&[7], Fill::Integers(0, 5))?;
         m.push(GetRows, &[a, ids])
     });
     s.add("odd lengths of rows", Check::Exact, |m| {
         let a = m.weight(DType::F16, &[577, 11, 2, 2])?;
-        let ids = m.i32(&[3, 2, 2], Fill::Whole(0, 11))?;
+        let ids = m.i32(&[3, 2, 2], Fill::Integers(0, 11))?;
         m.push(GetRows, &[a, ids])
     });
     s.add("ids with gaps", Check::Exact, |m| {
         let a = m.weight(DType::F32, &[33, 6, 2])?;
-        let ids = m.spread_i32([4, 2, 1, 1], Fill::Whole(0, 6))?;
+        let ids = m.spread_i32([4, 2, 1, 1], Fill::Integers(0, 6))?;
         m.push(GetRows, &[a, ids])
     });
     for id in [6, -1, i32::MIN, i32::MAX] {

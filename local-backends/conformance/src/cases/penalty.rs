@@ -18,15 +18,15 @@ pub(super) fn cases(s: &mut Suite) {
         for (n, rows, count) in [(1, 1, 1), (9, 3, 20), (1000, 2, 300), (7, 0, 4)] {
             s.add(format!("{name} n={n} rows={rows} count={count}"), Check::DEFAULT, |m| {
                 let x = m.input(DType::F32, &[n, rows], Fill::Uniform(-8.0, 8.0))?;
-                let history = m.i32(&[count], Fill::Whole(0, n as i32))?;
-                let steps = m.i32(&[rows], Fill::Whole(0, count as i32))?;
+                let history = m.i32(&[count], Fill::Integers(0, n as i32))?;
+                let steps = m.i32(&[rows], Fill::Integers(0, count as i32))?;
                 m.push(op, &[x, history, steps])
             });
         }
         s.add(format!("{name} padded"), Check::DEFAULT, |m| {
             let x = m.padded_f32([30, 4, 1, 1])?;
-            let history = m.spread_i32([12, 1, 1, 1], Fill::Whole(0, 30))?;
-            let steps = m.spread_i32([4, 1, 1, 1], Fill::Whole(0, 12))?;
+            let history = m.spread_i32([12, 1, 1, 1], Fill::Integers(0, 30))?;
+            let steps = m.spread_i32([4, 1, 1, 1], Fill::Integers(0, 12))?;
             m.push(op, &[x, history, steps])
         });
     }

@@ -4,7 +4,7 @@ use super::*;
 
 pub(super) fn cases(s: &mut Suite) {
     for dtype in [DType::F32, DType::I32] {
-        let fill = || if dtype == DType::I32 { Fill::Whole(-99, 99) } else { Fill::Uniform(-1.0, 1.0) };
+        let fill = || if dtype == DType::I32 { Fill::Integers(-99, 99) } else { Fill::Uniform(-1.0, 1.0) };
         for (from, ne) in [
             ([1, 1, 1, 1], [9, 3, 2, 2]),
             ([7, 3, 1, 1], [14, 3, 2, 1]),

@@ -19,7 +19,7 @@ pub(super) fn cases(s: &mut Suite) {
         ] {
             s.add(format!("{mode:?} d={d} heads={heads} tokens={tokens} n_dims={n_dims}"), Check::DEFAULT, |m| {
                 let x = m.f32(&[d, heads, tokens])?;
-                let pos = m.i32(&[tokens], Fill::Whole(0, POSITIONS))?;
+                let pos = m.i32(&[tokens], Fill::Integers(0, POSITIONS))?;
                 m.push(plain(n_dims), &[x, pos])
             });
         }
@@ -39,7 +39,7 @@ pub(super) fn cases(s: &mut Suite) {
                 let name = format!("{mode:?} {name}{}", if factors { " with factors" } else { "" });
                 s.add(name, Check::Nmse(nmse), |m| {
                     let x = m.f32(&[64, 3, 9])?;
-                    let pos = m.i32(&[9], Fill::Whole(0, POSITIONS))?;
+                    let pos = m.i32(&[9], Fill::Integers(0, POSITIONS))?;
                     if factors {
                         let factors = m.input(DType::F32, &[32], Fill::Uniform(1.0, 8.0))?;
                         m.push(op, &[x, pos, factors])
@@ -57,24 +57,24 @@ pub(super) fn cases(s: &mut Suite) {
         });
         s.add(format!("{mode:?} negative positions"), Check::DEFAULT, |m| {
             let x = m.f32(&[64, 2, 4])?;
-            let pos = m.i32(&[4], Fill::Whole(-100, 0))?;
+            let pos = m.i32(&[4], Fill::Integers(-100, 0))?;
             m.push(plain(64), &[x, pos])
         });
         s.add(format!("{mode:?} padded"), Check::DEFAULT, |m| {
             let x = m.padded_f32([66, 3, 5, 1])?;
-            let pos = m.spread_i32([5, 1, 1, 1], Fill::Whole(0, POSITIONS))?;
+            let pos = m.spread_i32([5, 1, 1, 1], Fill::Integers(0, POSITIONS))?;
             m.push(plain(64), &[x, pos])
         });
         s.add(format!("{mode:?} heads of a joint tensor"), Check::DEFAULT, |m| {
             let x = m.f32(&[192, 5])?;
             let view = View { ne: [32, 3, 5, 1], nb: [4, 128, 768, 3840], offset: 256 };
             let x = m.push(view, &[x])?;
-            let pos = m.i32(&[5], Fill::Whole(0, POSITIONS))?;
+            let pos = m.i32(&[5], Fill::Integers(0, POSITIONS))?;
             m.push(plain(32), &[x, pos])
         });
         s.add(format!("{mode:?} in place"), Check::DEFAULT, |m| {
             let x = m.f32(&[80, 3, 5])?;
-            let pos = m.i32(&[5], Fill::Whole(0, POSITIONS))?;
+            let pos = m.i32(&[5], Fill::Integers(0, POSITIONS))?;
             m.push_in_place(plain(64), &[x, pos], 0)
         });
     }

@@ -22,13 +22,13 @@ pub(super) fn cases(s: &mut Suite) {
         for (n, rows) in [(1, 1), (7, 4), (1000, 9), (32000, 2), (5, 0)] {
             s.add(format!("{name} n={n} rows={rows}"), Check::Exact, |m| {
                 let x = m.input(DType::F32, &[n, rows], Fill::Uniform(-8.0, 8.0))?;
-                let step = m.i32(&[rows], Fill::Whole(0, 10000))?;
+                let step = m.i32(&[rows], Fill::Integers(0, 10000))?;
                 m.push(op, &[x, step])
             });
         }
         s.add(format!("{name} ties"), Check::Exact, |m| {
-            let x = m.input(DType::F32, &[60, 5], Fill::Whole(0, 3))?;
-            let step = m.i32(&[5], Fill::Whole(0, 10000))?;
+            let x = m.input(DType::F32, &[60, 5], Fill::Integers(0, 3))?;
+            let step = m.i32(&[5], Fill::Integers(0, 10000))?;
             m.push(op, &[x, step])
         });
         s.add(format!("{name} NaN and infinity"), Check::Exact, |m| {
@@ -39,7 +39,7 @@ pub(super) fn cases(s: &mut Suite) {
         });
         s.add(format!("{name} padded"), Check::Exact, |m| {
             let x = m.padded(LeafKind::Input, DType::F32, [101, 4, 1, 1], Fill::Uniform(-8.0, 8.0))?;
-            let step = m.spread_i32([4, 1, 1, 1], Fill::Whole(0, 10000))?;
+            let step = m.spread_i32([4, 1, 1, 1], Fill::Integers(0, 10000))?;
             m.push(op, &[x, step])
         });
     }

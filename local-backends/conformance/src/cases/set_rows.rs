@@ -43,8 +43,8 @@ pub(super) fn cases(s: &mut Suite) {
         m.push(SetRows, &[dst, src, ids])
     });
     s.add("whole numbers", Check::Exact, |m| {
-        let dst = m.input(DType::I32, &[3, 6], Fill::Whole(0, 99))?;
-        let src = m.i32(&[3, 4], Fill::Whole(i32::MIN, i32::MAX))?;
+        let dst = m.input(DType::I32, &[3, 6], Fill::Integers(0, 99))?;
+        let src = m.i32(&[3, 4], Fill::Integers(i32::MIN, i32::MAX))?;
         let ids = m.i32(&[4], Fill::Distinct(6))?;
         m.push(SetRows, &[dst, src, ids])
     });

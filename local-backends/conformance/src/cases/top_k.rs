@@ -12,7 +12,7 @@ pub(super) fn cases(s: &mut Suite) {
         });
     }
     s.add("ties", Check::Exact, |m| {
-        let x = m.input(DType::F32, &[130, 4, 2], Fill::Whole(-5, 5))?;
+        let x = m.input(DType::F32, &[130, 4, 2], Fill::Integers(-5, 5))?;
         m.push(TopK { k: 50 }, &[x])
     });
     s.add("zeros of both signs are equal", Check::Exact, |m| {

@@ -5,6 +5,9 @@
 
 use half::f16;
 use outboard_core::DType;
+pub use outboard_core::quant::layout::{
+    IQ4_NL, IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0,
+};
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES, e8m0_half, q3_k_scale, scale_min_k4};
 
 /// Scales and minimums of a step; the first 8 where a scale covers 32 elements.
@@ -99,10 +102,6 @@ fn five(b: &[u8]) -> [u8; 32] {
 macro_rules! format {
     ($(#[$meta:meta])* $name:ident, bits $bits:literal, span $span:literal, $w:ident, $j:ident, scales $scales:expr, unpack $unpack:expr) => {
         $(#[$meta])*
-        #[allow(non_camel_case_types)]
-        #[derive(Debug)]
-        pub enum $name {}
-
         impl Format for $name {
             const DTYPE: DType = DType::$name;
             const SPAN: usize = $span;
@@ -122,52 +121,52 @@ macro_rules! format {
 format!(
     /// `d * (q - 8)`.
     Q4_0, bits 4, span 32, w, j,
-    scales each_block(w, 18, |b| (f16_at(b, 0), -8.0 * f16_at(b, 0))),
-    unpack nibbles(&w[j * 18 + 2..])
+    scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), -8.0 * f16_at(b, Self::D))),
+    unpack nibbles(&w[j * Self::BYTES + Self::QS..])
 );
 format!(
     /// `d * q + m`.
     Q4_1, bits 4, span 32, w, j,
-    scales each_block(w, 20, |b| (f16_at(b, 0), f16_at(b, 2))),
-    unpack nibbles(&w[j * 20 + 4..])
+    scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), f16_at(b, Self::M))),
+    unpack nibbles(&w[j * Self::BYTES + Self::QS..])
 );
 format!(
     /// `d * (q - 16)`.
     Q5_0, bits 5, span 32, w, j,
-    scales each_block(w, 22, |b| (f16_at(b, 0), -16.0 * f16_at(b, 0))),
-    unpack five(&w[j * 22 + 2..])
+    scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), -16.0 * f16_at(b, Self::D))),
+    unpack five(&w[j * Self::BYTES + Self::QH..])
 );
 format!(
     /// `d * q + m`.
     Q5_1, bits 5, span 32, w, j,
-    scales each_block(w, 24, |b| (f16_at(b, 0), f16_at(b, 2))),
-    unpack five(&w[j * 24 + 4..])
+    scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), f16_at(b, Self::M))),
+    unpack five(&w[j * Self::BYTES + Self::QH..])
 );
 format!(
     /// `d * q`, signed.
     Q8_0, bits 8, span 32, w, j,
-    scales each_block(w, 34, |b| (f16_at(b, 0), 0.0)),
-    unpack *part(w, j * 34 + 2)
+    scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), 0.0)),
+    unpack *part(w, j * Self::BYTES + Self::QS)
 );
 format!(
     /// `d * scale * q - dmin * min` in groups of 16.
     Q2_K, bits 2, span 16, w, _j,
     scales Scales {
-        d: std::array::from_fn(|j| f16_at(w, 80) * f32::from(w[j] & 15)),
-        m: std::array::from_fn(|j| -f16_at(w, 82) * f32::from(w[j] >> 4)),
+        d: std::array::from_fn(|j| f16_at(w, Self::D) * f32::from(w[Self::SCALES + j] & 15)),
+        m: std::array::from_fn(|j| -f16_at(w, Self::DMIN) * f32::from(w[Self::SCALES + j] >> 4)),
     },
-    unpack part::<32>(w, 16 + _j / 4 * 32).map(|q| q >> (2 * (_j % 4)) & 3)
+    unpack part::<32>(w, Self::QS + _j / 4 * 32).map(|q| q >> (2 * (_j % 4)) & 3)
 );
 format!(
     /// `d * scale * (q - 4)` in groups of 16.
     Q3_K, bits 3, span 16, w, _j,
     scales {
-        let packed: [u8; 12] = std::array::from_fn(|i| w[96 + i]);
-        let d: [f32; 16] = std::array::from_fn(|j| f16_at(w, 108) * f32::from(q3_k_scale(&packed, j)));
+        let packed: [u8; 12] = std::array::from_fn(|i| w[Self::SCALES + i]);
+        let d: [f32; 16] = std::array::from_fn(|j| f16_at(w, Self::D) * f32::from(q3_k_scale(&packed, j)));
         Scales { d, m: d.map(|d| -4.0 * d) }
     },
     unpack {
-        let (low, high) = (part::<32>(w, 32 + _j / 4 * 32), part::<32>(w, 0));
+        let (low, high) = (part::<32>(w, Self::QS + _j / 4 * 32), part::<32>(w, Self::HMASK));
         std::array::from_fn(|i| low[i] >> (2 * (_j % 4)) & 3 | (high[i] >> _j & 1) << 2)
     }
 );
@@ -175,14 +174,14 @@ format!(
     /// `d * scale * q - dmin * min`.
     Q4_K, bits 4, span 32, w, _j,
     scales k4_scales(w),
-    unpack part::<32>(w, 16 + _j / 2 * 32).map(|q| q >> (4 * (_j % 2)) & 15)
+    unpack part::<32>(w, Self::QS + _j / 2 * 32).map(|q| q >> (4 * (_j % 2)) & 15)
 );
 format!(
     /// `d * scale * q - dmin * min`.
     Q5_K, bits 5, span 32, w, _j,
     scales k4_scales(w),
     unpack {
-        let (low, high) = (part::<32>(w, 48 + _j / 2 * 32), part::<32>(w, 16));
+        let (low, high) = (part::<32>(w, Self::QS + _j / 2 * 32), part::<32>(w, Self::QH));
         std::array::from_fn(|i| low[i] >> (4 * (_j % 2)) & 15 | (high[i] >> _j & 1) << 4)
     }
 );
@@ -190,48 +189,48 @@ format!(
     /// `d * scale * (q - 32)` in groups of 16.
     Q6_K, bits 6, span 16, w, _j,
     scales {
-        let d: [f32; 16] = std::array::from_fn(|j| f16_at(w, 208) * f32::from(w[192 + j] as i8));
+        let d: [f32; 16] = std::array::from_fn(|j| f16_at(w, Self::D) * f32::from(w[Self::SCALES + j] as i8));
         Scales { d, m: d.map(|d| -32.0 * d) }
     },
     unpack {
         let (half, r) = (_j / 4, _j % 4);
-        let (low, high) = (part::<32>(w, half * 64 + r % 2 * 32), part::<32>(w, 128 + half * 32));
+        let (low, high) = (part::<32>(w, Self::QL + half * 64 + r % 2 * 32), part::<32>(w, Self::QH + half * 32));
         std::array::from_fn(|i| low[i] >> (4 * (r / 2)) & 15 | (high[i] >> (2 * r) & 3) << 4)
     }
 );
 format!(
     /// `d * table[q]`, signed.
     IQ4_NL, bits 8, span 32, w, j,
-    scales each_block(w, 18, |b| (f16_at(b, 0), 0.0)),
-    unpack nibbles(&w[j * 18 + 2..]).map(|q| IQ4_VALUES[usize::from(q)] as u8)
+    scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), 0.0)),
+    unpack nibbles(&w[j * Self::BYTES + Self::QS..]).map(|q| IQ4_VALUES[usize::from(q)] as u8)
 );
 format!(
     /// `d * scale * table[q]`, signed.
     IQ4_XS, bits 8, span 32, w, _j,
     scales {
-        let high = u16::from_le_bytes([w[2], w[3]]);
-        let scale = |j: usize| i32::from(u16::from(w[4 + j / 2] >> (4 * (j % 2)) & 15) | (high >> (2 * j) & 3) << 4) - 32;
-        Scales { d: std::array::from_fn(|j| if j < 8 { f16_at(w, 0) * scale(j) as f32 } else { 0.0 }), m: [0.0; 16] }
+        let high = u16::from_le_bytes([w[Self::SCALES_H], w[Self::SCALES_H + 1]]);
+        let scale = |j: usize| i32::from(u16::from(w[Self::SCALES_L + j / 2] >> (4 * (j % 2)) & 15) | (high >> (2 * j) & 3) << 4) - 32;
+        Scales { d: std::array::from_fn(|j| if j < 8 { f16_at(w, Self::D) * scale(j) as f32 } else { 0.0 }), m: [0.0; 16] }
     },
-    unpack nibbles(&w[8 + _j * 16..]).map(|q| IQ4_VALUES[usize::from(q)] as u8)
+    unpack nibbles(&w[Self::QS + _j * 16..]).map(|q| IQ4_VALUES[usize::from(q)] as u8)
 );
 /// Makes every MXFP4 value (in halves) at least 0.
 pub(crate) const MXFP4_OFFSET: i8 = 12;
 format!(
     /// `2^e / 2 * (q - 12)`.
     MXFP4, bits 5, span 32, w, j,
-    scales each_block(w, 17, |b| (e8m0_half(b[0]), -f32::from(MXFP4_OFFSET) * e8m0_half(b[0]))),
-    unpack nibbles(&w[j * 17 + 1..]).map(|q| (MXFP4_VALUES[usize::from(q)] + MXFP4_OFFSET) as u8)
+    scales each_block(w, Self::BYTES, |b| (e8m0_half(b[Self::E]), -f32::from(MXFP4_OFFSET) * e8m0_half(b[Self::E]))),
+    unpack nibbles(&w[j * Self::BYTES + Self::QS..]).map(|q| (MXFP4_VALUES[usize::from(q)] + MXFP4_OFFSET) as u8)
 );
 
 /// Scales and minimums of Q4_K and Q5_K.
 fn k4_scales(w: &[u8]) -> Scales {
-    let packed: [u8; 12] = std::array::from_fn(|i| w[4 + i]);
+    let packed: [u8; 12] = std::array::from_fn(|i| w[Q4_K::SCALES + i]);
     let mut s = Scales { d: [0.0; 16], m: [0.0; 16] };
     for j in 0..8 {
         let (scale, min) = scale_min_k4(&packed, j);
-        s.d[j] = f16_at(w, 0) * f32::from(scale);
-        s.m[j] = -f16_at(w, 2) * f32::from(min);
+        s.d[j] = f16_at(w, Q4_K::D) * f32::from(scale);
+        s.m[j] = -f16_at(w, Q4_K::DMIN) * f32::from(min);
     }
     s
 }
@@ -276,41 +275,25 @@ pub(crate) mod tests {
         let one = [0x00, 0x3c];
         for b in w.chunks_exact_mut(dtype.block_bytes()) {
             let at: &[usize] = match dtype {
-                DType::Q4_1 | DType::Q5_1 | DType::Q4_K | DType::Q5_K => &[0, 2],
-                DType::Q2_K => &[80, 82],
-                DType::Q3_K => &[108],
-                DType::Q6_K => &[208],
+                DType::Q4_1 => &[Q4_1::D, Q4_1::M],
+                DType::Q5_1 => &[Q5_1::D, Q5_1::M],
+                DType::Q2_K => &[Q2_K::D, Q2_K::DMIN],
+                DType::Q3_K => &[Q3_K::D],
+                DType::Q4_K | DType::Q5_K => &[Q4_K::D, Q4_K::DMIN],
+                DType::Q6_K => &[Q6_K::D],
                 DType::MXFP4 => &[],
-                _ => &[0],
+                _ => &[Q4_0::D],
             };
             for &at in at {
                 let scale = f16::from_f32(f16::from_le_bytes(one).to_f32() * (f32::from(b[at]) - 100.0) / 64.0);
                 b[at..at + 2].copy_from_slice(&scale.to_le_bytes());
             }
             if dtype == DType::MXFP4 {
-                b[0] = 120 + b[0] % 16;
+                b[MXFP4::E] = 120 + b[MXFP4::E] % 16;
             }
         }
         w
     }
-
-    /// Calls `$check::<F>(bytes, groups)` with steps of every format, whole ones and those at the end of a row.
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    macro_rules! every_step {
-        ($check:ident) => {
-            for dtype in outboard_core::DType::ALL {
-                for (seed, n) in [(1, 8), (2, 5), (3, 1)] {
-                    let n = if dtype.block_len() == 256 { 8 } else { n };
-                    $crate::kernels::format::with_format!(dtype, F => {
-                        $check::<F>(&$crate::kernels::format::tests::weights(dtype, 32 * n, seed), n);
-                        $check::<F>(&$crate::kernels::format::tests::wild(dtype, 32 * n, seed), n);
-                    });
-                }
-            }
-        };
-    }
-    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    pub(crate) use every_step;
 
     #[test]
     fn formats_agree_with_the_definition() {

@@ -19,6 +19,8 @@ mod dot;
 pub mod float;
 pub mod format;
 pub mod isa;
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod leaf_tests;
 pub mod mul_mat;
 #[cfg(target_arch = "aarch64")]
 mod neon;

@@ -116,9 +116,9 @@ pub unsafe fn mul_mat(
 }
 
 #[cfg(target_arch = "aarch64")]
-use super::neon::unpack::Unpack as Leaf;
+pub(super) use super::neon::unpack::Unpack as Leaf;
 #[cfg(target_arch = "x86_64")]
-use super::x86::unpack::Unpack as Leaf;
+pub(super) use super::x86::unpack::Unpack as Leaf;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 use Format as Leaf;
 
@@ -221,6 +221,7 @@ mod tests {
     use super::*;
     use crate::kernels::act::quantize_act;
     use crate::kernels::format::tests::{noise, weights, wild};
+    use crate::kernels::format::*;
     use outboard_core::quant::dequantize_row;
 
     /// The product of dequantized weights with what the activations became, in f64.
@@ -353,21 +354,24 @@ mod tests {
             let (k, m, n) = (512, 16, 8);
             for fill in [0x00, 0xff, 0x80, 0x7f] {
                 let mut w = wild(dtype, k * m, 3);
-                let head = match dtype {
-                    DType::Q4_K | DType::Q5_K => 16,
-                    DType::Q4_1 | DType::Q5_1 => 4,
-                    DType::IQ4_XS => 8,
-                    DType::MXFP4 => 1,
-                    _ => 2,
-                };
                 for b in w.chunks_exact_mut(dtype.block_bytes()) {
-                    let range = match dtype {
-                        DType::Q2_K => 16..80,
-                        DType::Q3_K => 0..96,
-                        DType::Q6_K => 0..192,
-                        _ => head..b.len(),
+                    let elements = match dtype {
+                        DType::Q4_0 => Q4_0::QS..b.len(),
+                        DType::Q4_1 => Q4_1::QS..b.len(),
+                        DType::Q5_0 => Q5_0::QH..b.len(),
+                        DType::Q5_1 => Q5_1::QH..b.len(),
+                        DType::Q8_0 => Q8_0::QS..b.len(),
+                        DType::Q2_K => Q2_K::QS..Q2_K::D,
+                        DType::Q3_K => Q3_K::HMASK..Q3_K::SCALES,
+                        DType::Q4_K => Q4_K::QS..b.len(),
+                        DType::Q5_K => Q5_K::QH..b.len(),
+                        DType::Q6_K => Q6_K::QL..Q6_K::SCALES,
+                        DType::IQ4_NL => IQ4_NL::QS..b.len(),
+                        DType::IQ4_XS => IQ4_XS::QS..b.len(),
+                        DType::MXFP4 => MXFP4::QS..b.len(),
+                        other => panic!("{other} is not supported"),
                     };
-                    b[range].fill(fill);
+                    b[elements].fill(fill);
                 }
                 let blocks = act_blocks(k);
                 let mut x = vec![ActBlock::ZERO; n * blocks];

@@ -1,5 +1,5 @@
-//! What panels of weight rows have in common, whatever the instruction set: the way over rows and columns, in parts that stay in the
-//! nearest cache.
+//! What panels of weight rows have in common, whatever the instruction set: where things lie in them, and the loops over rows and columns, in
+//! parts that stay in the nearest cache.
 
 use super::act::{ActBlock, act_blocks};
 use super::ahead::Ahead;
@@ -17,14 +17,25 @@ pub(super) const PANEL_COLUMNS: usize = 3;
 /// them stay in a nearest cache of 48 KiB, one in one of 32.
 const PART_BYTES: usize = 18 * 1024;
 /// The most columns that are few; more of them would go by too often (measured, with weights in memory).
-const FEW_COLUMNS: usize = 64;
+const PART_COLUMNS: usize = 64;
 
-/// Floats of a panel's step: 256 elements of `rows` rows in bytes, then scales, then minimums by group.
+/// Floats of a panel's step, of 256 elements of `rows` rows: first their bytes, four elements of each row beside one another and then the next
+/// four; then the scales of the first span of each row and of the next; then minimums in the same order.
 pub(super) const fn step_floats(rows: usize, span: usize) -> usize {
-    (64 + 2 * (256 / span)) * rows
+    mins_at(rows, span) + 256 / span * rows
 }
 
-/// Unpacks a part of rows, of so many groups, as a panel, and asks for [`FILL`] at every step. Of the rows, as many as a panel has.
+/// Where scales begin in a panel's step, in floats.
+pub(super) const fn scales_at(rows: usize) -> usize {
+    256 / size_of::<f32>() * rows
+}
+
+/// Where minimums begin in a panel's step, in floats.
+pub(super) const fn mins_at(rows: usize, span: usize) -> usize {
+    scales_at(rows) + 256 / span * rows
+}
+
+/// Unpacks a part of rows, of so many groups, as a panel, and prefetches for [`FILL_COLUMNS`] at every step. Of the rows, as many as a panel has.
 pub(super) type Fill = unsafe fn(&[*const u8; MAX_ROWS], usize, *mut f32, &mut Ahead);
 
 /// Panels times as many columns as the function is for, from this one on.
@@ -56,8 +67,8 @@ macro_rules! tiles {
 }
 pub(super) use tiles;
 
-/// What is asked for at every step of unpacking a panel, as if it met so many columns: it takes as long.
-pub(super) const FILL: usize = 4;
+/// Columns that a panel could meet in the time that unpacking it takes: so much is prefetched meanwhile.
+pub(super) const FILL_COLUMNS: usize = 4;
 
 /// How an instruction set makes panels of a format, and multiplies them.
 pub(super) struct Panels {
@@ -70,7 +81,7 @@ pub(super) struct Panels {
     /// For one column, two, and so on.
     pub(super) tiles: &'static [Tile],
     /// The same for two panels beside one another, if columns meet two at a time.
-    pub(super) two: Option<&'static [Tile]>,
+    pub(super) pairs: Option<&'static [Tile]>,
 }
 
 /// A part of panels that lie behind one another, and all columns.
@@ -86,7 +97,7 @@ pub(super) struct Part {
     /// Rows that are written: the last panel of a matrix may have fewer than it is made for.
     pub(super) rows: usize,
     /// Whether results begin with what is there, of the parts before, and not with zero.
-    pub(super) go_on: bool,
+    pub(super) accumulate: bool,
 }
 
 impl Part {
@@ -104,12 +115,12 @@ impl Part {
 impl Panels {
     /// Panels that are unpacked beside one another.
     fn beside(&self) -> usize {
-        1 + usize::from(self.two.is_some())
+        1 + usize::from(self.pairs.is_some())
     }
 
     /// Parts that panels of so many blocks are unpacked in. One at least: a row without elements gives zero.
     fn parts(&self, blocks: usize, n_cols: usize) -> usize {
-        let steps = if n_cols <= FEW_COLUMNS { PART_BYTES / (4 * self.floats) } else { blocks };
+        let steps = if n_cols <= PART_COLUMNS { PART_BYTES / (4 * self.floats) } else { blocks };
         blocks.div_ceil(steps.max(1)).max(1)
     }
 
@@ -135,44 +146,57 @@ impl Panels {
         debug_assert_eq!(self.floats % 16, 0, "steps are as aligned as the first");
         let parts = self.parts(blocks, n_cols);
         let panel = scratch.floats(self.scratch_floats(blocks, n_cols)).as_mut_ptr();
-        let together = self.beside() * self.rows;
-        for first in rows.clone().step_by(together) {
-            let n = (rows.end - first).min(together);
+        let rows_beside = self.beside() * self.rows;
+        for first in rows.clone().step_by(rows_beside) {
+            let n = (rows.end - first).min(rows_beside);
             let panels = n.div_ceil(self.rows);
-            let tiles = self.two.filter(|_| panels == 2).unwrap_or(self.tiles);
+            let tiles = self.pairs.filter(|_| panels == 2).unwrap_or(self.tiles);
             let row = |r: usize| w.data.wrapping_add(r * w.stride);
             // The next rows from end to end, whatever the parts: memory is fastest as one stream.
-            let next = (rows.end - first - n).min(together);
-            let mut ahead = Ahead::new(row(first + n), w.stride, next, bytes, (panels * FILL + n_cols) * blocks);
+            let next = (rows.end - first - n).min(rows_beside);
+            let steps = (panels * FILL_COLUMNS + n_cols) * blocks;
+            let mut ahead = Ahead::new(row(first + n), w.stride, next, bytes, steps);
             for part in 0..parts {
                 // Steps before this part and the next.
                 let [start, end] = [part, part + 1].map(|part| part * blocks / parts);
                 let groups = (groups - 8 * start).min(8 * (end - start));
-                let floats = (end - start) * self.floats;
                 for p in 0..panels {
-                    // The last panel repeats its last row; what comes of it is not written.
-                    let mut pointers = [std::ptr::null(); MAX_ROWS];
-                    let mut at = row(first + p * self.rows).wrapping_add(start * self.step);
-                    for (r, pointer) in pointers.iter_mut().enumerate().take(self.rows) {
-                        *pointer = at;
-                        at = at.wrapping_add(if p * self.rows + r + 1 < n { w.stride } else { 0 });
-                    }
+                    let of_row = row(first + p * self.rows).wrapping_add(start * self.step);
+                    let pointers = self.pointers(of_row, w.stride, n - p * self.rows);
+                    let to = panel.wrapping_add(p * (end - start) * self.floats);
                     // SAFETY: groups of the caller's rows, and memory for as many panels.
-                    unsafe { (self.fill)(&pointers, groups, panel.add(p * floats), &mut ahead) };
+                    unsafe { (self.fill)(&pointers, groups, to, &mut ahead) };
                 }
                 // SAFETY: the caller's columns and results.
                 let (x, data) = unsafe { (x.as_ptr().add(start), out.data.add(first)) };
                 let out = Out { data, ..out };
-                let part = Part { panel, groups, x, blocks, out, rows: n, go_on: start > 0 };
-                // As few tiles as can be, all of about the same width.
-                let count = n_cols.div_ceil(tiles.len());
-                for i in 0..count {
-                    // So many columns lie before this tile and the next.
-                    let [c, next] = [i, i + 1].map(|i| i * n_cols / count);
-                    // SAFETY: columns c..next are the caller's, and no more than there are tiles.
-                    unsafe { tiles[next - c - 1](&part, c, &mut ahead) };
-                }
+                let part = Part { panel, groups, x, blocks, out, rows: n, accumulate: start > 0 };
+                // SAFETY: as above.
+                unsafe { multiply(tiles, &part, n_cols, &mut ahead) };
             }
         }
+    }
+
+    /// Where the rows of a panel lie, `n` of them from `first` on. A panel that has fewer repeats its last; what comes of that is not written.
+    fn pointers(&self, first: *const u8, stride: usize, n: usize) -> [*const u8; MAX_ROWS] {
+        let mut pointers = [std::ptr::null(); MAX_ROWS];
+        for (r, pointer) in pointers.iter_mut().enumerate().take(self.rows) {
+            *pointer = first.wrapping_add(r.min(n - 1) * stride);
+        }
+        pointers
+    }
+}
+
+/// A part times all columns: as few tiles as can be, all of about the same width.
+///
+/// # Safety
+/// The part has so many columns; the processor has what the tiles need.
+unsafe fn multiply(tiles: &[Tile], part: &Part, n_cols: usize, ahead: &mut Ahead) {
+    let count = n_cols.div_ceil(tiles.len());
+    for i in 0..count {
+        // So many columns lie before this tile and the next.
+        let [c, next] = [i, i + 1].map(|i| i * n_cols / count);
+        // SAFETY: columns c..next are the caller's, and no more than there are tiles.
+        unsafe { tiles[next - c - 1](part, c, ahead) };
     }
 }

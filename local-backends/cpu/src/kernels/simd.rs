@@ -53,11 +53,11 @@ pub(super) trait Lanes: Copy {
         // SAFETY: the caller's.
         v.map(|v| unsafe { v.sum() })
     }
-    /// Turns `N` rows of `N` elements into the columns they make.
+    /// Transposes `N` rows of `N` elements.
     ///
     /// # Safety
     /// Features.
-    unsafe fn turn(rows: &mut [Self]);
+    unsafe fn transpose(rows: &mut [Self]);
     /// The sums.
     ///
     /// # Safety
@@ -180,7 +180,7 @@ impl Lanes for Plain {
         ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
     #[inline(always)]
-    unsafe fn turn(rows: &mut [Self]) {
+    unsafe fn transpose(rows: &mut [Self]) {
         for i in 1..rows.len() {
             let (before, rest) = rows.split_at_mut(i);
             for (j, above) in before.iter_mut().enumerate() {
@@ -217,7 +217,7 @@ mod x86 {
 
     macro_rules! lanes {
         ($v:ty, $n:literal, $features:literal, $set1:ident, $load:ident, $store:ident, $fma:ident,
-         half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, turn $turn:ident,
+         half $hv:ident, $cvt:ident, $widen:ident, $shift:ident, $cast:ident, transpose $transpose:ident,
          fold $s:ident => $fold:expr, add $add:ident, max $max:ident, four $m:ident => $four:expr,
          bits $bits:ident $floats:ident $shl:ident $add_bits:ident, less ($v1:ident, $a:ident, $b:ident, $other:ident) => $chosen:expr) => {
             impl Lanes for $v {
@@ -283,9 +283,9 @@ mod x86 {
                 }
                 #[inline]
                 #[target_feature(enable = $features)]
-                unsafe fn turn(rows: &mut [Self]) {
+                unsafe fn transpose(rows: &mut [Self]) {
                     if let Ok(rows) = rows.try_into() {
-                        $turn(rows);
+                        $transpose(rows);
                     }
                 }
                 #[inline]
@@ -322,8 +322,8 @@ mod x86 {
         };
     }
 
-    /// The first step of turning, within 128 bits: of rows 4 i to 4 i + 3, vector 4 i + c has in part p the elements 4 p + c.
-    macro_rules! turn_quarters {
+    /// The first step of transposing, within 128 bits: of rows 4 i to 4 i + 3, vector 4 i + c has in part p the elements 4 p + c.
+    macro_rules! transpose_quarters {
         ($rows:ident, $lo:ident, $hi:ident, $pair:ident, $single:ident, $lo_pair:ident, $hi_pair:ident) => {
             for four in $rows.as_chunks_mut::<4>().0 {
                 let [a, b, c, d] = *four;
@@ -339,8 +339,8 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn turn8(rows: &mut [__m256; 8]) {
-        turn_quarters!(
+    fn transpose8(rows: &mut [__m256; 8]) {
+        transpose_quarters!(
             rows,
             _mm256_unpacklo_ps,
             _mm256_unpackhi_ps,
@@ -358,8 +358,8 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn turn16(rows: &mut [__m512; 16]) {
-        turn_quarters!(
+    fn transpose16(rows: &mut [__m512; 16]) {
+        transpose_quarters!(
             rows,
             _mm512_unpacklo_ps,
             _mm512_unpackhi_ps,
@@ -383,13 +383,13 @@ mod x86 {
 
     lanes!(__m256, 8, "avx2,fma,f16c", _mm256_set1_ps, _mm256_loadu_ps, _mm256_storeu_ps, _mm256_fmadd_ps,
     half _mm_loadu_si128, _mm256_cvtph_ps, _mm256_cvtepu16_epi32, _mm256_slli_epi32,
-    _mm256_castsi256_ps, turn turn8, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)),
+    _mm256_castsi256_ps, transpose transpose8, fold v => _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v)),
     add _mm256_add_ps, max _mm256_max_ps, four m => _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m)),
     bits _mm256_castps_si256 _mm256_castsi256_ps _mm256_slli_epi32 _mm256_add_epi32,
     less (v, a, b, other) => _mm256_blendv_ps(other, v, _mm256_cmp_ps::<_CMP_LT_OQ>(a, b)));
     lanes!(__m512, 16, "avx512f", _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps,
     half _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_cvtepu16_epi32, _mm512_slli_epi32,
-    _mm512_castsi512_ps, turn turn16, fold v => {
+    _mm512_castsi512_ps, transpose transpose16, fold v => {
         let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)));
         let v = _mm256_add_ps(_mm512_castps512_ps256(v), high);
         _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v))
@@ -474,12 +474,12 @@ mod neon {
         }
         #[inline]
         #[target_feature(enable = "neon")]
-        unsafe fn turn(rows: &mut [Self]) {
+        unsafe fn transpose(rows: &mut [Self]) {
             let Ok(rows) = <&mut [Self; 8]>::try_from(rows) else { return };
-            let low = turn4([rows[0].0, rows[1].0, rows[2].0, rows[3].0]);
-            let low_behind = turn4([rows[4].0, rows[5].0, rows[6].0, rows[7].0]);
-            let high = turn4([rows[0].1, rows[1].1, rows[2].1, rows[3].1]);
-            let high_behind = turn4([rows[4].1, rows[5].1, rows[6].1, rows[7].1]);
+            let low = transpose4([rows[0].0, rows[1].0, rows[2].0, rows[3].0]);
+            let low_behind = transpose4([rows[4].0, rows[5].0, rows[6].0, rows[7].0]);
+            let high = transpose4([rows[0].1, rows[1].1, rows[2].1, rows[3].1]);
+            let high_behind = transpose4([rows[4].1, rows[5].1, rows[6].1, rows[7].1]);
             for i in 0..4 {
                 rows[i] = Neon(low[i], low_behind[i]);
                 rows[4 + i] = Neon(high[i], high_behind[i]);
@@ -518,7 +518,7 @@ mod neon {
 
     #[inline]
     #[target_feature(enable = "neon")]
-    fn turn4([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
+    fn transpose4([a, b, c, d]: [float32x4_t; 4]) -> [float32x4_t; 4] {
         let (ab, cd) = (vreinterpretq_f64_f32(vtrn1q_f32(a, b)), vreinterpretq_f64_f32(vtrn1q_f32(c, d)));
         let (ab_odd, cd_odd) = (vreinterpretq_f64_f32(vtrn2q_f32(a, b)), vreinterpretq_f64_f32(vtrn2q_f32(c, d)));
         [

@@ -2,7 +2,7 @@
 
 use super::mul_mat::SendPtr;
 use super::*;
-use crate::kernels::attn::{Heads, MaskRow, QUERIES, Query, attention, scratch_floats};
+use crate::kernels::attn::{Heads, MaskRow, Phase, QUERIES, Query, attention, scratch_floats};
 use crate::kernels::mul_mat::Rows;
 use crate::tensor::checked;
 use outboard_core::DType;
@@ -10,8 +10,8 @@ use outboard_core::op::FlashAttn;
 
 /// Pieces for each thread, so that all end at about the same time. With more, keys and values are prepared for each of them.
 const PIECES: usize = 2;
-/// Queries of a piece that are worth going through the keys for.
-const FEW: usize = 32;
+/// Fewest queries of a piece that are worth going through the keys for.
+const MIN_QUERIES: usize = 32;
 
 /// How the work is divided: pieces of tokens of one key/value head.
 struct Pieces {
@@ -35,10 +35,14 @@ impl Pieces {
                 even.unwrap_or(least)
             }
         };
-        let most = n_tokens.div_ceil(pieces).max(FEW / group.max(1)).clamp(1, (QUERIES / group.max(1)).max(1));
+        let most = n_tokens.div_ceil(pieces).max(MIN_QUERIES / group.max(1)).clamp(1, (QUERIES / group.max(1)).max(1));
         let tokens = n_tokens.div_ceil(n_tokens.div_ceil(most).max(1));
         Pieces { group, tokens, blocks: n_tokens.div_ceil(tokens.max(1)) }
     }
+}
+
+fn phase(n_tokens: usize) -> Phase {
+    if n_tokens > 1 { Phase::Prefill } else { Phase::Decode }
 }
 
 /// Room for the queries that go through the keys together: at most [`QUERIES`], or those of one token. Threads do not matter: more
@@ -47,7 +51,7 @@ pub(crate) fn need(node: &Node) -> Need {
     let (Some(q), Some(k), Some(v)) = (node.opt(0), node.opt(1), node.opt(2)) else { return Need::default() };
     let [d, n_tokens, n_head, _] = q.ne();
     let Pieces { group, tokens, .. } = Pieces::new(1, n_tokens, n_head, k.ne()[2]);
-    let floats = scratch_floats(n_tokens > 1, d, v.ne()[0], tokens.saturating_mul(group));
+    let floats = scratch_floats(phase(n_tokens), d, v.ne()[0], tokens.saturating_mul(group));
     Need { thread: bytes_of::<f32>(floats), ..Need::default() }
 }
 
@@ -76,8 +80,8 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
         let (q, k, v, out) = shared.get();
         // Later tokens see more keys: they go first, so that the pieces at the end are small.
         let (head, block) = (piece % n_head_kv, blocks - 1 - piece / n_head_kv);
-        let many = n_tokens > 1;
-        let heads = Heads { k: rows(k, head), v: rows(v, head), scale: op.scale, softcap: op.softcap, many, abort };
+        let (k, v, phase) = (rows(k, head), rows(v, head), phase(n_tokens));
+        let heads = Heads { k, v, scale: op.scale, softcap: op.softcap, phase, abort };
         let tokens = block * tokens..((block + 1) * tokens).min(n_tokens);
         let attend = || -> Result<(), String> {
             let mut scratch = memory.rest()?;

@@ -2,14 +2,14 @@
 //!
 //! Keys are taken in tiles; the softmax is kept as a running maximum and sum (Milakov and Gimelshein, 2018), so that scores of
 //! one tile are all that is stored. Queries that share keys (the heads of a group, neighbouring tokens) go together: each tile
-//! is read from memory once for all of them. The few of one token meet keys and values as they lie (`few`); those of several
-//! tokens lie in the lanes of vectors themselves (`many`).
+//! is read from memory once for all of them. Those of one token meet keys and values as they lie (`decode`); those of several
+//! tokens lie in the lanes of vectors themselves (`prefill`).
 //!
 //! Tiles begin at multiples of their size, whatever the queries see, so that what a query gets does not depend on those beside it, as long
 //! as values are finite: those that only its neighbours see count zero times.
 
-mod few;
-mod many;
+mod decode;
+mod prefill;
 
 use super::Isa;
 use super::isa::per_isa;
@@ -37,10 +37,10 @@ use by_type;
 const TILE: usize = 128;
 /// Most queries that a tile is prepared for once.
 pub const QUERIES: usize = 512;
-/// Queries that are worked on together.
-const BESIDE: usize = 48;
+/// Queries of a group, which are worked on together.
+const GROUP: usize = 48;
 /// Elements of the longest vector.
-const MOST_LANES: usize = 16;
+const MAX_LANES: usize = 16;
 
 /// A mask's row: what is added to the scores of one query, by key.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +84,15 @@ pub struct Query {
     pub sink: Option<f32>,
 }
 
+/// Which queries go together. Sums are rounded in another order in each, and in the same for all queries of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Phase {
+    /// Those of one token.
+    Decode,
+    /// Those of several tokens.
+    Prefill,
+}
+
 /// What all queries have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads<'a> {
@@ -95,8 +104,8 @@ pub struct Heads<'a> {
     pub scale: f32,
     /// If not 0: scores become `softcap * tanh(score / softcap)`.
     pub softcap: f32,
-    /// There are queries of several tokens. Sums are rounded in another order then, for all of them in the same.
-    pub many: bool,
+    /// Whose queries they are.
+    pub phase: Phase,
     /// When it is set, results do not matter any more. It is looked at for every tile of keys.
     pub abort: &'a AtomicBool,
 }
@@ -121,15 +130,23 @@ per_isa! {
     fn softcap(s: &mut [f32], cap: f32) = softcap_body
 }
 
-/// Queries that go through the keys together.
-fn together(many: bool) -> usize {
-    if many { QUERIES } else { BESIDE }
+impl Phase {
+    /// Most queries that go through the keys together.
+    fn max_queries(self) -> usize {
+        match self {
+            Phase::Decode => GROUP,
+            Phase::Prefill => QUERIES,
+        }
+    }
 }
 
 /// Floats of scratch memory with which [`attention`] works: keys of `d` elements, values of `dv`, up to so many queries.
-pub fn scratch_floats(many: bool, d: usize, dv: usize, queries: usize) -> usize {
-    let queries = queries.min(together(many));
-    if many { many::scratch_floats(d, dv, queries) } else { few::scratch_floats(d, dv, queries) }
+pub fn scratch_floats(phase: Phase, d: usize, dv: usize, queries: usize) -> usize {
+    let queries = queries.min(phase.max_queries());
+    match phase {
+        Phase::Decode => decode::scratch_floats(d, dv, queries),
+        Phase::Prefill => prefill::scratch_floats(d, dv, queries),
+    }
 }
 
 /// Attends `queries` to the head.
@@ -141,19 +158,18 @@ pub fn scratch_floats(many: bool, d: usize, dv: usize, queries: usize) -> usize 
 /// Every key from the first to the last that queries see must be valid in k and v (aligned to its elements), and those that a query sees
 /// in its mask; `q` must hold `k.k` floats; `out` must be valid for `v.k` floats, and nobody else's.
 pub unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], scratch: &mut Scratch<'_>) {
-    for queries in queries.chunks(together(heads.many)) {
+    for queries in queries.chunks(heads.phase.max_queries()) {
         // SAFETY: the caller's.
         unsafe {
-            if heads.many {
-                many::attention(isa, heads, queries, scratch)
-            } else {
-                few::attention(isa, heads, queries, scratch)
+            match heads.phase {
+                Phase::Decode => decode::attention(isa, heads, queries, scratch),
+                Phase::Prefill => prefill::attention(isa, heads, queries, scratch),
             }
         }
     }
 }
 
-/// What is known of a query after some tiles.
+/// The softmax of a query after some tiles.
 #[derive(Clone, Copy)]
 struct Running {
     max: f32,
@@ -165,7 +181,7 @@ impl Running {
     const NEW: Running = Running { max: f32::NEG_INFINITY, sum: 0.0 };
 
     /// What the sum of values is to be multiplied by in the end, given the score that has no value.
-    fn share(mut self, sink: Option<f32>) -> f32 {
+    fn normalizer(mut self, sink: Option<f32>) -> f32 {
         let mut factor = 1.0;
         if let Some(sink) = sink {
             let max = self.max.max(sink);
@@ -174,6 +190,23 @@ impl Running {
         }
         // Nothing seen gives zeros; a sum that is no number must not become one.
         if self.sum == 0.0 { 0.0 } else { factor / self.sum }
+    }
+}
+
+/// Scratch memory that is handed out from the front.
+struct Floats<'m>(&'m mut [f32]);
+
+impl<'m> Floats<'m> {
+    /// The next `n`, of any content.
+    fn take(&mut self, n: usize) -> &'m mut [f32] {
+        let (taken, rest) = std::mem::take(&mut self.0).split_at_mut(n);
+        self.0 = rest;
+        taken
+    }
+
+    /// All that is left.
+    fn rest(self) -> &'m mut [f32] {
+        self.0
     }
 }
 
@@ -217,7 +250,7 @@ mod tests {
     /// # Safety
     /// See [`attention`].
     unsafe fn attend(isa: Isa, heads: &Heads<'_>, queries: &[Query]) {
-        let mut room = Line::room(scratch_floats(heads.many, heads.k.k, heads.v.k, queries.len()));
+        let mut room = Line::room(scratch_floats(heads.phase, heads.k.k, heads.v.k, queries.len()));
         // SAFETY: the caller's.
         unsafe { attention(isa, heads, queries, &mut Scratch::new(&mut room)) };
     }
@@ -245,6 +278,10 @@ mod tests {
             .collect()
     }
 
+    fn isas_and_phases() -> impl Iterator<Item = (Isa, Phase)> {
+        Isa::available().into_iter().flat_map(|isa| [Phase::Decode, Phase::Prefill].map(|phase| (isa, phase)))
+    }
+
     #[test]
     fn attention_is_softmax_times_values() {
         let cases = [
@@ -270,13 +307,14 @@ mod tests {
             let (ka, va) = (aligned(&kb), aligned(&vb));
             let (k, v) = (float(&kb, d * n_kv), float(&vb, dv * n_kv));
             let rows = |a: &[u32], k| Rows { data: a.as_ptr().cast(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
-            let heads = Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap, many: false, abort: &NEVER };
+            let heads =
+                Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap, phase: Phase::Decode, abort: &NEVER };
             let q = noise(d * n, 3);
             let mask: Vec<f32> = noise(n_kv, 4);
             let mask16: Vec<f16> = mask.iter().map(|&v| f16::from_f32(v)).collect();
             let zeros = vec![0.0; n_kv];
-            for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
-                let heads = Heads { many, ..heads };
+            for (isa, phase) in isas_and_phases() {
+                let heads = Heads { phase, ..heads };
                 let mut out = vec![f32::NAN; dv * n];
                 let mut queries = Vec::new();
                 for i in 0..n {
@@ -302,7 +340,7 @@ mod tests {
                 // SAFETY: as above.
                 queries.chunks(1).for_each(|q| unsafe { attend(isa, &heads, q) });
                 let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(&out), bits(&together), "{} {dtype} many {many}: alone and together", isa.name());
+                assert_eq!(bits(&out), bits(&together), "{} {dtype} {phase:?}: alone and together", isa.name());
                 for (i, query) in queries.iter().enumerate() {
                     let m16: Vec<f32> = mask16.iter().map(|v| v.to_f32()).collect();
                     let m = [&zeros, &mask, &m16][i % 3];
@@ -311,7 +349,7 @@ mod tests {
                         let got = f64::from(out[i * dv + c]);
                         assert!(
                             (got - want).abs() < 2e-5,
-                            "{} {dtype} many {many} query {i} element {c}: {got}, not {want}",
+                            "{} {dtype} {phase:?} query {i} element {c}: {got}, not {want}",
                             isa.name()
                         );
                     }
@@ -333,9 +371,9 @@ mod tests {
         let gap = |i: usize| if i < 48 { 0..5 } else { 400..410 + i / 8 };
         type Keys<'a> = &'a dyn Fn(usize) -> Range<usize>;
         let cases: [(usize, Keys<'_>); 4] = [(49, &causal), (600, &window), (200, &hole), (97, &gap)];
-        for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
+        for (isa, phase) in isas_and_phases() {
             for (case, (n, keys)) in cases.iter().enumerate() {
-                let heads = Heads { k: rows(&k), v: rows(&v), scale: 0.5, softcap: 0.0, many, abort: &NEVER };
+                let heads = Heads { k: rows(&k), v: rows(&v), scale: 0.5, softcap: 0.0, phase, abort: &NEVER };
                 let q = noise(d * n, 3);
                 let run = |size: usize| {
                     let mut out = vec![f32::NAN; d * n];
@@ -355,7 +393,7 @@ mod tests {
                 for (i, (got, alone)) in together.chunks(d).zip(run(1).chunks(d)).enumerate() {
                     let want = reference(&heads, &k, &v, &q[i * d..], keys(i), &[0.0; 700], None);
                     for (c, want) in want.iter().enumerate() {
-                        let what = format!("{} many {many} case {case} query {i} element {c}", isa.name());
+                        let what = format!("{} {phase:?} case {case} query {i} element {c}", isa.name());
                         assert_eq!(got[c].to_bits(), alone[c].to_bits(), "{what}: alone and together");
                         assert!((f64::from(got[c]) - want).abs() < 2e-5, "{what}: {}, not {want}", got[c]);
                     }
@@ -371,8 +409,8 @@ mod tests {
         let kv = noise(d * n_kv, 1);
         let rows = Rows { data: kv.as_ptr().cast(), stride: 4 * d, dtype: DType::F32, k: d };
         let nothing = vec![f32::NEG_INFINITY; n_kv];
-        for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
-            let heads = Heads { k: rows, v: rows, scale: 0.5, softcap: 0.0, many, abort: &NEVER };
+        for (isa, phase) in isas_and_phases() {
+            let heads = Heads { k: rows, v: rows, scale: 0.5, softcap: 0.0, phase, abort: &NEVER };
             let mut q = noise(d * n, 3);
             q[d..2 * d].fill(f32::NAN);
             let run = |which: Range<usize>| {
@@ -389,7 +427,7 @@ mod tests {
                 out
             };
             for (i, out) in run(0..n).chunks_exact(d).enumerate() {
-                let what = format!("{} many {many} query {i}: {out:?}", isa.name());
+                let what = format!("{} {phase:?} query {i}: {out:?}", isa.name());
                 match i {
                     1 => assert!(out.iter().all(|v| v.is_nan()), "{what}"),
                     3 => assert!(out.iter().all(|&v| v == 0.0), "{what}"),
@@ -406,15 +444,15 @@ mod tests {
         let (k, v) = (vec![0.0f32; d * n_kv], (0..d * n_kv).map(|i| 1.0 + (i % 7) as f32).collect::<Vec<_>>());
         let rows = |a: &[f32]| Rows { data: a.as_ptr().cast(), stride: 4 * d, dtype: DType::F32, k: d };
         let mean = |c: usize| (0..n_kv).map(|j| f64::from(v[j * d + c])).sum::<f64>() / n_kv as f64;
-        for (isa, many) in Isa::available().into_iter().flat_map(|isa| [(isa, false), (isa, true)]) {
-            let heads = Heads { k: rows(&k), v: rows(&v), scale: 1.0, softcap: 0.0, many, abort: &NEVER };
+        for (isa, phase) in isas_and_phases() {
+            let heads = Heads { k: rows(&k), v: rows(&v), scale: 1.0, softcap: 0.0, phase, abort: &NEVER };
             let (q, mut out) = (vec![1.0f32; d], vec![0.0f32; d]);
             let query = Query { q: q.as_ptr(), out: out.as_mut_ptr(), keys: 0..n_kv, mask: None, sink: Some(0.0) };
             // SAFETY: everything is as large as said above.
             unsafe { attend(isa, &heads, &[query]) };
             for (c, got) in out.iter().enumerate() {
                 let error = f64::from(*got) / mean(c) - 1.0;
-                assert!(error.abs() < 5e-5, "{} many {many} element {c}: {error}", isa.name());
+                assert!(error.abs() < 5e-5, "{} {phase:?} element {c}: {error}", isa.name());
             }
         }
     }

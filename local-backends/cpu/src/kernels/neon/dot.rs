@@ -205,8 +205,8 @@ unsafe fn row<D: Dot, F: Unpack, const C: usize>(
         for (c, col) in cols.iter_mut().enumerate() {
             *col = x.add(c * blocks);
         }
-        let whole = groups / 8;
-        for b in 0..whole {
+        let full = groups / 8;
+        for b in 0..full {
             let w = w.add(b * F::STEP);
             stream(w, F::STEP);
             step::<D, F, C>(w, 8, cols, &mut sums);
@@ -215,7 +215,7 @@ unsafe fn row<D: Dot, F: Unpack, const C: usize>(
             }
         }
         if F::DTYPE.block_len() == 32 && groups % 8 != 0 {
-            let (w, n) = (w.add(whole * F::STEP), groups % 8);
+            let (w, n) = (w.add(full * F::STEP), groups % 8);
             stream(w, n * F::BYTES);
             step::<D, F, C>(w, n, cols, &mut sums);
         }
@@ -260,49 +260,35 @@ entry!(dotprod, Sdot, "neon,dotprod");
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Isa;
+    use crate::kernels::isa::Kind;
+    use crate::kernels::leaf_tests::{Bytes, dots_are_exact, has};
 
     fn check<D: Dot>(name: &str) {
-        for seed in 0..200u32 {
-            let byte = |i: usize| ((i as u32).wrapping_add(seed * 97).wrapping_mul(2654435761) >> 20) as u8;
-            // The first rounds are the extremes.
-            let x: [i8; 128] = std::array::from_fn(|i| match seed {
-                0 => 127,
-                1 => -127,
-                _ => (byte(i + 77) as i8).max(-127),
-            });
-            for bits in [1, 2, 3, 4, 5, 6, 8] {
-                let q: [i8; 128] = std::array::from_fn(|i| match (seed, bits) {
-                    (0 | 1, 8) => -128,
-                    (0 | 1, _) => (1 << bits) as i8 - 1,
-                    (_, 8) => byte(i) as i8,
-                    _ => (u32::from(byte(i)) % (1 << bits)) as i8,
-                });
-                let sum = |from: usize, n: usize| -> i32 {
-                    (from..from + n).map(|i| i32::from(q[i]) * i32::from(x[i])).sum()
-                };
-                // SAFETY: 16 bytes from each of these are in q, and the caller saw to the features.
-                let (got32, got16): ([i32; 4], [i32; 4]) = unsafe {
-                    let v = |i: usize| vld1q_s8(q.as_ptr().add(16 * i));
-                    let pair = |i: usize| [v(2 * i), v(2 * i + 1)];
-                    let lanes = |v| std::mem::transmute::<int32x4_t, [i32; 4]>(v);
-                    let four32 = D::four32(bits, [pair(0), pair(1), pair(2), pair(3)], x.as_ptr());
-                    (lanes(four32), lanes(D::four16(bits, [v(0), v(1), v(2), v(3)], x.as_ptr())))
-                };
-                for l in 0..4 {
-                    assert_eq!(got32[l], sum(32 * l, 32), "{name} {bits} bits");
-                    if bits < 8 {
-                        assert_eq!(got16[l], sum(16 * l, 16), "{name} {bits} bits, spans of 16");
-                    }
-                }
-            }
-        }
+        let lanes = |v| -> [i32; 4] {
+            // SAFETY: both are 16 bytes.
+            unsafe { std::mem::transmute::<int32x4_t, [i32; 4]>(v) }
+        };
+        // SAFETY: 16 bytes from 16 * i lie in the 128.
+        let vector = |q: &[i8; 128], i: usize| unsafe { vld1q_s8(q.as_ptr().add(16 * i)) };
+        dots_are_exact(name, 32, &[1, 2, 3, 4, 5, 6, 8], |bits, Bytes(q), Bytes(x)| {
+            let pair = |i: usize| [vector(q, 2 * i), vector(q, 2 * i + 1)];
+            // SAFETY: the caller saw to the features.
+            lanes(unsafe { D::four32(bits, [pair(0), pair(1), pair(2), pair(3)], x.as_ptr()) }).into()
+        });
+        dots_are_exact(name, 16, &[1, 2, 3, 4, 5, 6], |bits, Bytes(q), Bytes(x)| {
+            let half = |h: usize| {
+                let q = [0, 1, 2, 3].map(|i| vector(q, 4 * h + i));
+                // SAFETY: 64 bytes from 64 * h lie in the 128, and the caller saw to the features.
+                lanes(unsafe { D::four16(bits, q, x.as_ptr().add(64 * h)) })
+            };
+            (0..2).flat_map(half).collect()
+        });
     }
 
     #[test]
-    fn dots_are_exact() {
+    fn sums_of_products_are_exact() {
         check::<Plain>("plain");
-        if Isa::available().iter().any(|isa| isa.name() == "neon+dotprod") {
+        if has(Kind::NeonDot) {
             check::<Sdot>("sdot");
         }
     }

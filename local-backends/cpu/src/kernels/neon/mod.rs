@@ -49,40 +49,26 @@ pub(super) fn scratch_floats<F: Unpack>(sdot: bool, k: usize, n_cols: usize) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::Isa;
-    use super::super::act::quantize_act;
-    use super::super::format::tests::{noise, wild};
-    use super::super::mul_mat::{Line, is_supported, mul_mat, scratch_floats};
     use super::*;
-    use outboard_core::DType;
+    use crate::kernels::isa::Kind;
+    use crate::kernels::leaf_tests::{Multiplies, give_the_same_products, has};
+    use crate::kernels::mul_mat::Line;
+
+    /// By the dot-product extension, or without it.
+    enum By<const SDOT: bool> {}
+
+    impl<const SDOT: bool> Multiplies for By<SDOT> {
+        unsafe fn multiply<F: Unpack>(w: Rows, n_rows: usize, x: &[ActBlock], n_cols: usize, out: Out) {
+            let mut room = Line::room(scratch_floats::<F>(SDOT, w.k, n_cols));
+            // SAFETY: the caller's.
+            unsafe { product::<F>(SDOT, w, 0..n_rows, x, n_cols, out, &mut Scratch::new(&mut room)) };
+        }
+    }
 
     #[test]
     fn with_and_without_sdot_give_the_same_bits() {
-        let isas: Vec<Isa> = Isa::available().into_iter().filter(|isa| isa.name().starts_with("neon")).collect();
-        if isas.len() < 2 {
-            eprintln!("skipped: this processor has no dot-product extension");
-            return;
-        }
-        for dtype in DType::ALL.into_iter().filter(|&d| is_supported(d)) {
-            let k = if dtype.block_len() == 256 { 768 } else { 352 };
-            let m = 13;
-            let w = wild(dtype, k * m, 5);
-            for n in [1, 2, 3, 9] {
-                let mut x = vec![ActBlock::ZERO; n * act_blocks(k)];
-                for (c, x) in x.chunks_exact_mut(act_blocks(k)).enumerate() {
-                    quantize_act(Isa::PORTABLE, &noise(k, 7 + c as u32), x);
-                }
-                let run = |isa: Isa| -> Vec<u32> {
-                    let mut y = vec![0f32; m * n];
-                    let rows = Rows { data: w.as_ptr(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
-                    let out = Out { data: y.as_mut_ptr(), stride: m };
-                    let mut room = Line::room(scratch_floats(isa, dtype, k, n));
-                    // SAFETY: w has m rows, y m times n elements.
-                    unsafe { mul_mat(isa, rows, 0..m, &x, n, out, &mut Scratch::new(&mut room)) };
-                    y.iter().map(|v| v.to_bits()).collect()
-                };
-                assert_eq!(run(isas[0]), run(isas[1]), "{dtype} n {n}");
-            }
+        if has(Kind::NeonDot) {
+            give_the_same_products::<By<true>, By<false>>(&[1, 2, 3, 9], None);
         }
     }
 }

@@ -5,8 +5,9 @@
 
 use super::dot::fits;
 use super::unpack::Unpack;
+use crate::kernels::act::ActBlock;
 use crate::kernels::ahead::Ahead;
-use crate::kernels::panel::{FILL, MAX_ROWS, Panels, Part, Tile, step_floats, tiles};
+use crate::kernels::panel::{FILL_COLUMNS, MAX_ROWS, Panels, Part, Tile, mins_at, scales_at, step_floats, tiles};
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -62,14 +63,13 @@ unsafe fn fill_group<F: Unpack>(w: [*const u8; 4], j: usize, out: *mut f32) {
 unsafe fn fill<F: Unpack>(w: &[*const u8; MAX_ROWS], groups: usize, panel: *mut f32, ahead: &mut Ahead) {
     let spans = 256 / F::SPAN;
     for b in 0..groups.div_ceil(8) {
-        ahead.more(FILL);
+        ahead.more(FILL_COLUMNS);
         let n = (groups - 8 * b).min(8);
         for four in 0..ROWS / 4 {
             // SAFETY: steps of the caller's rows and panel.
             unsafe {
                 let q_out = panel.add(b * step_floats(ROWS, F::SPAN) + 4 * four);
-                let d_out = q_out.add(64 * ROWS);
-                let m_out = d_out.add(spans * ROWS);
+                let (d_out, m_out) = (q_out.add(scales_at(ROWS)), q_out.add(mins_at(ROWS, F::SPAN)));
                 let at = b * F::STEP;
                 let w =
                     [w[4 * four].add(at), w[4 * four + 1].add(at), w[4 * four + 2].add(at), w[4 * four + 3].add(at)];
@@ -220,6 +220,9 @@ impl<const N: usize, const SPAN: usize, const DEPTH: usize> Span<N, SPAN> for Pl
     }
 }
 
+/// Float sums of a panel's rows, two vectors, and `N` columns.
+type Sums<const N: usize> = [[float32x4_t; 2]; N];
+
 /// A panel times `N` columns.
 ///
 /// # Safety
@@ -230,48 +233,93 @@ unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: 
     first: usize,
     ahead: &mut Ahead,
 ) {
-    // SAFETY: the features are the caller's; steps and blocks are within the caller's counts, and only the caller's rows are written.
+    // SAFETY: the features are the caller's; steps and blocks are within the part, and only its rows are read and written.
     unsafe {
-        let &Part { panel, groups, blocks, rows, .. } = part;
         let (x, out) = part.column(first);
+        let mut sum = load_sums::<N>(part, out);
+        for b in 0..part.groups.div_ceil(8) {
+            let step = part.panel.add(b * step_floats(ROWS, SPAN));
+            ahead.more(N);
+            let mut cols = [x; N];
+            for (c, col) in cols.iter_mut().enumerate() {
+                *col = x.add(c * part.blocks + b);
+            }
+            for g in 0..(part.groups - 8 * b).min(8) * (32 / SPAN) {
+                let mut xq = [std::ptr::null(); N];
+                for c in 0..N {
+                    xq[c] = (*cols[c]).q.as_ptr().add(g * SPAN);
+                }
+                let products = S::sums(step.cast::<i8>().add(g * SPAN * ROWS), xq);
+                add_scaled::<N, SPAN, MINS>(&mut sum, products, step, g, cols);
+            }
+        }
+        store_sums::<N>(part, out, sum);
+    }
+}
+
+/// Adds integer products of span `g` times scales and, with `MINS`, minimums times sums of activations.
+///
+/// # Safety
+/// The panel and columns have the span.
+#[inline(always)]
+unsafe fn add_scaled<const N: usize, const SPAN: usize, const MINS: bool>(
+    sum: &mut Sums<N>,
+    products: [[int32x4_t; 2]; N],
+    step: *const f32,
+    g: usize,
+    cols: [*const ActBlock; N],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        let (d, m) = (step.add(scales_at(ROWS) + g * ROWS), step.add(mins_at(ROWS, SPAN) + g * ROWS));
+        for c in 0..N {
+            let x = &*cols[c];
+            let dx = *x.d.as_ptr().add(g * SPAN / 32);
+            for v in 0..2 {
+                let dw = vld1q_f32(d.add(4 * v));
+                sum[c][v] = vfmaq_f32(sum[c][v], vcvtq_f32_s32(products[c][v]), vmulq_n_f32(dw, dx));
+                if MINS {
+                    let sx = if SPAN == 32 { *x.s.as_ptr().add(g) } else { *x.s16.as_ptr().add(g) };
+                    sum[c][v] = vfmaq_n_f32(sum[c][v], vld1q_f32(m.add(4 * v)), sx);
+                }
+            }
+        }
+    }
+}
+
+/// What there is of the parts before.
+///
+/// # Safety
+/// `out` has `N` columns of the part's rows.
+#[inline(always)]
+unsafe fn load_sums<const N: usize>(part: &Part, out: *const f32) -> Sums<N> {
+    // SAFETY: the caller's.
+    unsafe {
         let mut sum = [[vdupq_n_f32(0.0); 2]; N];
-        if part.go_on {
+        if part.accumulate {
             for (c, v) in sum.iter_mut().enumerate() {
                 let mut lanes = [0f32; ROWS];
-                std::ptr::copy_nonoverlapping(out.add(c * part.out.stride), lanes.as_mut_ptr(), rows);
+                std::ptr::copy_nonoverlapping(out.add(c * part.out.stride), lanes.as_mut_ptr(), part.rows);
                 *v = [vld1q_f32(lanes.as_ptr()), vld1q_f32(lanes.as_ptr().add(4))];
             }
         }
-        for b in 0..groups.div_ceil(8) {
-            let q = panel.add(b * step_floats(ROWS, SPAN));
-            let d = q.add(64 * ROWS);
-            let m = d.add(256 / SPAN * ROWS);
-            ahead.more(N);
-            for g in 0..(groups - 8 * b).min(8) * (32 / SPAN) {
-                let mut xq = [std::ptr::null(); N];
-                for c in 0..N {
-                    xq[c] = (*x.add(c * blocks + b)).q.as_ptr().add(g * SPAN);
-                }
-                let i = S::sums(q.cast::<i8>().add(g * SPAN * ROWS), xq);
-                for c in 0..N {
-                    let x = &*x.add(c * blocks + b);
-                    let dx = *x.d.as_ptr().add(g * SPAN / 32);
-                    for v in 0..2 {
-                        let dw = vld1q_f32(d.add(g * ROWS + 4 * v));
-                        sum[c][v] = vfmaq_f32(sum[c][v], vcvtq_f32_s32(i[c][v]), vmulq_n_f32(dw, dx));
-                        if MINS {
-                            let sx = if SPAN == 32 { *x.s.as_ptr().add(g) } else { *x.s16.as_ptr().add(g) };
-                            sum[c][v] = vfmaq_n_f32(sum[c][v], vld1q_f32(m.add(g * ROWS + 4 * v)), sx);
-                        }
-                    }
-                }
-            }
-        }
-        for (c, v) in sum.into_iter().enumerate() {
-            let mut lanes = [0f32; ROWS];
+        sum
+    }
+}
+
+/// Writes the sums of the rows that are written.
+///
+/// # Safety
+/// As [`load_sums`].
+#[inline(always)]
+unsafe fn store_sums<const N: usize>(part: &Part, out: *mut f32, sum: Sums<N>) {
+    for (c, v) in sum.into_iter().enumerate() {
+        let mut lanes = [0f32; ROWS];
+        // SAFETY: the caller's.
+        unsafe {
             vst1q_f32(lanes.as_mut_ptr(), v[0]);
             vst1q_f32(lanes.as_mut_ptr().add(4), v[1]);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * part.out.stride), rows);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * part.out.stride), part.rows);
         }
     }
 }
@@ -326,5 +374,5 @@ pub(super) fn panels_neon<F: Unpack>() -> Panels {
 
 /// Panels with these tiles.
 fn panels<F: Unpack>(tiles: &'static [Tile]) -> Panels {
-    Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill: fill::<F>, tiles, two: None }
+    Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill: fill::<F>, tiles, pairs: None }
 }

@@ -256,69 +256,82 @@ macro_rules! unpack {
     };
 }
 
-unpack!(Q4_0, w, n, j, scales offset8(block_scales(w, 18, n), -8.0), group signed(nibbles(w.add(j * 18 + 2))));
-unpack!(Q4_1, w, n, j, scales block_scales_mins(w, 20, n), group signed(nibbles(w.add(j * 20 + 4))));
-unpack!(Q5_0, w, n, j, scales offset8(block_scales(w, 22, n), -16.0), group signed(five(w.add(j * 22 + 2))));
-unpack!(Q5_1, w, n, j, scales block_scales_mins(w, 24, n), group signed(five(w.add(j * 24 + 4))));
-unpack!(Q8_0, w, n, j, scales only(block_scales(w, 34, n)), group signed(load(w.add(j * 34 + 2))));
-unpack!(IQ4_NL, w, n, j, scales only(block_scales(w, 18, n)), group lookup(&IQ4_VALUES, nibbles(w.add(j * 18 + 2))));
+unpack!(Q4_0, w, n, j,
+    scales offset8(block_scales(w.add(Self::D), Self::BYTES, n), -8.0),
+    group signed(nibbles(w.add(j * Self::BYTES + Self::QS))));
+unpack!(Q4_1, w, n, j,
+    scales block_scales_mins(w.add(Self::D), Self::BYTES, n),
+    group signed(nibbles(w.add(j * Self::BYTES + Self::QS))));
+unpack!(Q5_0, w, n, j,
+    scales offset8(block_scales(w.add(Self::D), Self::BYTES, n), -16.0),
+    group signed(five(w.add(j * Self::BYTES + Self::QH))));
+unpack!(Q5_1, w, n, j,
+    scales block_scales_mins(w.add(Self::D), Self::BYTES, n),
+    group signed(five(w.add(j * Self::BYTES + Self::QH))));
+unpack!(Q8_0, w, n, j,
+    scales only(block_scales(w.add(Self::D), Self::BYTES, n)),
+    group signed(load(w.add(j * Self::BYTES + Self::QS))));
+unpack!(IQ4_NL, w, n, j,
+    scales only(block_scales(w.add(Self::D), Self::BYTES, n)),
+    group lookup(&IQ4_VALUES, nibbles(w.add(j * Self::BYTES + Self::QS))));
 unpack!(MXFP4, w, n, j,
 scales {
-    let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * 17)));
+    let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * Self::BYTES + Self::E)));
     offset8([vld1q_f32(d.as_ptr()), vld1q_f32(d.as_ptr().add(4))], -f32::from(MXFP4_OFFSET))
 },
-group lookup(&MXFP4_UNSIGNED, nibbles(w.add(j * 17 + 1))));
+group lookup(&MXFP4_UNSIGNED, nibbles(w.add(j * Self::BYTES + Self::QS))));
 
 unpack!(Q2_K, w, _n, j,
 scales {
-    let (d, m, v) = (one_scale(w.add(80)), vnegq_f32(one_scale(w.add(82))), vld1q_u8(w));
+    let (d, m, v) = (one_scale(w.add(Self::D)), vnegq_f32(one_scale(w.add(Self::DMIN))), vld1q_u8(w.add(Self::SCALES)));
     VScales { d: unsigned16(vandq_u8(v, vdupq_n_u8(15)), d), m: unsigned16(vshrq_n_u8::<4>(v), m) }
 },
-group signed(masked(shifted(load(w.add(16 + j / 4 * 32)), 2 * (j % 4)), 3)));
+group signed(masked(shifted(load(w.add(Self::QS + j / 4 * 32)), 2 * (j % 4)), 3)));
 unpack!(Q3_K, w, _n, j,
 scales {
     // 16 low halves in 8 bytes; their high bits, four to a byte, in 4 bytes.
-    let (s, high) = (w.add(96).cast::<u64>().read_unaligned(), w.add(104).cast::<u32>().read_unaligned());
+    let s = w.add(Self::SCALES).cast::<u64>().read_unaligned();
+    let high = w.add(Self::SCALES + 8).cast::<u32>().read_unaligned();
     let two = |shift: u32| u64::from(high >> shift & 0x0303_0303) << 4;
     let low = 0x0f0f_0f0f_0f0f_0f0f;
     let first = vcreate_s8(s & low | two(0) | two(2) << 32);
     let second = vcreate_s8(s >> 4 & low | two(4) | two(6) << 32);
     let s = vsubq_s8(vcombine_s8(first, second), vdupq_n_s8(32));
-    offset16(signed16(s, one_scale(w.add(108))), -4.0)
+    offset16(signed16(s, one_scale(w.add(Self::D))), -4.0)
 },
 group {
-    let low = shifted(load(w.add(32 + j / 4 * 32)), 2 * (j % 4));
-    signed(above2(low, masked(shifted(load(w), j), 1)))
+    let low = shifted(load(w.add(Self::QS + j / 4 * 32)), 2 * (j % 4));
+    signed(above2(low, masked(shifted(load(w.add(Self::HMASK)), j), 1)))
 });
 unpack!(Q4_K, w, _n, j,
 scales k4_scales(w),
 group {
-    let v = load(w.add(16 + j / 2 * 32));
+    let v = load(w.add(Self::QS + j / 2 * 32));
     signed(if j % 2 == 0 { masked(v, 15) } else { shifted(v, 4) })
 });
 unpack!(Q5_K, w, _n, j,
 scales k4_scales(w),
 group {
-    let low = shifted(load(w.add(48 + j / 2 * 32)), 4 * (j % 2));
-    signed(above4(low, masked(shifted(load(w.add(16)), j), 1)))
+    let low = shifted(load(w.add(Self::QS + j / 2 * 32)), 4 * (j % 2));
+    signed(above4(low, masked(shifted(load(w.add(Self::QH)), j), 1)))
 });
 unpack!(Q6_K, w, _n, j,
-scales offset16(signed16(vld1q_s8(w.add(192).cast()), one_scale(w.add(208))), -32.0),
+scales offset16(signed16(vld1q_s8(w.add(Self::SCALES).cast()), one_scale(w.add(Self::D))), -32.0),
 group {
     let r = j % 4;
-    let low = shifted(load(w.add(j / 4 * 64 + r % 2 * 32)), 4 * (r / 2));
-    signed(above4(low, masked(shifted(load(w.add(128 + j / 4 * 32)), 2 * r), 3)))
+    let low = shifted(load(w.add(Self::QL + j / 4 * 64 + r % 2 * 32)), 4 * (r / 2));
+    signed(above4(low, masked(shifted(load(w.add(Self::QH + j / 4 * 32)), 2 * r), 3)))
 });
 unpack!(IQ4_XS, w, _n, j,
 scales {
-    let low = vcreate_u8(u64::from(w.add(4).cast::<u32>().read_unaligned()));
+    let low = vcreate_u8(u64::from(w.add(Self::SCALES_L).cast::<u32>().read_unaligned()));
     let low = vzip1_u8(vand_u8(low, vdup_n_u8(15)), vshr_n_u8::<4>(low));
     let by: [i16; 8] = [0, -2, -4, -6, -8, -10, -12, -14];
-    let high = vshlq_u16(vdupq_n_u16(w.add(2).cast::<u16>().read_unaligned()), vld1q_s16(by.as_ptr()));
+    let high = vshlq_u16(vdupq_n_u16(w.add(Self::SCALES_H).cast::<u16>().read_unaligned()), vld1q_s16(by.as_ptr()));
     let s = vsli_n_u8::<4>(low, vand_u8(vmovn_u16(high), vdup_n_u8(3)));
-    only(signed8(vsub_s8(vreinterpret_s8_u8(s), vdup_n_s8(32)), one_scale(w)))
+    only(signed8(vsub_s8(vreinterpret_s8_u8(s), vdup_n_s8(32)), one_scale(w.add(Self::D))))
 },
-group lookup(&IQ4_VALUES, nibbles(w.add(8 + j * 16))));
+group lookup(&IQ4_VALUES, nibbles(w.add(Self::QS + j * 16))));
 
 /// Scales and minimums of Q4_K and Q5_K, 6 bits each in 12 bytes.
 ///
@@ -328,42 +341,39 @@ group lookup(&IQ4_VALUES, nibbles(w.add(8 + j * 16))));
 #[target_feature(enable = "neon")]
 unsafe fn k4_scales(w: *const u8) -> VScales {
     // SAFETY: the caller's 16 bytes.
-    let word = |at: usize| unsafe { w.add(at).cast::<u32>().read_unaligned() };
-    let [d, m] = k4_bytes([word(4), word(8), word(12)]).map(|bytes| vcreate_u8(bytes));
+    let packed = unsafe { w.add(Q4_K::SCALES).cast::<[u32; 3]>().read_unaligned() };
+    let [d, m] = k4_bytes(packed).map(|bytes| vcreate_u8(bytes));
     // SAFETY: as above.
-    let (sd, sm) = unsafe { (one_scale(w), one_scale(w.add(2))) };
+    let (sd, sm) = unsafe { (one_scale(w.add(Q4_K::D)), one_scale(w.add(Q4_K::DMIN))) };
     eight(unsigned8(d, sd), unsigned8(m, vnegq_f32(sm)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::format::tests::every_step;
+    use crate::kernels::leaf_tests::{Unpacked, Unpacks, unpacks_as_the_plain_version};
 
-    /// `n` groups of a step.
-    fn check<F: Unpack>(w: &[u8], n: usize) {
-        let dtype = F::DTYPE;
-        let want = F::scales(w);
-        // SAFETY: w has n groups.
-        let got = unsafe { F::vscales(w.as_ptr(), n) };
-        let lanes = |v: [float32x4_t; 4]| -> [f32; 16] {
-            // SAFETY: both are 64 bytes of floats.
-            unsafe { std::mem::transmute(v) }
-        };
-        let used = 32 * n / F::SPAN;
-        assert_eq!(lanes(got.d)[..used], want.d[..used], "{dtype}");
-        if F::BITS < 8 {
-            assert_eq!(lanes(got.m)[..used], want.m[..used], "{dtype}");
-        }
-        for j in 0..n {
-            // SAFETY: as above, and both are 32 bytes.
-            let got: [u8; 32] = unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) };
-            assert_eq!(got, F::unpack(w, j), "{dtype} group {j}");
+    enum Neon {}
+
+    impl Unpacks for Neon {
+        unsafe fn unpack<F: Unpack>(rows: &[Vec<u8>], n: usize) -> Vec<Unpacked> {
+            let lanes = |v: [float32x4_t; 4]| -> [f32; 16] {
+                // SAFETY: both are 64 bytes of floats.
+                unsafe { std::mem::transmute(v) }
+            };
+            let step = |w: &Vec<u8>| {
+                // SAFETY: the caller's.
+                let VScales { d, m } = unsafe { F::vscales(w.as_ptr(), n) };
+                // SAFETY: the caller's; both are 32 bytes.
+                let groups = (0..n).map(|j| unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) }).collect();
+                Unpacked { scales: Some(Scales { d: lanes(d), m: lanes(m) }), groups }
+            };
+            rows.iter().map(step).collect()
         }
     }
 
     #[test]
-    fn unpack_is_what_the_plain_version_is() {
-        every_step!(check);
+    fn rows_are_unpacked_as_by_the_plain_version() {
+        unpacks_as_the_plain_version::<Neon>();
     }
 }

@@ -122,16 +122,16 @@ unsafe fn row<D: Dot, F: Unpack>(w: *const u8, groups: usize, x: *const ActBlock
     unsafe {
         let mut acc = [_mm256_setzero_ps(); 2];
         let mut min = _mm256_setzero_ps();
-        let whole = groups / 8;
-        for b in 0..whole {
+        let full = groups / 8;
+        for b in 0..full {
             let w = w.add(b * F::STEP);
             stream(w, F::STEP);
             step::<D, F>(w, 8, &*x.add(b), &mut acc, &mut min);
         }
         if groups % 8 != 0 {
-            let (w, n) = (w.add(whole * F::STEP), groups % 8);
+            let (w, n) = (w.add(full * F::STEP), groups % 8);
             stream(w, n * F::BYTES);
-            step::<D, F>(w, n, &*x.add(whole), &mut acc, &mut min);
+            step::<D, F>(w, n, &*x.add(full), &mut acc, &mut min);
         }
         sum(_mm256_add_ps(_mm256_add_ps(acc[0], acc[1]), min))
     }
@@ -144,7 +144,7 @@ unsafe fn row<D: Dot, F: Unpack>(w: *const u8, groups: usize, x: *const ActBlock
 /// AVX-512 F, BW, DQ, VL, VNNI; the rest as [`step`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn step_by_two<F: Unpack, const WHOLE: bool>(
+unsafe fn step_of_pairs<F: Unpack, const FULL: bool>(
     w: *const u8,
     n: usize,
     x: &ActBlock,
@@ -174,8 +174,8 @@ unsafe fn step_by_two<F: Unpack, const WHOLE: bool>(
         };
         // All four times, so that each is compiled for itself.
         for j in 0..4 {
-            let q = if WHOLE || 2 * j + 1 < n {
-                F::two(w, j)
+            let q = if FULL || 2 * j + 1 < n {
+                F::vunpack_pair(w, j)
             } else if 2 * j < n {
                 let q = F::vunpack(w, 2 * j);
                 _mm512_zextsi256_si512(if F::BITS == 8 { _mm256_xor_si256(q, _mm256_set1_epi8(BIAS)) } else { q })
@@ -216,11 +216,11 @@ entry!(avxvnni, AvxVnni, "avx2,fma,f16c,avxvnni");
 /// As [`rows_cols`], with AVX-512.
 ///
 /// # Safety
-/// As [`step_by_two`]; the rest as there.
+/// As [`step_of_pairs`]; the rest as there.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(in crate::kernels) unsafe fn avx512<F: Unpack>(dots: Dots) {
     let Dots { w, row_bytes, n_rows, groups, x, n_cols, out } = dots;
-    let (whole, rest) = (groups / 8, groups % 8);
+    let (full, rest) = (groups / 8, groups % 8);
     for i in 0..n_rows {
         for c in 0..n_cols {
             // SAFETY: steps and blocks of the caller's rows and columns, and its results.
@@ -228,15 +228,15 @@ pub(in crate::kernels) unsafe fn avx512<F: Unpack>(dots: Dots) {
                 let (w, x) = (w.add(i * row_bytes), x.add(c * groups.div_ceil(8)));
                 let mut acc = _mm512_setzero_ps();
                 let mut min = _mm256_setzero_ps();
-                for b in 0..whole {
+                for b in 0..full {
                     let w = w.add(b * F::STEP);
                     stream(w, F::STEP);
-                    step_by_two::<F, true>(w, 8, &*x.add(b), &mut acc, &mut min);
+                    step_of_pairs::<F, true>(w, 8, &*x.add(b), &mut acc, &mut min);
                 }
                 if rest != 0 {
-                    let w = w.add(whole * F::STEP);
+                    let w = w.add(full * F::STEP);
                     stream(w, rest * F::BYTES);
-                    step_by_two::<F, false>(w, rest, &*x.add(whole), &mut acc, &mut min);
+                    step_of_pairs::<F, false>(w, rest, &*x.add(full), &mut acc, &mut min);
                 }
                 let halves = _mm256_add_ps(_mm512_castps512_ps256(acc), _mm512_extractf32x8_ps::<1>(acc));
                 *out.data.add(c * out.stride + i) = sum(_mm256_add_ps(halves, min));
@@ -248,78 +248,55 @@ pub(in crate::kernels) unsafe fn avx512<F: Unpack>(dots: Dots) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Isa;
-    use crate::kernels::act::{act_blocks, quantize_act};
-    use crate::kernels::format::tests::{noise, weights};
-    use crate::kernels::format::with_format;
+    use crate::kernels::isa::Kind;
+    use crate::kernels::leaf_tests::{Bytes, Multiplies, dots_are_exact, give_the_same_products, has};
     use crate::kernels::mul_mat::{Out, Rows};
-    use crate::kernels::x86::has_avx512;
-    use outboard_core::DType;
 
     fn check<D: Dot>(name: &str) {
-        for seed in 0..200u32 {
-            let byte = |i: u32| (i.wrapping_add(seed * 97).wrapping_mul(2654435761) >> 20) as u8;
-            // The first two rounds are the extremes.
-            let q: [i8; 32] = std::array::from_fn(|i| if seed < 2 { -128 } else { byte(i as u32) as i8 });
-            let n: [u8; 32] = std::array::from_fn(|i| if seed < 2 { 63 } else { byte(i as u32) % 64 });
-            let x: [i8; 32] = std::array::from_fn(|i| match seed {
-                0 => 127,
-                1 => -127,
-                _ => (byte(i as u32 + 77) as i8).max(-127),
-            });
-            // SAFETY: all are 32 bytes, and the caller saw to the features.
-            let (narrow, wide): ([i32; 8], [i32; 8]) = unsafe {
-                let load = |p: *const u8| _mm256_loadu_si256(p.cast());
-                let x = load(x.as_ptr().cast());
-                let sums = |v| std::mem::transmute::<__m256i, [i32; 8]>(v);
-                (sums(D::narrow(load(n.as_ptr()), x)), sums(D::wide(load(q.as_ptr().cast()), x)))
+        dots_are_exact(name, 4, &[1, 2, 3, 4, 5, 6, 8], |bits, Bytes(q), Bytes(x)| {
+            let sums = |i: usize| -> [i32; 8] {
+                // SAFETY: 32 bytes from 32 * i lie in the 128, and the caller saw to the features.
+                unsafe {
+                    let [q, x] = [q, x].map(|v| _mm256_loadu_si256(v.as_ptr().add(32 * i).cast()));
+                    std::mem::transmute(if bits == 8 { D::wide(q, x) } else { D::narrow(q, x) })
+                }
             };
-            for l in 0..8 {
-                let four = 4 * l..4 * l + 4;
-                let want: i32 = four.clone().map(|i| i32::from(n[i]) * i32::from(x[i])).sum();
-                assert_eq!(narrow[l], want, "{name} narrow");
-                let want: i32 = four.map(|i| i32::from(q[i]) * i32::from(x[i])).sum();
-                assert_eq!(wide[l], want, "{name} wide");
-            }
-        }
-    }
-
-    /// Three rows of `k` with two columns, by AVX-512 and by AVX2, which the caller saw to.
-    fn same_bits<F: Unpack>(k: usize) {
-        let w = weights(F::DTYPE, k * 3, 7);
-        let mut x = vec![ActBlock::ZERO; 2 * act_blocks(k)];
-        for (c, x) in x.chunks_exact_mut(act_blocks(k)).enumerate() {
-            quantize_act(Isa::PORTABLE, &noise(k, c as u32), x);
-        }
-        let rows = Rows { data: w.as_ptr(), stride: F::DTYPE.row_bytes(k).unwrap(), dtype: F::DTYPE, k };
-        let product = |f: unsafe fn(Dots)| {
-            let mut y = [f32::NAN; 6];
-            // SAFETY: w has three rows, x two columns, and y as many results.
-            unsafe { f(Dots::new(rows, 0..3, &x, 2, Out { data: y.as_mut_ptr(), stride: 3 })) };
-            y.map(f32::to_bits)
-        };
-        assert_eq!(product(avx512::<F>), product(avx2::<F>), "{} k {k}", F::DTYPE);
+            (0..4).flat_map(sums).collect()
+        });
     }
 
     #[test]
-    fn two_groups_at_a_time_do_not_change_a_bit() {
-        if !has_avx512() {
-            return;
+    fn sums_of_products_are_exact() {
+        if has(Kind::Avx2) {
+            check::<Avx2>("avx2");
         }
-        for dtype in DType::ALL {
-            let ks = if dtype.block_len() == 256 { [256, 768, 1024] } else { [32, 160, 576] };
-            with_format!(dtype, F => ks.into_iter().for_each(same_bits::<F>));
+        if has(Kind::AvxVnni) {
+            check::<AvxVnni>("avx-vnni");
+        }
+    }
+
+    enum ByGroups {}
+
+    impl Multiplies for ByGroups {
+        unsafe fn multiply<F: Unpack>(w: Rows, n_rows: usize, x: &[ActBlock], n_cols: usize, out: Out) {
+            // SAFETY: the caller's.
+            unsafe { avx2::<F>(Dots::new(w, 0..n_rows, x, n_cols, out)) };
+        }
+    }
+
+    enum ByPairs {}
+
+    impl Multiplies for ByPairs {
+        unsafe fn multiply<F: Unpack>(w: Rows, n_rows: usize, x: &[ActBlock], n_cols: usize, out: Out) {
+            // SAFETY: the caller's.
+            unsafe { avx512::<F>(Dots::new(w, 0..n_rows, x, n_cols, out)) };
         }
     }
 
     #[test]
-    fn dots_are_exact() {
-        for isa in Isa::available() {
-            match isa.name() {
-                "avx2" => check::<Avx2>("avx2"),
-                "avx-vnni" => check::<AvxVnni>("avx-vnni"),
-                _ => {}
-            }
+    fn pairs_of_groups_do_not_change_a_bit() {
+        if has(Kind::Avx512) {
+            give_the_same_products::<ByPairs, ByGroups>(&[1, 2], None);
         }
     }
 }

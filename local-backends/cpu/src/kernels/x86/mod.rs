@@ -2,8 +2,8 @@
 
 pub(super) mod act;
 pub(super) mod dot;
+mod pair;
 mod panel;
-mod two;
 pub(super) mod unpack;
 mod words;
 
@@ -53,14 +53,4 @@ fn panels<F: Unpack>(kind: Kind, n_cols: usize) -> Panels {
 /// Floats of scratch memory for products of rows of `k` elements with up to `n_cols` columns: fewer columns need no more.
 pub(super) fn scratch_floats<F: Unpack>(kind: Kind, k: usize, n_cols: usize) -> usize {
     if n_cols < PANEL_COLUMNS { 0 } else { panels::<F>(kind, n_cols).scratch_floats(act_blocks(k), n_cols) }
-}
-
-/// Whether tests of AVX-512 can run here; says so if they cannot.
-#[cfg(test)]
-fn has_avx512() -> bool {
-    let has = super::Isa::available().iter().any(|isa| isa.kind() == Kind::Avx512);
-    if !has {
-        eprintln!("skipped: this processor has no AVX-512 with VNNI");
-    }
-    has
 }

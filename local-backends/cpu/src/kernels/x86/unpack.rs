@@ -1,7 +1,7 @@
 //! How each format's groups become vectors: the AVX2 versions of [`Format::unpack`] and [`Format::scales`].
 
-use super::two::Two;
-use super::words::Turned;
+use super::pair::UnpackPair;
+use super::words::Transposed;
 use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
 use std::arch::x86_64::*;
@@ -14,7 +14,7 @@ pub(in crate::kernels) struct VScales {
 }
 
 /// The AVX2 side of a [`Format`], and all of a leaf: whoever has it has the AVX-512 side, too.
-pub(in crate::kernels) trait Unpack: Turned + Two {
+pub(in crate::kernels) trait Unpack: Transposed + UnpackPair {
     /// As [`Format::scales`], but groups from `n` up get any finite number; minimums of a signed format are not used.
     ///
     /// # Safety
@@ -64,6 +64,17 @@ unsafe fn fifth_bits(p: *const u8) -> __m256i {
     let v = _mm256_shuffle_epi8(_mm256_set1_epi32(bits), spread);
     let mask = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
     _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(v, mask), mask), _mm256_set1_epi8(16))
+}
+
+/// [`nibbles`] behind a mask of fifth bits.
+///
+/// # Safety
+/// AVX2; 20 bytes at `p`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn five(p: *const u8) -> __m256i {
+    // SAFETY: the caller's 20 bytes.
+    unsafe { _mm256_or_si256(nibbles(p.add(4)), fifth_bits(p)) }
 }
 
 /// Each byte of `v` shifted right by `n` bits and masked.
@@ -186,99 +197,99 @@ macro_rules! unpack {
 }
 
 unpack!(Q4_0, w, n, j,
-    scales offset([block_scales(w, 18, n), _mm256_setzero_ps()], -8.0),
-    group nibbles(w.add(j * 18 + 2)));
+    scales offset([block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()], -8.0),
+    group nibbles(w.add(j * Self::BYTES + Self::QS)));
 unpack!(Q4_1, w, n, j,
     scales {
-        let (d, m) = block_scales_mins(w, 20, n);
+        let (d, m) = block_scales_mins(w.add(Self::D), Self::BYTES, n);
         only(d, m)
     },
-    group nibbles(w.add(j * 20 + 4)));
+    group nibbles(w.add(j * Self::BYTES + Self::QS)));
 unpack!(Q5_0, w, n, j,
-    scales offset([block_scales(w, 22, n), _mm256_setzero_ps()], -16.0),
-    group _mm256_or_si256(nibbles(w.add(j * 22 + 6)), fifth_bits(w.add(j * 22 + 2))));
+    scales offset([block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()], -16.0),
+    group five(w.add(j * Self::BYTES + Self::QH)));
 unpack!(Q5_1, w, n, j,
     scales {
-        let (d, m) = block_scales_mins(w, 24, n);
+        let (d, m) = block_scales_mins(w.add(Self::D), Self::BYTES, n);
         only(d, m)
     },
-    group _mm256_or_si256(nibbles(w.add(j * 24 + 8)), fifth_bits(w.add(j * 24 + 4))));
+    group five(w.add(j * Self::BYTES + Self::QH)));
 unpack!(Q8_0, w, n, j,
-    scales only(block_scales(w, 34, n), _mm256_setzero_ps()),
-    group load(w.add(j * 34 + 2)));
+    scales only(block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()),
+    group load(w.add(j * Self::BYTES + Self::QS)));
 unpack!(IQ4_NL, w, n, j,
-    scales only(block_scales(w, 18, n), _mm256_setzero_ps()),
-    group lookup(&IQ4_VALUES, nibbles(w.add(j * 18 + 2))));
+    scales only(block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()),
+    group lookup(&IQ4_VALUES, nibbles(w.add(j * Self::BYTES + Self::QS))));
 unpack!(MXFP4, w, n, j,
 scales {
-    let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * 17)));
+    let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * Self::BYTES + Self::E)));
         offset([_mm256_loadu_ps(d.as_ptr()), _mm256_setzero_ps()], -f32::from(MXFP4_OFFSET))
 },
 group {
-    let v = lookup(&MXFP4_VALUES, nibbles(w.add(j * 17 + 1)));
+    let v = lookup(&MXFP4_VALUES, nibbles(w.add(j * Self::BYTES + Self::QS)));
     _mm256_add_epi8(v, _mm256_set1_epi8(MXFP4_OFFSET))
 });
 
 unpack!(Q2_K, w, _n, j,
     scales {
-        let (d, m) = (one_scale(w.add(80)), _mm256_sub_ps(_mm256_setzero_ps(), one_scale(w.add(82))));
+        let (d, m) = (one_scale(w.add(Self::D)), _mm256_sub_ps(_mm256_setzero_ps(), one_scale(w.add(Self::DMIN))));
         let low = 0x0f0f_0f0f_0f0f_0f0f;
-        let s = [word(w), word(w.add(8))];
+        let s = [word(w.add(Self::SCALES)), word(w.add(Self::SCALES + 8))];
         VScales {
             d: s.map(|s| _mm256_mul_ps(d, unsigned8(s & low))),
             m: s.map(|s| _mm256_mul_ps(m, unsigned8(s >> 4 & low))),
         }
     },
-    group bits(load(w.add(16 + j / 4 * 32)), 2 * (j % 4), 3));
+    group bits(load(w.add(Self::QS + j / 4 * 32)), 2 * (j % 4), 3));
 unpack!(Q3_K, w, _n, j,
 scales {
     // 16 low halves in 8 bytes; their high bits, four to a byte, in 4 bytes.
-    let (s, high) = (word(w.add(96)), half_word(w.add(104)));
+    let (s, high) = (word(w.add(Self::SCALES)), half_word(w.add(Self::SCALES + 8)));
     let low = 0x0f0f_0f0f_0f0f_0f0f;
     let two = |shift: u32| u64::from(high >> shift & 0x0303_0303) << 4;
-    let d = one_scale(w.add(108));
+    let d = one_scale(w.add(Self::D));
     let minus = _mm256_set1_ps(32.0);
     let first = unsigned8(s & low | two(0) | two(2) << 32);
     let second = unsigned8(s >> 4 & low | two(4) | two(6) << 32);
     offset([first, second].map(|s| _mm256_mul_ps(d, _mm256_sub_ps(s, minus))), -4.0)
 },
 group {
-    let low = bits(load(w.add(32 + j / 4 * 32)), 2 * (j % 4), 3);
-    let high = bits(load(w), j, 1);
+    let low = bits(load(w.add(Self::QS + j / 4 * 32)), 2 * (j % 4), 3);
+    let high = bits(load(w.add(Self::HMASK)), j, 1);
     _mm256_or_si256(low, _mm256_slli_epi16::<2>(high))
 });
 unpack!(Q4_K, w, _n, j,
     scales k4_scales(w),
-    group bits(load(w.add(16 + j / 2 * 32)), 4 * (j % 2), 15));
+    group bits(load(w.add(Self::QS + j / 2 * 32)), 4 * (j % 2), 15));
 unpack!(Q5_K, w, _n, j,
 scales k4_scales(w),
 group {
-    let low = bits(load(w.add(48 + j / 2 * 32)), 4 * (j % 2), 15);
-    let high = bits(load(w.add(16)), j, 1);
+    let low = bits(load(w.add(Self::QS + j / 2 * 32)), 4 * (j % 2), 15);
+    let high = bits(load(w.add(Self::QH)), j, 1);
     _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
 });
 unpack!(Q6_K, w, _n, j,
 scales {
-    let d = one_scale(w.add(208));
-    offset([word(w.add(192)), word(w.add(200))].map(|s| _mm256_mul_ps(d, signed8(s))), -32.0)
+    let d = one_scale(w.add(Self::D));
+    offset([word(w.add(Self::SCALES)), word(w.add(Self::SCALES + 8))].map(|s| _mm256_mul_ps(d, signed8(s))), -32.0)
 },
 group {
     let r = j % 4;
-    let low = bits(load(w.add(j / 4 * 64 + r % 2 * 32)), 4 * (r / 2), 15);
-    let high = bits(load(w.add(128 + j / 4 * 32)), 2 * r, 3);
+    let low = bits(load(w.add(Self::QL + j / 4 * 64 + r % 2 * 32)), 4 * (r / 2), 15);
+    let high = bits(load(w.add(Self::QH + j / 4 * 32)), 2 * r, 3);
     _mm256_or_si256(low, _mm256_slli_epi16::<4>(high))
 });
 unpack!(IQ4_XS, w, _n, j,
     scales {
         let mut s = [0u8; 8];
-        let high = w.add(2).cast::<u16>().read_unaligned();
+        let high = w.add(Self::SCALES_H).cast::<u16>().read_unaligned();
         for (i, s) in s.iter_mut().enumerate() {
-            *s = *w.add(4 + i / 2) >> (4 * (i % 2)) & 15 | ((high >> (2 * i) & 3) as u8) << 4;
+            *s = *w.add(Self::SCALES_L + i / 2) >> (4 * (i % 2)) & 15 | ((high >> (2 * i) & 3) as u8) << 4;
         }
         let s = _mm256_sub_ps(unsigned8(u64::from_le_bytes(s)), _mm256_set1_ps(32.0));
-        only(_mm256_mul_ps(one_scale(w), s), _mm256_setzero_ps())
+        only(_mm256_mul_ps(one_scale(w.add(Self::D)), s), _mm256_setzero_ps())
     },
-    group lookup(&IQ4_VALUES, nibbles(w.add(8 + j * 16))));
+    group lookup(&IQ4_VALUES, nibbles(w.add(Self::QS + j * 16))));
 
 /// Scales and minimums of Q4_K and Q5_K, 6 bits each in 12 bytes.
 ///
@@ -288,9 +299,9 @@ unpack!(IQ4_XS, w, _n, j,
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn k4_scales(w: *const u8) -> VScales {
     // SAFETY: the caller's 16 bytes.
-    let [d, m] = k4_bytes(unsafe { [half_word(w.add(4)), half_word(w.add(8)), half_word(w.add(12))] });
+    let [d, m] = k4_bytes(unsafe { w.add(Q4_K::SCALES).cast::<[u32; 3]>().read_unaligned() });
     // SAFETY: as above.
-    let (sd, sm) = unsafe { (one_scale(w), one_scale(w.add(2))) };
+    let (sd, sm) = unsafe { (one_scale(w.add(Q4_K::D)), one_scale(w.add(Q4_K::DMIN))) };
     let sm = _mm256_sub_ps(_mm256_setzero_ps(), sm);
     only(_mm256_mul_ps(sd, unsigned8(d)), _mm256_mul_ps(sm, unsigned8(m)))
 }
@@ -298,37 +309,32 @@ unsafe fn k4_scales(w: *const u8) -> VScales {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::Isa;
-    use crate::kernels::format::tests::every_step;
+    use crate::kernels::isa::Kind;
+    use crate::kernels::leaf_tests::{Unpacked, Unpacks, has, unpacks_as_the_plain_version};
 
-    /// `n` groups of a step.
-    fn check<F: Unpack>(w: &[u8], n: usize) {
-        let dtype = F::DTYPE;
-        let want = F::scales(w);
-        // SAFETY: the caller saw that AVX2 is there, and w has n groups.
-        let got = unsafe { F::vscales(w.as_ptr(), n) };
-        let lanes = |v: [__m256; 2]| -> [f32; 16] {
-            // SAFETY: both are 64 bytes of floats.
-            unsafe { std::mem::transmute(v) }
-        };
-        for (got, want) in [(lanes(got.d), want.d), (lanes(got.m), want.m)] {
-            for (got, want) in got.iter().zip(want).take(32 * n / F::SPAN) {
-                assert!((got - want).abs() <= 1e-6 * want.abs(), "{dtype}: {got}, not {want}");
-            }
-        }
-        for j in 0..n {
-            // SAFETY: as above, and both are 32 bytes.
-            let got: [u8; 32] = unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) };
-            assert_eq!(got, F::unpack(w, j), "{dtype} group {j}");
+    enum Avx2 {}
+
+    impl Unpacks for Avx2 {
+        unsafe fn unpack<F: Unpack>(rows: &[Vec<u8>], n: usize) -> Vec<Unpacked> {
+            let lanes = |v: [__m256; 2]| -> [f32; 16] {
+                // SAFETY: both are 64 bytes of floats.
+                unsafe { std::mem::transmute(v) }
+            };
+            let step = |w: &Vec<u8>| {
+                // SAFETY: the caller's.
+                let VScales { d, m } = unsafe { F::vscales(w.as_ptr(), n) };
+                // SAFETY: the caller's; both are 32 bytes.
+                let groups = (0..n).map(|j| unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), j)) }).collect();
+                Unpacked { scales: Some(Scales { d: lanes(d), m: lanes(m) }), groups }
+            };
+            rows.iter().map(step).collect()
         }
     }
 
     #[test]
-    fn unpack_is_what_the_plain_version_is() {
-        if Isa::available().len() == 1 {
-            eprintln!("skipped: this processor has no AVX2");
-            return;
+    fn rows_are_unpacked_as_by_the_plain_version() {
+        if has(Kind::Avx2) {
+            unpacks_as_the_plain_version::<Avx2>();
         }
-        every_step!(check);
     }
 }

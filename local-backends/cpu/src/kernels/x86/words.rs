@@ -1,4 +1,4 @@
-//! Sixteen rows at once, AVX-512: a step of each is turned into columns of 32 bits, and then unpacked in that form.
+//! Sixteen rows at once, AVX-512: a step of each is transposed to columns of 32 bits, and then unpacked in that form.
 //!
 //! A lane is a row from the start, as it will be in the panel, so that every instruction works for sixteen rows: on their weights, and on
 //! their scales, which row by row would be taken apart as single numbers.
@@ -27,17 +27,17 @@ impl Buffer {
         Buffer([MaybeUninit::uninit(); MAX_WORDS])
     }
 
-    /// Turns `bytes` bytes (at most those of the longest step) of each row from byte `at` on; up to whole 16 bytes, zeros follow.
+    /// Transposes `bytes` bytes (at most those of the longest step) of each row from byte `at` on; up to whole 16 bytes, zeros follow.
     ///
     /// # Safety
     /// AVX-512 F, BW, VL; the rows have these bytes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) unsafe fn turn(&mut self, w: &[*const u8; ROWS], at: usize, bytes: usize) -> Words<'_> {
+    pub(super) unsafe fn transpose(&mut self, w: &[*const u8; ROWS], at: usize, bytes: usize) -> Words<'_> {
         debug_assert!(bytes <= 4 * MAX_WORDS);
-        let (whole, rest) = (bytes / 16, bytes % 16);
+        let (full, rest) = (bytes / 16, bytes % 16);
         let places = self.0.as_chunks_mut::<4>().0;
-        for (i, to) in places.iter_mut().enumerate().take(whole) {
+        for (i, to) in places.iter_mut().enumerate().take(full) {
             // SAFETY: whole 16 bytes of the caller's.
             let four = |r: usize| unsafe { _mm_loadu_si128(w[r].add(at + 16 * i).cast()) };
             *to = columns(four).map(MaybeUninit::new);
@@ -45,13 +45,13 @@ impl Buffer {
         if rest > 0 {
             let mask = (1 << rest) - 1;
             // SAFETY: what the mask leaves out is not read.
-            let four = |r: usize| unsafe { _mm_maskz_loadu_epi8(mask, w[r].add(at + 16 * whole).cast()) };
-            places[whole] = columns(four).map(MaybeUninit::new);
+            let four = |r: usize| unsafe { _mm_maskz_loadu_epi8(mask, w[r].add(at + 16 * full).cast()) };
+            places[full] = columns(four).map(MaybeUninit::new);
         }
         Words(&self.0)
     }
 
-    /// Takes four columns, the `i`th of such.
+    /// Puts four columns, the `i`th of such, in their place.
     #[inline]
     pub(super) fn put(&mut self, i: usize, columns: [__m512i; 4]) {
         self.0.as_chunks_mut().0[i] = columns.map(MaybeUninit::new);
@@ -68,7 +68,7 @@ impl Buffer {
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn columns(row: impl Fn(usize) -> __m128i) -> [__m512i; 4] {
-    // Every fourth row, so that turning four by four within 128 bits brings all into order.
+    // Every fourth row, so that transposing four by four within 128 bits brings all into order.
     let four = |r: usize| {
         let v = _mm512_castsi128_si512(row(r));
         let v = _mm512_inserti32x4::<1>(v, row(r + 4));
@@ -118,15 +118,15 @@ impl Words<'_> {
         }
     }
 
-    /// The two f16 of a word, the first and the second.
+    /// The two f16 of the word at a byte that is a multiple of 4, the first and the second.
     ///
     /// # Safety
     /// As [`Words::word`].
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    unsafe fn halves(self, i: usize) -> [__m512; 2] {
+    unsafe fn halves(self, byte: usize) -> [__m512; 2] {
         // SAFETY: the caller's.
-        let v = unsafe { self.word(i) };
+        let v = unsafe { self.word(byte / 4) };
         let both = _mm512_permutexvar_epi16(apart(0), v);
         let second = _mm512_extracti64x4_epi64::<1>(both);
         [_mm512_castsi512_si256(both), second].map(|v| _mm512_cvtph_ps(v))
@@ -195,7 +195,7 @@ impl Words<'_> {
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn six_bits(self) -> [[__m512i; 2]; 2] {
         // SAFETY: the caller's.
-        let [scales, mins, low] = [1, 2, 3].map(|i| unsafe { self.word(i) });
+        let [scales, mins, low] = unsafe { self.run(Q4_K::SCALES) };
         [
             [bits(scales, 0, 63), above::<4>(bits(low, 0, 15), bits(scales, 6, 3))],
             [bits(mins, 0, 63), above::<4>(bits(low, 4, 15), bits(mins, 6, 3))],
@@ -237,7 +237,7 @@ fn above<const N: u32>(low: __m512i, high: __m512i) -> __m512i {
 /// A table in each quarter of a vector, as VPSHUFB wants it.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn four_times(table: [i8; 16]) -> __m512i {
+pub(super) fn broadcast_table(table: [i8; 16]) -> __m512i {
     // SAFETY: both are 16 bytes.
     _mm512_broadcast_i32x4(unsafe { std::mem::transmute::<[i8; 16], __m128i>(table) })
 }
@@ -246,12 +246,12 @@ pub(super) fn four_times(table: [i8; 16]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn lookup(table: [i8; 16], index: [__m512i; 8]) -> [__m512i; 8] {
-    let table = four_times(table);
+    let table = broadcast_table(table);
     index.map(|i| _mm512_shuffle_epi8(table, i))
 }
 
 /// A table with `offset` added to each value, wrapping.
-pub(super) const fn raised(mut table: [i8; 16], offset: i8) -> [i8; 16] {
+pub(super) const fn offset_by(mut table: [i8; 16], offset: i8) -> [i8; 16] {
     let mut i = 0;
     while i < 16 {
         table[i] = table[i].wrapping_add(offset);
@@ -271,7 +271,7 @@ fn number(words: &[__m512i], j: usize) -> __m512 {
 pub(super) const BIAS: i8 = -128;
 
 /// The AVX-512 side of a [`Format`]. Bytes are unsigned, those of a signed format plus 128.
-pub(in crate::kernels) trait Turned: Format {
+pub(in crate::kernels) trait Transposed: Format {
     /// Bytes of group `j`: vector i has the elements 4 i to 4 i + 3 of each row.
     ///
     /// # Safety
@@ -285,15 +285,15 @@ pub(in crate::kernels) trait Turned: Format {
     unsafe fn each_scale(w: Words<'_>, which: Range<usize>, put: impl FnMut(usize, __m512, __m512));
 }
 
-macro_rules! turned {
+macro_rules! transposed {
     ($name:ident, $w:ident, $j:ident, $group:expr, each $one:expr) => {
-        turned!($name, $w, $j, $group, |which, put| for $j in which {
+        transposed!($name, $w, $j, $group, |which, put| for $j in which {
             let (d, m): (__m512, __m512) = $one;
             put($j, d, m);
         });
     };
     ($name:ident, $w:ident, $j:ident, $group:expr, |$which:ident, $put:ident| $scales:expr) => {
-        impl Turned for $name {
+        impl Transposed for $name {
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw")]
             unsafe fn group($w: Words<'_>, $j: usize) -> [__m512i; 8] {
@@ -318,26 +318,26 @@ fn times(d: __m512, by: f32) -> (__m512, __m512) {
     (d, _mm512_mul_ps(d, _mm512_set1_ps(by)))
 }
 
-turned!(Q4_0, w, j, w.nibbles(18 * j + 2), each times(w.half(18 * j), -8.0));
-turned!(Q4_1, w, j, w.nibbles(20 * j + 4), each w.halves(5 * j).into());
-turned!(Q5_0, w, j, w.five(22 * j + 2), each times(w.half(22 * j), -16.0));
-turned!(Q5_1, w, j, w.five(24 * j + 4), each w.halves(6 * j).into());
-turned!(
+transposed!(Q4_0, w, j, w.nibbles(Self::BYTES * j + Self::QS), each times(w.half(Self::BYTES * j + Self::D), -8.0));
+transposed!(Q4_1, w, j, w.nibbles(Self::BYTES * j + Self::QS), each w.halves(Self::BYTES * j + Self::D).into());
+transposed!(Q5_0, w, j, w.five(Self::BYTES * j + Self::QH), each times(w.half(Self::BYTES * j + Self::D), -16.0));
+transposed!(Q5_1, w, j, w.five(Self::BYTES * j + Self::QH), each w.halves(Self::BYTES * j + Self::D).into());
+transposed!(
     Q8_0, w, j,
-    w.run(34 * j + 2).map(|v| _mm512_xor_si512(v, _mm512_set1_epi8(BIAS))),
-    each times(w.half(34 * j), f32::from(BIAS))
+    w.run(Self::BYTES * j + Self::QS).map(|v| _mm512_xor_si512(v, _mm512_set1_epi8(BIAS))),
+    each times(w.half(Self::BYTES * j + Self::D), f32::from(BIAS))
 );
-turned!(
+transposed!(
     IQ4_NL, w, j,
-    lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(18 * j + 2)),
-    each times(w.half(18 * j), f32::from(BIAS))
+    lookup(const { offset_by(IQ4_VALUES, BIAS) }, w.nibbles(Self::BYTES * j + Self::QS)),
+    each times(w.half(Self::BYTES * j + Self::D), f32::from(BIAS))
 );
-turned!(
+transposed!(
     MXFP4, w, j,
-    lookup(const { raised(MXFP4_VALUES, MXFP4_OFFSET) }, w.nibbles(17 * j + 1)),
+    lookup(const { offset_by(MXFP4_VALUES, MXFP4_OFFSET) }, w.nibbles(Self::BYTES * j + Self::QS)),
     each {
         // 2^(e - 128); the two smallest are subnormal.
-        let e = w.byte(17 * j);
+        let e = w.byte(Self::BYTES * j + Self::E);
         let normal = _mm512_slli_epi32::<23>(_mm512_sub_epi32(e, _mm512_set1_epi32(1)));
         let least = _mm512_sllv_epi32(_mm512_set1_epi32(0x0020_0000), e);
         let d = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2)), least);
@@ -345,21 +345,22 @@ turned!(
     }
 );
 
-turned!(Q2_K, w, j, w.run::<8>(16 + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |which, put| {
-    let packed: [_; 4] = std::array::from_fn(|i| w.word(i));
-    k_scales(w.halves(20), &packed.map(|v| bits(v, 0, 15)), &packed.map(|v| bits(v, 4, 15)), which, &mut put);
+transposed!(Q2_K, w, j, w.run::<8>(Self::QS + j / 4 * 32).map(|v| bits(v, 2 * (j % 4), 3)), |which, put| {
+    let packed = w.run::<4>(Self::SCALES);
+    k_scales(w.halves(Self::D), &packed.map(|v| bits(v, 0, 15)), &packed.map(|v| bits(v, 4, 15)), which, &mut put);
 });
-turned!(
+transposed!(
     Q3_K,
     w,
     j,
     {
-        let (low, high) = (w.run::<8>(32 + j / 4 * 32), w.run::<8>(0));
+        let (low, high) = (w.run::<8>(Self::QS + j / 4 * 32), w.run::<8>(Self::HMASK));
         std::array::from_fn(|i| above::<2>(bits(low[i], 2 * (j % 4), 3), bits(high[i], j, 1)))
     },
     |which, put| {
         // 16 low halves in two words; their high bits, four to a byte, in a third.
-        let (d, low, high) = (w.half(108), [w.word(24), w.word(25)], w.word(26));
+        let (d, [first, second, high]) = (w.half(Self::D), w.run(Self::SCALES));
+        let low = [first, second];
         let scale: [_; 4] = std::array::from_fn(|i| above::<4>(bits(low[i % 2], i / 2 * 4, 15), bits(high, 2 * i, 3)));
         for j in which {
             let (d, m) = times(_mm512_mul_ps(d, _mm512_sub_ps(number(&scale, j), _mm512_set1_ps(32.0))), -4.0);
@@ -367,40 +368,41 @@ turned!(
         }
     }
 );
-turned!(Q4_K, w, j, w.run::<8>(16 + j / 2 * 32).map(|v| bits(v, 4 * (j % 2), 15)), |which, put| k4_scales(
+transposed!(Q4_K, w, j, w.run::<8>(Self::QS + j / 2 * 32).map(|v| bits(v, 4 * (j % 2), 15)), |which, put| k4_scales(
     w, which, &mut put
 ));
-turned!(
+transposed!(
     Q5_K,
     w,
     j,
     {
-        let (low, high) = (w.run::<8>(48 + j / 2 * 32), w.run::<8>(16));
+        let (low, high) = (w.run::<8>(Self::QS + j / 2 * 32), w.run::<8>(Self::QH));
         std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (j % 2), 15), bits(high[i], j, 1)))
     },
     |which, put| k4_scales(w, which, &mut put)
 );
-turned!(
+transposed!(
     Q6_K,
     w,
     j,
     {
         let (half, r) = (j / 4, j % 4);
-        let (low, high) = (w.run::<8>(half * 64 + r % 2 * 32), w.run::<8>(128 + half * 32));
+        let (low, high) = (w.run::<8>(Self::QL + half * 64 + r % 2 * 32), w.run::<8>(Self::QH + half * 32));
         std::array::from_fn(|i| above::<4>(bits(low[i], 4 * (r / 2), 15), bits(high[i], 2 * r, 3)))
     },
     |which, put| {
-        let d = w.half(208);
+        let d = w.half(Self::D);
         for j in which {
             // To the top of the lane and back, which keeps the sign.
-            let top = _mm512_sllv_epi32(w.word(48 + j / 4), _mm512_set1_epi32(24 - 8 * (j % 4) as i32));
+            let top = _mm512_sllv_epi32(w.word((Self::SCALES + j) / 4), _mm512_set1_epi32(24 - 8 * (j % 4) as i32));
             let (d, m) = times(_mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))), -32.0);
             put(j, d, m);
         }
     }
 );
-turned!(IQ4_XS, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, w.nibbles(8 + 16 * j)), |which, put| {
-    let (d, high, low) = (w.half(0), _mm512_srli_epi32::<16>(w.word(0)), w.word(1));
+transposed!(IQ4_XS, w, j, lookup(const { offset_by(IQ4_VALUES, BIAS) }, w.nibbles(Self::QS + 16 * j)), |which, put| {
+    let high = _mm512_srli_epi32::<{ 8 * (IQ4_XS::SCALES_H % 4) as u32 }>(w.word(Self::SCALES_H / 4));
+    let (d, low) = (w.half(Self::D), w.word(Self::SCALES_L / 4));
     for j in which {
         let low = _mm512_and_si512(right32(low, 4 * j), _mm512_set1_epi32(15));
         let high = _mm512_slli_epi32::<4>(_mm512_and_si512(right32(high, 2 * j), _mm512_set1_epi32(3)));
@@ -429,78 +431,64 @@ fn k_scales(
 /// Those of Q4_K and Q5_K, 6 bits each in 12 bytes.
 ///
 /// # Safety
-/// See [`Turned::each_scale`].
+/// See [`Transposed::each_scale`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn k4_scales(w: Words<'_>, which: Range<usize>, put: &mut impl FnMut(usize, __m512, __m512)) {
     // SAFETY: the caller's step begins with both.
-    let (both, [scales, mins]) = unsafe { (w.halves(0), w.six_bits()) };
+    let (both, [scales, mins]) = unsafe { (w.halves(Q4_K::D), w.six_bits()) };
     k_scales(both, &scales, &mins, which, put);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::format::tests::{weights, wild};
-    use crate::kernels::format::with_format;
-    use crate::kernels::x86::has_avx512;
-    use outboard_core::DType;
+    use crate::kernels::isa::Kind;
+    use crate::kernels::leaf_tests::{Unpacked, Unpacks, has, unpacks_as_the_plain_version};
+    use crate::kernels::x86::unpack::Unpack;
 
-    /// Sixteen rows of `n` groups each, end to end, as columns.
-    fn check<F: Turned>(rows: &[Vec<u8>; ROWS], n: usize) {
-        let dtype = F::DTYPE;
-        let lanes = |v: __m512| -> [f32; ROWS] {
-            // SAFETY: both are 64 bytes of floats.
-            unsafe { std::mem::transmute(v) }
-        };
-        let mut buffer = Buffer::new();
-        let mut scales = Vec::new();
-        let mut groups = Vec::new();
-        // SAFETY: the caller saw that AVX-512 is there, and the rows have n groups.
-        unsafe {
-            let pointers = rows.each_ref().map(|row| row.as_ptr());
-            let step = buffer.turn(&pointers, 0, rows[0].len());
-            F::each_scale(step, 0..n * (32 / F::SPAN), |j, d, m| scales.push((j, lanes(d), lanes(m))));
-            groups.extend((0..n).map(|j| std::mem::transmute::<[__m512i; 8], [[[u8; 4]; ROWS]; 8]>(F::group(step, j))));
-        }
-        assert_eq!(scales.len(), n * (32 / F::SPAN));
-        let bias = if F::BITS == 8 { 128u8 } else { 0 };
-        for (r, row) in rows.iter().enumerate() {
-            let want = F::scales(row);
-            for (i, (j, d, m)) in scales.iter().enumerate() {
-                assert_eq!(i, *j);
-                let min = want.m[i] - f32::from(bias) * want.d[i];
-                for (got, want) in [(d[r], want.d[i]), (m[r], min)] {
-                    assert!((got - want).abs() <= 1e-6 * want.abs(), "{dtype} row {r} scale {i}: {got}, not {want}");
+    enum Sixteen {}
+
+    impl Unpacks for Sixteen {
+        const ROWS: usize = ROWS;
+        const BIAS: u8 = BIAS as u8;
+
+        unsafe fn unpack<F: Unpack>(rows: &[Vec<u8>], n: usize) -> Vec<Unpacked> {
+            let lanes = |v: __m512| -> [f32; ROWS] {
+                // SAFETY: both are 64 bytes of floats.
+                unsafe { std::mem::transmute(v) }
+            };
+            let pointers: [*const u8; ROWS] = std::array::from_fn(|r| rows[r].as_ptr());
+            let mut scales = [Scales { d: [0.0; 16], m: [0.0; 16] }; ROWS];
+            let mut groups = [const { Vec::new() }; ROWS];
+            let mut buffer = Buffer::new();
+            let mut next = 0;
+            // SAFETY: the caller's.
+            unsafe {
+                let step = buffer.transpose(&pointers, 0, rows[0].len());
+                F::each_scale(step, 0..n * (32 / F::SPAN), |i, d, m| {
+                    assert_eq!(i, next);
+                    next += 1;
+                    for (scales, (d, m)) in scales.iter_mut().zip(lanes(d).into_iter().zip(lanes(m))) {
+                        (scales.d[i], scales.m[i]) = (d, m);
+                    }
+                });
+                for j in 0..n {
+                    let words = std::mem::transmute::<[__m512i; 8], [[[u8; 4]; ROWS]; 8]>(F::group(step, j));
+                    for (r, groups) in groups.iter_mut().enumerate() {
+                        groups.push(std::array::from_fn(|i| words[i / 4][r][i % 4]));
+                    }
                 }
             }
-            for (j, group) in groups.iter().enumerate() {
-                let got: Vec<u8> = group.iter().flat_map(|words| words[r]).collect();
-                assert_eq!(got, F::unpack(row, j).map(|q| q.wrapping_add(bias)), "{dtype} row {r} group {j}");
-            }
+            assert_eq!(next, n * (32 / F::SPAN));
+            scales.into_iter().zip(groups).map(|(s, groups)| Unpacked { scales: Some(s), groups }).collect()
         }
     }
 
     #[test]
-    fn sixteen_rows_are_what_the_plain_version_is() {
-        if !has_avx512() {
-            return;
-        }
-        for dtype in DType::ALL {
-            // Whole steps and those at the end of a row.
-            let sizes: &[usize] = if dtype.block_len() == 256 { &[8] } else { &[8, 5, 2, 1] };
-            for (&n, make) in
-                sizes.iter().flat_map(|n| [(n, weights as fn(_, _, _) -> _), (n, wild as fn(_, _, _) -> _)])
-            {
-                with_format!(dtype, F => {
-                    let mut rows: [Vec<u8>; ROWS] = std::array::from_fn(|r| make(dtype, 32 * n, r as u32));
-                    if F::DTYPE == DType::MXFP4 {
-                        // The least scales, which are subnormal, and a large one.
-                        rows.iter_mut().zip([0, 1, 2, 250]).for_each(|(row, e)| row[0] = e);
-                    }
-                    check::<F>(&rows, n);
-                });
-            }
+    fn sixteen_rows_are_unpacked_as_by_the_plain_version() {
+        if has(Kind::Avx512) {
+            unpacks_as_the_plain_version::<Sixteen>();
         }
     }
 }

@@ -1,25 +1,25 @@
 //! Two groups of a row in one vector, AVX-512: what dot products meet with 64 activations.
 
-use super::words::{BIAS, four_times, raised};
+use super::words::{BIAS, broadcast_table, offset_by};
 use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES};
 use std::arch::x86_64::*;
 
 /// The AVX-512 side of a [`Format`] row by row. Bytes are unsigned, those of a signed format plus 128.
-pub(in crate::kernels) trait Two: Format {
+pub(in crate::kernels) trait UnpackPair: Format {
     /// Groups `2 * j` and `2 * j + 1`, one behind the other.
     ///
     /// # Safety
     /// AVX-512 F, BW, VL; `w` points to a step that has both.
-    unsafe fn two(w: *const u8, j: usize) -> __m512i;
+    unsafe fn vunpack_pair(w: *const u8, j: usize) -> __m512i;
 }
 
-macro_rules! two {
+macro_rules! pair {
     ($name:ident, $w:ident, $j:ident, $both:expr) => {
-        impl Two for $name {
+        impl UnpackPair for $name {
             #[inline]
             #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-            unsafe fn two($w: *const u8, $j: usize) -> __m512i {
+            unsafe fn vunpack_pair($w: *const u8, $j: usize) -> __m512i {
                 // SAFETY: the caller's step has both groups, and only they and their block's other fields are read.
                 unsafe { $both }
             }
@@ -101,57 +101,87 @@ unsafe fn five(w: *const u8, bytes: usize, skip: usize) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn lookup(table: [i8; 16], index: __m512i) -> __m512i {
-    _mm512_shuffle_epi8(four_times(table), index)
+    _mm512_shuffle_epi8(broadcast_table(table), index)
 }
 
-two!(Q4_0, w, j, blocks(w.add(2 * j * 18), 18, 2));
-two!(Q4_1, w, j, blocks(w.add(2 * j * 20), 20, 4));
-two!(Q5_0, w, j, five(w.add(2 * j * 22), 22, 6));
-two!(Q5_1, w, j, five(w.add(2 * j * 24), 24, 8));
-two!(Q8_0, w, j, {
-    let at = |i: usize| _mm256_loadu_si256(w.add((2 * j + i) * 34 + 2).cast());
+pair!(Q4_0, w, j, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
+pair!(Q4_1, w, j, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
+pair!(Q5_0, w, j, five(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
+pair!(Q5_1, w, j, five(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS));
+pair!(Q8_0, w, j, {
+    let at = |i: usize| _mm256_loadu_si256(w.add((2 * j + i) * Self::BYTES + Self::QS).cast());
     let both = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(at(0)), at(1));
     _mm512_xor_si512(both, _mm512_set1_epi8(BIAS))
 });
-two!(IQ4_NL, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, blocks(w.add(2 * j * 18), 18, 2)));
-two!(MXFP4, w, j, lookup(const { raised(MXFP4_VALUES, MXFP4_OFFSET) }, blocks(w.add(2 * j * 17), 17, 1)));
-two!(Q2_K, w, j, bits(twice(w.add(16 + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3));
-two!(Q3_K, w, j, {
-    let low = bits(twice(w.add(32 + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
-    plus(low, twice(w), [2 * j, 2 * j + 1], 4)
+pair!(
+    IQ4_NL,
+    w,
+    j,
+    lookup(const { offset_by(IQ4_VALUES, BIAS) }, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS))
+);
+pair!(MXFP4, w, j, {
+    lookup(const { offset_by(MXFP4_VALUES, MXFP4_OFFSET) }, blocks(w.add(2 * j * Self::BYTES), Self::BYTES, Self::QS))
 });
-two!(Q4_K, w, j, bits(twice(w.add(16 + 32 * j)), [0, 4], 15));
-two!(Q5_K, w, j, plus(bits(twice(w.add(48 + 32 * j)), [0, 4], 15), twice(w.add(16)), [2 * j, 2 * j + 1], 16));
-two!(Q6_K, w, j, {
-    let low = _mm512_loadu_si512(w.add(j / 2 * 64).cast());
+pair!(Q2_K, w, j, bits(twice(w.add(Self::QS + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3));
+pair!(Q3_K, w, j, {
+    let low = bits(twice(w.add(Self::QS + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
+    plus(low, twice(w.add(Self::HMASK)), [2 * j, 2 * j + 1], 4)
+});
+pair!(Q4_K, w, j, bits(twice(w.add(Self::QS + 32 * j)), [0, 4], 15));
+pair!(
+    Q5_K,
+    w,
+    j,
+    plus(bits(twice(w.add(Self::QS + 32 * j)), [0, 4], 15), twice(w.add(Self::QH)), [2 * j, 2 * j + 1], 16)
+);
+pair!(Q6_K, w, j, {
+    let low = _mm512_loadu_si512(w.add(Self::QL + j / 2 * 64).cast());
     let low = if j % 2 == 0 { low } else { _mm512_srli_epi16::<4>(low) };
-    let high = bits(twice(w.add(128 + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
+    let high = bits(twice(w.add(Self::QH + j / 2 * 32)), [j % 2 * 4, j % 2 * 4 + 2], 3);
     _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(15)), _mm512_slli_epi16::<4>(high))
 });
-two!(IQ4_XS, w, j, lookup(const { raised(IQ4_VALUES, BIAS) }, nibbles(w.add(8 + 32 * j), w.add(24 + 32 * j))));
+pair!(
+    IQ4_XS,
+    w,
+    j,
+    lookup(const { offset_by(IQ4_VALUES, BIAS) }, nibbles(w.add(Self::QS + 32 * j), w.add(Self::QS + 32 * j + 16)))
+);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::format::tests::every_step;
-    use crate::kernels::x86::has_avx512;
+    use crate::kernels::isa::Kind;
+    use crate::kernels::leaf_tests::{Unpacked, Unpacks, has, unpacks_as_the_plain_version};
+    use crate::kernels::x86::unpack::Unpack;
 
-    /// All pairs of the `n` groups of a step.
-    fn check<F: Two>(w: &[u8], n: usize) {
-        let bias = if F::BITS == 8 { BIAS as u8 } else { 0 };
-        for j in 0..n / 2 {
-            // SAFETY: the caller saw that AVX-512 is there, and w has these groups; both are 64 bytes.
-            let got: [[u8; 32]; 2] = unsafe { std::mem::transmute(F::two(w.as_ptr(), j)) };
-            let want = [2 * j, 2 * j + 1].map(|j| F::unpack(w, j).map(|q| q.wrapping_add(bias)));
-            assert_eq!(got, want, "{} groups from {}", F::DTYPE, 2 * j);
+    enum Pairs {}
+
+    impl Unpacks for Pairs {
+        const BIAS: u8 = BIAS as u8;
+
+        unsafe fn unpack<F: Unpack>(rows: &[Vec<u8>], n: usize) -> Vec<Unpacked> {
+            let step = |w: &Vec<u8>| {
+                let pair = |j: usize| -> [[u8; 32]; 2] {
+                    // SAFETY: the caller's; both are 64 bytes.
+                    unsafe { std::mem::transmute(F::vunpack_pair(w.as_ptr(), j)) }
+                };
+                let mut groups: Vec<[u8; 32]> = (0..n / 2).flat_map(pair).collect();
+                if n % 2 == 1 {
+                    // As dot products take it.
+                    // SAFETY: the caller's; both are 32 bytes.
+                    let last: [u8; 32] = unsafe { std::mem::transmute(F::vunpack(w.as_ptr(), n - 1)) };
+                    groups.push(last.map(|q| if F::BITS == 8 { q.wrapping_add(BIAS as u8) } else { q }));
+                }
+                Unpacked { scales: None, groups }
+            };
+            rows.iter().map(step).collect()
         }
     }
 
     #[test]
-    fn two_groups_are_what_the_plain_version_is() {
-        if !has_avx512() {
-            return;
+    fn pairs_are_unpacked_as_by_the_plain_version() {
+        if has(Kind::Avx512) {
+            unpacks_as_the_plain_version::<Pairs>();
         }
-        every_step!(check);
     }
 }

@@ -1,6 +1,6 @@
-//! Queries of one token: keys as they lie, in the lanes of vectors, and their scores in a row for each query.
+//! Decode: queries of one token: keys as they lie, in the lanes of vectors, and their scores in a row for each query.
 
-use super::{BESIDE, Heads, MOST_LANES, Query, Running, TILE, as_floats, by_type, seen, softcap};
+use super::{Floats, GROUP, Heads, MAX_LANES, Query, Running, TILE, as_floats, by_type, seen, softcap};
 use crate::kernels::Isa;
 use crate::kernels::ahead::{piece, rows_on};
 use crate::kernels::float::mul_mat_float;
@@ -13,29 +13,25 @@ use std::ops::Range;
 /// Floats that [`attention`] needs.
 pub(super) fn scratch_floats(d: usize, dv: usize, n: usize) -> usize {
     let per_query = d.saturating_add(dv);
-    per_query.saturating_mul(n.saturating_add(TILE)).saturating_add(BESIDE * TILE + TILE)
+    per_query.saturating_mul(n.saturating_add(TILE)).saturating_add(GROUP * TILE + TILE)
 }
 
-/// [`attention`](super::attention) of at most [`BESIDE`].
+/// [`attention`](super::attention) of at most [`GROUP`].
 ///
 /// # Safety
 /// As there.
 pub(super) unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], scratch: &mut Scratch<'_>) {
     let (n, d, dv) = (queries.len(), heads.k.k, heads.v.k);
-    let memory = scratch.floats(scratch_floats(d, dv, n));
-    let (q, memory) = memory.split_at_mut(n * d);
-    let (acc, memory) = memory.split_at_mut(n * dv);
-    let (scores, memory) = memory.split_at_mut(BESIDE * TILE);
-    let (k_tile, memory) = memory.split_at_mut(TILE * d);
-    let (v_tile, memory) = memory.split_at_mut(TILE * dv);
-    let mask_tile = &mut memory[..TILE];
+    let mut memory = Floats(scratch.floats(scratch_floats(d, dv, n)));
+    let (q, acc, scores) = (memory.take(n * d), memory.take(n * dv), memory.take(GROUP * TILE));
+    let (k_tile, v_tile, mask_tile) = (memory.take(TILE * d), memory.take(TILE * dv), memory.take(TILE));
     acc.fill(0.0);
     for (to, query) in q.chunks_exact_mut(d.max(1)).zip(queries) {
         // SAFETY: the caller's d floats.
         to.copy_from_slice(unsafe { std::slice::from_raw_parts(query.q, d) });
         rows::scale(isa, to, heads.scale, 0.0);
     }
-    let mut running = [Running::NEW; BESIDE];
+    let mut running = [Running::NEW; GROUP];
     let all = seen(queries);
     let mut next = all.start;
     while next < all.end && !heads.aborted() {
@@ -62,7 +58,7 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], s
         unsafe { by_type!(v.dtype, add_rows(isa, p, v, keys.len(), on, out)) };
     }
     for ((query, running), acc) in queries.iter().zip(running).zip(acc.chunks_exact_mut(dv.max(1))) {
-        rows::scale(isa, acc, running.share(query.sink), 0.0);
+        rows::scale(isa, acc, running.normalizer(query.sink), 0.0);
         // SAFETY: the caller's dv floats.
         unsafe { std::ptr::copy_nonoverlapping(acc.as_ptr(), query.out, dv) };
     }
@@ -126,9 +122,8 @@ per_lanes! {
 #[inline(always)]
 unsafe fn exps_body<L: Lanes>(s: &mut [f32], at_least: f32) -> (f32, f32) {
     // What is missing in the last vector counts nothing.
-    let mut last = [f32::NEG_INFINITY; MOST_LANES];
-    let whole = s.len() / L::N * L::N;
-    let (s, rest) = s.split_at_mut(whole);
+    let mut last = [f32::NEG_INFINITY; MAX_LANES];
+    let (s, rest) = s.split_at_mut(s.len() / L::N * L::N);
     // SAFETY: vectors of s, and `last`, which has the most that there can be.
     unsafe {
         let (mut even, mut odd) = (L::splat(at_least), L::splat(f32::NEG_INFINITY));
