@@ -30,7 +30,7 @@ pub(super) fn cases(s: &mut Suite) {
     });
     s.add("ids with gaps", Check::DEFAULT, |m| {
         let (a, b) = (m.f32(&[33, 3, 4])?, m.weight(DType::F32, &[33, 6])?);
-        let ids = m.spread_i32([3, 4, 1, 1], Fill::Whole(0, 6))?;
+        let ids = m.spread_i32([3, 4, 1, 1], Fill::Integers(0, 6))?;
         m.push(AddId, &[a, b, ids])
     });
     s.add("one expert for all", Check::DEFAULT, |m| {
@@ -46,7 +46,7 @@ pub(super) fn cases(s: &mut Suite) {
     s.add("NaN only in rows that nobody chooses", Check::DEFAULT, |m| {
         let a = m.f32(&[64, 2, 3])?;
         let b = m.input(DType::F32, &[64, 5], Fill::NanFrom(2))?;
-        let ids = m.i32(&[2, 3], Fill::Whole(0, 2))?;
+        let ids = m.i32(&[2, 3], Fill::Integers(0, 2))?;
         m.push(AddId, &[a, b, ids])
     });
     s.add("infinities and NaN", Check::DEFAULT, |m| {
