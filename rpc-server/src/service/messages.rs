@@ -40,7 +40,7 @@ enum State {
 
 /// What has come.
 #[derive(Debug)]
-pub(crate) enum Came {
+pub(crate) enum Received {
     /// A message, encoded, and its room if it is a larger one.
     Message(Bytes, Option<Room>),
     /// One of this length, which is more than it may have.
@@ -54,7 +54,7 @@ impl Messages {
 
     /// The next message, of up to `limit` bytes; `None` at the end of the stream. Larger ones than small ones take room from a
     /// pool, if there is one. An error ends the stream, and its connection if it is undecodable or out of range.
-    pub(crate) async fn next(&mut self, limit: usize, pool: Option<&Pool>) -> Result<Option<Came>, Status> {
+    pub(crate) async fn next(&mut self, limit: usize, pool: Option<&Pool>) -> Result<Option<Received>, Status> {
         loop {
             match &mut self.state {
                 State::Head(filled) => {
@@ -82,9 +82,9 @@ impl Messages {
                 }
                 State::Message { bytes, len, room, .. } => {
                     if bytes.is_empty() && self.input.len() >= *len {
-                        let came = Came::Message(self.input.split_to(*len), room.take());
+                        let received = Received::Message(self.input.split_to(*len), room.take());
                         self.state = State::Head(0);
-                        return Ok(Some(came));
+                        return Ok(Some(received));
                     }
                     if bytes.capacity() == 0 {
                         // Address space: memory is taken as it is filled.
@@ -93,9 +93,9 @@ impl Messages {
                     let more = self.input.split_to(self.input.len().min(*len - bytes.len()));
                     bytes.extend_from_slice(&more);
                     if bytes.len() == *len {
-                        let came = Came::Message(std::mem::take(bytes).freeze(), room.take());
+                        let received = Received::Message(std::mem::take(bytes).freeze(), room.take());
                         self.state = State::Head(0);
-                        return Ok(Some(came));
+                        return Ok(Some(received));
                     }
                 }
                 State::TooLarge { len, left } => {
@@ -103,9 +103,9 @@ impl Messages {
                     self.input.advance(more);
                     *left -= more;
                     if *left == 0 {
-                        let came = Came::TooLarge(*len);
+                        let received = Received::TooLarge(*len);
                         self.state = State::Head(0);
-                        return Ok(Some(came));
+                        return Ok(Some(received));
                     }
                 }
             }

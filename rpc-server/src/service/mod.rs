@@ -24,7 +24,7 @@ use crate::server::Shared;
 use crate::session::Session;
 use crate::trust::Denied;
 use call::CallRoom;
-use messages::{Came, Messages};
+use messages::{Messages, Received};
 use outboard_core::Error;
 use outboard_core::graph::MAX_TENSORS;
 use outboard_proto::error::to_status;
@@ -180,8 +180,8 @@ pub(crate) const UNDECODABLE: Code = Code::Internal;
 /// The first message of a stream, of up to `limit` bytes.
 async fn first(service: &Service, messages: &mut Messages, limit: usize) -> Result<bytes::Bytes, Status> {
     match tokio::time::timeout(FIRST_MESSAGE, messages.next(limit, None)).await {
-        Ok(Ok(Some(Came::Message(message, _)))) => Ok(message),
-        Ok(Ok(Some(Came::TooLarge(len)))) => Err(Status::invalid_argument(format!(
+        Ok(Ok(Some(Received::Message(message, _)))) => Ok(message),
+        Ok(Ok(Some(Received::TooLarge(len)))) => Err(Status::invalid_argument(format!(
             "a message of {len} bytes; the first one of a stream has {limit} at most"
         ))),
         Ok(Ok(None)) => Err(Status::invalid_argument("the stream ended before its first message")),
