@@ -9,7 +9,7 @@
 //! * Between servers, the one that offers shows the ticket on a link ([`crate::peers`]), and the acceptance meets it in the inbox of the
 //!   session that the link is for ([`crate::peers::inbox`]). Who may open such a link is said at [`outboard_proto::grant`].
 
-use crate::accounts::Share;
+use crate::accounts::AccountShare;
 use crate::limits::USED_TICKETS;
 use crate::lock;
 use outboard_core::{Error, Result, Ticket};
@@ -75,16 +75,16 @@ impl UsedTickets {
 /// What the queues of a session have offered to others of it on this server, and what was not accepted yet: its share of the client's
 /// account, or the error if the offer came to nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Offers(Mutex<HashMap<Ticket, Result<Share>>>);
+pub(crate) struct Offers(Mutex<HashMap<Ticket, Result<AccountShare>>>);
 
 impl Offers {
     /// Bytes that wait to be accepted.
     pub(crate) fn bytes(&self) -> u64 {
-        lock(&self.0).values().filter_map(|offer| offer.as_ref().ok()).map(Share::amount).sum()
+        lock(&self.0).values().filter_map(|offer| offer.as_ref().ok()).map(AccountShare::amount).sum()
     }
 
     /// Notes what became of an offer.
-    pub(crate) fn insert(&self, ticket: Ticket, offer: Result<Share>) -> Result<()> {
+    pub(crate) fn insert(&self, ticket: Ticket, offer: Result<AccountShare>) -> Result<()> {
         let mut offers = lock(&self.0);
         if offers.len() >= MAX_TICKETS {
             return Err(Error::Request(format!("{MAX_TICKETS} transfers wait to be accepted already")));
@@ -110,7 +110,7 @@ impl Offers {
     }
 
     /// Takes out all offers.
-    pub(crate) fn take_all(&self) -> HashMap<Ticket, Result<Share>> {
+    pub(crate) fn take_all(&self) -> HashMap<Ticket, Result<AccountShare>> {
         std::mem::take(&mut *lock(&self.0))
     }
 }

@@ -6,11 +6,11 @@ use super::inbox::{Begun, Progress, Via};
 use crate::fair::FairShare;
 use crate::grpc::{Broken, Pieces, response};
 use crate::http2::Incoming;
-use crate::limits::{COMING, FIRST_MESSAGE, LINK_DEAD, REFUSALS, TICK};
+use crate::limits::{COMING, LINK_DEAD, REFUSALS, TICK};
 use crate::lock;
 use crate::logs::limited;
 use crate::service::call::place_of;
-use crate::service::{Service, UNDECODABLE};
+use crate::service::{Service, UNDECODABLE, in_time};
 use crate::session::Session;
 use crate::ticket::{self, Key};
 use bytes::{Bytes, BytesMut};
@@ -42,10 +42,7 @@ pub(crate) fn push(service: Service, request: Request<Incoming>) -> Response<Bod
     tokio::spawn(async move {
         let _place = place_of(&request);
         if let Err(status) = run(&service, request.into_body(), &down).await {
-            if status.code() == UNDECODABLE {
-                service.conn.give_up();
-            }
-            service.complain(None, "link of another server refused", &status.message());
+            service.refused("link of another server refused", &status);
             let _ = down.send(Err(status)).await;
         }
     });
@@ -54,8 +51,7 @@ pub(crate) fn push(service: Service, request: Request<Incoming>) -> Response<Bod
 
 async fn run(service: &Service, body: Incoming, down: &Answers) -> std::result::Result<(), Status> {
     let mut pieces = Pieces::new(body, ChunkReader::with_messages(Direction::Up, MAX_PEER_MESSAGE));
-    let first = tokio::time::timeout(FIRST_MESSAGE, pieces.next()).await;
-    let first = match first.map_err(|_| Status::deadline_exceeded("the stream has said nothing"))? {
+    let first = match in_time(pieces.next()).await? {
         Ok(Some(Piece::Message(bytes))) => v1::PeerUp::decode(bytes).ok().and_then(|m| m.part),
         Ok(_) => None,
         Err(broken) => return End::from(broken).status(),

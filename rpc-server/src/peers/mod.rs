@@ -5,8 +5,8 @@
 //! they are meant ([`outboard_proto::grant`]): nobody who merely connects is believed to be a server, and no server that a client names
 //! gets anything before it has proven that it is the one.
 //!
-//! The [`inbox::Inbox`] of a session knows what is accepted and what has come, in either order. [`inbound`] is the end of a link that
-//! receives. Nothing here ever waits for a tensor to be accepted before it reads on, so that two servers that send to each other cannot
+//! The two ends of a transfer find each other by their ticket ([`crate::ticket`]): the [`inbox::Inbox`] of a session knows what is accepted
+//! and what has come, in either order. [`inbound`] is the end of a link that receives. Nothing here ever waits for a tensor to be accepted before it reads on, so that two servers that send to each other cannot
 //! stop one another.
 
 mod dial;

@@ -2,7 +2,7 @@
 //! queue, and back, without a copy.
 
 use super::call::place_of;
-use super::{Service, UNDECODABLE};
+use super::{Service, in_time};
 use crate::grpc::{Broken, Outgoing, Pieces, detach, response};
 use crate::http2::Incoming;
 use crate::limits::{BULK_CHUNKS, FIRST_MESSAGE};
@@ -35,10 +35,7 @@ pub(crate) fn transfer(service: Service, request: Request<Incoming>) -> Response
             () = out.closed() => return,
         };
         if let Err(status) = ended {
-            if status.code() == UNDECODABLE {
-                service.conn.give_up();
-            }
-            service.complain(None, "bulk stream refused", &status.message());
+            service.refused("bulk stream refused", &status);
             let _ = out.send(Err(status)).await;
         }
     });
@@ -47,9 +44,7 @@ pub(crate) fn transfer(service: Service, request: Request<Incoming>) -> Response
 
 async fn run(service: &Service, body: Incoming, out: &Sender<Down>) -> Result<(), Status> {
     let mut pieces = Pieces::new(body, ChunkReader::new(Direction::Up));
-    let first = tokio::time::timeout(FIRST_MESSAGE, next(&mut pieces)).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("the stream has said nothing"))??;
-    let open = match first {
+    let open = match in_time(next(&mut pieces)).await?? {
         Some(Piece::Message(bytes)) => v1::BulkUp::decode(bytes).ok().and_then(|m| m.part),
         _ => None,
     };

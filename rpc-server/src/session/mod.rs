@@ -8,14 +8,14 @@ pub(crate) mod timeline;
 mod trace;
 mod worker;
 
-use crate::accounts::{Account, Accounted, DeviceMemory, Share};
+use crate::accounts::{Account, AccountShare, Accounted, DeviceMemory};
 use crate::devices::Devices;
 use crate::io::Traffic;
 use crate::limits::{BLOB_CALLS_SESSION, SessionLimits};
 use crate::lock;
 use crate::logs::limited;
 use crate::peers::inbox::Inbox;
-use crate::server::{Seat, Shared};
+use crate::server::{SessionPermit, Shared};
 use crate::ticket::Offers;
 use keys::Keys;
 use outboard_core::device::fresh_uid;
@@ -48,7 +48,7 @@ pub(crate) struct Session {
     pub(crate) keys: Keys,
     pub(crate) client: String,
     pub(crate) account: Arc<Account>,
-    _seat: Share,
+    _share: AccountShare,
     limits: SessionLimits,
     /// The server's devices as this session has them: what is made of them is its own.
     pub(crate) devices: Devices,
@@ -83,21 +83,26 @@ pub(crate) struct Session {
 
 impl Session {
     /// A new session with its thread.
-    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat, shared: &Shared) -> Result<Arc<Session>> {
+    pub(crate) fn start(
+        client: String,
+        traffic: Arc<Traffic>,
+        permit: SessionPermit,
+        shared: &Shared,
+    ) -> Result<Arc<Session>> {
         let id: u64 = rand::random();
         let tag = format!("{:08x}", id >> 32);
-        let memory = Arc::new(DeviceMemory(seat.account.clone()));
-        let as_client = Client { turns: fresh_uid(), room: seat.account.uid, account: memory };
+        let memory = Arc::new(DeviceMemory(permit.account.clone()));
+        let as_client = Client { turns: fresh_uid(), room: permit.account.uid, account: memory };
         Ok(Arc::new(Session {
             id,
             worker: Worker::start(&tag)?,
             tag,
             keys: Keys::default(),
             client,
-            inbox: shared.peers.inbox(&seat.account),
-            account: seat.account,
-            _seat: seat.share,
-            limits: seat.limits,
+            inbox: shared.peers.inbox(&permit.account),
+            account: permit.account,
+            _share: permit.share,
+            limits: permit.limits,
             devices: shared.devices.for_client(&as_client)?,
             buffers: Mutex::default(),
             executables: Mutex::default(),
@@ -245,7 +250,7 @@ impl Session {
         handle: u64,
         executable: Arc<dyn Executable>,
         bytes: u64,
-        share: Share,
+        share: AccountShare,
     ) -> Result<()> {
         let executable: Arc<dyn Executable> = Arc::new(Accounted::new(executable, share));
         insert("executable", handle, Compiled { device: device.uid(), executable, bytes }, &self.executables)
@@ -317,14 +322,14 @@ impl Session {
     }
 
     /// Notes what became of an offer, for its acceptance: its share of what is offered, or why there is nothing.
-    pub(crate) fn offered(&self, ticket: Ticket, offer: Result<Share>) -> Result<()> {
+    pub(crate) fn offered(&self, ticket: Ticket, offer: Result<AccountShare>) -> Result<()> {
         self.offers.insert(ticket, offer)?;
         self.progress.notify_waiters();
         Ok(())
     }
 
     /// A share for so many bytes more that are offered. Fails if they cannot be before others are accepted.
-    pub(crate) fn offer(&self, bytes: u64) -> Result<Share> {
+    pub(crate) fn offer(&self, bytes: u64) -> Result<AccountShare> {
         let waiting = self.offers.bytes();
         let limit = self.limits.offered_bytes;
         // One tensor may have any size.

@@ -71,23 +71,14 @@ impl QueueRunner {
             Ok(Some(Command::Finish(c))) => Some(c.request),
             _ => None,
         };
-        let failed = self.state.failed.get().cloned();
-        let (failed, command) = match command {
-            Ok(command) => (failed, command),
-            Err(error) => (failed.or(Some(error)), None),
-        };
-        let result = match (failed, command) {
-            (None, Some(command)) => self.apply(command).await,
-            (None, None) => Err(Error::Request("a command that this release does not know".into())),
-            (Some(error), Some(Command::Offer(c))) => {
-                self.offer_nothing(c, &error);
+        let result = match (self.state.failed.get().cloned(), command) {
+            (None, Ok(Some(command))) => self.apply(command).await,
+            (None, Ok(None)) => Err(Error::Request("a command that this release does not know".into())),
+            (None, Err(error)) => Err(error),
+            (Some(error), command) => {
+                self.drop_command(command.ok().flatten(), &error);
                 Err(error)
             }
-            (Some(error), Some(Command::Accept(c))) => {
-                self.accept_nothing(&c);
-                Err(error)
-            }
-            (Some(error), _) => Err(error),
         };
         self.state.count_command();
         if let Err(error) = result {
@@ -98,6 +89,15 @@ impl QueueRunner {
         }
         self.session.progress.notify_waiters();
         Ok(())
+    }
+
+    /// Drops a command behind a failure. Whoever waits for the other side of a transfer is told.
+    fn drop_command(&mut self, command: Option<Command>, why: &Error) {
+        match command {
+            Some(Command::Offer(c)) => self.offer_nothing(c, why),
+            Some(Command::Accept(c)) => self.accept_nothing(&c),
+            _ => {}
+        }
     }
 
     /// No more blobs come: the stream has ended, or the queue has failed.

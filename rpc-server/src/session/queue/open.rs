@@ -2,7 +2,7 @@
 
 use super::progress::Meter;
 use super::{BulkEnds, QueueRunner, QueueState};
-use crate::accounts::Share;
+use crate::accounts::AccountShare;
 use crate::limits::{BULK_CHUNKS, KNOWN_QUEUES};
 use crate::lock;
 use crate::metrics::QueueMeter;
@@ -20,7 +20,7 @@ pub(super) struct DeviceQueue {
     /// `None` once it is dropped.
     pub(super) queue: Option<Arc<dyn Queue>>,
     session: Arc<Session>,
-    share: Option<Arc<Share>>,
+    share: Option<Arc<AccountShare>>,
 }
 
 impl DeviceQueue {
