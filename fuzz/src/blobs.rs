@@ -4,16 +4,16 @@ use crate::raw::{Conn, Stream};
 use bytes::Bytes;
 use outboard_core::Digest;
 use outboard_proto::blobs::{Blob, Place, encode_places, encode_question};
-use outboard_proto::chunk::{self, Direction};
 use outboard_proto::limits::CHUNK;
 use outboard_proto::v1::command::Command as C;
 use outboard_proto::v1::control_request::Request as R;
-use outboard_proto::v1::{self, bulk_up::Part, reply::Reply};
+use outboard_proto::v1::{self, reply::Reply};
 use prost::Message;
 use std::net::SocketAddr;
 
 /// The device that these clients use.
 pub const DEVICE: &str = "CPU0";
+
 /// The digest of bytes.
 pub fn digest(data: &[u8]) -> Digest {
     Digest(*blake3::hash(data).as_bytes())
@@ -45,8 +45,7 @@ impl Sender {
         let conn = Conn::open(addr).await.unwrap();
         let conn = token.into_iter().fold(conn, Conn::with_token);
         let session = conn.hello().await.unwrap().session.unwrap();
-        let control = conn.stream("outboard.v1.Outboard/Control").await.unwrap();
-        control.message(&v1::ControlRequest { request: Some(R::Attach(session.clone())) }.encode_to_vec());
+        let control = conn.control(R::Attach(session.clone())).await.unwrap();
         let mut sender = Sender { conn, session, control, queues: 0 };
         sender.alloc(1, size).await;
         sender
@@ -55,9 +54,9 @@ impl Sender {
     /// Makes a buffer, and waits until it is there.
     pub async fn alloc(&mut self, buffer: u64, size: u64) {
         let alloc = v1::Alloc { request: 1, buffer, device: DEVICE.into(), size, usage: "ANY".into() };
-        self.control.message(&v1::ControlRequest { request: Some(R::Alloc(alloc)) }.encode_to_vec());
+        self.control.request(R::Alloc(alloc));
         loop {
-            let reply = v1::ControlReply::decode(self.control.next().await.unwrap().unwrap()).unwrap();
+            let reply: v1::ControlReply = self.control.next_as().await.unwrap().unwrap();
             if let Some(v1::control_reply::Reply::Done(done)) = reply.reply {
                 return assert_eq!(done.error, None);
             }
@@ -66,13 +65,7 @@ impl Sender {
 
     /// Ends the session.
     pub async fn goodbye(mut self) {
-        self.control.message(&v1::ControlRequest { request: Some(R::Goodbye(v1::Goodbye {})) }.encode_to_vec());
-        while let Some(reply) = self.control.next().await.unwrap() {
-            if let Some(v1::control_reply::Reply::Bye(_)) = v1::ControlReply::decode(reply).unwrap().reply {
-                return;
-            }
-        }
-        panic!("no goodbye");
+        self.control.goodbye().await.unwrap();
     }
 
     /// A call to place blobs in the first buffer, without waiting for its answer.
@@ -95,7 +88,7 @@ impl Sender {
 
     async fn start(&self, method: &str, request: &impl Message) -> Stream {
         let mut call = self.conn.stream(&format!("outboard.v1.Outboard/{method}")).await.unwrap();
-        call.message(&request.encode_to_vec());
+        call.send(request);
         call.close();
         call
     }
@@ -115,15 +108,9 @@ impl Sender {
     /// A new queue with its bulk stream.
     pub async fn queue(&mut self) -> Line {
         self.queues += 1;
-        let (queue, session) = (self.queues, Some(self.session.clone()));
-        let commands = self.conn.stream("outboard.v1.Outboard/Queue").await.unwrap();
-        let open = v1::OpenQueue { session: session.clone(), queue, device: DEVICE.into() };
-        let bulk = self.conn.stream("outboard.v1.Bulk/Transfer").await.unwrap();
-        let part = Part::Open(v1::OpenBulk { session, queue });
-        bulk.message(&v1::BulkUp { part: Some(part) }.encode_to_vec());
-        let line = Line { commands, bulk };
-        line.command(C::Open(open));
-        line
+        let commands = self.conn.queue(&self.session, self.queues, DEVICE).await.unwrap();
+        let bulk = self.conn.bulk(&self.session, self.queues).await.unwrap();
+        Line { commands, bulk }
     }
 
     /// Sends a blob on a queue of its own: the error that comes of it, if one does.
@@ -174,7 +161,7 @@ pub struct Line {
 impl Line {
     /// Sends a command.
     pub fn command(&self, command: C) {
-        self.commands.message(&v1::Command { command: Some(command) }.encode_to_vec());
+        self.commands.command(command);
     }
 
     /// Says that a blob comes to the first buffer.
@@ -187,14 +174,12 @@ impl Line {
     /// Sends bytes of it.
     pub fn data(&self, transfer: u64, data: &[u8]) {
         for part in data.chunks(CHUNK) {
-            let part = Bytes::copy_from_slice(part);
-            self.bulk.bytes(chunk::head(Direction::Up, transfer, &part));
-            self.bulk.bytes(part);
+            self.bulk.chunk(transfer, Bytes::copy_from_slice(part));
         }
     }
 
     async fn reply(&mut self) -> Reply {
-        v1::Reply::decode(self.commands.next().await.unwrap().expect("the end")).unwrap().reply.unwrap()
+        self.commands.next_as::<v1::Reply>().await.unwrap().expect("a reply, and not the end").reply.unwrap()
     }
 
     /// Waits until everything is done: the error that the queue fails with, if it does.

@@ -5,9 +5,13 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use outboard_proto::chunk::{self, Direction};
 use outboard_proto::frame::{FrameReader, HEADER};
 use outboard_proto::limits::MAX_MESSAGE;
 use outboard_proto::v1;
+use outboard_proto::v1::command::Command;
+use outboard_proto::v1::control_reply::Reply as ControlReply;
+use outboard_proto::v1::control_request::Request;
 use prost::Message;
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -88,20 +92,33 @@ impl Conn {
         v1::HelloResponse::decode(answer).map_err(|e| e.to_string())
     }
 
+    /// Opens a control stream whose first request is this.
+    pub async fn control(&self, first: Request) -> Result<Stream, Refused> {
+        let stream = self.stream("outboard.v1.Outboard/Control").await?;
+        stream.request(first);
+        Ok(stream)
+    }
+
+    /// Opens a queue of a session, without waiting for the answer.
+    pub async fn queue(&self, session: &v1::Session, queue: u64, device: &str) -> Result<Stream, Refused> {
+        let stream = self.stream("outboard.v1.Outboard/Queue").await?;
+        let session = Some(session.clone());
+        stream.command(Command::Open(v1::OpenQueue { session, queue, device: device.into() }));
+        Ok(stream)
+    }
+
+    /// Opens the bulk stream of a queue.
+    pub async fn bulk(&self, session: &v1::Session, queue: u64) -> Result<Stream, Refused> {
+        let stream = self.stream("outboard.v1.Bulk/Transfer").await?;
+        let open = v1::OpenBulk { session: Some(session.clone()), queue };
+        stream.send(&v1::BulkUp { part: Some(v1::bulk_up::Part::Open(open)) });
+        Ok(stream)
+    }
+
     /// Ends a session and waits until its server has freed what it had.
     pub async fn goodbye(&self, session: &v1::Session) -> Result<(), Refused> {
-        use v1::control_reply::Reply;
-        use v1::control_request::Request;
-        let mut control = self.stream("outboard.v1.Outboard/Control").await?;
-        for request in [Request::Attach(session.clone()), Request::Goodbye(v1::Goodbye {})] {
-            control.message(&v1::ControlRequest { request: Some(request) }.encode_to_vec());
-        }
-        while let Some(reply) = control.next().await? {
-            if let Ok(v1::ControlReply { reply: Some(Reply::Bye(_)) }) = v1::ControlReply::decode(reply) {
-                return Ok(());
-            }
-        }
-        Err("no goodbye".into())
+        let mut control = self.control(Request::Attach(session.clone())).await?;
+        control.goodbye().await
     }
 }
 
@@ -136,6 +153,39 @@ impl Stream {
         self.bytes(framed(message));
     }
 
+    /// Sends a message.
+    pub fn send(&self, message: &impl Message) {
+        self.message(&message.encode_to_vec());
+    }
+
+    /// Sends a request on a control stream.
+    pub fn request(&self, request: Request) {
+        self.send(&v1::ControlRequest { request: Some(request) });
+    }
+
+    /// Sends a command to a queue.
+    pub fn command(&self, command: Command) {
+        self.send(&v1::Command { command: Some(command) });
+    }
+
+    /// Sends a chunk on a bulk stream.
+    pub fn chunk(&self, transfer: u64, data: impl Into<Bytes>) {
+        let data = data.into();
+        self.bytes(chunk::head(Direction::Up, transfer, &data));
+        self.bytes(data);
+    }
+
+    /// Ends the session of a control stream, and waits until its server has freed what it had.
+    pub async fn goodbye(&mut self) -> Result<(), Refused> {
+        self.request(Request::Goodbye(v1::Goodbye {}));
+        while let Some(reply) = self.next_as::<v1::ControlReply>().await? {
+            if let Some(ControlReply::Bye(_)) = reply.reply {
+                return Ok(());
+            }
+        }
+        Err("no goodbye".into())
+    }
+
     /// Says that nothing more will come.
     pub fn close(&mut self) {
         self.to = None;
@@ -144,6 +194,11 @@ impl Stream {
     /// The next message; `None` at the end. An error is a status that is not OK, a connection that breaks, or nothing for long.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Refused> {
         late(self.next_message()).await?
+    }
+
+    /// The next message as what it has to be.
+    pub async fn next_as<M: Message + Default>(&mut self) -> Result<Option<M>, Refused> {
+        Ok(self.next().await?.map(|message| M::decode(message).expect("what a server says")))
     }
 
     async fn next_message(&mut self) -> Result<Option<Bytes>, Refused> {

@@ -9,14 +9,15 @@ use outboard_core::op::{Binary, BinaryKind, GetRows, MulMat, SetRows};
 use outboard_core::{DType, GraphBuilder, GraphError, TensorId};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
+use outboard_proto::graph;
 use outboard_proto::v1::command::Command as C;
 use outboard_proto::v1::control_request::Request as R;
 use outboard_proto::v1::{self, Slice};
-use outboard_proto::{chunk, graph};
 use outboard_reference::reference_device;
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
 use prost::Message;
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -152,29 +153,24 @@ pub(crate) fn run(input: &[u8]) {
     });
 }
 
+/// Opens a session, on the connection that was kept unless that has ended.
+async fn greet(addr: SocketAddr, kept: Option<Conn>) -> (Conn, v1::Session) {
+    if let Some(conn) = kept
+        && let Ok(hello) = conn.hello().await
+    {
+        return (conn, hello.session.expect("a session"));
+    }
+    let conn = Conn::open(addr).await.expect("a server that accepts");
+    let hello = conn.hello().await.expect("a server that greets");
+    (conn, hello.session.expect("a session"))
+}
+
 /// Runs a program; gives the connection back if it still works.
 async fn play(input: &[u8], kept: Option<Conn>) -> Option<Conn> {
     let addr = WORLD.server.local_addr();
-    let conn = match kept {
-        Some(conn) => conn,
-        None => Conn::open(addr).await.expect("a server that accepts"),
-    };
-    // A connection that was kept may have ended.
-    let (conn, hello) = match conn.hello().await {
-        Ok(hello) => (conn, hello),
-        Err(_) => {
-            let conn = Conn::open(addr).await.expect("a server that accepts");
-            let hello = conn.hello().await.expect("a server that greets");
-            (conn, hello)
-        }
-    };
-    let mut machine = Machine {
-        conn: conn.clone(),
-        session: hello.session.expect("a session"),
-        control: None,
-        queues: [const { None }; 4],
-        bulks: Vec::new(),
-    };
+    let (conn, session) = greet(addr, kept).await;
+    let mut machine =
+        Machine { conn: conn.clone(), session, control: None, queues: [const { None }; 4], bulks: Vec::new() };
     let mut args = Args(input);
     for _ in 0..MAX_STEPS {
         if args.0.is_empty() {
@@ -218,95 +214,26 @@ struct Machine {
 }
 
 impl Machine {
+    /// Carries out one instruction. What it means, and the order of its arguments, is what the corpus was made for.
     async fn step(&mut self, args: &mut Args<'_>) -> Result<(), String> {
         match args.byte() % 28 {
-            0 | 1 => {
-                let alloc = v1::Alloc {
-                    request: 1,
-                    buffer: args.handle(),
-                    device: args.device(),
-                    size: args.size(),
-                    usage: "ANY".into(),
-                };
-                self.control(R::Alloc(alloc)).await
-            }
-            2 | 3 => {
-                let graph = WORLD.graphs[args.below(WORLD.graphs.len())].clone();
-                let n = args.below(6);
-                let mut places = v1::Places::default();
-                for tensor in 0..n as u32 {
-                    places.tensors.push(tensor);
-                    places.buffers.push(args.handle());
-                    places.offsets.push(args.size());
-                    places.lens.push(args.size());
-                }
-                let compile = v1::Compile {
-                    request: 2,
-                    executable: args.handle(),
-                    device: args.device(),
-                    graph: graph.into(),
-                    places: places.encode_to_vec().into(),
-                };
-                self.control(R::Compile(compile)).await
-            }
-            4 => {
-                let fences = match args.byte() % 4 {
-                    0 => vec![v1::Fence { queue: args.handle(), commands: args.size() }],
-                    _ => Vec::new(),
-                };
-                let free = v1::Free { buffers: vec![args.handle()], executables: vec![args.handle()], fences };
-                self.control(R::Free(free)).await
-            }
+            0 | 1 => self.alloc(args).await,
+            2 | 3 => self.compile(args).await,
+            4 => self.free(args).await,
             5 | 6 => {
                 let slot = args.below(4);
-                let open = v1::OpenQueue {
-                    session: Some(self.session.clone()),
-                    queue: slot as u64 + 1,
-                    device: DEVICES[slot % 2].into(),
-                };
-                let stream = self.conn.stream("outboard.v1.Outboard/Queue").await?;
-                stream.message(&v1::Command { command: Some(C::Open(open)) }.encode_to_vec());
-                self.queues[slot] = Some(stream);
+                self.queues[slot] = Some(self.conn.queue(&self.session, slot as u64 + 1, DEVICES[slot % 2]).await?);
                 Ok(())
             }
-            7 => self.command(args, |a| {
-                C::Write(v1::Write { dst: a.slice(), data: vec![1; a.size() as usize % 4096].into() })
-            }),
-            8 => self.command(args, |a| {
-                // One that fits.
-                let len = a.size() % 1024;
-                let dst = Some(Slice { buffer: a.handle(), offset: 0, len });
-                C::Write(v1::Write { dst, data: vec![0; len as usize].into() })
-            }),
-            9 => self.command(args, |a| C::Read(v1::Read { request: 7, src: a.slice(), bulk: a.byte() % 2 == 1 })),
-            10 | 11 => self.command(args, |a| C::Execute(v1::Execute { executable: a.handle() })),
-            12 => self.command(args, |a| C::Copy(v1::Copy { src: a.slice(), dst: a.slice() })),
-            13 => self.command(args, |a| C::Fill(v1::Fill { dst: a.slice(), value: a.size() as u32 })),
-            14 => self.command(args, |a| C::Wait(v1::Wait { queue: a.handle(), value: a.size() / 8 })),
-            15 => self.command(args, |a| C::Signal(v1::Signal { value: a.size() / 8 })),
-            16 => self.command(args, |a| {
-                C::Offer(v1::Offer { ticket: a.ticket(), src: a.slice(), to: a.device(), target: None })
-            }),
-            17 => self.command(args, |a| {
-                C::Accept(v1::Accept { ticket: a.ticket(), dst: a.slice(), value: a.size() / 8, source: None })
-            }),
-            18 => self.command(args, |a| C::Finish(v1::Finish { request: a.size() })),
-            19 => {
-                let dst = v1::WriteBulk { transfer: args.handle(), dst: args.slice(), digest: Default::default() };
-                let (slot, session) = (args.below(4), Some(self.session.clone()));
+            kind @ 7..=18 => {
+                let slot = args.below(4);
+                let command = command(kind, args);
                 if let Some(queue) = &self.queues[slot] {
-                    queue.message(&v1::Command { command: Some(C::WriteBulk(dst.clone())) }.encode_to_vec());
+                    queue.command(command);
                 }
-                let bulk = self.conn.stream("outboard.v1.Bulk/Transfer").await?;
-                let open = v1::OpenBulk { session, queue: slot as u64 + 1 };
-                bulk.message(&v1::BulkUp { part: Some(v1::bulk_up::Part::Open(open)) }.encode_to_vec());
-                let data = bytes::Bytes::from(vec![2; args.size() as usize % 2048]);
-                bulk.bytes(chunk::head(chunk::Direction::Up, dst.transfer, &data));
-                bulk.bytes(data);
-                bulk.bytes(args.raw());
-                self.bulks.push(bulk);
                 Ok(())
             }
+            19 => self.write_bulk(args).await,
             20 => {
                 let slot = args.below(5);
                 let raw = args.raw();
@@ -317,30 +244,7 @@ impl Machine {
                 }
                 Ok(())
             }
-            21 => {
-                // A goodbye in the middle, streams that end, a session that goes on elsewhere.
-                match args.byte() % 6 {
-                    0 => self.control(R::Goodbye(v1::Goodbye {})).await,
-                    1 => self.control(R::Attach(self.session.clone())).await,
-                    4 => {
-                        let resume = self.resume_with(args);
-                        self.control(R::Resume(resume)).await
-                    }
-                    5 => {
-                        let resume = self.resume_with(args);
-                        self.resume(resume).await
-                    }
-                    2 => {
-                        self.control = None;
-                        Ok(())
-                    }
-                    _ => {
-                        self.queues[args.below(4)] = None;
-                        Ok(())
-                    }
-                }
-            }
-            24..28 => self.compute(args).await,
+            21 => self.end(args).await,
             22 => {
                 let (session, device) = (Some(self.session.clone()), args.device());
                 let graph = match args.byte() % 2 {
@@ -350,19 +254,101 @@ impl Machine {
                 let request = v1::SupportsRequest { session, device, graph: graph.into() };
                 self.conn.call("outboard.v1.Outboard/Supports", &request.encode_to_vec()).await.map(drop)
             }
+            24..28 => self.compute(args).await,
+            _ => self.call(args).await,
+        }
+    }
+
+    async fn alloc(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        let alloc = v1::Alloc {
+            request: 1,
+            buffer: args.handle(),
+            device: args.device(),
+            size: args.size(),
+            usage: "ANY".into(),
+        };
+        self.control(R::Alloc(alloc)).await
+    }
+
+    async fn compile(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        let graph = WORLD.graphs[args.below(WORLD.graphs.len())].clone();
+        let n = args.below(6);
+        let mut places = v1::Places::default();
+        for tensor in 0..n as u32 {
+            places.tensors.push(tensor);
+            places.buffers.push(args.handle());
+            places.offsets.push(args.size());
+            places.lens.push(args.size());
+        }
+        let compile = v1::Compile {
+            request: 2,
+            executable: args.handle(),
+            device: args.device(),
+            graph: graph.into(),
+            places: places.encode_to_vec().into(),
+        };
+        self.control(R::Compile(compile)).await
+    }
+
+    async fn free(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        let fences = match args.byte() % 4 {
+            0 => vec![v1::Fence { queue: args.handle(), commands: args.size() }],
+            _ => Vec::new(),
+        };
+        let free = v1::Free { buffers: vec![args.handle()], executables: vec![args.handle()], fences };
+        self.control(R::Free(free)).await
+    }
+
+    /// Announces a payload, and sends some of it on a bulk stream, and something else behind that.
+    async fn write_bulk(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        let write = v1::WriteBulk { transfer: args.handle(), dst: args.slice(), digest: Default::default() };
+        let (slot, transfer) = (args.below(4), write.transfer);
+        if let Some(queue) = &self.queues[slot] {
+            queue.command(C::WriteBulk(write));
+        }
+        let bulk = self.conn.bulk(&self.session, slot as u64 + 1).await?;
+        bulk.chunk(transfer, vec![2; args.size() as usize % 2048]);
+        bulk.bytes(args.raw());
+        self.bulks.push(bulk);
+        Ok(())
+    }
+
+    /// A goodbye in the middle, streams that end, a session that goes on elsewhere.
+    async fn end(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        match args.byte() % 6 {
+            0 => self.control(R::Goodbye(v1::Goodbye {})).await,
+            1 => self.control(R::Attach(self.session.clone())).await,
+            2 => {
+                self.control = None;
+                Ok(())
+            }
+            4 => {
+                let resume = self.resume_with(args);
+                self.control(R::Resume(resume)).await
+            }
+            5 => {
+                let resume = self.resume_with(args);
+                self.resume(resume).await
+            }
             _ => {
-                let method = ["Hello", "Devices", "Memory", "Supports", "Trace", "HaveBlobs", "PlaceBlobs", "None"]
-                    [args.below(8)];
-                let request = match args.byte() % 2 {
-                    0 => v1::TraceRequest { session: Some(self.session.clone()), record: true }.encode_to_vec(),
-                    _ => args.raw(),
-                };
-                if method == "Hello" {
-                    return Ok(());
-                }
-                self.conn.call(&format!("outboard.v1.Outboard/{method}"), &request).await.map(drop)
+                self.queues[args.below(4)] = None;
+                Ok(())
             }
         }
+    }
+
+    /// Some call, with a message that is right or any bytes.
+    async fn call(&mut self, args: &mut Args<'_>) -> Result<(), String> {
+        let method =
+            ["Hello", "Devices", "Memory", "Supports", "Trace", "HaveBlobs", "PlaceBlobs", "None"][args.below(8)];
+        let request = match args.byte() % 2 {
+            0 => v1::TraceRequest { session: Some(self.session.clone()), record: true }.encode_to_vec(),
+            _ => args.raw(),
+        };
+        if method == "Hello" {
+            return Ok(());
+        }
+        self.conn.call(&format!("outboard.v1.Outboard/{method}"), &request).await.map(drop)
     }
 
     /// Runs a graph that is right, with every op that there is, beside whatever else is under way.
@@ -399,20 +385,16 @@ impl Machine {
                 let data = random.content(id, Content::Numbers, seed);
                 let dst = Some(Slice { buffer: COMPUTE, offset, len: data.len() as u64 });
                 let write = C::Write(v1::Write { dst, data: data.into() });
-                queue.message(&v1::Command { command: Some(write) }.encode_to_vec());
+                queue.command(write);
             }
         }
-        let execute = C::Execute(v1::Execute { executable: COMPUTE });
-        queue.message(&v1::Command { command: Some(execute) }.encode_to_vec());
+        queue.command(C::Execute(v1::Execute { executable: COMPUTE }));
         Ok(())
     }
 
     async fn control_stream(&mut self) -> Result<&Stream, String> {
         if self.control.is_none() {
-            let stream = self.conn.stream("outboard.v1.Outboard/Control").await?;
-            let attach = R::Attach(self.session.clone());
-            stream.message(&v1::ControlRequest { request: Some(attach) }.encode_to_vec());
-            self.control = Some(stream);
+            self.control = Some(self.conn.control(R::Attach(self.session.clone())).await?);
         }
         self.control.as_ref().ok_or_else(|| "no control stream".into())
     }
@@ -429,11 +411,9 @@ impl Machine {
 
     /// Takes the session up on another stream.
     async fn resume(&mut self, resume: v1::Resume) -> Result<(), String> {
-        let mut stream = self.conn.stream("outboard.v1.Outboard/Control").await?;
-        stream.message(&v1::ControlRequest { request: Some(R::Resume(resume)) }.encode_to_vec());
-        while let Some(reply) = stream.next().await? {
-            let reply = v1::ControlReply::decode(reply).expect("what a server says").reply;
-            if let Some(v1::control_reply::Reply::Resumed(resumed)) = reply {
+        let mut stream = self.conn.control(R::Resume(resume)).await?;
+        while let Some(reply) = stream.next_as::<v1::ControlReply>().await? {
+            if let Some(v1::control_reply::Reply::Resumed(resumed)) = reply.reply {
                 self.session = resumed.session.expect("a session that goes on");
                 self.control = Some(stream);
                 break;
@@ -445,13 +425,12 @@ impl Machine {
     /// Sends a request, and waits for its answer if one comes, so that what is behind it finds what it has made.
     async fn control(&mut self, request: R) -> Result<(), String> {
         let answered = matches!(request, R::Alloc(_) | R::Compile(_));
-        self.control_stream().await?.message(&v1::ControlRequest { request: Some(request) }.encode_to_vec());
+        self.control_stream().await?.request(request);
         while answered && let Some(control) = &mut self.control {
-            match control.next().await {
+            match control.next_as::<v1::ControlReply>().await {
                 Ok(Some(reply)) => {
-                    let reply = v1::ControlReply::decode(reply).expect("what a server says").reply;
                     no_bug(&reply);
-                    if !matches!(reply, Some(v1::control_reply::Reply::Attached(_))) {
+                    if !matches!(reply.reply, Some(v1::control_reply::Reply::Attached(_))) {
                         break;
                     }
                 }
@@ -464,33 +443,45 @@ impl Machine {
         Ok(())
     }
 
-    fn command(&mut self, args: &mut Args<'_>, command: impl Fn(&mut Args<'_>) -> C) -> Result<(), String> {
-        let slot = args.below(4);
-        let message = v1::Command { command: Some(command(args)) }.encode_to_vec();
-        if let Some(queue) = &self.queues[slot] {
-            queue.message(&message);
-        }
-        Ok(())
-    }
-
     /// Lets queues do what they can, and looks at what they say.
     async fn rest(&mut self) {
         const LAST: u64 = 0x1234_5678;
-        let finish = v1::Command { command: Some(C::Finish(v1::Finish { request: LAST })) }.encode_to_vec();
-        let open = || self.queues.iter().flatten();
-        open().for_each(|queue| queue.message(&finish));
+        for queue in self.queues.iter().flatten() {
+            queue.command(C::Finish(v1::Finish { request: LAST }));
+        }
         let listen = async {
             for queue in self.queues.iter_mut().flatten() {
-                while let Ok(Some(reply)) = queue.next().await {
-                    let reply = v1::Reply::decode(reply).expect("what a server says").reply;
+                while let Ok(Some(reply)) = queue.next_as::<v1::Reply>().await {
                     no_bug(&reply);
-                    if matches!(reply, Some(v1::reply::Reply::Done(v1::Done { request: LAST, .. }))) {
+                    if matches!(reply.reply, Some(v1::reply::Reply::Done(v1::Done { request: LAST, .. }))) {
                         break;
                     }
                 }
             }
         };
         let _ = tokio::time::timeout(REST, listen).await;
+    }
+}
+
+/// The command of an instruction.
+fn command(kind: u8, args: &mut Args<'_>) -> C {
+    match kind {
+        7 => C::Write(v1::Write { dst: args.slice(), data: vec![1; args.size() as usize % 4096].into() }),
+        8 => {
+            // One that fits.
+            let len = args.size() % 1024;
+            let dst = Some(Slice { buffer: args.handle(), offset: 0, len });
+            C::Write(v1::Write { dst, data: vec![0; len as usize].into() })
+        }
+        9 => C::Read(v1::Read { request: 7, src: args.slice(), bulk: args.byte() % 2 == 1 }),
+        10 | 11 => C::Execute(v1::Execute { executable: args.handle() }),
+        12 => C::Copy(v1::Copy { src: args.slice(), dst: args.slice() }),
+        13 => C::Fill(v1::Fill { dst: args.slice(), value: args.size() as u32 }),
+        14 => C::Wait(v1::Wait { queue: args.handle(), value: args.size() / 8 }),
+        15 => C::Signal(v1::Signal { value: args.size() / 8 }),
+        16 => C::Offer(v1::Offer { ticket: args.ticket(), src: args.slice(), to: args.device(), target: None }),
+        17 => C::Accept(v1::Accept { ticket: args.ticket(), dst: args.slice(), value: args.size() / 8, source: None }),
+        _ => C::Finish(v1::Finish { request: args.size() }),
     }
 }
 

@@ -119,7 +119,7 @@ impl Taken {
 
 /// Something taken, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct AccountShare {
     account: Arc<Account>,
     what: What,
     amount: u64,
@@ -196,56 +196,61 @@ impl Account {
         self.id
     }
 
-    fn take(self: &Arc<Self>, what: What, amount: u64, limit: u64) -> Option<Share> {
-        self.taken.take(what, amount, limit).then(|| Share { account: self.clone(), what, amount, _of_all: None })
+    fn take(self: &Arc<Self>, what: What, amount: u64, limit: u64) -> Option<AccountShare> {
+        self.taken.take(what, amount, limit).then(|| AccountShare {
+            account: self.clone(),
+            what,
+            amount,
+            _of_all: None,
+        })
     }
 
-    fn count(self: &Arc<Self>, what: What, limit: usize, of: &str) -> Result<Share> {
+    fn count(self: &Arc<Self>, what: What, limit: usize, of: &str) -> Result<AccountShare> {
         let full = || Error::Request(format!("{self} has {limit} {of} here already, which is the most for one client"));
         self.take(what, 1, limit as u64).ok_or_else(full)
     }
 
     /// One more connection.
-    pub(crate) fn connection(self: &Arc<Self>) -> Result<Share> {
+    pub(crate) fn connection(self: &Arc<Self>) -> Result<AccountShare> {
         let more = |e| Error::Request(format!("{e}; close one first"));
         self.count(What::Connections, self.limits.connections, "connections").map_err(more)
     }
 
     /// The right of a connection to have much on its way.
-    pub(crate) fn wide_connection(self: &Arc<Self>) -> Option<Share> {
+    pub(crate) fn wide_connection(self: &Arc<Self>) -> Option<AccountShare> {
         let share = self.take(What::Wide, 1, WIDE_CONNECTIONS as u64)?;
         self.also_of_all(share, "wide connections").ok()
     }
 
     /// One more session.
-    pub(crate) fn session(self: &Arc<Self>) -> Result<Share> {
+    pub(crate) fn session(self: &Arc<Self>) -> Result<AccountShare> {
         let more = |e| Error::Request(format!("{e}; end one, or try again later"));
         self.count(What::Sessions, self.limits.sessions, "sessions").map_err(more)
     }
 
     /// One more queue.
-    pub(crate) fn queue(self: &Arc<Self>) -> Result<Share> {
+    pub(crate) fn queue(self: &Arc<Self>) -> Result<AccountShare> {
         let more = |e| Error::Request(format!("{e}; close one first"));
         let share = self.count(What::Queues, self.limits.queues, "queues").map_err(more)?;
         self.also_of_all(share, "queues")
     }
 
     /// One more stream or call.
-    pub(crate) fn call(self: &Arc<Self>) -> Result<Share> {
+    pub(crate) fn call(self: &Arc<Self>) -> Result<AccountShare> {
         let more = |e| Error::Request(format!("{e}; end one first"));
         let share = self.count(What::Calls, CALLS, "streams and calls").map_err(more)?;
         self.also_of_all(share, "streams and calls")
     }
 
     /// One more buffer.
-    pub(crate) fn buffer(self: &Arc<Self>) -> Result<Share> {
+    pub(crate) fn buffer(self: &Arc<Self>) -> Result<AccountShare> {
         let more = |e| Error::Request(format!("{e}; free some first"));
         let share = self.count(What::Buffers, self.limits.buffers, "buffers").map_err(more)?;
         self.also_of_all(share, "buffers")
     }
 
     /// Memory for a compiled graph.
-    pub(crate) fn graph(self: &Arc<Self>, bytes: u64) -> Result<Share> {
+    pub(crate) fn graph(self: &Arc<Self>, bytes: u64) -> Result<AccountShare> {
         let limit = self.limits.graphs;
         let share = self.take(What::Graphs, bytes, limit).ok_or_else(|| {
             Error::Request(format!(
@@ -265,7 +270,7 @@ impl Account {
 
     /// Bytes that are offered to another device of this server. One tensor may be larger, up to half of what all may have
     /// ([`outboard_core::local::OFFERED_BYTES`]).
-    pub(crate) fn offer(self: &Arc<Self>, bytes: u64) -> Result<Share> {
+    pub(crate) fn offer(self: &Arc<Self>, bytes: u64) -> Result<AccountShare> {
         let (waiting, limit) = (self.taken.get(What::Offers), self.limits.offered_bytes);
         let most = if waiting == 0 { limit.max(bytes) } else { limit };
         self.take(What::Offers, bytes, most).ok_or_else(|| {
@@ -279,19 +284,19 @@ impl Account {
     }
 
     /// One more call about blobs.
-    pub(crate) fn blob_call(self: &Arc<Self>) -> Result<Share> {
+    pub(crate) fn blob_call(self: &Arc<Self>) -> Result<AccountShare> {
         let more = |e| Error::Request(format!("{e}; wait for some of them"));
         self.count(What::BlobCalls, BLOB_CALLS_CLIENT, "calls about weights").map_err(more)
     }
 
     /// One more queue that receives blobs.
-    pub(crate) fn blob_receiver(self: &Arc<Self>) -> Result<Share> {
+    pub(crate) fn blob_receiver(self: &Arc<Self>) -> Result<AccountShare> {
         let more = |e| Error::Request(format!("{e}; close one first"));
         self.count(What::BlobReceivers, BLOB_RECEIVERS_CLIENT, "queues that receive weights").map_err(more)
     }
 
     /// Counts a share in what all clients have together as well: a client may have what it leaves to others.
-    fn also_of_all(&self, mut share: Share, of: &str) -> Result<Share> {
+    fn also_of_all(&self, mut share: AccountShare, of: &str) -> Result<AccountShare> {
         if let Some(room) = self.together.counted.get(&share.what) {
             let full = || format!("there are no more {of} for {self}: other clients have the rest; try again later");
             share._of_all = Some(room.try_take(self.uid, share.amount).ok_or_else(|| Error::Request(full()))?);
@@ -300,7 +305,7 @@ impl Account {
     }
 
     /// Memory of the device with this uid.
-    fn memory(self: &Arc<Self>, device: u64, info: &DeviceInfo, bytes: u64) -> Result<Share> {
+    fn memory(self: &Arc<Self>, device: u64, info: &DeviceInfo, bytes: u64) -> Result<AccountShare> {
         let what = What::Memory(device);
         let limit = self.limits.memory.unwrap_or(u64::MAX);
         self.take(what, bytes, limit).ok_or_else(|| {
@@ -331,7 +336,7 @@ impl std::fmt::Display for Account {
     }
 }
 
-impl Share {
+impl AccountShare {
     /// How much it is.
     pub(crate) fn amount(&self) -> u64 {
         self.amount
@@ -343,7 +348,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for AccountShare {
     fn drop(&mut self) {
         self.account.taken.give_back(self.what, self.amount);
     }
@@ -371,11 +376,11 @@ impl MemoryAccount for DeviceMemory {
 #[derive(Debug)]
 pub(crate) struct Accounted<T: ?Sized> {
     it: Arc<T>,
-    _share: Share,
+    _share: AccountShare,
 }
 
 impl<T: ?Sized> Accounted<T> {
-    pub(crate) fn new(it: Arc<T>, share: Share) -> Accounted<T> {
+    pub(crate) fn new(it: Arc<T>, share: AccountShare) -> Accounted<T> {
         Accounted { it, _share: share }
     }
 }

@@ -1,6 +1,6 @@
 //! One connection, or one stream of a QUIC connection: HTTP/2 on a thread of its own, and the services that it can call.
 
-use crate::accounts::{Account, Share};
+use crate::accounts::{Account, AccountShare};
 use crate::http2::{self, Incoming};
 use crate::io::Traffic;
 use crate::limits::{
@@ -9,7 +9,7 @@ use crate::limits::{
 };
 use crate::lock;
 use crate::logs::limited;
-use crate::places::{Handshake, Leaves, Place};
+use crate::places::{ConnectionPlace, Handshake, Leaves};
 use crate::server::Shared;
 use crate::service::{Service, call};
 use crate::session::Session;
@@ -30,13 +30,13 @@ pub(crate) struct Conn {
     pub(crate) number: u64,
     pub(crate) peer: SocketAddr,
     pub(crate) traffic: Arc<Traffic>,
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
     /// The name in its client's certificate.
     named: Option<String>,
     /// Sessions that have had streams on it.
     sessions: Mutex<Vec<Weak<Session>>>,
     /// Whose it is, once its client has shown who it is, and its place among the connections of that client.
-    owner: OnceLock<(Arc<Account>, Share)>,
+    owner: OnceLock<(Arc<Account>, AccountShare)>,
     /// It is a link of another server, which has shown no more than that its client wants the link.
     only_links: AtomicBool,
     /// How much may be in flight.
@@ -44,7 +44,7 @@ pub(crate) struct Conn {
     /// And on the QUIC connection below, if it is the first stream of one.
     below: watch::Sender<Width>,
     /// The right to be wide, or that below.
-    wide: OnceLock<Share>,
+    wide: OnceLock<AccountShare>,
     /// Places for calls before that.
     early_calls: Arc<Semaphore>,
     wrong_tokens: AtomicU32,
@@ -89,12 +89,12 @@ impl Width {
 /// A place of a call, taken until its stream is closed and its tasks have ended.
 pub(crate) enum CallPlace {
     Early { _permit: OwnedSemaphorePermit },
-    Client { _share: Share },
+    Client { _share: AccountShare },
 }
 
 impl Conn {
     /// A connection of a stranger, in a place for that.
-    pub(crate) fn new(shared: &Shared, number: u64, peer: SocketAddr, place: Arc<Place>) -> Conn {
+    pub(crate) fn new(shared: &Shared, number: u64, peer: SocketAddr, place: Arc<ConnectionPlace>) -> Conn {
         Conn {
             number,
             peer,
@@ -158,7 +158,7 @@ impl Conn {
         Ok(())
     }
 
-    fn belongs_to(&self, account: Arc<Account>, share: Share) {
+    fn belongs_to(&self, account: Arc<Account>, share: AccountShare) {
         let _ = self.owner.set((account, share));
         self.traffic.trust();
         self.width.send_replace(Width::Narrow);
@@ -328,7 +328,7 @@ pub(crate) fn serve_tcp(shared: &Arc<Shared>, conn: Conn, socket: std::net::TcpS
 /// How a QUIC connection has come in.
 pub(crate) enum Origin {
     /// From an address that is its own.
-    Proven(Arc<Place>),
+    Proven(Arc<ConnectionPlace>),
     /// From an address that it claims, until the handshake is done.
     Claimed(Handshake),
 }

@@ -15,6 +15,7 @@ mod conn;
 mod descriptors;
 mod devices;
 mod fair;
+mod grpc;
 mod guesses;
 mod http2;
 mod io;
@@ -29,6 +30,7 @@ mod room;
 mod server;
 mod service;
 mod session;
+mod ticket;
 mod tokens;
 mod trust;
 

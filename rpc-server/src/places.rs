@@ -4,7 +4,7 @@
 //! new stranger gets the place of the one that has been there longest, of those of the address that has the most: whoever opens many
 //! connections and says nothing takes places from itself. QUIC handshakes of addresses that are only claimed are counted apart.
 
-use crate::accounts::{Account, Accounts, Share, network};
+use crate::accounts::{Account, AccountShare, Accounts, network};
 use crate::limits::{FEWEST_CONNECTIONS, HANDSHAKES, Limits, ROOM_TIMEOUT, STRANGERS_OF_ONE};
 use crate::lock;
 use crate::metrics::Metrics;
@@ -65,13 +65,13 @@ struct State {
 }
 
 struct Stranger {
-    place: Arc<Place>,
+    place: Arc<ConnectionPlace>,
     network: IpAddr,
-    share: Share,
+    share: AccountShare,
 }
 
 /// The place of a connection.
-pub(crate) struct Place {
+pub(crate) struct ConnectionPlace {
     places: Arc<Places>,
     number: u64,
     /// The connection is to end.
@@ -134,7 +134,7 @@ impl Places {
         number: u64,
         address: IpAddr,
         accounts: &Accounts,
-    ) -> Result<Arc<Place>> {
+    ) -> Result<Arc<ConnectionPlace>> {
         let account = accounts.of(None, address);
         let end = tokio::time::Instant::now() + ROOM_TIMEOUT;
         loop {
@@ -158,7 +158,7 @@ impl Places {
         number: u64,
         address: IpAddr,
         account: &Arc<Account>,
-    ) -> std::result::Result<Arc<Place>, Full> {
+    ) -> std::result::Result<Arc<ConnectionPlace>, Full> {
         let network = network(address);
         let numbers = &self.numbers;
         let mut state = lock(&self.state);
@@ -192,8 +192,14 @@ impl Places {
         Ok(self.stranger(&mut state, number, network, share))
     }
 
-    fn stranger(self: &Arc<Self>, state: &mut State, number: u64, network: IpAddr, share: Share) -> Arc<Place> {
-        let place = Place::new(self, number, Is::Strangers);
+    fn stranger(
+        self: &Arc<Self>,
+        state: &mut State,
+        number: u64,
+        network: IpAddr,
+        share: AccountShare,
+    ) -> Arc<ConnectionPlace> {
+        let place = ConnectionPlace::new(self, number, Is::Strangers);
         state.strangers.insert(number, Stranger { place: place.clone(), network, share });
         place
     }
@@ -209,7 +215,11 @@ impl Places {
     }
 
     /// A place for a further connection of a client, such as a stream of its QUIC connection.
-    pub(crate) fn enter_client(self: &Arc<Self>, number: u64, account: &Arc<Account>) -> Result<(Arc<Place>, Share)> {
+    pub(crate) fn enter_client(
+        self: &Arc<Self>,
+        number: u64,
+        account: &Arc<Account>,
+    ) -> Result<(Arc<ConnectionPlace>, AccountShare)> {
         let mut state = lock(&self.state);
         if state.clients >= self.numbers.clients() || state.open >= self.numbers.all {
             return Err(self.full_of_clients());
@@ -217,10 +227,10 @@ impl Places {
         let share = self.share(account)?;
         state.clients += 1;
         state.open += 1;
-        Ok((Place::new(self, number, Is::Clients), share))
+        Ok((ConnectionPlace::new(self, number, Is::Clients), share))
     }
 
-    fn share(&self, account: &Arc<Account>) -> Result<Share> {
+    fn share(&self, account: &Arc<Account>) -> Result<AccountShare> {
         account.connection().inspect_err(|_| self.metrics.refused("connections of one client"))
     }
 
@@ -238,9 +248,9 @@ fn most_common(all: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
     counts.into_iter().max_by_key(|(_, n)| *n).map(|(one, _)| one)
 }
 
-impl Place {
-    fn new(places: &Arc<Places>, number: u64, is: Is) -> Arc<Place> {
-        Arc::new(Place { places: places.clone(), number, over: Notify::new(), is: Mutex::new(is) })
+impl ConnectionPlace {
+    fn new(places: &Arc<Places>, number: u64, is: Is) -> Arc<ConnectionPlace> {
+        Arc::new(ConnectionPlace { places: places.clone(), number, over: Notify::new(), is: Mutex::new(is) })
     }
 
     /// The connection is to end.
@@ -254,7 +264,7 @@ impl Place {
     }
 
     /// From now on the place is this client's, and not a stranger's. Gives its place among the connections of that client.
-    pub(crate) fn becomes_a_clients(&self, account: &Arc<Account>) -> Result<Share> {
+    pub(crate) fn becomes_a_clients(&self, account: &Arc<Account>) -> Result<AccountShare> {
         let places = &self.places;
         let mut state = lock(&places.state);
         let Some(stranger) = state.strangers.get(&self.number) else { return Err(Error::Cancelled) };
@@ -284,7 +294,7 @@ impl Place {
 }
 
 /// Gives a place back when it is dropped.
-pub(crate) struct Leaves(pub(crate) Arc<Place>);
+pub(crate) struct Leaves(pub(crate) Arc<ConnectionPlace>);
 
 impl Drop for Leaves {
     fn drop(&mut self) {
@@ -325,11 +335,11 @@ mod tests {
             Scene { places, accounts: Accounts::new(&limits), next: 0 }
         }
 
-        fn enter(&mut self, address: &str) -> Arc<Place> {
+        fn enter(&mut self, address: &str) -> Arc<ConnectionPlace> {
             self.try_enter(address).unwrap_or_else(|_| panic!("no place for {address}"))
         }
 
-        fn try_enter(&mut self, address: &str) -> std::result::Result<Arc<Place>, Full> {
+        fn try_enter(&mut self, address: &str) -> std::result::Result<Arc<ConnectionPlace>, Full> {
             self.next += 1;
             let address = address.parse().unwrap();
             self.places.try_enter(self.next, address, &self.accounts.of(None, address))

@@ -1,6 +1,6 @@
 //! The server: its threads, its sessions, start and stop.
 
-use crate::accounts::{Account, Accounts, Share};
+use crate::accounts::{Account, AccountShare, Accounts};
 use crate::blobs::Blobs;
 use crate::conn::{self, Conn, Origin, Stopped};
 use crate::descriptors;
@@ -11,7 +11,7 @@ use crate::lock;
 use crate::logs::limited;
 use crate::metrics::{Metrics, http};
 use crate::peers::Peers;
-use crate::places::{Leaves, Place, Places};
+use crate::places::{ConnectionPlace, Leaves, Places};
 use crate::reflection::Reflection;
 use crate::service::Service;
 use crate::session::Session;
@@ -278,9 +278,9 @@ async fn next_quic(shared: &Shared, quic: Option<&QuicListener>) -> Option<QuicI
 }
 
 /// A place for a session, on its client's account.
-pub(crate) struct Seat {
+pub(crate) struct SessionPermit {
     pub(crate) account: Arc<Account>,
-    pub(crate) share: Share,
+    pub(crate) share: AccountShare,
     pub(crate) limits: SessionLimits,
 }
 
@@ -334,7 +334,7 @@ impl Shared {
     }
 
     /// A place for one more session of the client at the other end, if it may have one.
-    pub(crate) fn seat(&self, conn: &Conn) -> std::result::Result<Seat, Status> {
+    pub(crate) fn permit(&self, conn: &Conn) -> std::result::Result<SessionPermit, Status> {
         let refused = |why: &str| limited!(warn, peer = %conn.peer, who = conn.who(), "a session was refused: {why}");
         if self.draining.load(Ordering::Acquire) {
             refused("the server is draining");
@@ -349,14 +349,14 @@ impl Shared {
             self.metrics.refused("sessions of one client");
             Status::resource_exhausted(why.to_string())
         })?;
-        Ok(Seat { account, share, limits: self.limits.session.clone() })
+        Ok(SessionPermit { account, share, limits: self.limits.session.clone() })
     }
 
     /// Gives a further connection of a client its place and its thread, if it may have one more.
     pub(crate) fn client_thread(
         self: &Arc<Self>,
         of: &Conn,
-        work: impl FnOnce(&Arc<Self>, u64, Arc<Place>, Share) + Send + 'static,
+        work: impl FnOnce(&Arc<Self>, u64, Arc<ConnectionPlace>, AccountShare) + Send + 'static,
     ) {
         let (peer, number) = (of.peer, self.next_number());
         match self.places.enter_client(number, &of.account(self, None)) {

@@ -8,7 +8,7 @@
 //! before, the place is filled with zeros: nobody is to have bytes that it has not named, and nobody is to compute with them.
 
 use super::{Begun, Blob, Blobs, Origin, PART, Source, Writer};
-use crate::accounts::Share;
+use crate::accounts::AccountShare;
 use crate::limits::{BLOB_TURN_BLOBS, BLOB_TURN_BYTES};
 use crate::session::Session;
 use bytes::Bytes;
@@ -52,7 +52,7 @@ impl Placing {
 
 /// The right to one more call, of a client and of a session.
 pub(crate) struct Admission {
-    pub(crate) _client: Share,
+    pub(crate) _client: AccountShare,
     pub(crate) _session: OwnedSemaphorePermit,
 }
 

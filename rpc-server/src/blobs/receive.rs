@@ -5,7 +5,7 @@
 //! megabyte when the queue has gone; only then may the client have another one.
 
 use super::{Blob, Blobs, Writer};
-use crate::accounts::{Account, Share};
+use crate::accounts::{Account, AccountShare};
 use crate::session::flight::Hold;
 use bytes::Bytes;
 use outboard_core::{Error, Result, Slice};
@@ -120,7 +120,7 @@ struct Thread {
     blobs: Option<Arc<Blobs>>,
     client: Arc<Account>,
     flags: Arc<Flags>,
-    _share: Share,
+    _share: AccountShare,
 }
 
 impl Thread {

@@ -43,13 +43,13 @@ struct OfBoth {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ClientWay {
+struct ClientBytesLabels {
     client: Arc<String>,
     direction: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PeerWay {
+struct PeerBytesLabels {
     peer: Arc<String>,
     direction: &'static str,
 }
@@ -107,8 +107,8 @@ pub(crate) struct Metrics {
     compute: Times<OfDevice>,
     transfers: Times<OfKind>,
     depth: Family<OfDevice, Gauge>,
-    client_bytes: Family<ClientWay, Counter>,
-    peer_bytes: Family<PeerWay, Counter>,
+    client_bytes: Family<ClientBytesLabels, Counter>,
+    peer_bytes: Family<PeerBytesLabels, Counter>,
     errors: Family<OfKind, Counter>,
     refused: Family<OfReason, Counter>,
     blobs: Family<OfKind, Counter>,
@@ -245,18 +245,19 @@ impl Metrics {
     /// The meter of a client's connection.
     pub(crate) fn client(&self, name: Option<&str>) -> ByteMeter {
         let client = self.clients.label(name.unwrap_or(ANONYMOUS));
-        let way = |direction| self.client_bytes.get_or_create_owned(&ClientWay { client: client.clone(), direction });
-        ByteMeter { sent: way("sent"), received: way("received") }
+        let counter =
+            |direction| self.client_bytes.get_or_create_owned(&ClientBytesLabels { client: client.clone(), direction });
+        ByteMeter { sent: counter("sent"), received: counter("received") }
     }
 
     /// Counts bytes to another server. To be asked for once it has proven to be one, because clients choose the addresses.
     pub(crate) fn to_peer(&self, address: &str) -> Counter {
-        self.peer_bytes.get_or_create_owned(&PeerWay { peer: self.peers.label(address), direction: "sent" })
+        self.peer_bytes.get_or_create_owned(&PeerBytesLabels { peer: self.peers.label(address), direction: "sent" })
     }
 
     /// Counts bytes from another server.
     pub(crate) fn received_from(&self, address: &str) -> Counter {
-        self.peer_bytes.get_or_create_owned(&PeerWay { peer: self.peers.label(address), direction: "received" })
+        self.peer_bytes.get_or_create_owned(&PeerBytesLabels { peer: self.peers.label(address), direction: "received" })
     }
 
     /// Measures a transfer from now on.

@@ -1,7 +1,7 @@
 //! The thread of a link: connects, greets, listens for refusals, keeps the connection alive and opens it again after a loss.
 
 use super::Peers;
-use super::link::Link;
+use super::link::{Link, Loss};
 use super::lookup::NoAddress;
 use super::wire::{Progress, Wire, describe};
 use crate::conn::runtime;
@@ -51,7 +51,7 @@ pub(super) fn start(peers: &Arc<Peers>, session: &Arc<Session>, link: &Arc<Link>
     let spawned = std::thread::Builder::new().name(format!("peer {}", link.address)).spawn(move || {
         let why = runtime.block_on(run(&peers, &link, &owner));
         peers.forget(&link);
-        link.disconnected(&why, true);
+        link.disconnected(&why, Loss::ForGood);
         runtime.shutdown_background();
         drop(share);
     });
@@ -105,8 +105,11 @@ async fn run(peers: &Peers, link: &Arc<Link>, owner: &Owner) -> Error {
         }
         let why = link.blame(why);
         let pause = pauses.next().filter(|_| was_open && again);
-        link.disconnected(&why, pause.is_none());
-        let Some(&pause) = pause else { return why };
+        let Some(&pause) = pause else {
+            link.disconnected(&why, Loss::ForGood);
+            return why;
+        };
+        link.disconnected(&why, Loss::ForNow);
         tokio::select! {
             // Who waits for it now does not wait for the end of a pause.
             _ = tokio::time::timeout(pause, link.until_wanted()) => {}

@@ -1,35 +1,32 @@
-//! The receiving end of a link: the stream of another server, for one session. Spoken by hand, as the bulk streams are: payloads go
-//! from the frames of the connection to the queue that accepts them without a copy.
+//! The receiving end of a link: the stream of another server, for one session. Payloads go from the frames of the connection to the queue
+//! that accepts them without a copy.
 
 use super::Peers;
-use super::inbox::{Key, Via};
+use super::inbox::{Begun, Progress, Via};
 use crate::fair::FairShare;
+use crate::grpc::{Broken, Pieces, response};
 use crate::http2::Incoming;
-use crate::limits::{COMING, FIRST_MESSAGE, LINK_DEAD, REFUSALS, TICK};
+use crate::limits::{COMING, LINK_DEAD, REFUSALS, TICK};
 use crate::lock;
 use crate::logs::limited;
 use crate::service::call::place_of;
-use crate::service::{Service, UNDECODABLE};
+use crate::service::{Service, UNDECODABLE, in_time};
 use crate::session::Session;
+use crate::ticket::{self, Key};
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, Response};
-use http_body_util::BodyExt;
-use hyper::body::{Body as HttpBody, Frame};
+use http::{Request, Response};
 use outboard_core::device::fresh_uid;
-use outboard_core::{Error, Result, Ticket};
+use outboard_core::{Error, Result};
 use outboard_proto::chunk::{ChunkReader, Direction, Piece};
 use outboard_proto::grant::Route;
 use outboard_proto::limits::MAX_PEER_MESSAGE;
 use outboard_proto::v1::peer_down::Part as Down;
 use outboard_proto::v1::peer_up::Part as Up;
-use outboard_proto::{SECRET_BYTES, error, frame, pick_version, v1};
+use outboard_proto::{error, frame, pick_version, v1};
 use prometheus_client::metrics::counter::Counter;
 use prost::Message;
 use std::collections::HashMap;
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -45,55 +42,25 @@ pub(crate) fn push(service: Service, request: Request<Incoming>) -> Response<Bod
     tokio::spawn(async move {
         let _place = place_of(&request);
         if let Err(status) = run(&service, request.into_body(), &down).await {
-            if status.code() == UNDECODABLE {
-                service.conn.give_up();
-            }
-            service.complain(None, "link of another server refused", &status.message());
+            service.refused("link of another server refused", &status);
             let _ = down.send(Err(status)).await;
         }
     });
-    let mut response = Response::new(Body::new(DownBody { answers, ended: false }));
-    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/grpc"));
-    response
+    response(answers)
 }
 
 async fn run(service: &Service, body: Incoming, down: &Answers) -> std::result::Result<(), Status> {
-    let mut input = Input::new(body);
-    let first = tokio::time::timeout(FIRST_MESSAGE, input.next()).await;
-    let first = match first.map_err(|_| Status::deadline_exceeded("the stream has said nothing"))? {
+    let mut pieces = Pieces::new(body, ChunkReader::with_messages(Direction::Up, MAX_PEER_MESSAGE));
+    let first = match in_time(pieces.next()).await? {
         Ok(Some(Piece::Message(bytes))) => v1::PeerUp::decode(bytes).ok().and_then(|m| m.part),
         Ok(_) => None,
-        Err(end) => return end.status(),
+        Err(broken) => return End::from(broken).status(),
     };
     let Some(Up::Open(open)) = first else {
         return Err(Status::invalid_argument("the first message must open the link"));
     };
     let mut inbound = Inbound::open(service, &open, down)?;
-    let mut tick = tokio::time::interval(TICK);
-    let (session, age) = (inbound.session.clone(), inbound.age);
-    let over = async {
-        tokio::select! {
-            () = session.until_closed() => "the session that it is for has ended",
-            () = session.keys.until_renewed(age) => "the session that it is for was taken up again by its client",
-        }
-    };
-    let mut over = std::pin::pin!(over);
-    let end = loop {
-        tokio::select! {
-            biased;
-            why = over.as_mut() => break End::Broken(Status::permission_denied(why)),
-            piece = input.next() => match piece {
-                Ok(Some(piece)) => if let Err(status) = inbound.piece(piece, input.buffer) { break End::Broken(status) },
-                Ok(None) => break End::Lost("the other server closed it".into()),
-                Err(end) => break end,
-            },
-            _ = tick.tick() => {
-                if service.conn.traffic.heard().elapsed() > LINK_DEAD {
-                    break End::Lost("the other server has stopped answering (it hangs, or the network is cut)".into());
-                }
-            }
-        }
-    };
+    let end = inbound.serve(&mut pieces).await;
     inbound.over = Some(end.to_string());
     drop(inbound);
     end.status()
@@ -103,6 +70,15 @@ async fn run(service: &Service, body: Incoming, down: &Answers) -> std::result::
 enum End {
     Lost(String),
     Broken(Status),
+}
+
+impl From<Broken> for End {
+    fn from(broken: Broken) -> End {
+        match broken {
+            Broken::Lost(why) => End::Lost(why),
+            Broken::Undecodable(status) => End::Broken(status),
+        }
+    }
 }
 
 impl End {
@@ -120,39 +96,6 @@ impl std::fmt::Display for End {
             End::Lost(why) => why,
             End::Broken(status) => status.message(),
         })
-    }
-}
-
-/// What comes on the stream.
-struct Input {
-    body: Incoming,
-    reader: ChunkReader,
-    /// What is left of the frame that came last, and how large that was.
-    frame: Bytes,
-    buffer: usize,
-}
-
-impl Input {
-    fn new(body: Incoming) -> Input {
-        let reader = ChunkReader::with_messages(Direction::Up, MAX_PEER_MESSAGE);
-        Input { body, reader, frame: Bytes::new(), buffer: 0 }
-    }
-
-    /// The next piece; `None` at the end.
-    async fn next(&mut self) -> std::result::Result<Option<Piece>, End> {
-        loop {
-            let piece = self.reader.next(&mut self.frame);
-            let piece = piece.map_err(|e| End::Broken(Status::new(UNDECODABLE, e.to_string())))?;
-            if piece.is_some() {
-                return Ok(piece);
-            }
-            match self.body.frame().await {
-                Some(Ok(frame)) => self.frame = frame.into_data().unwrap_or_default(),
-                Some(Err(e)) => return Err(End::Lost(e.to_string())),
-                None => return Ok(None),
-            }
-            self.buffer = self.frame.len();
-        }
     }
 }
 
@@ -220,7 +163,7 @@ impl<'a> Inbound<'a> {
         // There is room: it is the first message.
         let _ = down.try_send(Ok(encode(Down::Welcome(v1::Welcome { version, proof }))));
         limited!(info, session = session.tag, peer = %service.conn.peer, "link of another server opened");
-        session.inbox.opened(open.from);
+        session.inbox.link_opened(open.from);
         let received = peers.metrics.received_from(&service.conn.peer.ip().to_string());
         let (coming, from) = (HashMap::new(), open.from);
         Ok(Inbound { service, peers, down, number, session, age, coming, from, received, over: None, _share: share })
@@ -228,16 +171,48 @@ impl<'a> Inbound<'a> {
 }
 
 impl Inbound<'_> {
-    /// What came next, in a buffer of so many bytes.
-    fn piece(&mut self, piece: Piece, buffer: usize) -> std::result::Result<(), Status> {
+    /// Takes what comes on the stream, until the session, the stream or the connection has ended.
+    async fn serve(&mut self, pieces: &mut Pieces) -> End {
+        let mut tick = tokio::time::interval(TICK);
+        let (session, age) = (self.session.clone(), self.age);
+        let over = async {
+            tokio::select! {
+                () = session.until_closed() => "the session that it is for has ended",
+                () = session.keys.until_renewed(age) => "the session that it is for was taken up again by its client",
+            }
+        };
+        let mut over = std::pin::pin!(over);
+        loop {
+            tokio::select! {
+                biased;
+                why = over.as_mut() => return End::Broken(Status::permission_denied(why)),
+                piece = pieces.next() => match piece {
+                    Ok(Some(piece)) => if let Err(status) = self.piece(piece, pieces.frame()) {
+                        return End::Broken(status);
+                    },
+                    Ok(None) => return End::Lost("the other server closed it".into()),
+                    Err(broken) => return broken.into(),
+                },
+                _ = tick.tick() => {
+                    if self.service.conn.traffic.heard().elapsed() > LINK_DEAD {
+                        let why = "the other server has stopped answering (it hangs, or the network is cut)";
+                        return End::Lost(why.into());
+                    }
+                }
+            }
+        }
+    }
+
+    /// What came next, in a frame of so many bytes.
+    fn piece(&mut self, piece: Piece, frame: usize) -> std::result::Result<(), Status> {
         let undecodable = |what: &str| Status::new(UNDECODABLE, what.to_owned());
         match piece {
             Piece::Data { transfer, data } => {
                 self.received.inc_by(data.len() as u64);
                 // The rest of what was refused is dropped.
                 if let Some(&(key, via)) = self.coming.get(&transfer) {
-                    let result = self.session.inbox.data(Instant::now(), via, key, data, buffer);
-                    if !matches!(result, Ok(false)) {
+                    let result = self.session.inbox.data(Instant::now(), via, key, data, frame);
+                    if result != Ok(Progress::Coming) {
                         self.coming.remove(&transfer);
                     }
                     self.answer(via, result.err());
@@ -277,15 +252,16 @@ impl Inbound<'_> {
 
     fn begin(&mut self, via: Via, push: &v1::Push) -> Result<()> {
         self.check(push.session)?;
-        let ticket = ticket(&push.ticket)?;
+        let ticket = ticket::from_wire(&push.ticket)?;
         if self.coming.len() >= COMING || self.coming.contains_key(&push.transfer) {
             return Err(Error::Request("too many transfers under way, or one number used twice".into()));
         }
-        let (key, early) = self.session.inbox.push(Instant::now(), via, ticket, push.size)?;
+        let begun = self.session.inbox.push(Instant::now(), via, ticket, push.size)?;
+        let (Begun::Accepted(key) | Begun::Early(key)) = begun;
         if push.size > 0 {
             self.coming.insert(push.transfer, (key, via));
         }
-        if early {
+        if let Begun::Early(_) = begun {
             // An acceptance that does not know where its bytes come from may wait for this.
             self.session.progress.notify_waiters();
         }
@@ -297,7 +273,8 @@ impl Inbound<'_> {
         let error = failed.error.ok_or_else(|| Error::Request("an error is missing".into()))?;
         // The name of the other server is put in front where it is known.
         let error = plain(error);
-        let begun = self.session.inbox.failed(Instant::now(), self.number, ticket(&failed.ticket)?, error)?;
+        let ticket = ticket::from_wire(&failed.ticket)?;
+        let begun = self.session.inbox.failed(Instant::now(), self.number, ticket, error)?;
         if let Some(transfer) = begun {
             self.coming.remove(&transfer);
         }
@@ -318,9 +295,9 @@ impl Drop for Inbound<'_> {
         lock(&self.peers.inbound).remove(&self.number);
         self.service.conn.serves_a_link(false);
         let why = self.over.as_deref().unwrap_or("the connection has ended");
-        self.session.inbox.lost(Instant::now(), self.number, self.from, why);
+        self.session.inbox.link_lost(Instant::now(), self.number, self.from, why);
         if self.session.keys.is_renewed(self.age) {
-            self.session.inbox.forget(self.number);
+            self.session.inbox.forget_link(self.number);
         }
         limited!(info, session = self.session.tag, peer = %self.service.conn.peer, "link of another server closed: {why}");
     }
@@ -348,11 +325,6 @@ fn plain(error: v1::Error) -> Error {
     }
 }
 
-fn ticket(bytes: &[u8]) -> Result<Ticket> {
-    let ticket: Option<[u8; SECRET_BYTES]> = bytes.try_into().ok();
-    ticket.map(Ticket).ok_or_else(|| Error::Request(format!("a ticket has {SECRET_BYTES} bytes, not {}", bytes.len())))
-}
-
 fn encode(part: Down) -> Bytes {
     let mut out = BytesMut::new();
     frame::push(&mut out, &v1::PeerDown { part: Some(part) });
@@ -365,38 +337,5 @@ pub(super) fn refuse(down: &Answers, via: Via, error: &Error) {
     let refused = v1::Refused { transfer, queue, error: Some(error::to_wire(error)) };
     if down.try_send(Ok(encode(Down::Refused(refused)))).is_err() {
         limited!(debug, "a refusal was not sent: {error}");
-    }
-}
-
-/// Messages on their way to the other server, and the status at the end.
-struct DownBody {
-    answers: mpsc::Receiver<Answer>,
-    ended: bool,
-}
-
-impl HttpBody for DownBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
-        if self.ended {
-            return Poll::Ready(None);
-        }
-        let status = match self.answers.poll_recv(cx) {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(Some(Ok(message))) => return Poll::Ready(Some(Ok(Frame::data(message)))),
-            Poll::Ready(Some(Err(status))) => status,
-            Poll::Ready(None) => Status::ok(""),
-        };
-        self.ended = true;
-        let mut trailers = HeaderMap::new();
-        // Fails only for a message that cannot be a header; then the code alone has to do.
-        if status.add_header(&mut trailers).is_err() {
-            trailers.insert("grpc-status", http::HeaderValue::from(status.code() as i32));
-        }
-        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
 }

@@ -5,13 +5,14 @@
 //! they are meant ([`outboard_proto::grant`]): nobody who merely connects is believed to be a server, and no server that a client names
 //! gets anything before it has proven that it is the one.
 //!
-//! The [`inbox::Inbox`] of a session knows what is accepted and what has come, in either order. [`inbound`] is the end of a link that
-//! receives. Nothing here ever waits for a tensor to be accepted before it reads on, so that two servers that send to each other cannot
+//! The two ends of a transfer find each other by their ticket ([`crate::ticket`]): the [`inbox::Inbox`] of a session knows what is accepted
+//! and what has come, in either order. [`inbound`] is the end of a link that receives. Nothing here ever waits for a tensor to be accepted before it reads on, so that two servers that send to each other cannot
 //! stop one another.
 
 mod dial;
 pub(crate) mod inbound;
 pub(crate) mod inbox;
+pub(crate) mod lane;
 pub(crate) mod link;
 mod lookup;
 mod wire;
@@ -24,7 +25,7 @@ use crate::lock;
 use crate::metrics::Metrics;
 use crate::session::Session;
 use crate::trust::Trust;
-use inbox::{Inbox, Refusal, Rooms};
+use inbox::{Inbox, Origin, Refusal, SharedRoom};
 use link::{Link, Target};
 use lookup::Lookup;
 use outboard_core::{Error, Result};
@@ -43,7 +44,8 @@ pub(crate) struct Peers {
     tls: ClientTls,
     lookup: Lookup,
     pub(crate) limits: PeerLimits,
-    rooms: Arc<Rooms>,
+    /// For what came and no queue takes, of all sessions.
+    room: Arc<SharedRoom>,
     /// By session, its age, and all that its client has said of the other server.
     links: Mutex<HashMap<(u64, u64, Target), Arc<Link>>>,
     /// How many links there may be.
@@ -88,7 +90,7 @@ impl Peers {
             lookup: Lookup::new(trust.may_dial.clone()),
             metrics: metrics.clone(),
             limits,
-            rooms: Rooms::new(),
+            room: SharedRoom::new(),
             links: Mutex::default(),
             most: FairRoom::new(descriptors::links() as u64),
             inbound: Mutex::default(),
@@ -99,7 +101,7 @@ impl Peers {
 
     /// The inbox of a new session of this client.
     pub(crate) fn inbox(&self, account: &Account) -> Inbox {
-        Inbox::new(self.limits.clone(), &self.rooms, account.uid)
+        Inbox::new(self.limits.clone(), &self.room, account.uid)
     }
 
     /// The link of a session to a server that its client names; opened if there is none. Does not wait for it.
@@ -158,10 +160,13 @@ impl Peers {
         }
     }
 
-    /// What a server is called that nothing is known of but its link.
-    pub(crate) fn name_of(&self, link: Option<u64>) -> String {
+    /// What a server is called of which nothing is known but where something came from.
+    pub(crate) fn name_of(&self, origin: Origin) -> String {
         let inbound = lock(&self.inbound);
-        let known = link.and_then(|link| inbound.get(&link));
+        let known = match origin {
+            Origin::Link(link) => inbound.get(&link),
+            Origin::Unknown => None,
+        };
         known.map_or_else(|| "another server".to_owned(), |link| format!("the server on {}", link.peer.ip()))
     }
 }

@@ -25,10 +25,8 @@ pub(super) async fn have(
     let asked = decode_question(&request.blobs).map_err(status)?;
     let sizes: Vec<u64> = asked.iter().map(|blob| blob.len).collect();
     // Not on the session's thread, which has other things to do.
-    tokio::select! {
-        _ = tokio::time::timeout(MODELS_WAIT, blobs.models_looked_at()) => {}
-        () = session.until_closed() => return Err(status(Error::Cancelled)),
-    }
+    let looked = tokio::time::timeout(MODELS_WAIT, blobs.models_looked_at());
+    let _ = session.while_open(looked).await.map_err(status)?;
     let look = move || {
         let (_room, _admission) = (room, admission);
         Ok(asked.iter().map(|blob| blobs.has(blob)).collect::<Vec<_>>())
@@ -85,13 +83,8 @@ async fn work(
 /// Waits until the session may have one more call.
 async fn admit(session: &Session) -> CoreResult<Admission> {
     let client = session.account.blob_call()?;
-    tokio::select! {
-        permit = session.blob_calls.clone().acquire_owned() => {
-            let permit = permit.map_err(|_| Error::Cancelled)?;
-            Ok(Admission { _client: client, _session: permit })
-        }
-        () = session.until_closed() => Err(Error::Cancelled),
-    }
+    let permit = session.while_open(session.blob_calls.clone().acquire_owned()).await?;
+    Ok(Admission { _client: client, _session: permit.map_err(|_| Error::Cancelled)? })
 }
 
 fn blobs(service: &Service) -> Result<Arc<Blobs>, Status> {

@@ -1,7 +1,7 @@
 //! The control stream of a session: memory and executables.
 
 use super::call::place_of;
-use super::messages::{Came, Messages};
+use super::messages::{Messages, Received};
 use super::{Service, first, replies, resume, takes, undecodable};
 use crate::http2::Incoming;
 use crate::limits::{
@@ -120,15 +120,15 @@ async fn next(
     control: &Control,
 ) -> Result<Option<(v1::ControlRequest, Option<Room>)>, Status> {
     let session = &control.session;
-    let came = tokio::select! {
+    let received = tokio::select! {
         biased;
-        came = messages.next(MAX_MESSAGE, Some(&session.account.messages)) => came,
+        received = messages.next(MAX_MESSAGE, Some(&session.account.messages)) => received,
         () = session.until_closed() => Ok(None),
     };
-    let (message, room) = match came {
-        Ok(Some(Came::Message(message, room))) => (message, room),
+    let (message, room) = match received {
+        Ok(Some(Received::Message(message, room))) => (message, room),
         // The limit is that of all messages, so that `TooLarge` does not come.
-        Ok(Some(Came::TooLarge(_)) | None) => return Ok(None),
+        Ok(Some(Received::TooLarge(_)) | None) => return Ok(None),
         Err(status) if status.code() == Code::ResourceExhausted => return Err(status),
         Err(status) => {
             service.broken(Some(session), &status);

@@ -22,9 +22,9 @@ pub(super) fn hello(service: &Service, request: v1::HelloRequest) -> Result<v1::
     }
     let client: String = request.client.chars().filter(|c| !c.is_control()).collect();
     let shared = &service.shared;
-    let seat = shared.seat(&service.conn)?;
-    let devices = shared.devices.to_wire(&seat.account).map_err(status)?;
-    let session = Session::start(client, service.conn.traffic.clone(), seat, shared).map_err(status)?;
+    let permit = shared.permit(&service.conn)?;
+    let devices = shared.devices.to_wire(&permit.account).map_err(status)?;
+    let session = Session::start(client, service.conn.traffic.clone(), permit, shared).map_err(status)?;
     {
         let mut sessions = lock(&shared.sessions);
         if sessions.len() >= shared.limits.sessions {

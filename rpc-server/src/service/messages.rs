@@ -40,11 +40,19 @@ enum State {
 
 /// What has come.
 #[derive(Debug)]
-pub(crate) enum Came {
+pub(crate) enum Received {
     /// A message, encoded, and its room if it is a larger one.
     Message(Bytes, Option<Room>),
     /// One of this length, which is more than it may have.
     TooLarge(usize),
+}
+
+/// What a message needs before it is there.
+enum Needs {
+    Nothing(Received),
+    /// For so many bytes.
+    Room(usize),
+    Input,
 }
 
 impl Messages {
@@ -54,68 +62,74 @@ impl Messages {
 
     /// The next message, of up to `limit` bytes; `None` at the end of the stream. Larger ones than small ones take room from a
     /// pool, if there is one. An error ends the stream, and its connection if it is undecodable or out of range.
-    pub(crate) async fn next(&mut self, limit: usize, pool: Option<&Pool>) -> Result<Option<Came>, Status> {
+    pub(crate) async fn next(&mut self, limit: usize, pool: Option<&Pool>) -> Result<Option<Received>, Status> {
         loop {
-            match &mut self.state {
-                State::Head(filled) => {
-                    for byte in self.head.iter_mut().skip(*filled) {
-                        if !self.input.has_remaining() {
-                            break;
-                        }
-                        *byte = self.input.get_u8();
-                        *filled += 1;
-                    }
-                    if *filled == HEADER {
-                        self.state = begin(self.head, limit, pool.is_some())?;
-                        continue;
-                    }
-                }
-                State::NoRoom(len) => {
-                    let len = *len;
-                    let room = match pool {
-                        Some(pool) => Some(room(pool, len).await?),
-                        None => None,
-                    };
-                    let end = room.as_ref().map(|_| Instant::now() + CALL_MESSAGE);
-                    self.state = State::Message { bytes: BytesMut::new(), len, room, end };
-                    continue;
-                }
-                State::Message { bytes, len, room, .. } => {
-                    if bytes.is_empty() && self.input.len() >= *len {
-                        let came = Came::Message(self.input.split_to(*len), room.take());
-                        self.state = State::Head(0);
-                        return Ok(Some(came));
-                    }
-                    if bytes.capacity() == 0 {
-                        // Address space: memory is taken as it is filled.
-                        bytes.reserve(*len);
-                    }
-                    let more = self.input.split_to(self.input.len().min(*len - bytes.len()));
-                    bytes.extend_from_slice(&more);
-                    if bytes.len() == *len {
-                        let came = Came::Message(std::mem::take(bytes).freeze(), room.take());
-                        self.state = State::Head(0);
-                        return Ok(Some(came));
-                    }
-                }
-                State::TooLarge { len, left } => {
-                    let more = self.input.len().min(*left);
-                    self.input.advance(more);
-                    *left -= more;
-                    if *left == 0 {
-                        let came = Came::TooLarge(*len);
-                        self.state = State::Head(0);
-                        return Ok(Some(came));
-                    }
-                }
-            }
-            match self.frame().await? {
-                Some(Ok(frame)) => self.input = frame.into_data().unwrap_or_default(),
-                Some(Err(e)) => return Err(Status::cancelled(e.to_string())),
-                None if matches!(self.state, State::Head(0)) => return Ok(None),
-                None => return Err(Status::new(UNDECODABLE, "the stream ended in the middle of a message")),
+            match self.advance(limit, pool.is_some())? {
+                Needs::Nothing(received) => return Ok(Some(received)),
+                Needs::Room(len) => self.take_room(len, pool).await?,
+                Needs::Input => match self.frame().await? {
+                    Some(Ok(frame)) => self.input = frame.into_data().unwrap_or_default(),
+                    Some(Err(e)) => return Err(Status::cancelled(e.to_string())),
+                    None if matches!(self.state, State::Head(0)) => return Ok(None),
+                    None => return Err(Status::new(UNDECODABLE, "the stream ended in the middle of a message")),
+                },
             }
         }
+    }
+
+    /// Takes what it can of the input. Says what is needed to get further.
+    fn advance(&mut self, limit: usize, counted: bool) -> Result<Needs, Status> {
+        if let State::Head(filled) = &mut self.state {
+            for byte in self.head.iter_mut().skip(*filled) {
+                if !self.input.has_remaining() {
+                    return Ok(Needs::Input);
+                }
+                *byte = self.input.get_u8();
+                *filled += 1;
+            }
+            self.state = begin(self.head, limit, counted)?;
+        }
+        let received = match &mut self.state {
+            State::Head(_) => return Ok(Needs::Input),
+            State::NoRoom(len) => return Ok(Needs::Room(*len)),
+            State::Message { bytes, len, room, .. } if bytes.is_empty() && self.input.len() >= *len => {
+                Received::Message(self.input.split_to(*len), room.take())
+            }
+            State::Message { bytes, len, room, .. } => {
+                if bytes.capacity() == 0 {
+                    // Address space: memory is taken as it is filled.
+                    bytes.reserve(*len);
+                }
+                let more = self.input.split_to(self.input.len().min(*len - bytes.len()));
+                bytes.extend_from_slice(&more);
+                if bytes.len() < *len {
+                    return Ok(Needs::Input);
+                }
+                Received::Message(std::mem::take(bytes).freeze(), room.take())
+            }
+            State::TooLarge { len, left } => {
+                let more = self.input.len().min(*left);
+                self.input.advance(more);
+                *left -= more;
+                if *left > 0 {
+                    return Ok(Needs::Input);
+                }
+                Received::TooLarge(*len)
+            }
+        };
+        self.state = State::Head(0);
+        Ok(Needs::Nothing(received))
+    }
+
+    /// Waits for room for a message of so many bytes, from the pool if there is one.
+    async fn take_room(&mut self, len: usize, pool: Option<&Pool>) -> Result<(), Status> {
+        let room = match pool {
+            Some(pool) => Some(room(pool, len).await?),
+            None => None,
+        };
+        let end = room.as_ref().map(|_| Instant::now() + CALL_MESSAGE);
+        self.state = State::Message { bytes: BytesMut::new(), len, room, end };
+        Ok(())
     }
 
     /// The next frame, in time.

@@ -24,7 +24,7 @@ use crate::server::Shared;
 use crate::session::Session;
 use crate::trust::Denied;
 use call::CallRoom;
-use messages::{Came, Messages};
+use messages::{Messages, Received};
 use outboard_core::Error;
 use outboard_core::graph::MAX_TENSORS;
 use outboard_proto::error::to_status;
@@ -167,6 +167,14 @@ impl Service {
         }
     }
 
+    /// A stream that is spoken by hand was refused. If that is because of what came on it, the connection ends.
+    pub(crate) fn refused(&self, what: &str, status: &Status) {
+        if status.code() == UNDECODABLE {
+            self.conn.give_up();
+        }
+        self.complain(None, what, &status.message());
+    }
+
     /// A line about a client that does not keep to the protocol.
     pub(crate) fn complain(&self, session: Option<&Session>, what: &str, why: &dyn std::fmt::Display) {
         let session = session.map(|s| s.tag.clone()).or_else(|| self.conn.session_tag());
@@ -179,18 +187,23 @@ pub(crate) const UNDECODABLE: Code = Code::Internal;
 
 /// The first message of a stream, of up to `limit` bytes.
 async fn first(service: &Service, messages: &mut Messages, limit: usize) -> Result<bytes::Bytes, Status> {
-    match tokio::time::timeout(FIRST_MESSAGE, messages.next(limit, None)).await {
-        Ok(Ok(Some(Came::Message(message, _)))) => Ok(message),
-        Ok(Ok(Some(Came::TooLarge(len)))) => Err(Status::invalid_argument(format!(
+    match in_time(messages.next(limit, None)).await? {
+        Ok(Some(Received::Message(message, _))) => Ok(message),
+        Ok(Some(Received::TooLarge(len))) => Err(Status::invalid_argument(format!(
             "a message of {len} bytes; the first one of a stream has {limit} at most"
         ))),
-        Ok(Ok(None)) => Err(Status::invalid_argument("the stream ended before its first message")),
-        Ok(Err(status)) => {
+        Ok(None) => Err(Status::invalid_argument("the stream ended before its first message")),
+        Err(status) => {
             service.broken(None, &status);
             Err(status)
         }
-        Err(_) => Err(Status::deadline_exceeded("the stream has said nothing")),
     }
+}
+
+/// Waits for what a stream says first, no longer than that may take.
+pub(crate) async fn in_time<T>(first: impl Future<Output = T>) -> Result<T, Status> {
+    let first = tokio::time::timeout(FIRST_MESSAGE, first).await;
+    first.map_err(|_| Status::deadline_exceeded("the stream has said nothing"))
 }
 
 /// A message that cannot be decoded ends its connection.

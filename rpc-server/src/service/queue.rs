@@ -1,12 +1,12 @@
 //! The stream of a device queue.
 
 use super::call::place_of;
-use super::messages::{Came, Messages};
+use super::messages::{Messages, Received};
 use super::{Service, first, replies, undecodable};
 use crate::http2::Incoming;
 use crate::limits::{MAX_COMMAND, READ_AHEAD, READ_AHEAD_BYTES};
 use crate::session::Session;
-use crate::session::answers::{Held, Replies as Sender, reply};
+use crate::session::answers::{Replies as Sender, WithRoom, reply};
 use crate::session::queue::QueueRunner;
 use http::{Request, Response};
 use outboard_core::Error;
@@ -28,7 +28,7 @@ pub(super) fn start(service: Service, request: Request<Incoming>) -> Response<Bo
         let _place = place_of(&request);
         if let Err(status) = run(&service, Messages::new(request.into_body()), &out).await {
             service.complain(None, "queue refused", &status.message());
-            let _ = out.send(Held::new(Err(status), None));
+            let _ = out.send(WithRoom::new(Err(status), None));
         }
     });
     // Taken by the connection, a reply makes room for further commands.
@@ -51,47 +51,10 @@ async fn run(service: &Service, mut messages: Messages, out: &Sender) -> Result<
     }
 }
 
-/// The next command, or what is wrong with what came in its place; `None` at the end of the stream, when it breaks, or when the
-/// session ends.
-async fn next(
-    service: &Service,
-    messages: &mut Messages,
-    session: &Session,
-) -> Option<outboard_core::Result<v1::Command>> {
-    let came = tokio::select! {
-        biased;
-        came = messages.next(MAX_COMMAND, None) => came,
-        () = session.until_closed() => return None,
-    };
-    match came {
-        // From a slice, so that a command keeps copies of its payload, and not the larger buffer that it came in.
-        Ok(Some(Came::Message(message, _))) => match v1::Command::decode(&message[..]) {
-            Ok(command) => Some(Ok(command)),
-            Err(e) => {
-                undecodable(service, Some(session), &e);
-                None
-            }
-        },
-        Ok(Some(Came::TooLarge(len))) => {
-            Some(Err(Error::Request(format!("a command of {len} bytes, {MAX_COMMAND} at most"))))
-        }
-        Ok(None) => None,
-        Err(status) => {
-            service.broken(Some(session), &status);
-            None
-        }
-    }
-}
-
-/// What a command counts as while it waits.
-fn bytes_of(command: &outboard_core::Result<v1::Command>) -> usize {
-    command.as_ref().map_or(0, Message::encoded_len)
-}
-
 /// Opens the queue and carries out its commands.
 async fn commands(
     service: &Service,
-    mut messages: Messages,
+    messages: Messages,
     session: &Arc<Session>,
     age: u64,
     open: v1::OpenQueue,
@@ -99,41 +62,111 @@ async fn commands(
 ) -> Result<(), Status> {
     let opened = QueueRunner::open(session, &service.shared, open.queue, &open.device, out.clone(), age).await;
     let mut queue = opened.map_err(|e| to_status(&e))?;
-    let _ = out.send(Held::new(reply(Reply::Opened(v1::Opened {})), None));
-    let left = queue.left();
-    let (mut ahead, mut ahead_bytes, mut ended) = (VecDeque::new(), 0, false);
-    loop {
-        let command = match ahead.pop_front() {
-            None if ended => break,
-            None => next(service, &mut messages, session).await,
-            command => command,
-        };
-        let Some(command) = command else { break };
-        ahead_bytes -= bytes_of(&command).min(ahead_bytes);
-        let mut work = std::pin::pin!(queue.command(command));
-        // While a command waits for others, the stream is read on, to see whether its client is still there.
-        let done = loop {
-            tokio::select! {
-                biased;
-                done = work.as_mut() => break done,
-                more = next(service, &mut messages, session),
-                    if !ended && ahead.len() < READ_AHEAD && ahead_bytes < READ_AHEAD_BYTES => match more {
-                    Some(command) => {
-                        ahead_bytes += bytes_of(&command);
-                        ahead.push_back(command);
-                    }
-                    None => {
-                        ended = true;
-                        left.store(true, Ordering::Release);
-                        session.progress.notify_waiters();
-                    }
-                },
-            }
-        };
-        if done.is_err() {
+    let _ = out.send(WithRoom::new(reply(Reply::Opened(v1::Opened {})), None));
+    let mut commands = Commands { service, session, messages, ahead: VecDeque::new(), ahead_bytes: 0, ended: false };
+    while let Some(command) = commands.next().await {
+        if carry_out(&mut queue, command, &mut commands).await.is_err() {
             break;
         }
     }
     queue.close().await;
     Ok(())
+}
+
+/// Carries out a command. While it waits for others, the stream is read on, to see whether its client is still there.
+async fn carry_out(
+    queue: &mut QueueRunner,
+    command: Decoded,
+    commands: &mut Commands<'_>,
+) -> outboard_core::Result<()> {
+    let left = queue.left();
+    let mut work = std::pin::pin!(queue.command(command));
+    loop {
+        tokio::select! {
+            biased;
+            done = work.as_mut() => return done,
+            () = commands.read_ahead(), if commands.may_read_ahead() => {
+                if commands.ended {
+                    left.store(true, Ordering::Release);
+                    commands.session.progress.notify_waiters();
+                }
+            }
+        }
+    }
+}
+
+/// A command, or what is wrong with what came in its place.
+type Decoded = outboard_core::Result<v1::Command>;
+
+/// The commands of a stream, some of which are read before it is their turn.
+struct Commands<'a> {
+    service: &'a Service,
+    session: &'a Session,
+    messages: Messages,
+    ahead: VecDeque<Decoded>,
+    /// Bytes of those, encoded.
+    ahead_bytes: usize,
+    /// The stream was read to its end.
+    ended: bool,
+}
+
+impl Commands<'_> {
+    /// The next command; `None` at the end of the stream, when it breaks, or when the session ends.
+    async fn next(&mut self) -> Option<Decoded> {
+        match self.ahead.pop_front() {
+            Some(command) => {
+                self.ahead_bytes = self.ahead_bytes.saturating_sub(encoded_len(&command));
+                Some(command)
+            }
+            None if self.ended => None,
+            None => self.read().await,
+        }
+    }
+
+    fn may_read_ahead(&self) -> bool {
+        !self.ended && self.ahead.len() < READ_AHEAD && self.ahead_bytes < READ_AHEAD_BYTES
+    }
+
+    /// Reads one more command. Nothing is lost when this is given up.
+    async fn read_ahead(&mut self) {
+        match self.read().await {
+            Some(command) => {
+                self.ahead_bytes += encoded_len(&command);
+                self.ahead.push_back(command);
+            }
+            None => self.ended = true,
+        }
+    }
+
+    /// Reads the next command from the stream.
+    async fn read(&mut self) -> Option<Decoded> {
+        let received = tokio::select! {
+            biased;
+            received = self.messages.next(MAX_COMMAND, None) => received,
+            () = self.session.until_closed() => return None,
+        };
+        match received {
+            // From a slice, so that a command keeps copies of its payload, and not the larger buffer that it came in.
+            Ok(Some(Received::Message(message, _))) => match v1::Command::decode(&message[..]) {
+                Ok(command) => Some(Ok(command)),
+                Err(e) => {
+                    undecodable(self.service, Some(self.session), &e);
+                    None
+                }
+            },
+            Ok(Some(Received::TooLarge(len))) => {
+                Some(Err(Error::Request(format!("a command of {len} bytes, {MAX_COMMAND} at most"))))
+            }
+            Ok(None) => None,
+            Err(status) => {
+                self.service.broken(Some(self.session), &status);
+                None
+            }
+        }
+    }
+}
+
+/// What a command counts as while it waits.
+fn encoded_len(command: &Decoded) -> usize {
+    command.as_ref().map_or(0, Message::encoded_len)
 }

@@ -13,23 +13,23 @@ use tonic::Status;
 
 /// Something for a stream, and the room that is free again when the stream has taken it: what waits is bounded by that room.
 #[derive(Debug)]
-pub(crate) struct Held<T> {
+pub(crate) struct WithRoom<T> {
     pub(crate) item: T,
     _hold: Option<Hold>,
 }
 
-impl<T> Held<T> {
-    pub(crate) fn new(item: T, hold: Option<Hold>) -> Held<T> {
-        Held { item, _hold: hold }
+impl<T> WithRoom<T> {
+    pub(crate) fn new(item: T, hold: Option<Hold>) -> WithRoom<T> {
+        WithRoom { item, _hold: hold }
     }
 }
 
 /// Replies of a queue's stream.
-pub(crate) type Replies = UnboundedSender<Held<Result<v1::Reply, Status>>>;
+pub(crate) type Replies = UnboundedSender<WithRoom<Result<v1::Reply, Status>>>;
 /// The same, without keeping the stream open.
-pub(crate) type WeakReplies = WeakUnboundedSender<Held<Result<v1::Reply, Status>>>;
+pub(crate) type WeakReplies = WeakUnboundedSender<WithRoom<Result<v1::Reply, Status>>>;
 /// Chunks of a queue's bulk stream.
-pub(crate) type Chunks = UnboundedSender<Held<v1::Chunk>>;
+pub(crate) type Chunks = UnboundedSender<WithRoom<v1::Chunk>>;
 
 /// What to do with a result.
 #[derive(Clone, Copy, Debug)]
@@ -67,16 +67,16 @@ impl Answers {
         // Streams that nobody reads any more are no error: the session ends.
         let _ = match (to, result) {
             (To::Data(request), Ok(data)) => {
-                self.replies.send(Held::new(reply(Reply::Data(v1::Data { request, data })), hold)).map_err(drop)
+                self.replies.send(WithRoom::new(reply(Reply::Data(v1::Data { request, data })), hold)).map_err(drop)
             }
             (To::Chunk(transfer), Ok(data)) => {
-                self.chunks.send(Held::new(v1::Chunk { transfer, data }, hold)).map_err(drop)
+                self.chunks.send(WithRoom::new(v1::Chunk { transfer, data }, hold)).map_err(drop)
             }
             (To::Done(request), result) => {
-                self.replies.send(Held::new(done(request, result.err().as_ref()), hold)).map_err(drop)
+                self.replies.send(WithRoom::new(done(request, result.err().as_ref()), hold)).map_err(drop)
             }
             (To::Data(request) | To::Chunk(request), Err(e)) => {
-                self.replies.send(Held::new(done(request, Some(&e)), hold)).map_err(drop)
+                self.replies.send(WithRoom::new(done(request, Some(&e)), hold)).map_err(drop)
             }
             (To::Mark, _) => Ok(()),
         };

@@ -3,7 +3,7 @@
 //! Each queue has some room for payloads of its own, so that it can go on whatever others do, and takes more from what the queues of
 //! its client share, while there is some.
 
-use crate::accounts::Share;
+use crate::accounts::AccountShare;
 use crate::limits::{CHUNK_KIB, COMMANDS_IN_FLIGHT, KIB_IN_FLIGHT, OWN_KIB};
 use crate::room::{Pool, Room};
 use outboard_core::{Error, Result};
@@ -24,7 +24,7 @@ pub(crate) struct Flight {
     depth: Gauge,
     /// The queue's place on its client's account: taken for as long as anything is on the way, also when the queue is gone. Else a
     /// client could leave as much behind as it opens queues.
-    _queue: Option<Arc<Share>>,
+    _queue: Option<Arc<AccountShare>>,
 }
 
 /// What was taken.
@@ -59,7 +59,7 @@ impl Drop for Hold {
 
 impl Flight {
     /// The flight of a queue with this place on its client's account; nothing is taken yet.
-    pub(crate) fn new(queue: Option<Arc<Share>>, shared: Pool, depth: Gauge) -> Flight {
+    pub(crate) fn new(queue: Option<Arc<AccountShare>>, shared: Pool, depth: Gauge) -> Flight {
         Flight {
             commands: Semaphore::new(COMMANDS_IN_FLIGHT as usize),
             own: Semaphore::new(OWN_KIB as usize),

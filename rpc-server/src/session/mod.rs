@@ -8,19 +8,19 @@ pub(crate) mod timeline;
 mod trace;
 mod worker;
 
-use crate::accounts::{Account, Accounted, DeviceMemory, Share};
+use crate::accounts::{Account, AccountShare, Accounted, DeviceMemory};
 use crate::devices::Devices;
 use crate::io::Traffic;
 use crate::limits::{BLOB_CALLS_SESSION, SessionLimits};
 use crate::lock;
 use crate::logs::limited;
 use crate::peers::inbox::Inbox;
-use crate::server::{Seat, Shared};
+use crate::server::{SessionPermit, Shared};
+use crate::ticket::Offers;
 use keys::Keys;
 use outboard_core::device::fresh_uid;
 use outboard_core::error::Bytes;
 use outboard_core::{Buffer, Client, Device, Error, Executable, Result, Slice, Ticket, Usage};
-use outboard_proto::limits::MAX_TICKETS;
 use outboard_proto::v1;
 use queue::QueueState;
 use std::collections::hash_map::Entry;
@@ -40,13 +40,6 @@ struct Compiled {
     bytes: u64,
 }
 
-/// What became of an offer.
-struct Offered {
-    error: Option<Error>,
-    /// On its client's account; nothing if it has come to nothing.
-    share: Option<Share>,
-}
-
 pub(crate) struct Session {
     pub(crate) id: u64,
     /// Names it in the log.
@@ -55,7 +48,7 @@ pub(crate) struct Session {
     pub(crate) keys: Keys,
     pub(crate) client: String,
     pub(crate) account: Arc<Account>,
-    _seat: Share,
+    _share: AccountShare,
     limits: SessionLimits,
     /// The server's devices as this session has them: what is made of them is its own.
     pub(crate) devices: Devices,
@@ -64,8 +57,8 @@ pub(crate) struct Session {
     pub(crate) queues: Mutex<HashMap<u64, Arc<QueueState>>>,
     /// Queues whose device queue is still there, and calls about blobs that have begun.
     pub(crate) live_queues: AtomicUsize,
-    /// What was offered and not yet accepted, with the error if the offer came to nothing.
-    tickets: Mutex<HashMap<Ticket, Offered>>,
+    /// What its queues have offered to each other.
+    pub(crate) offers: Offers,
     anchors: Mutex<HashMap<u64, Slice>>,
     /// What comes for it from other servers.
     pub(crate) inbox: Inbox,
@@ -90,27 +83,32 @@ pub(crate) struct Session {
 
 impl Session {
     /// A new session with its thread.
-    pub(crate) fn start(client: String, traffic: Arc<Traffic>, seat: Seat, shared: &Shared) -> Result<Arc<Session>> {
+    pub(crate) fn start(
+        client: String,
+        traffic: Arc<Traffic>,
+        permit: SessionPermit,
+        shared: &Shared,
+    ) -> Result<Arc<Session>> {
         let id: u64 = rand::random();
         let tag = format!("{:08x}", id >> 32);
-        let memory = Arc::new(DeviceMemory(seat.account.clone()));
-        let as_client = Client { turns: fresh_uid(), room: seat.account.uid, account: memory };
+        let memory = Arc::new(DeviceMemory(permit.account.clone()));
+        let as_client = Client { turns: fresh_uid(), room: permit.account.uid, account: memory };
         Ok(Arc::new(Session {
             id,
             worker: Worker::start(&tag)?,
             tag,
             keys: Keys::default(),
             client,
-            inbox: shared.peers.inbox(&seat.account),
-            account: seat.account,
-            _seat: seat.share,
-            limits: seat.limits,
+            inbox: shared.peers.inbox(&permit.account),
+            account: permit.account,
+            _share: permit.share,
+            limits: permit.limits,
             devices: shared.devices.for_client(&as_client)?,
             buffers: Mutex::default(),
             executables: Mutex::default(),
             queues: Mutex::default(),
             live_queues: AtomicUsize::new(0),
-            tickets: Mutex::default(),
+            offers: Offers::default(),
             anchors: Mutex::default(),
             peer_bytes: AtomicU64::new(0),
             frees: AtomicUsize::new(0),
@@ -162,7 +160,7 @@ impl Session {
         let session = self.clone();
         self.worker.post(move || {
             lock(&session.queues).clear();
-            lock(&session.tickets).clear();
+            drop(session.offers.take_all());
             // Taken out of the locks first: freeing may take long.
             let executables = std::mem::take(&mut *lock(&session.executables));
             let buffers = std::mem::take(&mut *lock(&session.buffers));
@@ -188,6 +186,15 @@ impl Session {
     pub(crate) async fn until_closed(&self) {
         // An error means that the sender is gone, which `self` holds.
         let _ = self.closed.subscribe().wait_for(|&c| c).await;
+    }
+
+    /// Does something that may wait; [`Error::Cancelled`] if the session ends before.
+    pub(crate) async fn while_open<T>(&self, work: impl Future<Output = T>) -> Result<T> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            () = self.until_closed() => Err(Error::Cancelled),
+        }
     }
 
     /// Whether everything it owned has been freed.
@@ -243,7 +250,7 @@ impl Session {
         handle: u64,
         executable: Arc<dyn Executable>,
         bytes: u64,
-        share: Share,
+        share: AccountShare,
     ) -> Result<()> {
         let executable: Arc<dyn Executable> = Arc::new(Accounted::new(executable, share));
         insert("executable", handle, Compiled { device: device.uid(), executable, bytes }, &self.executables)
@@ -300,8 +307,8 @@ impl Session {
     /// Takes out of the books all handles but these, and what else its queues have left. To drop it may block.
     pub(crate) fn all_but(&self, buffers: &[u64], executables: &[u64]) -> impl Sized + use<> {
         let queues = std::mem::take(&mut *lock(&self.queues));
-        let tickets = std::mem::take(&mut *lock(&self.tickets));
-        (take_all_but(buffers, &self.buffers), take_all_but(executables, &self.executables), queues, tickets)
+        let offers = self.offers.take_all();
+        (take_all_but(buffers, &self.buffers), take_all_but(executables, &self.executables), queues, offers)
     }
 
     /// No bytes, of this device: reading them tells how far a queue is. May block.
@@ -315,27 +322,15 @@ impl Session {
     }
 
     /// Notes what became of an offer, for its acceptance: its share of what is offered, or why there is nothing.
-    pub(crate) fn offered(&self, ticket: Ticket, offer: Result<Share>) -> Result<()> {
-        let mut tickets = lock(&self.tickets);
-        if tickets.len() >= MAX_TICKETS {
-            return Err(Error::Request(format!("{MAX_TICKETS} transfers wait to be accepted already")));
-        }
-        let (share, error) = match offer {
-            Ok(share) => (Some(share), None),
-            Err(error) => (None, Some(error)),
-        };
-        match tickets.entry(ticket) {
-            Entry::Vacant(entry) => entry.insert(Offered { error, share }),
-            Entry::Occupied(_) => return Err(Error::Request("a transfer ticket was used twice".into())),
-        };
-        drop(tickets);
+    pub(crate) fn offered(&self, ticket: Ticket, offer: Result<AccountShare>) -> Result<()> {
+        self.offers.insert(ticket, offer)?;
         self.progress.notify_waiters();
         Ok(())
     }
 
     /// A share for so many bytes more that are offered. Fails if they cannot be before others are accepted.
-    pub(crate) fn offer(&self, bytes: u64) -> Result<Share> {
-        let waiting = lock(&self.tickets).values().filter_map(|o| o.share.as_ref()).map(Share::amount).sum::<u64>();
+    pub(crate) fn offer(&self, bytes: u64) -> Result<AccountShare> {
+        let waiting = self.offers.bytes();
         let limit = self.limits.offered_bytes;
         // One tensor may have any size.
         if waiting == 0 || waiting.saturating_add(bytes) <= limit {
@@ -373,17 +368,6 @@ impl Session {
     /// Most queues that it may have at a time.
     pub(crate) fn max_queues(&self) -> usize {
         self.limits.queues
-    }
-
-    /// Forgets an offer that will not be accepted.
-    pub(crate) fn forget_ticket(&self, ticket: Ticket) {
-        lock(&self.tickets).remove(&ticket);
-    }
-
-    /// Takes the offer of this ticket, if it was made: its error if it came to nothing.
-    pub(crate) fn take_offer(&self, ticket: Ticket) -> Option<Result<()>> {
-        let offer = lock(&self.tickets).remove(&ticket)?;
-        Some(offer.error.map_or(Ok(()), Err))
     }
 }
 

@@ -1,14 +1,17 @@
 //! Every order in which a transfer can be accepted, come, fail and be late, without a network.
 
+use super::transfer::Transfer;
 use super::*;
+use crate::limits::{INBOX_BYTES, INBOX_BYTES_PER_SESSION, INBOX_COUNT, INBOX_COUNT_PER_SESSION, SMALL_PIECE};
 use outboard_core::Pending;
+use std::time::Duration;
 
 const A: u64 = 77;
 const MIB: u64 = 1 << 20;
 
 struct Rig {
     inbox: Inbox,
-    rooms: Arc<Rooms>,
+    room: Arc<SharedRoom>,
     now: Instant,
 }
 
@@ -20,6 +23,11 @@ fn t(n: u8) -> Ticket {
     Ticket([n; 32])
 }
 
+fn key_of(begun: Begun) -> Key {
+    let (Begun::Accepted(key) | Begun::Early(key)) = begun;
+    key
+}
+
 fn text(bytes: &[Bytes]) -> String {
     String::from_utf8(bytes.concat()).unwrap()
 }
@@ -28,23 +36,22 @@ impl Rig {
     fn new() -> Rig {
         let secs = Duration::from_secs;
         let limits = PeerLimits { accept: secs(100), push: secs(50), no_link: secs(5) };
-        let rooms = Rooms::new();
-        let rig = Rig { inbox: Inbox::new(limits, &rooms, 1), rooms, now: Instant::now() };
-        rig.inbox.opened(A);
+        let room = SharedRoom::new();
+        let rig = Rig { inbox: Inbox::new(limits, &room, 1), room, now: Instant::now() };
+        rig.inbox.link_opened(A);
         rig
     }
 
     /// Another session, of this client or another one.
     fn other(&self, account: u64) -> Rig {
-        let inbox = Inbox::new(self.inbox.limits.clone(), &self.rooms, account);
-        inbox.opened(A);
-        Rig { inbox, rooms: self.rooms.clone(), now: self.now }
+        let inbox = Inbox::new(self.inbox.limits.clone(), &self.room, account);
+        inbox.link_opened(A);
+        Rig { inbox, room: self.room.clone(), now: self.now }
     }
 
     /// Bytes and tensors that take room, of all sessions.
     fn taken(&self) -> (u64, u64) {
-        let all = lock(&self.rooms.0);
-        (all.bytes.taken(), all.count.taken())
+        self.room.taken()
     }
 
     fn accept(&self, ticket: Ticket, size: u64) -> Result<Pending<Vec<Bytes>>> {
@@ -55,33 +62,33 @@ impl Rig {
     fn accept_first(&self, ticket: Ticket, size: u64, len: u64) -> Result<Pending<Vec<Bytes>>> {
         let (to, pending) = Pending::new("a device");
         let source = Source { name: "a:1".into(), incarnation: A };
-        let first = Piece { to, len };
-        self.inbox.expect(self.now, ticket, Wanted { first, size, queue: 3, source })?;
+        let first = Waiter { to, len };
+        self.inbox.accept(self.now, ticket, Acceptance { first, size, queue: 3, source })?;
         Ok(pending)
     }
 
     fn accept_more(&self, ticket: Ticket, len: u64) -> Result<Pending<Vec<Bytes>>> {
         let (to, pending) = Pending::new("a device");
-        self.inbox.more(&ticket, Piece { to, len })?;
+        self.inbox.accept_more(&ticket, Waiter { to, len })?;
         Ok(pending)
     }
 
     fn begin(&self, transfer: u64, ticket: Ticket, size: u64) -> Result<Key> {
-        self.inbox.push(self.now, via(transfer), ticket, size).map(|(key, _)| key)
+        self.inbox.push(self.now, via(transfer), ticket, size).map(key_of)
     }
 
-    fn data(&self, transfer: u64, key: Key, data: &'static str) -> Result<bool> {
+    fn data(&self, transfer: u64, key: Key, data: &'static str) -> Result<Progress> {
         self.bytes(transfer, key, Bytes::from_static(data.as_bytes()))
     }
 
-    fn bytes(&self, transfer: u64, key: Key, data: Bytes) -> Result<bool> {
+    fn bytes(&self, transfer: u64, key: Key, data: Bytes) -> Result<Progress> {
         let buffer = data.len();
         self.inbox.data(self.now, via(transfer), key, data, buffer)
     }
 
-    fn push(&self, transfer: u64, ticket: Ticket, data: &'static str) -> Result<bool> {
+    fn push(&self, transfer: u64, ticket: Ticket, data: &'static str) -> Result<Progress> {
         let key = self.begin(transfer, ticket, data.len() as u64)?;
-        if data.is_empty() { Ok(true) } else { self.data(transfer, key, data) }
+        if data.is_empty() { Ok(Progress::Complete) } else { self.data(transfer, key, data) }
     }
 
     fn later(&mut self, secs: u64) -> Vec<Refusal> {
@@ -99,9 +106,9 @@ fn accepted_before_while_and_after_it_comes() {
     let rig = Rig::new();
     let mut before = rig.accept(t(1), 4).unwrap();
     let key = rig.begin(1, t(1), 4).unwrap();
-    assert!(!rig.data(1, key, "ab").unwrap());
+    assert_eq!(rig.data(1, key, "ab"), Ok(Progress::Coming));
     assert_eq!(got(&mut before), None);
-    assert!(rig.data(1, key, "cd").unwrap());
+    assert_eq!(rig.data(1, key, "cd"), Ok(Progress::Complete));
     assert_eq!(got(&mut before), Some(Ok("abcd".into())));
 
     let key = rig.begin(2, t(2), 4).unwrap();
@@ -111,7 +118,7 @@ fn accepted_before_while_and_after_it_comes() {
     assert_eq!(got(&mut amid), Some(Ok("abef".into())));
 
     rig.push(3, t(3), "late").unwrap();
-    assert_eq!(rig.inbox.has(&t(3)), Some(Some(1)));
+    assert_eq!(rig.inbox.origin(&t(3)), Some(Origin::Link(1)));
     assert_eq!(got(&mut rig.accept(t(3), 4).unwrap()), Some(Ok("late".into())));
 
     let mut empty = rig.accept(t(4), 0).unwrap();
@@ -147,10 +154,10 @@ fn tickets_are_used_once_and_bound_to_size_and_session() {
     assert!(rig.data(8, key, "abcde").is_err());
     assert!(got(&mut long).unwrap().is_err());
     // Another session, and a ticket that begins as another one does.
-    assert_eq!(rig.other(1).inbox.has(&t(2)), None);
+    assert_eq!(rig.other(1).inbox.origin(&t(2)), None);
     let mut near = [2; 32];
     near[31] = 3;
-    assert_eq!(rig.inbox.has(&Ticket(near)), None);
+    assert_eq!(rig.inbox.origin(&Ticket(near)), None);
     assert!(rig.push(9, Ticket(near), "abcd").is_err() && rig.accept(Ticket(near), 4).is_err());
     assert_eq!(got(&mut rig.accept(t(2), 4).unwrap()), Some(Ok("abcd".into())));
     assert!(rig.inbox.is_idle());
@@ -185,7 +192,7 @@ fn a_lost_link_fails_what_was_to_come_on_it() {
     let key = rig.begin(2, t(2), 4).unwrap();
     let early = rig.begin(3, t(3), 4).unwrap();
     rig.push(4, t(4), "here").unwrap();
-    rig.inbox.lost(rig.now, 1, A, "cut");
+    rig.inbox.link_lost(rig.now, 1, A, "cut");
     for pending in [&mut waits, &mut comes] {
         assert!(got(pending).unwrap().unwrap_err().to_string().contains("lost: cut"));
     }
@@ -200,7 +207,7 @@ fn a_lost_link_fails_what_was_to_come_on_it() {
     rig.later(1);
     assert!(got(&mut later).unwrap().unwrap_err().to_string().contains("not connected"));
     let mut patient = rig.accept(t(6), 4).unwrap();
-    rig.inbox.opened(A);
+    rig.inbox.link_opened(A);
     rig.later(20);
     assert!(got(&mut patient).is_none());
     assert!(rig.push(6, t(6), "back").is_ok());
@@ -234,7 +241,7 @@ fn failures_travel_and_ends_leave_nothing() {
     rig.inbox.end();
     assert_eq!(got(&mut session), Some(Err(Error::Cancelled)));
     assert!(rig.later(1000).is_empty() && rig.inbox.is_idle());
-    assert!(lock(&rig.inbox.state).slots.is_empty());
+    assert!(lock(&rig.inbox.table).slots.is_empty());
 }
 
 #[test]
@@ -303,7 +310,7 @@ fn sessions_have_nothing_to_do_with_one_another() {
     // The other session fails the same ticket, loses a link from the same server, and ends.
     other.inbox.failed(other.now, 1, t(1), Error::Cancelled).unwrap();
     other.push(1, t(1), "evil").unwrap_err();
-    other.inbox.lost(other.now, 1, A, "cut");
+    other.inbox.link_lost(other.now, 1, A, "cut");
     other.inbox.end_queue(3);
     other.inbox.end();
     assert!(got(&mut waits).is_none());
@@ -380,7 +387,7 @@ fn a_tensor_fails_between_its_pieces() {
     let broken = || Error::Device { device: "GPU0".into(), op: None, detail: "broken".into() };
     let fails: [&dyn Fn(&mut Rig); 4] = [
         &|rig| assert_eq!(rig.inbox.failed(rig.now, 1, t(1), broken()), Ok(Some(1))),
-        &|rig| rig.inbox.lost(rig.now, 1, A, "broken"),
+        &|rig| rig.inbox.link_lost(rig.now, 1, A, "broken"),
         &|rig| drop(rig.data(1, Key::new(&t(1)), "more than ten bytes").unwrap_err()),
         &|rig| assert_eq!(rig.later(10).len(), 1),
     ];
@@ -444,8 +451,8 @@ fn what_came_for_a_session_before_it_was_taken_up_again_is_forgotten() {
     let mut waits = rig.accept(t(3), 4).unwrap();
     rig.begin(3, t(3), 4).unwrap();
     rig.inbox.failed(rig.now, 1, t(4), Error::Cancelled).unwrap();
-    let kept = rig.inbox.push(rig.now, Via { link: 2, transfer: 1, queue: 1 }, t(5), 4).unwrap().0;
-    rig.inbox.forget(1);
+    let kept = key_of(rig.inbox.push(rig.now, Via { link: 2, transfer: 1, queue: 1 }, t(5), 4).unwrap());
+    rig.inbox.forget_link(1);
     assert_eq!(got(&mut waits), Some(Err(Error::Cancelled)));
     assert_eq!(rig.taken(), (4, 1));
     rig.inbox.data(rig.now, Via { link: 2, transfer: 1, queue: 1 }, kept, Bytes::from_static(b"kept"), 4).unwrap();
@@ -460,9 +467,9 @@ fn a_small_piece_keeps_no_large_buffer() {
     let key = rig.begin(1, t(1), 1 << 20).unwrap();
     for (len, copied) in [(100, true), (SMALL_PIECE, true), (100_000, true), (600_000, false)] {
         rig.inbox.data(rig.now, via(1), key, buffer.slice(..len), buffer.len()).unwrap();
-        let state = lock(&rig.inbox.state);
-        let Kind::Coming(coming) = &state.slots[&key].kind else { panic!() };
-        assert_eq!(coming.parts.iter().all(|part| part.as_ptr() != buffer.as_ptr()), copied, "{len}");
+        let table = lock(&rig.inbox.table);
+        let Transfer::Early(arrival) = &table.slots[&key].transfer else { panic!() };
+        assert_eq!(arrival.parts.iter().all(|part| part.as_ptr() != buffer.as_ptr()), copied, "{len}");
     }
 }
 
