@@ -2,7 +2,7 @@
 
 use crate::connection::{Connection, Lasting, control_lane};
 use crate::io::Counters;
-use crate::options::ClientOptions;
+use crate::options::{ClientOptions, Token};
 use crate::queue::QueueInner;
 use crate::replies;
 use crate::stall;
@@ -22,6 +22,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tonic::codec::Streaming;
 use tonic::metadata::MetadataValue;
+use tonic::{Code, Status};
 
 /// How long drops are gathered before they are sent.
 const GATHER_FREES: Duration = Duration::from_millis(1);
@@ -152,16 +153,8 @@ async fn greet(
             if let Ok(Ok(why)) = tokio::time::timeout(Duration::from_millis(50), &mut driver).await {
                 return Err(early(why));
             }
-            return Err(match status.code() {
-                tonic::Code::Unimplemented | tonic::Code::NotFound | tonic::Code::Unknown => {
-                    lost(format!("it is not an Outboard rpc-server ({}); is it the right port?", status.message()))
-                }
-                tonic::Code::Unauthenticated if options.token.is_some() && !private => lost(format!(
-                    "it wants a token, and a token is never sent to another host without encryption; write {}",
-                    endpoint.by(Carrier::Tls)
-                )),
-                _ => from_status(&status, &endpoint.to_string()),
-            });
+            let withheld = options.token.as_ref().filter(|_| !private);
+            return Err(no_hello(&status, endpoint, withheld));
         }
     };
     if hello.version < min_version || hello.version > max_version {
@@ -171,6 +164,21 @@ async fn greet(
         return Err(lost("its answer to hello has no session".to_owned()));
     }
     Ok((conn, driver, hello))
+}
+
+/// Why a server has not answered hello. `withheld` is a token that could not be sent to it.
+fn no_hello(status: &Status, endpoint: &Endpoint, withheld: Option<&Token>) -> Error {
+    let lost = |detail: String| Error::Peer { endpoint: endpoint.to_string(), detail };
+    match status.code() {
+        Code::Unimplemented | Code::NotFound | Code::Unknown => {
+            lost(format!("it is not an Outboard rpc-server ({}); is it the right port?", status.message()))
+        }
+        Code::Unauthenticated if withheld.is_some() => lost(format!(
+            "it wants a token, and a token is never sent to another host without encryption; write {}",
+            endpoint.by(Carrier::Tls)
+        )),
+        _ => from_status(status, &endpoint.to_string()),
+    }
 }
 
 /// The generated client on a connection.

@@ -9,7 +9,7 @@ use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs};
 use crate::devices::Available;
 use crate::measure::{Sample, Side, Test, progress};
-use crate::model;
+use crate::model::{self, Loaded};
 use crate::trace::Tracer;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -56,15 +56,38 @@ enum Output {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n as usize));
-    let tests: Vec<Test> =
-        prompts.chain(args.n_gen.iter().filter(|&&n| n > 0).map(|&n| Test::Decode(n as usize))).collect();
+    let tests = tests(args);
     let Some(needed) = tests.iter().map(|t| t.ctx()).max() else {
         bail!("there is nothing to measure: give -p or -n a number above 0")
     };
     let loaded = model::open(&args.model.model)?;
     let available = Available::open(&args.devices)?;
     let tracer = Tracer::new(available.host());
+    let mut sides = sides(args, &loaded, &available, needed)?;
+    let mut table = report::Table::new(&loaded, sides.iter().map(|s| s.devices.as_slice()));
+    let mut rows = Vec::new();
+    for test in tests {
+        let new = rows_of(args, &loaded, &tracer, &mut sides, test)?;
+        if args.output == Output::Md {
+            new.iter().try_for_each(|row| output::out(table.lines(row)))?;
+        }
+        rows.extend(new);
+    }
+    match args.output {
+        Output::Md => output::out(report::comparisons(&rows))?,
+        Output::Json => print_json(&rows)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is measured: prompts, then decoding.
+fn tests(args: &Args) -> Vec<Test> {
+    let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n as usize));
+    prompts.chain(args.n_gen.iter().filter(|&&n| n > 0).map(|&n| Test::Decode(n as usize))).collect()
+}
+
+/// The model on each set of devices, with a context of `needed` tokens at least.
+fn sides(args: &Args, loaded: &Loaded, available: &Available, needed: usize) -> Result<Vec<Side>> {
     let mut sets = vec![available.choose(&args.devices.dev)?];
     if args.local {
         sets.push(available.local());
@@ -77,56 +100,53 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     model_args.ctx.get_or_insert(u32::try_from(needed.next_multiple_of(CTX_STEP)).context("-p or -n is too large")?);
     let mut sides = Vec::new();
     for set in sets {
-        let side = Side::load(&loaded, set, &model_args)?;
-        if needed > side.engine.n_ctx() {
-            bail!(
-                "the tests need a context of {needed} tokens, there are {}: make it larger with -c",
-                side.engine.n_ctx()
-            );
+        let side = Side::load(loaded, set, &model_args)?;
+        let n_ctx = side.engine.n_ctx();
+        if needed > n_ctx {
+            bail!("the tests need a context of {needed} tokens, there are {n_ctx}: make it larger with -c");
         }
         sides.push(side);
         // The parts of -ts are those of the first set.
         model_args.tensor_split = None;
     }
-    let mut table = report::Table::new(&loaded, sides.iter().map(|s| s.devices.as_slice()));
+    Ok(sides)
+}
+
+/// Measures a test on all sides, and compares the first one with the others.
+fn rows_of(args: &Args, loaded: &Loaded, tracer: &Tracer, sides: &mut [Side], test: Test) -> Result<Vec<Row>> {
+    let samples = samples(args, loaded, sides, test)?;
     let mut rows = Vec::new();
-    for test in tests {
-        let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); sides.len()];
-        if !args.no_warmup {
-            for side in &mut sides {
-                side.run(&loaded, test.warm_up(), 0)?;
-            }
+    for (side, mine) in sides.iter_mut().zip(&samples) {
+        let mut row = Row::new(test.name(), side.devices.clone(), side.reach, mine);
+        if let Test::Decode(_) = test {
+            // Once more, and not counted: recording takes a little time itself.
+            let (sample, trace) = side.traced(tracer, loaded, test, 0)?;
+            row.token_times = trace.token_times(sample.range, test.tokens()).unwrap_or_default();
         }
-        for round in 0..args.repetitions as usize {
-            progress(&format!("{}: {} of {}", test.name(), round + 1, args.repetitions))?;
-            // Who begins changes, so that nobody always comes after the same neighbour.
-            for i in 0..sides.len() {
-                let number = (i + round) % sides.len();
-                samples[number].push(sides[number].run(&loaded, test, round as u64)?);
-            }
-        }
-        let from = rows.len();
-        for (side, mine) in sides.iter_mut().zip(&samples) {
-            let mut row = Row::new(test.name(), side.devices.clone(), side.reach, mine);
-            if let Test::Decode(_) = test {
-                // Once more, and not counted: recording takes a little time itself.
-                let (sample, trace) = side.traced(&tracer, &loaded, test, 0)?;
-                row.token_times = trace.token_times(sample.range, test.tokens()).unwrap_or_default();
-            }
-            rows.push(row);
-        }
-        progress("")?;
-        let (first, others) = rows[from..].split_at_mut(1);
-        if let (Some(first), Some((mine, beside))) = (first.first_mut(), samples.split_first()) {
-            first.compare(mine, others, beside);
-        }
-        if args.output == Output::Md {
-            rows[from..].iter().try_for_each(|row| output::out(table.lines(row)))?;
+        rows.push(row);
+    }
+    progress("")?;
+    if let (Some((first, others)), Some((mine, beside))) = (rows.split_first_mut(), samples.split_first()) {
+        first.compare(mine, others, beside);
+    }
+    Ok(rows)
+}
+
+/// The repetitions of a test, by side, in turns.
+fn samples(args: &Args, loaded: &Loaded, sides: &mut [Side], test: Test) -> Result<Vec<Vec<Sample>>> {
+    let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); sides.len()];
+    if !args.no_warmup {
+        for side in sides.iter_mut() {
+            side.run(loaded, test.warm_up(), 0)?;
         }
     }
-    match args.output {
-        Output::Md => output::out(report::comparisons(&rows))?,
-        Output::Json => print_json(&rows)?,
+    for round in 0..args.repetitions as usize {
+        progress(&format!("{}: {} of {}", test.name(), round + 1, args.repetitions))?;
+        // Who begins changes, so that nobody always comes after the same neighbour.
+        for i in 0..sides.len() {
+            let number = (i + round) % sides.len();
+            samples[number].push(sides[number].run(loaded, test, round as u64)?);
+        }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(samples)
 }

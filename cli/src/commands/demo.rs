@@ -1,16 +1,15 @@
 //! `outboard demo`: a model over four devices of two servers, from nothing.
 
 use super::print_json;
-use super::run::Report;
+use super::run::{Report, Show, generate_shown};
 use crate::args::{DeviceArgs, ModelArgs, RpcList, SplitMode};
 use crate::trust::TrustArgs;
 use crate::{devices, fetch, model};
 use anyhow::{Context, Result, anyhow, bail};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{GenerateOptions, engine, generate};
+use outboard_llm::{GenerateOptions, engine};
 use outboard_output as output;
 use std::io::{BufRead, BufReader};
-use std::ops::ControlFlow;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,72 +33,37 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let path = fetch::fetch("smollm2")?;
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    // The servers end with this process's end of their standard input, however it ends.
-    ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-    })
-    .context("cannot watch for Ctrl-C")?;
+    let interrupted = watch_ctrl_c()?;
     output::errln("starting two servers with two CPU devices each")?;
     let servers = [Server::start()?, Server::start()?];
-    let rpc: RpcList = format!("{},{}", servers[0].addr, servers[1].addr).parse().map_err(|e: String| anyhow!(e))?;
+    let device_args = device_args(&servers)?;
     for server in &servers {
         output::errln(format_args!("  rpc-server, process {}, {}", server.child.id(), server.addr))?;
     }
     let loaded = model::open(&path.to_string_lossy())?;
     let tokens = loaded.tokenizer.encode(PROMPT, SpecialText::Parse, Bos::Add)?;
-    let set = devices::open(&DeviceArgs {
-        rpc,
-        dev: Vec::new(),
-        threads: None,
-        stall_timeout: None,
-        trust: TrustArgs::default(),
-    })?;
-    let model_args = ModelArgs {
-        model: String::new(),
-        ctx: Some(1024),
-        batch_size: 512,
-        ubatch_size: None,
-        split_mode: SplitMode::Layer,
-        tensor_split: None,
-        override_tensor: Vec::new(),
-        mmap: false,
-        no_mmap: false,
-    };
-    let options = model::load_options(&model_args, &loaded.model, &set)?;
+    let set = devices::open(&device_args)?;
+    let options = model::load_options(&model_args(), &loaded.model, &set)?;
     output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let start = Instant::now();
     let mut engine = model::load(&loaded, set, &options)?;
     let load_time = start.elapsed();
     output::errln(model::plan_table(&engine))?;
-    let json = args.json;
-    if !json {
+    let show = if args.json { Show::Nothing } else { Show::Text };
+    if show == Show::Text {
         output::out(PROMPT)?;
     }
-    let mut shown = Ok(());
-    let mut show = |text: &str| {
-        shown = if json { output::check() } else { output::out(text) };
-        if shown.is_err() || interrupted.load(Ordering::Relaxed) {
-            return ControlFlow::Break(());
-        }
-        ControlFlow::Continue(())
-    };
-    let what = GenerateOptions {
+    let options = GenerateOptions {
         n_predict: Some(TOKENS),
         sample: engine::GREEDY,
         penalty: None,
         ignore_eos: false,
         stop: Vec::new(),
-        log_probs: json,
+        log_probs: args.json,
     };
-    let generated = generate(&mut engine, &loaded.tokenizer, &tokens, &what, &mut show);
-    shown?;
-    let generation = generated?;
+    let generation = generate_shown(&mut engine, &loaded, &tokens, &options, show, &interrupted)?;
     let report = Report::new(&tokens, generation, load_time, &engine);
-    if json {
+    if args.json {
         print_json(&report)?;
     } else {
         output::outln("")?;
@@ -113,6 +77,42 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         "both servers have stopped; to do the same over your own hosts: rpc-server there, outboard run --rpc here",
     )?;
     Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// Set by the first Ctrl-C; the second one ends this process. The servers end with this process's end of their standard input, however
+/// it ends.
+fn watch_ctrl_c() -> Result<Arc<AtomicBool>> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = interrupted.clone();
+    ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            std::process::exit(130);
+        }
+    })
+    .context("cannot watch for Ctrl-C")?;
+    Ok(interrupted)
+}
+
+/// The devices of the servers.
+fn device_args(servers: &[Server; 2]) -> Result<DeviceArgs> {
+    let [a, b] = servers;
+    let rpc: RpcList = format!("{},{}", a.addr, b.addr).parse().map_err(|e: String| anyhow!(e))?;
+    Ok(DeviceArgs { rpc, dev: Vec::new(), threads: None, stall_timeout: None, trust: TrustArgs::default() })
+}
+
+/// How the model is put on them.
+fn model_args() -> ModelArgs {
+    ModelArgs {
+        model: String::new(),
+        ctx: Some(1024),
+        batch_size: 512,
+        ubatch_size: None,
+        split_mode: SplitMode::Layer,
+        tensor_split: None,
+        override_tensor: Vec::new(),
+        mmap: false,
+        no_mmap: false,
+    }
 }
 
 /// A server that this process has started, and that ends with it.

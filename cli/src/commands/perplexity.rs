@@ -8,15 +8,15 @@ use crate::{interrupt, model, print};
 use anyhow::{Context, Result};
 use outboard_llm::perplexity::{count_chunks, scored};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{Error, Estimate, LoadOptions, perplexity};
+use outboard_llm::{Engine, Error, Estimate, LoadOptions, perplexity};
 use outboard_output as output;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Tokens of a chunk when nothing is said: what published figures are made with.
 const CHUNK: u32 = 512;
@@ -67,9 +67,7 @@ struct Timings {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let file = &args.file;
-    let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let text = String::from_utf8(text).with_context(|| format!("{} is no text in UTF-8", file.display()))?;
+    let text = read_text(&args.file)?;
     let mut chosen = args.model.clone();
     chosen.ctx = chosen.ctx.or(Some(CHUNK));
     let loaded = model::open(&chosen.model)?;
@@ -90,6 +88,38 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let interrupted = interrupt::watch(&engine)?;
     engine.set_watch(print::stalls());
 
+    let read = read_chunks(&mut engine, &tokens, bos, most, &interrupted)?;
+    let report = Report::new(&read, load_time, &engine);
+    if args.json {
+        print_json(&report)?;
+    } else {
+        report.print(&read.estimate)?;
+    }
+    Ok(if read.cancelled { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+fn read_text(file: &Path) -> Result<String> {
+    let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+    String::from_utf8(text).with_context(|| format!("{} is no text in UTF-8", file.display()))
+}
+
+/// What is known of a text, of which an interrupt may have left a part.
+struct Read {
+    estimate: Estimate,
+    /// The perplexity after each chunk.
+    estimates: Vec<f64>,
+    cancelled: bool,
+    time: Duration,
+}
+
+/// Reads the chunks of a text, and says after each what is known.
+fn read_chunks(
+    engine: &mut Engine,
+    tokens: &[u32],
+    bos: Option<u32>,
+    most: usize,
+    interrupted: &AtomicBool,
+) -> Result<Read> {
     let (mut estimate, mut estimates, mut shown) = (Estimate::default(), Vec::new(), Ok(()));
     let mut show = |now: &Estimate| {
         estimate = *now;
@@ -101,45 +131,43 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         ControlFlow::Continue(())
     };
     let start = Instant::now();
-    let done = perplexity(&mut engine, &tokens, bos, most, &mut show);
-    let eval_time = start.elapsed();
+    let done = perplexity(engine, tokens, bos, most, &mut show);
+    let time = start.elapsed();
     shown?;
     if estimate.chunks > 0 {
         output::errln("")?;
     }
-    let interrupted = interrupted.load(Ordering::Relaxed);
+    let cancelled = interrupted.load(Ordering::Relaxed);
     match done {
         // What is known by then is told.
-        Err(Error::Core(outboard_core::Error::Cancelled)) if interrupted => {}
+        Err(Error::Core(outboard_core::Error::Cancelled)) if cancelled => {}
         done => drop(done?),
     }
-    let read = estimate.chunks * options.n_ctx;
-    let known = |value: f64| (estimate.chunks > 0).then_some(value);
-    let report = Report {
-        ppl: known(estimate.ppl()),
-        stderr: known(estimate.stderr()),
-        chunks: estimate.chunks,
-        finish: if interrupted { "cancelled" } else { "done" },
-        n_ctx: options.n_ctx,
-        scored: estimate.scored,
-        estimates,
-        timings: Timings {
-            load_ms: print::ms(load_time),
-            eval_ms: print::ms(eval_time),
-            eval_tps: print::per_second(read, eval_time),
-        },
-        devices: model::device_reports(&engine),
-        net: devices::net(engine.devices()),
-    };
-    if args.json {
-        print_json(&report)?;
-    } else {
-        report.print(&estimate)?;
-    }
-    Ok(if interrupted { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(Read { estimate, estimates, cancelled, time })
 }
 
 impl Report {
+    fn new(read: &Read, load_time: Duration, engine: &Engine) -> Report {
+        let Read { estimate, estimates, cancelled, time } = read;
+        let known = |value: f64| (estimate.chunks > 0).then_some(value);
+        Report {
+            ppl: known(estimate.ppl()),
+            stderr: known(estimate.stderr()),
+            chunks: estimate.chunks,
+            finish: if *cancelled { "cancelled" } else { "done" },
+            n_ctx: engine.n_ctx(),
+            scored: estimate.scored,
+            estimates: estimates.clone(),
+            timings: Timings {
+                load_ms: print::ms(load_time),
+                eval_ms: print::ms(*time),
+                eval_tps: print::per_second(estimate.chunks * engine.n_ctx(), *time),
+            },
+            devices: model::device_reports(engine),
+            net: devices::net(engine.devices()),
+        }
+    }
+
     fn print(&self, estimate: &Estimate) -> Result<()> {
         if estimate.chunks == 0 {
             return Ok(output::errln("no chunk was read to its end")?);

@@ -171,21 +171,46 @@ fn generate_timed(
     options: &GenerateOptions,
     interrupted: &AtomicBool,
 ) -> Result<Timed> {
+    let links = if args.trace.is_some() { Links::Sampled } else { Links::Left };
+    let recording = tracer.start(engine.devices(), links)?;
+    let start = Instant::now();
+    let show = if args.json { Show::Nothing } else { Show::Text };
+    let generated = generate_shown(engine, loaded, tokens, options, show, interrupted);
+    let trace = recording.finish();
+    Ok(Timed { generation: generated?, start, trace })
+}
+
+/// What standard output shows of a text while it is generated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Show {
+    Text,
+    /// That nobody reads it any more is noticed.
+    Nothing,
+}
+
+/// Generates a text until its end, an interrupt, or the end of standard output, which is an error.
+pub(crate) fn generate_shown(
+    engine: &mut Engine,
+    loaded: &model::Loaded,
+    tokens: &[u32],
+    options: &GenerateOptions,
+    show: Show,
+    interrupted: &AtomicBool,
+) -> Result<Generation> {
     let mut shown = Ok(());
-    let mut show = |text: &str| {
-        shown = if args.json { output::check() } else { output::out(text) };
+    let mut on_text = |text: &str| {
+        shown = match show {
+            Show::Text => output::out(text),
+            Show::Nothing => output::check(),
+        };
         if shown.is_err() || interrupted.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
         ControlFlow::Continue(())
     };
-    let links = if args.trace.is_some() { Links::Sampled } else { Links::Left };
-    let recording = tracer.start(engine.devices(), links)?;
-    let start = Instant::now();
-    let generated = generate(engine, &loaded.tokenizer, tokens, options, &mut show);
-    let trace = recording.finish();
+    let generated = generate(engine, &loaded.tokenizer, tokens, options, &mut on_text);
     shown?;
-    Ok(Timed { generation: generated?, start, trace })
+    Ok(generated?)
 }
 
 /// Writes what the devices did to the file of `--trace`.

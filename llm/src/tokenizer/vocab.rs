@@ -99,19 +99,7 @@ impl Tokens {
                 texts.len()
             )));
         }
-        let mut kinds = vec![TokenKind::Normal; texts.len()];
-        if let Some(types) = gguf.get("tokenizer.ggml.token_type").and_then(|v| v.as_array()?.values()) {
-            for (kind, value) in kinds.iter_mut().zip(types) {
-                *kind = match value.as_u64() {
-                    Some(2) => TokenKind::Unknown,
-                    Some(3) => TokenKind::Control,
-                    Some(4) => TokenKind::UserDefined,
-                    Some(5) => TokenKind::Unused,
-                    Some(6) => TokenKind::Byte,
-                    _ => TokenKind::Normal,
-                };
-            }
-        }
+        let mut kinds = read_kinds(gguf, texts.len());
         let id = |key: &str, default: Option<u32>| {
             let valid = |id: &u32| (*id as usize) < texts.len();
             let given = gguf.u64(&format!("tokenizer.ggml.{key}_token_id")).and_then(|v| u32::try_from(v).ok());
@@ -159,4 +147,22 @@ impl Tokens {
         let special = |kind| matches!(kind, TokenKind::Control | TokenKind::Unknown | TokenKind::UserDefined);
         (0..).zip(self.kinds.iter().copied()).filter(move |(_, kind)| special(*kind))
     }
+}
+
+/// The kinds of `n` tokens, as far as the file says them.
+fn read_kinds(gguf: &Gguf, n: usize) -> Vec<TokenKind> {
+    let mut kinds = vec![TokenKind::Normal; n];
+    if let Some(types) = gguf.get("tokenizer.ggml.token_type").and_then(|v| v.as_array()?.values()) {
+        for (kind, value) in kinds.iter_mut().zip(types) {
+            *kind = match value.as_u64() {
+                Some(2) => TokenKind::Unknown,
+                Some(3) => TokenKind::Control,
+                Some(4) => TokenKind::UserDefined,
+                Some(5) => TokenKind::Unused,
+                Some(6) => TokenKind::Byte,
+                _ => TokenKind::Normal,
+            };
+        }
+    }
+    kinds
 }
