@@ -59,7 +59,7 @@ impl Builder {
             }
             4 => self.add(Unary { kind: UnaryKind::ALL[usize::from(b) % UnaryKind::ALL.len()] }, &[x]),
             5 => self.add(Scale { scale: 0.75, bias: f32::from(b % 3) }, &[x]),
-            6 => self.add(Norm { kind: NormKind::ALL[usize::from(b) % GluKind::ALL.len()], eps: 1e-5 }, &[x]),
+            6 => self.add(Norm { kind: NormKind::ALL[usize::from(b) % NormKind::ALL.len()], eps: 1e-5 }, &[x]),
             7 => {
                 let mask = self.pick(b, |l| rows(l) && l.ne() == lx.ne());
                 let srcs: Vec<_> = [x].into_iter().chain(mask.filter(|_| b % 2 == 0)).collect();
@@ -111,7 +111,7 @@ impl Builder {
             }
             19 => {
                 let y = self.pick(b, |l| !l.dtype().is_quantized())?;
-                self.add(Permute { axes: [[1, 0, 2, 3], [0, 2, 1, 3], [2, 0, 1, 3]][usize::from(a) % GluKind::ALL.len()] }, &[y])
+                self.add(Permute { axes: [[1, 0, 2, 3], [0, 2, 1, 3], [2, 0, 1, 3]][usize::from(a) % 3] }, &[y])
             }
             20 => {
                 let y = self.pick(b, |l| !l.dtype().is_quantized())?;
@@ -137,7 +137,7 @@ impl Builder {
             },
             24 => {
                 // Memory that is written again and again, as it is now.
-                let cache = self.g.find(["cache", "half cache", "wide"][usize::from(b) % GluKind::ALL.len()])?;
+                let cache = self.g.find(["cache", "half cache", "wide"][usize::from(b) % 3])?;
                 self.add(Cont, &[cache])
             }
             _ => {
