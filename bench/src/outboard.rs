@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::engine::GREEDY;
+use outboard_core::op::Sampler;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
 use outboard_system::open_mapped;
@@ -53,7 +53,7 @@ impl Side for Outboard {
     }
 
     fn eval(&mut self, tokens: &[u32]) -> Result<()> {
-        let (id, _) = self.engine.eval(tokens, GREEDY)?;
+        let (id, _) = self.engine.eval(tokens, Sampler::GREEDY)?;
         self.next = Some(id);
         Ok(())
     }

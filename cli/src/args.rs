@@ -2,7 +2,7 @@
 
 use crate::trust::TrustArgs;
 use clap::Args;
-use outboard_core::op::{Penalty, Sample};
+use outboard_core::op::{Penalties, Sampler};
 use outboard_rpc_client::{ClientOptions, Endpoint};
 use std::str::FromStr;
 use std::time::Duration;
@@ -145,30 +145,30 @@ pub(crate) struct SampleArgs {
 
 impl SampleArgs {
     /// The penalties, if there are any, or what is wrong with the numbers.
-    pub(crate) fn penalty(&self) -> Result<Option<Penalty>, String> {
+    pub(crate) fn penalties(&self) -> Result<Option<Penalties>, String> {
         let check = |ok: bool, what: &str| if ok { Ok(()) } else { Err(what.to_owned()) };
         check(self.repeat_penalty > 0.0 && self.repeat_penalty.is_finite(), "--repeat-penalty must be above 0")?;
         let finite = self.frequency_penalty.is_finite() && self.presence_penalty.is_finite();
         check(finite, "--frequency-penalty and --presence-penalty must be numbers")?;
-        let penalty = Penalty {
+        let penalties = Penalties {
             last_n: self.repeat_last_n as usize,
             repeat: self.repeat_penalty,
             frequency: self.frequency_penalty,
             presence: self.presence_penalty,
         };
-        let changes = penalty.repeat != 1.0 || penalty.frequency != 0.0 || penalty.presence != 0.0;
-        Ok((changes && penalty.last_n > 0).then_some(penalty))
+        let changes = penalties.repeat != 1.0 || penalties.frequency != 0.0 || penalties.presence != 0.0;
+        Ok((changes && penalties.last_n > 0).then_some(penalties))
     }
 
     /// The sampler, or what is wrong with the numbers.
-    pub(crate) fn sample(&self) -> Result<Sample, String> {
+    pub(crate) fn sampler(&self) -> Result<Sampler, String> {
         let check = |ok: bool, what: &str| if ok { Ok(()) } else { Err(what.to_owned()) };
         check(self.temp >= 0.0 && self.temp.is_finite(), "--temp must be 0 or more")?;
         check((0.0..=1.0).contains(&self.top_p), "--top-p must be from 0 to 1")?;
         check((0.0..=1.0).contains(&self.min_p), "--min-p must be from 0 to 1")?;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let clock = now.map_or(0, |d| d.as_nanos() as u64 & 0xffff_ffff);
-        Ok(Sample {
+        Ok(Sampler {
             temperature: self.temp,
             top_k: self.top_k as usize,
             top_p: self.top_p,

@@ -10,7 +10,7 @@ use crate::model;
 use crate::trace::{Links, TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
 use outboard_core::device::RoundTrips;
-use outboard_llm::engine::GREEDY;
+use outboard_core::op::Sampler;
 use outboard_llm::{Engine, GenerateOptions, generate};
 use outboard_output as output;
 use outboard_rpc_client::RemoteDevice;
@@ -145,7 +145,7 @@ impl Side {
                 let mut random = Random(round + 1);
                 let tokens: Vec<u32> = (0..n).map(|_| random.below(n_vocab)).collect();
                 let start = Instant::now();
-                engine.eval(&tokens, GREEDY)?;
+                engine.eval(&tokens, Sampler::GREEDY)?;
                 (start, Instant::now())
             }
             Test::Decode(n) => decode(engine, loaded, n, &mut gaps)?,
@@ -153,7 +153,7 @@ impl Side {
         let after = devices::net(engine.devices());
         // What was enqueued beyond the last token must not run into the time of the next one.
         engine.truncate(0);
-        engine.eval(&[start_token(loaded)], GREEDY)?;
+        engine.eval(&[start_token(loaded)], Sampler::GREEDY)?;
         let net = Net {
             sent_bytes: after.sent_bytes - before.sent_bytes,
             recv_bytes: after.recv_bytes - before.recv_bytes,
@@ -167,8 +167,8 @@ impl Side {
 fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<Duration>) -> Result<Range> {
     let options = GenerateOptions {
         n_predict: Some(n + 1),
-        sample: GREEDY,
-        penalty: None,
+        sampler: Sampler::GREEDY,
+        penalties: None,
         ignore_eos: true,
         stop: Vec::new(),
         log_probs: false,

@@ -312,17 +312,23 @@ impl Maker {
     fn attention(&mut self) -> Made {
         let dtype = *[DType::F32, DType::F16, DType::BF16, DType::Q8_0].choose(&mut self.rng)?;
         let (d, dv) = (self.width_of(dtype), self.width_of(dtype));
-        let (tokens, kv, heads) = (self.count(), self.count(), self.rng.random_range(1..3));
-        let group = self.rng.random_range(1..4);
+        let block = if self.chance(3) { BLOCK_ROWS } else { 0 };
+        let kv = if block > 0 { 2 * block } else { self.count() };
+        let (tokens, heads, group) = (self.count(), self.rng.random_range(1..3), self.rng.random_range(1..4));
         let q = self.floats(&[d, tokens, heads * group])?;
         let k = self.leaf(LeafKind::State, dtype, &[d, kv, heads])?;
         let v = self.leaf(LeafKind::State, dtype, &[dv, kv, heads])?;
-        let mask = if self.chance(2) { Some(self.leaf(LeafKind::Input, DType::F16, &[kv, tokens])?) } else { None };
-        let pos = if kv > 0 && self.chance(2) { Some(self.ids(kv, &[tokens])?) } else { None };
+        let mask = if block == 0 && self.chance(2) {
+            Some(self.leaf(LeafKind::Input, DType::F16, &[kv, tokens])?)
+        } else {
+            None
+        };
+        let pos = if block > 0 || kv > 0 && self.chance(2) { Some(self.ids(kv, &[tokens])?) } else { None };
         let sinks = if self.chance(3) { Some(self.floats(&[heads * group])?) } else { None };
         let window = if pos.is_some() && self.chance(3) { 2 } else { 0 };
-        let op = FlashAttn { scale: 0.3, window, softcap: if self.chance(4) { 20.0 } else { 0.0 } };
-        let id = self.g.push_opt(op, &[Some(q), Some(k), Some(v), mask, pos, sinks]).ok()?;
+        let paging = if block > 0 { [Some(self.ids(2, &[2, 3])?), Some(self.ids(3, &[tokens])?)] } else { [None; 2] };
+        let op = FlashAttn { scale: 0.3, window, softcap: if self.chance(4) { 20.0 } else { 0.0 }, block };
+        let id = self.g.push_opt(op, &[Some(q), Some(k), Some(v), mask, pos, sinks, paging[0], paging[1]]).ok()?;
         self.pool.push(id);
         Some(id)
     }
@@ -342,14 +348,18 @@ impl Maker {
     /// From logits to a token: penalties, a draw, its log-probability.
     fn draw(&mut self, n: usize, rows: usize) -> Made {
         let logits = self.floats(&[n, rows])?;
-        let history = self.leaf(LeafKind::State, DType::I32, &[9])?;
+        let history = self.leaf(LeafKind::State, DType::I32, &[12])?;
         self.bounds.insert(history, n);
-        let steps = self.ids(9, &[rows])?;
-        let penalty = Penalty { last_n: 5, repeat: 1.2, frequency: 0.1, presence: 0.1 };
-        let logits = self.push(penalty, &[logits, history, steps])?;
-        let temperature = if self.chance(3) { 0.0 } else { 0.8 };
-        let (top_k, top_p) = (if self.chance(2) { 3 } else { 0 }, if self.chance(2) { 0.9 } else { 1.0 });
-        let drawn = self.push(Sample { temperature, top_k, top_p, min_p: 0.05, seed: 7 }, &[logits, steps])?;
+        let (steps, params) = (self.ids(8, &[rows])?, self.floats(&[4, rows])?);
+        // Blocks of 4, of which each of two sequences has two.
+        let logits = if self.chance(2) {
+            let (table, seqs) = (self.ids(3, &[2, 2])?, self.ids(2, &[rows])?);
+            self.push(Penalty { block: 4 }, &[logits, history, steps, params, table, seqs])?
+        } else {
+            self.push(Penalty { block: 0 }, &[logits, history, steps, params])?
+        };
+        let (params, draws) = (self.floats(&[4, rows])?, self.leaf(LeafKind::Input, DType::I32, &[3, rows])?);
+        let drawn = self.push(Sample, &[logits, params, draws])?;
         self.push(LogProb, &[logits, drawn])
     }
 }

@@ -4,10 +4,10 @@
 
 use outboard_backends::{DeviceSpec, local_devices};
 use outboard_conformance::{Filter, run};
+use outboard_core::op::Sampler;
 use outboard_core::{Device, DeviceKind, Host};
 use outboard_host::MemoryBudget;
 use outboard_integration::Server;
-use outboard_llm::engine::GREEDY;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::{Engine, LoadOptions, Model};
 use outboard_reference::reference_device;
@@ -42,10 +42,10 @@ fn outcome(engine: &mut Engine) -> (Vec<f32>, Vec<(u32, f32)>) {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
     let logits = engine.logits(&prompt).unwrap();
     engine.truncate(0);
-    let mut tokens = vec![engine.eval(&prompt, GREEDY).unwrap()];
+    let mut tokens = vec![engine.eval(&prompt, Sampler::GREEDY).unwrap()];
     for i in 0..8 {
         let last = tokens[i].0;
-        tokens.push(engine.eval(&[last], GREEDY).unwrap());
+        tokens.push(engine.eval(&[last], Sampler::GREEDY).unwrap());
     }
     (logits, tokens)
 }

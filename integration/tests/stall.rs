@@ -9,7 +9,7 @@ mod small;
 use fated::{Fate, fated_device};
 use outboard_core::Device;
 use outboard_core::Host;
-use outboard_core::op::{Penalty, Sample};
+use outboard_core::op::{Penalties, Sampler};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::tokenizer::Tokenizer;
@@ -82,8 +82,8 @@ impl World {
     fn text(&self, engine: &mut Engine, at: usize, then: &mut dyn FnMut()) -> Result<Generation, Error> {
         let options = GenerateOptions {
             n_predict: Some(TOKENS),
-            sample: Sample { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 42 },
-            penalty: Some(Penalty { last_n: 16, repeat: 1.3, frequency: 0.2, presence: 0.1 }),
+            sampler: Sampler { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 42 },
+            penalties: Some(Penalties { last_n: 16, repeat: 1.3, frequency: 0.2, presence: 0.1 }),
             ignore_eos: true,
             stop: Vec::new(),
             log_probs: true,

@@ -4,10 +4,10 @@
 //! next step does not need this process. It enqueues steps ahead and reads ids as they come: as many as hide the way there and
 //! back, no more, because what runs behind the end of a text is thrown away.
 
-use crate::arch::net::{self, Feed, Outputs, Sampling};
+use crate::arch::net::{self, Feed, Sampling};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::runs::Run;
+use crate::runs::{Request, Run};
 use bytes::Bytes;
 use outboard_core::device::RoundTrips;
 use outboard_core::{Pending, Queue, try_at_once};
@@ -88,14 +88,14 @@ impl Engine {
     /// Enqueues a prompt behind what is in the cache; [`Engine::next_id`] gives the token that follows.
     pub fn prompt(&mut self, tokens: &[u32], sampling: Sampling) -> Result<()> {
         self.answered = 0;
-        let run = self.enqueue_prompt(tokens, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
+        let run = self.enqueue_prompt(tokens, sampling.penalties.is_some(), Request::Sample(sampling))?;
         self.expect_id(run, sampling.log_prob)
     }
 
     /// Enqueues a step: the token sampled last goes through the model, and the next one is sampled.
     pub fn step(&mut self, sampling: Sampling) -> Result<()> {
         self.check_room(1)?;
-        let run = self.enqueue(&[0], Feed::Sampled, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
+        let run = self.enqueue(&[0], Feed::Sampled, sampling.penalties.is_some(), Request::Sample(sampling))?;
         self.expect_id(run, sampling.log_prob)
     }
 

@@ -1,8 +1,9 @@
 //! What a step of an engine does on its devices, for people and for measurements.
 
-use crate::arch::net::{Feed, GraphShape, Outputs, Sampling};
-use crate::engine::{Engine, GREEDY};
+use crate::arch::net::{Feed, GraphShape, Outputs};
+use crate::engine::Engine;
 use crate::error::Result;
+use crate::runs::Request;
 use outboard_scheduler::Program;
 use std::sync::Arc;
 
@@ -45,13 +46,13 @@ impl Engine {
     /// step takes longer than one token is the time of the head.
     pub fn fill_cache(&mut self, tokens: &[u32]) -> Result<()> {
         self.ahead.clear();
-        self.enqueue_prompt(tokens, false, Outputs::Layers)?;
+        self.enqueue_prompt(tokens, false, Request::Layers)?;
         Ok(self.scheduler().finish()?)
     }
 
     /// The program of a greedy step.
     fn step_program(&mut self) -> Result<Arc<Program>> {
-        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
+        let outputs = Outputs::Sample { penalties: false, log_prob: false };
         let n_ctx = self.n_ctx();
         self.program(GraphShape { n_tokens: 1, n_ctx, feed: Feed::Sampled, history: false, outputs })
     }

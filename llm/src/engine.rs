@@ -1,7 +1,7 @@
 //! A placed model with one sequence in its cache: programs, and running tokens through them.
 
 use crate::allocate::Bound;
-use crate::arch::net::{self, Feed, GraphShape, Outputs, Sampling};
+use crate::arch::net::{self, Feed, GraphShape, Sampling};
 use crate::decode::StepsAhead;
 use crate::error::{Error, Result};
 use crate::failover::{DeviceSlot, Failover};
@@ -9,11 +9,11 @@ use crate::model::Model;
 use crate::pipeline::micro_batches;
 use crate::placement::{DeviceLoad, LoadOptions, Placed, default_ubatch};
 use crate::route::Route;
-use crate::runs::{Inputs, Run, Runs};
+use crate::runs::{Inputs, Request, Run, Runs};
 use crate::text::Text;
 use crate::watch::Watch;
 use bytes::Bytes;
-use outboard_core::op::{Penalty, Sample};
+use outboard_core::op::{Penalties, Sampler};
 use outboard_core::{Device, LeafKind, Pending};
 use outboard_scheduler::{Program, Scheduler};
 use std::collections::HashMap;
@@ -139,9 +139,9 @@ impl Engine {
 
     /// Runs tokens through the model behind those that are in the cache, and samples the next one from the last. Gives its id and
     /// its log-probability.
-    pub fn eval(&mut self, tokens: &[u32], sample: Sample) -> Result<(u32, f32)> {
+    pub fn eval(&mut self, tokens: &[u32], sampler: Sampler) -> Result<(u32, f32)> {
         self.ahead.clear();
-        self.prompt(tokens, Sampling { sample, penalty: None, log_prob: true })?;
+        self.prompt(tokens, Sampling { sampler, penalties: None, log_prob: true })?;
         let (id, log_prob) = self.next_id()?;
         Ok((id, log_prob.unwrap_or(f32::NAN)))
     }
@@ -152,7 +152,7 @@ impl Engine {
         let mut all = Vec::new();
         for batch in tokens.chunks(self.n_ubatch) {
             self.text.read(self.n_past, batch);
-            let run = self.enqueue(batch, Feed::Input, false, Outputs::Logits(batch.len()))?;
+            let run = self.enqueue(batch, Feed::Input, false, Request::Logits(batch.len()))?;
             let logits = self.wait(self.read(&run.program, net::LOGITS)?)?;
             all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
@@ -207,22 +207,25 @@ impl Engine {
     }
 
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
-    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Outputs) -> Result<Run> {
+    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Request<'_>) -> Result<Run> {
         let batches = self.micro_batches(tokens)?;
         let run = self.enqueue_batches(&batches, history, last)?;
         run.ok_or_else(|| Error::Request("the prompt is empty".into()))
     }
 
     /// Enqueues micro-batches, of which the last one has outputs, and gives its run.
-    pub(crate) fn enqueue_batches(&mut self, batches: &[&[u32]], history: bool, last: Outputs) -> Result<Option<Run>> {
+    pub(crate) fn enqueue_batches(
+        &mut self,
+        batches: &[&[u32]],
+        history: bool,
+        last: Request<'_>,
+    ) -> Result<Option<Run>> {
         let mut runs = self.runs();
         let mut enqueue = || -> Result<Option<Run>> {
             let mut run = None;
             for (i, batch) in batches.iter().enumerate() {
-                let outputs = if i + 1 == batches.len() { last } else { Outputs::None };
-                let shape =
-                    GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed: Feed::Input, history, outputs };
-                run = runs.push(self, shape, batch, &[], ())?;
+                let request = if i + 1 == batches.len() { last } else { Request::None };
+                run = runs.push(self, batch, history, request, ())?;
             }
             while let Some(next) = runs.next(self)? {
                 run = Some(next);
@@ -235,9 +238,8 @@ impl Engine {
     }
 
     /// Enqueues one micro-batch. With [`Feed::Sampled`] only the length of the batch counts.
-    pub(crate) fn enqueue(&mut self, batch: &[u32], feed: Feed, history: bool, outputs: Outputs) -> Result<Run> {
-        let shape = GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs };
-        let (program, inputs) = self.next_run(shape, batch, &[])?;
+    pub(crate) fn enqueue(&mut self, batch: &[u32], feed: Feed, history: bool, request: Request<'_>) -> Result<Run> {
+        let (program, inputs) = self.next_run(batch, feed, history, request)?;
         let number = self.placed.scheduler.run(&program, &inputs)?;
         self.n_past += batch.len();
         Ok(Run { program, number })
@@ -246,25 +248,35 @@ impl Engine {
     /// The program and the inputs of a batch behind what is in the cache.
     pub(crate) fn next_run(
         &mut self,
-        shape: GraphShape,
         batch: &[u32],
-        targets: &[u32],
+        feed: Feed,
+        history: bool,
+        request: Request<'_>,
     ) -> Result<(Arc<Program>, Inputs)> {
-        let program = self.program(shape)?;
+        let outputs = request.outputs();
+        let program = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs })?;
         let graph = program.graph();
-        let first = self.n_past as i32;
-        let n = batch.len() as i32;
-        let mut inputs: Inputs = Vec::with_capacity(4);
-        let mut input = |name: &str, values: &mut dyn Iterator<Item = i32>| {
+        let (first, n) = (self.n_past as i32, batch.len() as i32);
+        let mut inputs: Inputs = Vec::with_capacity(6);
+        let mut input = |name: &str, values: &mut dyn Iterator<Item = [u8; 4]>| {
             if let Some(id) = graph.find(name) {
-                inputs.push((id, values.flat_map(i32::to_le_bytes).collect::<Vec<u8>>().into()));
+                inputs.push((id, values.flatten().collect::<Vec<u8>>().into()));
             }
         };
-        input(net::TOKENS, &mut batch.iter().map(|&t| t as i32));
-        input(net::POSITIONS, &mut (first..first + n));
-        input(net::OUTPUT_ROWS, &mut (n - shape.outputs.rows() as i32..n));
-        input(net::TARGETS, &mut targets.iter().map(|&t| t as i32));
-        input(net::SAMPLE_STEPS, &mut std::iter::once(first + n - 1));
+        input(net::TOKENS, &mut batch.iter().map(|&t| t.to_le_bytes()));
+        input(net::POSITIONS, &mut (first..first + n).map(i32::to_le_bytes));
+        input(net::OUTPUT_ROWS, &mut (n - outputs.rows() as i32..n).map(i32::to_le_bytes));
+        if let Request::Scores(targets) = request {
+            input(net::TARGETS, &mut targets.iter().map(|&t| t.to_le_bytes()));
+        }
+        if let Request::Sample(Sampling { sampler, penalties, .. }) = request {
+            let last = first + n - 1;
+            let penalties = penalties.unwrap_or(Penalties::NONE);
+            input(net::SAMPLE_PARAMS, &mut sampler.params().into_iter().map(f32::to_le_bytes));
+            input(net::SAMPLE_DRAWS, &mut sampler.draw_of(last).into_iter().map(i32::to_le_bytes));
+            input(net::PENALTY_PARAMS, &mut penalties.params().into_iter().map(f32::to_le_bytes));
+            input(net::PENALTY_STEPS, &mut std::iter::once(last.to_le_bytes()));
+        }
         Ok((program, inputs))
     }
 
@@ -304,9 +316,3 @@ impl Engine {
         Ok(self.placed.scheduler.read(program, id)?)
     }
 }
-
-/// Changes nothing; for planning.
-pub(crate) const NO_PENALTY: Penalty = Penalty { last_n: 0, repeat: 1.0, frequency: 0.0, presence: 0.0 };
-
-/// Takes the most probable token.
-pub const GREEDY: Sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };

@@ -6,11 +6,12 @@
 //! before, so that the cache, and every token from there, is the same as without the fault.
 
 use crate::allocate::Bound;
-use crate::arch::net::{self, Outputs, Sampling};
+use crate::arch::net::{self, Sampling};
 use crate::decode::StepsAhead;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::placement::{LoadOptions, Overrides, Placed};
+use crate::runs::Request;
 use crate::watch::watched;
 use outboard_core::{Device, Usage, try_at_once};
 use outboard_scheduler::resume_all;
@@ -234,7 +235,7 @@ impl Engine {
             batches.push(batch);
             rest = behind;
         }
-        let run = self.enqueue_batches(&batches, sampling.penalty.is_some(), Outputs::Sample(sampling))?;
+        let run = self.enqueue_batches(&batches, sampling.penalties.is_some(), Request::Sample(sampling))?;
         let run = run.ok_or_else(|| Error::Request("there is no text to go on from".into()))?;
         self.expect_id(run, sampling.log_prob)
     }

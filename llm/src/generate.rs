@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::stop::StopFilter;
 use crate::tokenizer::{SpecialTokens, TextStream, Tokenizer};
 use crate::watch::is_cancelled;
-use outboard_core::op::{Penalty, Sample};
+use outboard_core::op::{Penalties, Sampler};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ pub struct GenerateOptions {
     /// Most tokens; `None` until the context is full.
     pub n_predict: Option<usize>,
     /// How tokens are chosen.
-    pub sample: Sample,
+    pub sampler: Sampler,
     /// What makes tokens less probable that were used a short while ago.
-    pub penalty: Option<Penalty>,
+    pub penalties: Option<Penalties>,
     /// Goes on behind tokens that end a text.
     pub ignore_eos: bool,
     /// Strings that end it; they are not part of the text.
@@ -131,7 +131,7 @@ struct Steps<'e> {
 impl Steps<'_> {
     /// Enqueues the prompt, with the first token behind it.
     fn begin<'e>(engine: &'e mut Engine, prompt: &[u32], options: &GenerateOptions, limit: usize) -> Steps<'e> {
-        let sampling = Sampling { sample: options.sample, penalty: options.penalty, log_prob: options.log_probs };
+        let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
         let last = engine.prompt(prompt, sampling);
         Steps { engine, sampling, limit, enqueued: 1, last }
     }

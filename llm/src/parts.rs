@@ -1,7 +1,6 @@
 //! What each part of a model weighs, and how much of it a token reads: what a split divides, and what predictions are made of.
 
-use crate::arch::net::{Feed, GraphShape, ModelGraph, ModelPart, Outputs, Sampling, file_name};
-use crate::engine::GREEDY;
+use crate::arch::net::{Feed, GraphShape, ModelGraph, ModelPart, Outputs, file_name};
 use crate::error::Result;
 use crate::hparams::Hparams;
 use crate::model::Model;
@@ -44,7 +43,7 @@ pub struct Parts {
 impl Parts {
     /// The parts of a model with a context of `n_ctx` tokens, on devices whose attention costs so much ([`Costs::attention`](outboard_core::Costs::attention)).
     pub fn new(model: &Model, n_ctx: usize, attention: f32) -> Result<Parts> {
-        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: None, log_prob: false });
+        let outputs = Outputs::Sample { penalties: false, log_prob: false };
         let shape = GraphShape { n_tokens: 1, n_ctx, feed: Feed::Input, history: true, outputs };
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
         let sections: Vec<Part> = step.layers().map(|layer| Part { layer, ..Part::default() }).collect();

@@ -6,10 +6,10 @@
 //! follow are taken where the logits are: four bytes a token cross the network. Micro-batches are enqueued ahead, those of the next chunk
 //! behind those of this one, so that devices in a row have work all the time.
 
-use crate::arch::net::{self, Feed, GraphShape, Outputs};
+use crate::arch::net;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::runs::{Run, Runs};
+use crate::runs::{Request, Run, Runs};
 use bytes::Bytes;
 use outboard_core::Pending;
 use std::collections::VecDeque;
@@ -163,11 +163,10 @@ impl Engine {
         let counting = end.saturating_sub(at.max(chunk.len() / 2));
         // Fewer columns of a product would be rounded otherwise.
         let rows = if counting > 0 { counting.max(self.uniform_rows().min(n)) } else { 0 };
-        let outputs = if rows > 0 { Outputs::Scores(rows) } else { Outputs::None };
-        let shape = GraphShape { n_tokens: n, n_ctx: self.n_ctx(), feed: Feed::Input, history: false, outputs };
         let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
+        let request = if rows > 0 { Request::Scores(targets) } else { Request::None };
         let batch = Batch { rows, skip: rows - counting, last: end + 1 == chunk.len() };
-        let ended = runs.push(self, shape, tokens, targets, batch)?;
+        let ended = runs.push(self, tokens, false, request, batch)?;
         ended.map(|ended| self.scores_of(ended)).transpose()
     }
 

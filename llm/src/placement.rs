@@ -1,10 +1,9 @@
 //! A model's place on its devices: what lies where, whether it fits, memory, upload.
 
 use crate::allocate::{Bound, Item, Mapped, allocate, kept};
-use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Sampling};
+use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs};
 use crate::decode::round_trip;
 use crate::division::{Member, divide};
-use crate::engine::{GREEDY, NO_PENALTY};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::parts::Parts;
@@ -183,7 +182,7 @@ struct LargestGraphs {
 impl LargestGraphs {
     fn new(model: &Model, options: &LoadOptions) -> Result<LargestGraphs> {
         let &LoadOptions { n_ctx, n_ubatch, .. } = options;
-        let outputs = Outputs::Sample(Sampling { sample: GREEDY, penalty: Some(NO_PENALTY), log_prob: true });
+        let outputs = Outputs::Sample { penalties: true, log_prob: true };
         let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
         let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
         let scores = match options.scores.min(n_ubatch) {

@@ -4,7 +4,7 @@
 //! the next one, as its commands are done in their order. So the beginnings of a few go first, and then by turns the rest of one and the
 //! beginning of another.
 
-use crate::arch::net::GraphShape;
+use crate::arch::net::{Feed, Outputs, Sampling};
 use crate::engine::Engine;
 use crate::error::Result;
 use bytes::Bytes;
@@ -12,6 +12,33 @@ use outboard_core::TensorId;
 use outboard_scheduler::{Begun, Program};
 use std::collections::VecDeque;
 use std::sync::Arc;
+
+/// What a run is to give back, and what it needs for that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Request<'a> {
+    /// Nothing: a part of a prompt that is not its end.
+    None,
+    /// What the head would read, for nobody.
+    Layers,
+    /// Logits of the last so many tokens.
+    Logits(usize),
+    /// How probable these tokens are, each behind one of the last tokens.
+    Scores(&'a [u32]),
+    /// The next token.
+    Sample(Sampling),
+}
+
+impl Request<'_> {
+    pub(crate) fn outputs(&self) -> Outputs {
+        match self {
+            Request::None => Outputs::None,
+            Request::Layers => Outputs::Layers,
+            Request::Logits(rows) => Outputs::Logits(*rows),
+            Request::Scores(targets) => Outputs::Scores(targets.len()),
+            Request::Sample(sampling) => sampling.outputs(),
+        }
+    }
+}
 
 /// What a run is given.
 pub(crate) type Inputs = Vec<(TensorId, Bytes)>;
@@ -36,16 +63,16 @@ impl<T> Runs<T> {
     }
 
     /// Enqueues the beginning of one more, with a shape of its length, and the rest of the oldest if it is time for it: that one is given
-    /// back. `targets` are what [`Outputs::Scores`] asks for.
+    /// back.
     pub(crate) fn push(
         &mut self,
         engine: &mut Engine,
-        shape: GraphShape,
         batch: &[u32],
-        targets: &[u32],
+        history: bool,
+        request: Request<'_>,
         what: T,
     ) -> Result<Option<(Run, T)>> {
-        let (program, inputs) = engine.next_run(shape, batch, targets)?;
+        let (program, inputs) = engine.next_run(batch, Feed::Input, history, request)?;
         let begun = engine.placed.scheduler.begin(&program, inputs)?;
         self.begun.push_back((program, begun, what));
         engine.n_past += batch.len();

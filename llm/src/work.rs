@@ -79,7 +79,7 @@ mod tests {
         let [k, v] = ["k", "v"].map(|name| g.state(name, DType::F16, &[head_dim, n_ctx, heads]).unwrap());
         let product = g.push(op::MulMat, &[w, x]).unwrap();
         let q = g.push(op::Reshape { ne: [head_dim, n, heads, 1] }, &[product]).unwrap();
-        let attn = op::FlashAttn { scale: 1.0, window, softcap: 0.0 };
+        let attn = op::FlashAttn { scale: 1.0, window, softcap: 0.0, block: 0 };
         let y = g.push_opt(attn, &[Some(q), Some(k), Some(v), None, Some(positions)]).unwrap();
         g.output(y);
         let graph = g.finish().unwrap();

@@ -3,11 +3,10 @@
 
 mod small;
 
-use outboard_core::op::Sample;
+use outboard_core::op::Sampler;
 use outboard_core::{Device, Host};
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::engine::GREEDY;
 use outboard_llm::{Engine, GenerateOptions, LoadOptions, generate};
 use outboard_reference::reference_device;
 use std::ops::ControlFlow;
@@ -24,9 +23,9 @@ fn load(name: &str, devices: Vec<Arc<dyn Device>>, split: &[f64]) -> outboard_ll
 
 fn text(engine: &mut Engine) -> (Vec<u32>, Vec<f32>) {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
-    let sample = Sample { temperature: 0.9, top_k: 20, seed: 7, ..GREEDY };
+    let sampler = Sampler { temperature: 0.9, top_k: 20, seed: 7, ..Sampler::GREEDY };
     let (n_predict, stop) = (Some(12), Vec::new());
-    let options = GenerateOptions { n_predict, sample, penalty: None, ignore_eos: true, stop, log_probs: true };
+    let options = GenerateOptions { n_predict, sampler, penalties: None, ignore_eos: true, stop, log_probs: true };
     let done = generate(engine, &small::tokenizer(), &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     (done.tokens, done.log_probs)
 }

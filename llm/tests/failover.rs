@@ -6,7 +6,7 @@ mod small;
 use outboard_core::Host;
 use outboard_core::device::Bytes;
 use outboard_core::device::TraceHook;
-use outboard_core::op::{Penalty, Sample};
+use outboard_core::op::{Penalties, Sampler};
 use outboard_core::{
     Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, Pending, Placement, Queue,
     Result, Slice, Usage,
@@ -218,8 +218,8 @@ const PROMPT: [u32; 11] = [1, 5, 9, 100, 3, 77, 5, 9, 20, 60, 2];
 fn sampled() -> GenerateOptions {
     GenerateOptions {
         n_predict: Some(12),
-        sample: Sample { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 42 },
-        penalty: Some(Penalty { last_n: 16, repeat: 1.3, frequency: 0.2, presence: 0.1 }),
+        sampler: Sampler { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 42 },
+        penalties: Some(Penalties { last_n: 16, repeat: 1.3, frequency: 0.2, presence: 0.1 }),
         ignore_eos: true,
         stop: Vec::new(),
         log_probs: true,
@@ -227,8 +227,8 @@ fn sampled() -> GenerateOptions {
 }
 
 fn greedy() -> GenerateOptions {
-    let sample = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
-    GenerateOptions { sample, penalty: None, ..sampled() }
+    let sampler = Sampler { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+    GenerateOptions { sampler, penalties: None, ..sampled() }
 }
 
 /// Graphs that one of two devices runs for the prompt and the text, and some that are run too far.

@@ -5,9 +5,9 @@ mod small;
 
 use outboard_core::Device;
 use outboard_core::Host;
+use outboard_core::op::Sampler;
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::engine::GREEDY;
 use outboard_llm::perplexity::scored;
 use outboard_llm::{Engine, Error, Estimate, LoadOptions, perplexity};
 use std::ops::ControlFlow;
@@ -89,8 +89,8 @@ fn ends_when_it_is_told_to_and_leaves_the_engine_as_new() {
     assert_eq!(estimates(&mut engine, &text(), None, 2).unwrap(), all[..2]);
     let first = perplexity(&mut engine, &text(), None, usize::MAX, &mut |_| ControlFlow::Break(())).unwrap();
     assert_eq!(first, all[0]);
-    let after = engine.eval(&[1, 2, 3], GREEDY).unwrap();
-    assert_eq!(after, load("llama-dense", 2, CTX, 5).eval(&[1, 2, 3], GREEDY).unwrap());
+    let after = engine.eval(&[1, 2, 3], Sampler::GREEDY).unwrap();
+    assert_eq!(after, load("llama-dense", 2, CTX, 5).eval(&[1, 2, 3], Sampler::GREEDY).unwrap());
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn texts_and_chunks_that_are_too_short_are_errors() {
         let mut engine = load("llama-dense", 1, n_ctx, 5);
         let failed = estimates(&mut engine, text, None, usize::MAX).unwrap_err().to_string();
         // Nothing was lost.
-        assert!(engine.eval(&[1], GREEDY).is_ok());
+        assert!(engine.eval(&[1], Sampler::GREEDY).is_ok());
         failed
     };
     let short = error(CTX, &text()[..CTX - 1]);

@@ -5,10 +5,9 @@ mod small;
 
 use outboard_core::Device;
 use outboard_core::Host;
-use outboard_core::op::{Penalty, Sample};
+use outboard_core::op::{Penalties, Sampler};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::engine::GREEDY;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{Engine, GenerateOptions, LoadOptions, Model, Parts, generate};
 use small::model;
@@ -41,16 +40,16 @@ fn run(engine: &mut Engine, tokenizer: &Tokenizer) -> Outcome {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
     let logits = engine.logits(&prompt).unwrap();
     engine.truncate(5);
-    let mut tokens = vec![engine.eval(&prompt, GREEDY).unwrap()];
+    let mut tokens = vec![engine.eval(&prompt, Sampler::GREEDY).unwrap()];
     for i in 0..3 {
         let last = tokens[i].0;
-        tokens.push(engine.eval(&[last, 3], GREEDY).unwrap());
+        tokens.push(engine.eval(&[last, 3], Sampler::GREEDY).unwrap());
     }
     engine.truncate(0);
-    let sample = Sample { temperature: 0.9, top_k: 20, seed: 7, ..GREEDY };
-    let penalty = Some(Penalty { last_n: 16, repeat: 1.3, frequency: 0.1, presence: 0.1 });
+    let sampler = Sampler { temperature: 0.9, top_k: 20, seed: 7, ..Sampler::GREEDY };
+    let penalties = Some(Penalties { last_n: 16, repeat: 1.3, frequency: 0.1, presence: 0.1 });
     let (n_predict, stop) = (Some(12), Vec::new());
-    let options = GenerateOptions { n_predict, sample, penalty, ignore_eos: true, stop, log_probs: true };
+    let options = GenerateOptions { n_predict, sampler, penalties, ignore_eos: true, stop, log_probs: true };
     let generation = generate(engine, tokenizer, &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     Outcome { logits, tokens, generated: (generation.tokens, generation.log_probs) }
 }

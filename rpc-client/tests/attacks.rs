@@ -230,8 +230,28 @@ fn indexed() -> Vec<(&'static str, Graph, TensorId)> {
         make("FLASH_ATTN_EXT", &|g| {
             let (q, k) = (g.input("q", f32_of, &[8, 2, 2])?, g.state("k", f32_of, &[8, 4, 1])?);
             let (v, pos) = (g.state("v", f32_of, &[8, 4, 1])?, g.input("pos", DType::I32, &[2])?);
-            let op = FlashAttn { scale: 1.0, window: 0, softcap: 0.0 };
+            let op = FlashAttn { scale: 1.0, window: 0, softcap: 0.0, block: 0 };
             g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos)]).map(|_| pos)
+        }),
+        make("FLASH_ATTN_EXT, its sequences", &|g| {
+            let (q, k) = (g.input("q", f32_of, &[1, 2, 1])?, g.state("k", f32_of, &[1, 256, 1])?);
+            let (v, pos) = (g.state("v", f32_of, &[1, 256, 1])?, g.input("pos", DType::I32, &[2])?);
+            let (table, seqs) = (g.input("table", DType::I32, &[1, 2])?, g.input("seqs", DType::I32, &[2])?);
+            let op = FlashAttn { scale: 1.0, window: 0, softcap: 0.0, block: 128 };
+            let srcs = [Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)];
+            g.push_opt(op, &srcs).map(|_| seqs)
+        }),
+        make("FLASH_ATTN_EXT, its table", &|g| {
+            let (q, k) = (g.input("q", f32_of, &[1, 1, 1])?, g.state("k", f32_of, &[1, 256, 1])?);
+            let (v, pos) = (g.state("v", f32_of, &[1, 256, 1])?, g.input("pos", DType::I32, &[1])?);
+            let (table, seqs) = (g.input("table", DType::I32, &[2])?, g.input("seqs", DType::I32, &[1])?);
+            let op = FlashAttn { scale: 1.0, window: 0, softcap: 0.0, block: 128 };
+            let mut attend = |offset: usize| {
+                let table = g.push(View { ne: [1, 1, 1, 1], nb: [4; 4], offset }, &[table])?;
+                g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)])
+            };
+            let (first, second) = (attend(0)?, attend(4)?);
+            g.push(Binary { kind: BinaryKind::Add }, &[first, second]).map(|_| table)
         }),
         make("LOG_PROB", &|g| {
             let (x, ids) = (g.input("x", f32_of, &[4, 2])?, g.input("ids", DType::I32, &[2])?);
@@ -239,17 +259,36 @@ fn indexed() -> Vec<(&'static str, Graph, TensorId)> {
         }),
         make("PENALTY, its steps", &|g| {
             let (x, history) = (g.input("x", f32_of, &[8, 2])?, g.input("history", DType::I32, &[4])?);
-            let step = g.input("step", DType::I32, &[2])?;
-            let op = Penalty { last_n: 3, repeat: 1.1, frequency: 0.0, presence: 0.0 };
-            g.push(op, &[x, history, step]).map(|_| step)
+            let (step, params) = (g.input("step", DType::I32, &[2])?, g.input("params", f32_of, &[4, 2])?);
+            g.push(Penalty { block: 0 }, &[x, history, step, params]).map(|_| step)
         }),
         make("PENALTY, its tokens", &|g| {
             let (x, history) = (g.input("x", f32_of, &[4, 1])?, g.input("history", DType::I32, &[2])?);
             let step = g.push(View { ne: [1, 1, 1, 1], nb: [4; 4], offset: 4 }, &[history])?;
-            let op = Penalty { last_n: 2, repeat: 1.1, frequency: 0.0, presence: 0.0 };
-            g.push(op, &[x, history, step]).map(|_| history)
+            let params = twos(g)?;
+            g.push(Penalty { block: 0 }, &[x, history, step, params]).map(|_| history)
+        }),
+        make("PENALTY, its sequences", &|g| {
+            let (x, history) = (g.input("x", f32_of, &[8, 2])?, g.input("history", DType::I32, &[4])?);
+            let (step, params) = (g.input("step", DType::I32, &[2])?, g.input("params", f32_of, &[4, 2])?);
+            let (table, seqs) = (g.input("table", DType::I32, &[1, 2])?, g.input("seqs", DType::I32, &[2])?);
+            g.push(Penalty { block: 2 }, &[x, history, step, params, table, seqs]).map(|_| seqs)
+        }),
+        make("PENALTY, its table", &|g| {
+            let (x, history) = (g.input("x", f32_of, &[8, 1])?, g.input("history", DType::I32, &[4])?);
+            let (table, seqs) = (g.input("table", DType::I32, &[2, 1])?, g.input("seqs", DType::I32, &[1])?);
+            // A step of 1 in blocks of one token.
+            let step = g.push(View { ne: [1, 1, 1, 1], nb: [4; 4], offset: 4 }, &[table])?;
+            let params = twos(g)?;
+            g.push(Penalty { block: 1 }, &[x, history, step, params, table, seqs]).map(|_| table)
         }),
     ]
+}
+
+/// Parameters of a penalty that are all 2, in memory that is zero.
+fn twos(g: &mut GraphBuilder) -> Result<TensorId, GraphError> {
+    let zeros = g.input("params", DType::F32, &[4, 1])?;
+    g.push(Scale { scale: 0.0, bias: 2.0 }, &[zeros])
 }
 
 #[test]

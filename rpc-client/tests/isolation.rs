@@ -138,7 +138,7 @@ fn scratch_memory_has_limits_and_does_not_outlive_its_session() {
     let attention = one_node(|g| {
         let row = g.input("row", DType::F32, &[LONG])?;
         let all = repeated(g, row, [LONG, 2, 1, 1])?;
-        g.push(FlashAttn { scale: 1.0, window: 0, softcap: 0.0 }, &[all, all, all])
+        g.push(FlashAttn { scale: 1.0, window: 0, softcap: 0.0, block: 0 }, &[all, all, all])
     });
     let placed = Placed::new(&device, attention);
     let error = placed.executable.as_ref().unwrap_err();

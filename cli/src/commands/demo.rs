@@ -6,8 +6,9 @@ use crate::args::{DeviceArgs, ModelArgs, RpcList, SplitMode};
 use crate::trust::TrustArgs;
 use crate::{devices, fetch, model};
 use anyhow::{Context, Result, anyhow, bail};
+use outboard_core::op::Sampler;
+use outboard_llm::GenerateOptions;
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{GenerateOptions, engine};
 use outboard_output as output;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -55,8 +56,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     }
     let options = GenerateOptions {
         n_predict: Some(TOKENS),
-        sample: engine::GREEDY,
-        penalty: None,
+        sampler: Sampler::GREEDY,
+        penalties: None,
         ignore_eos: false,
         stop: Vec::new(),
         log_probs: args.json,

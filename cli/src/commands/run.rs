@@ -81,8 +81,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if args.verbose {
         output::err(engine.describe()?)?;
     }
-    if generate_options.sample.temperature > 0.0 {
-        output::errln(format_args!("seed: {}", generate_options.sample.seed))?;
+    if generate_options.sampler.temperature > 0.0 {
+        output::errln(format_args!("seed: {}", generate_options.sampler.seed))?;
     }
     let interrupted = interrupt::watch(&engine)?;
     engine.set_watch(print::stalls());
@@ -112,13 +112,13 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 
 /// How to go on from the prompt.
 fn generate_options(args: &Args) -> Result<GenerateOptions> {
-    let sampling = args.sample.sample().and_then(|sample| Ok((sample, args.sample.penalty()?)));
-    let (sample, penalty) =
+    let sampling = args.sample.sampler().and_then(|sampler| Ok((sampler, args.sample.penalties()?)));
+    let (sampler, penalties) =
         sampling.map_err(|wrong| clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")))?;
     Ok(GenerateOptions {
         n_predict: args.n_predict.map(|n| n as usize),
-        sample,
-        penalty,
+        sampler,
+        penalties,
         ignore_eos: args.ignore_eos,
         stop: args.stop.clone(),
         log_probs: args.json,

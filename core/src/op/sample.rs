@@ -1,19 +1,24 @@
-//! SAMPLE: draws a token from the distribution of a row of logits.
+//! SAMPLE: draws a token from the distribution of each row of logits.
 //!
-//! Everything that decides is in the op and its sources, so that the same seed gives the same token on any device: the
-//! random number is a function of seed and step alone (a counter, not a state).
+//! Everything that decides is in the op's sources, a set for each row, so that the same seed gives the same token on any device and beside any
+//! other rows: the random number is a function of seed and step alone (a counter, not a state).
 
 use super::*;
 use crate::sort::sort_by;
 
-/// Sources: logits F32 `[n, rows]` with dense rows, step I32 `[rows]` (the counter of the random numbers, for instance the
-/// position). Result: I32 `[rows]`, the index drawn.
+/// Sources: logits F32 `[n, rows]` with dense rows, params F32 `[4, rows]` and draws I32 `[3, rows]`, as [`Sampler::params`] and
+/// [`Sampler::draw_of`] give them. Result: I32 `[rows]`, the index drawn.
 ///
 /// Per row, in this order, as llama.cpp's default chain does: keep the `top_k` largest logits (0: all; ties by index), softmax
 /// of what is left, keep the smallest set of the most probable whose sum reaches `top_p`, drop those below `min_p` times the
-/// largest probability, divide logits by `temperature`, softmax, draw with [`uniform`]. A temperature of 0 takes the largest.
+/// largest probability, divide logits by `temperature`, softmax, draw with [`uniform`]. A temperature of 0 takes the largest. Parameters may be
+/// any numbers: [`Sampler::read`] says what becomes of those that make no sense.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
+pub struct Sample;
+
+/// How a token is drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampler {
     /// 0 is greedy; not negative.
     pub temperature: f32,
     /// 0: all.
@@ -33,41 +38,22 @@ impl OpSpec for Sample {
         "SAMPLE"
     }
 
-    fn attrs(&self, attrs: &mut Attrs) {
-        attrs
-            .float("temperature", self.temperature)
-            .int("top_k", self.top_k)
-            .float("top_p", self.top_p)
-            .float("min_p", self.min_p)
-            // In two halves: a parameter has 63 bits.
-            .ints("seed", &[(self.seed >> 32) as usize, (self.seed & 0xffff_ffff) as usize]);
-    }
+    fn attrs(&self, _: &mut Attrs) {}
 
-    fn from_attrs(_: &str, attrs: &mut AttrReader) -> Result<Self, String> {
-        let [high, low] = attrs.ints::<2>("seed")?;
-        let half = |v: usize| u32::try_from(v).map_err(|_| "seed must be two numbers of 32 bits".to_owned());
-        Ok(Sample {
-            temperature: attrs.float("temperature")?,
-            top_k: attrs.int("top_k")?,
-            top_p: attrs.float("top_p")?,
-            min_p: attrs.float("min_p")?,
-            seed: u64::from(half(high)?) << 32 | u64::from(half(low)?),
-        })
+    fn from_attrs(_: &str, _: &mut AttrReader) -> Result<Self, String> {
+        Ok(Sample)
     }
 
     fn infer(&self, srcs: &Srcs) -> Result<Inferred, String> {
-        srcs.count(2, 2)?;
+        srcs.count(3, 3)?;
         let x = srcs.f32_rows(0, "logits")?;
-        let step = srcs.typed(1, "step", DType::I32)?;
+        let (params, draws) = (srcs.typed(1, "params", DType::F32)?, srcs.typed(2, "draws", DType::I32)?);
         let [n, rows, x2, x3] = x.ne();
         let matrix = (1..=i32::MAX as usize).contains(&n) && x2 == 1 && x3 == 1;
         check(matrix, || format!("logits must be a matrix with columns, not {x}"))?;
-        check(step.ne() == [rows, 1, 1, 1], || format!("step {step} does not suit logits {x}"))?;
-        check(self.temperature >= 0.0 && self.temperature.is_finite(), || {
-            format!("temperature {} is negative or infinite", self.temperature)
-        })?;
-        let unit = (0.0..=1.0).contains(&self.top_p) && (0.0..=1.0).contains(&self.min_p);
-        check(unit, || format!("top_p {} and min_p {} must be in 0..1", self.top_p, self.min_p))?;
+        let suits = params.ne() == [4, rows, 1, 1] && params.has_dense_rows();
+        check(suits, || format!("params {params} do not suit logits {x}"))?;
+        check(draws.ne() == [3, rows, 1, 1], || format!("draws {draws} do not suit logits {x}"))?;
         Inferred::new(DType::I32, [rows, 1, 1, 1])
     }
 
@@ -76,15 +62,15 @@ impl OpSpec for Sample {
     }
 }
 
-/// A number in `0.0..1.0` from seed, step and row: SplitMix64's finalizer (Steele et al., 2014) over the three.
-pub fn uniform(seed: u64, step: i32, row: usize) -> f32 {
+/// A number in `0.0..1.0` from seed and step: SplitMix64's finalizer (Steele et al., 2014) over both.
+pub fn uniform(seed: u64, step: i32) -> f32 {
     let mix = |mut z: u64| {
         z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     };
-    let bits = mix(mix(mix(seed) ^ u64::from(step as u32)) ^ row as u64);
+    let bits = mix(mix(mix(seed) ^ u64::from(step as u32)));
     // 24 bits are what an f32 holds exactly.
     (bits >> 40) as f32 / (1u64 << 24) as f32
 }
@@ -98,12 +84,43 @@ pub struct Candidate {
 }
 
 impl Sample {
-    /// Candidates that [`Sample::draw`] needs room for with so many logits.
-    pub fn room(&self, logits: usize) -> usize {
-        if self.is_greedy() { 0 } else { 2 * logits }
+    /// Candidates that [`Sampler::draw`] needs room for with so many logits.
+    pub fn room(logits: usize) -> usize {
+        logits.saturating_mul(2)
+    }
+}
+
+impl Sampler {
+    /// Takes the most probable token.
+    pub const GREEDY: Sampler = Sampler { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+
+    /// What the op takes of it as params: temperature, top_k, top_p, min_p.
+    pub fn params(&self) -> [f32; 4] {
+        [self.temperature, self.top_k as f32, self.top_p, self.min_p]
     }
 
-    fn is_greedy(&self) -> bool {
+    /// What the op takes for a draw: the seed's lower and upper half, and the step, the counter of the random numbers (for instance the position).
+    pub fn draw_of(&self, step: i32) -> [i32; 3] {
+        [self.seed as i32, (self.seed >> 32) as i32, step]
+    }
+
+    /// The sampler and the step of a row. A temperature that is not positive, or infinite, is 0, a `top_k` below 1 all, and a `top_p` or `min_p`
+    /// outside `0..1` the nearest that is inside; what is no number is as if it were not there.
+    pub fn read([temperature, top_k, top_p, min_p]: [f32; 4], [low, high, step]: [i32; 3]) -> (Sampler, i32) {
+        let unit = |v: f32, none: f32| if v.is_nan() { none } else { v.clamp(0.0, 1.0) };
+        let sampler = Sampler {
+            temperature: if temperature > 0.0 && temperature.is_finite() { temperature } else { 0.0 },
+            // NaN becomes 0.
+            top_k: top_k as usize,
+            top_p: unit(top_p, 1.0),
+            min_p: unit(min_p, 0.0),
+            seed: u64::from(high as u32) << 32 | u64::from(low as u32),
+        };
+        (sampler, step)
+    }
+
+    /// Whether it takes the largest logit.
+    pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }
 
@@ -111,8 +128,8 @@ impl Sample {
     /// give the same token everywhere. NaN counts as minus infinity. Any token when `stop` has said `true` on the way.
     ///
     /// # Panics
-    /// If `room` has fewer than [`Sample::room`] candidates, of any content.
-    pub fn draw(&self, logits: &[f32], step: i32, row: usize, room: &mut [Candidate], stop: impl Fn() -> bool) -> i32 {
+    /// If `room` has fewer than [`Sample::room`] candidates, of any content. A greedy one needs none.
+    pub fn draw(&self, logits: &[f32], step: i32, room: &mut [Candidate], stop: impl Fn() -> bool) -> i32 {
         let clean = |v: f32| if v.is_nan() { f32::NEG_INFINITY } else { v };
         let mut best = (f32::NEG_INFINITY, 0u32);
         for (i, &v) in logits.iter().enumerate() {
@@ -151,7 +168,7 @@ impl Sample {
             kept = &mut kept[..count];
         }
         let total: f32 = kept.iter().map(|c| weight(c.logit, self.temperature)).sum();
-        let target = uniform(self.seed, step, row) * total;
+        let target = uniform(self.seed, step) * total;
         let mut sum = 0.0;
         for c in kept.iter() {
             sum += weight(c.logit, self.temperature);
@@ -168,11 +185,11 @@ impl Sample {
 mod tests {
     use super::*;
 
-    fn draw(sample: &Sample, logits: &[f32], step: i32) -> i32 {
-        sample.draw(logits, step, 0, &mut vec![Candidate::default(); sample.room(logits.len())], || false)
+    fn draw(sampler: &Sampler, logits: &[f32], step: i32) -> i32 {
+        sampler.draw(logits, step, &mut vec![Candidate::default(); Sample::room(logits.len())], || false)
     }
 
-    const PLAIN: Sample = Sample { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
+    const PLAIN: Sampler = Sampler { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
 
     #[test]
     fn frequencies_follow_the_softmax() {
@@ -192,15 +209,26 @@ mod tests {
     fn filters_exclude() {
         let logits = [0.0f32, 5.0, 4.0, f32::NAN, -1.0];
         for step in 0..500 {
-            assert!([1, 2].contains(&draw(&Sample { top_k: 2, ..PLAIN }, &logits, step)));
-            assert_eq!(draw(&Sample { top_p: 0.5, ..PLAIN }, &logits, step), 1);
-            assert!([1, 2].contains(&draw(&Sample { min_p: 0.2, ..PLAIN }, &logits, step)));
-            assert_eq!(draw(&Sample { temperature: 0.0, ..PLAIN }, &logits, step), 1);
+            assert!([1, 2].contains(&draw(&Sampler { top_k: 2, ..PLAIN }, &logits, step)));
+            assert_eq!(draw(&Sampler { top_p: 0.5, ..PLAIN }, &logits, step), 1);
+            assert!([1, 2].contains(&draw(&Sampler { min_p: 0.2, ..PLAIN }, &logits, step)));
+            assert_eq!(draw(&Sampler { temperature: 0.0, ..PLAIN }, &logits, step), 1);
         }
     }
 
     #[test]
     fn a_row_of_nothing_still_has_an_answer() {
         assert_eq!(draw(&PLAIN, &[f32::NAN, f32::NAN], 0), 0);
+    }
+
+    #[test]
+    fn parameters_travel_as_rows_of_numbers() {
+        let usual = Sampler { temperature: 0.8, top_k: 40, top_p: 0.95, min_p: 0.05, seed: u64::MAX - 3 };
+        assert_eq!(Sampler::read(usual.params(), usual.draw_of(-7)), (usual, -7));
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        let none = Sampler { seed: 1, ..Sampler::GREEDY };
+        assert_eq!(Sampler::read([nan; 4], [1, 0, 0]).0, none);
+        assert_eq!(Sampler::read([-1.0, -1.0, 7.0, -7.0], [1, 0, 0]).0, none);
+        assert_eq!(Sampler::read([inf, inf, 1.0, 0.0], [1, 0, 0]).0, Sampler { top_k: usize::MAX, ..none });
     }
 }

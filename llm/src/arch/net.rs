@@ -17,8 +17,14 @@ pub const TOKENS: &str = "tokens";
 pub const POSITIONS: &str = "positions";
 /// Name of the input that says which rows go through the head, I32 `[n_outputs]`.
 pub const OUTPUT_ROWS: &str = "output_rows";
-/// Name of the input of the sampler's counters, I32 `[n_outputs]`.
-pub const SAMPLE_STEPS: &str = "sample_steps";
+/// Name of the input of the samplers' parameters, F32 `[4, n_outputs]` ([`Sampler::params`](op::Sampler::params)).
+pub const SAMPLE_PARAMS: &str = "sample_params";
+/// Name of the input of the samplers' seeds and counters, I32 `[3, n_outputs]` ([`Sampler::draw_of`](op::Sampler::draw_of)).
+pub const SAMPLE_DRAWS: &str = "sample_draws";
+/// Name of the input of the penalties' parameters, F32 `[4, n_outputs]` ([`Penalties::params`](op::Penalties::params)).
+pub const PENALTY_PARAMS: &str = "penalty_params";
+/// Name of the input of the last positions that penalties count, I32 `[n_outputs]`.
+pub const PENALTY_STEPS: &str = "penalty_steps";
 /// Name of the state that holds the last sampled id, I32 `[1]`, where the embedding is.
 pub const NEXT_TOKEN: &str = "next_token";
 /// Name of the state that holds the token at each position, I32 `[1, n_ctx]`, where the logits are.
@@ -48,8 +54,13 @@ pub enum Outputs {
     Logits(usize),
     /// How probable the given tokens are, each behind one of the last so many tokens. The logits stay where they are.
     Scores(usize),
-    /// One sampled token.
-    Sample(Sampling),
+    /// One sampled token, for which tokens may count that were used a short while ago.
+    Sample {
+        /// Whether they do.
+        penalties: bool,
+        /// The token's log-probability (before penalties) as well.
+        log_prob: bool,
+    },
 }
 
 impl Outputs {
@@ -58,20 +69,27 @@ impl Outputs {
         match self {
             Outputs::None | Outputs::Layers => 0,
             Outputs::Logits(rows) | Outputs::Scores(rows) => rows,
-            Outputs::Sample(_) => 1,
+            Outputs::Sample { .. } => 1,
         }
     }
 }
 
-/// How a token is chosen.
+/// How a token is chosen: inputs of a run, on which its graph does not depend.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// The draw.
-    pub sample: op::Sample,
+    pub sampler: op::Sampler,
     /// What makes tokens less probable before it.
-    pub penalty: Option<op::Penalty>,
+    pub penalties: Option<op::Penalties>,
     /// Gives the token's log-probability (before penalties) as well.
     pub log_prob: bool,
+}
+
+impl Sampling {
+    /// What its graph gives back.
+    pub fn outputs(&self) -> Outputs {
+        Outputs::Sample { penalties: self.penalties.is_some(), log_prob: self.log_prob }
+    }
 }
 
 /// Where token ids come from.
@@ -317,7 +335,7 @@ impl Net<'_> {
         let values = self.cached(&name_v, v)?;
         let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
         let Attention { window, scale, .. } = self.arch.attention(h, il);
-        let attn = op::FlashAttn { scale, window, softcap: 0.0 };
+        let attn = op::FlashAttn { scale, window, softcap: 0.0, block: 0 };
         let y = self.g.push_opt(attn, &[Some(q), Some(keys), Some(values), None, Some(self.positions)])?;
         self.g.name(y, &format!("{prefix}.attn"));
         let y = self.reshape(y, [h.head_dim_v * h.n_head, n, 1, 1])?;
@@ -424,7 +442,7 @@ impl Net<'_> {
                 let targets = self.g.input(TARGETS, DType::I32, &[rows])?;
                 self.log_probs(logits, targets)?;
             }
-            Outputs::Sample(sampling) => self.sample(x, sampling)?,
+            Outputs::Sample { penalties, log_prob } => self.sample(x, penalties, log_prob)?,
         }
         Ok(())
     }
@@ -464,18 +482,21 @@ impl Net<'_> {
     }
 
     /// One token from the logits of one row of x, and what the next step needs of it.
-    fn sample(&mut self, x: TensorId, Sampling { sample, penalty, log_prob }: Sampling) -> Result<()> {
+    fn sample(&mut self, x: TensorId, penalties: bool, log_prob: bool) -> Result<()> {
         let logits = self.logits(x, 1)?;
-        let steps = self.g.input(SAMPLE_STEPS, DType::I32, &[1])?;
-        let weighed = match (penalty, self.history) {
-            (Some(penalty), Some(history)) => {
+        let weighed = match self.history {
+            Some(history) if penalties => {
+                let steps = self.g.input(PENALTY_STEPS, DType::I32, &[1])?;
+                let params = self.g.input(PENALTY_PARAMS, DType::F32, &[4, 1])?;
                 let history = self.reshape(history, [self.shape.n_ctx, 1, 1, 1])?;
-                self.g.push(penalty, &[logits, history, steps])?
+                self.g.push(op::Penalty { block: 0 }, &[logits, history, steps, params])?
             }
-            (Some(_), None) => return Err(Error::Plan("a penalty needs the history of tokens".into())),
-            (None, _) => logits,
+            None if penalties => return Err(Error::Plan("a penalty needs the history of tokens".into())),
+            _ => logits,
         };
-        let ids = self.g.push(sample, &[weighed, steps])?;
+        let params = self.g.input(SAMPLE_PARAMS, DType::F32, &[4, 1])?;
+        let draws = self.g.input(SAMPLE_DRAWS, DType::I32, &[3, 1])?;
+        let ids = self.g.push(op::Sample, &[weighed, params, draws])?;
         self.g.name(ids, SAMPLED);
         self.g.output(ids);
         if log_prob {

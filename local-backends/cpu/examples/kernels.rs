@@ -108,7 +108,7 @@ fn attend(isa: Isa, tokens: usize) -> f64 {
         .collect();
     let never = AtomicBool::new(false);
     let phase = if tokens > 1 { Phase::Prefill } else { Phase::Decode };
-    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0, phase, abort: &never };
+    let all = Heads { k: rows, v: rows, scale: 0.125, softcap: 0.0, phase, table: None, abort: &never };
     let mut room = Line::room(attn::scratch_floats(phase, d, d, n));
     let mut scratch = Scratch::new(&mut room);
     // SAFETY: all lengths as above.

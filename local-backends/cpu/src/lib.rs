@@ -4,6 +4,7 @@
 
 pub mod kernels;
 mod ops;
+mod paging;
 mod pool;
 mod program;
 mod scratch;

@@ -127,7 +127,7 @@ fn run_node(cx: &mut Cx<'_>, node: &Node) -> Result<(), String> {
         Op::Reduce(op) => ops::sum_rows::run(cx, node, op),
         Op::Repeat(_) => ops::repeat::run(cx, node),
         Op::Rope(op) => ops::rope::run(cx, node, op),
-        Op::Sample(op) => ops::sample::run(cx, node, op),
+        Op::Sample(_) => ops::sample::run(cx, node),
         Op::Scale(op) => ops::map(cx, node, |isa, x| crate::kernels::rows::scale(isa, x, op.scale, op.bias)),
         Op::SetRows(_) => ops::set_rows::run(cx, node),
         Op::SoftMax(op) => ops::soft_max::run(cx, node, op),

@@ -139,7 +139,7 @@ fn attention() {
     let q = || F(&[1, 2, 1], &[1., 2.]);
     let k = || F(&[1, 4, 1], &[0., 1., -1., 2.]);
     let v = || F(&[1, 4, 1], &[10., 20., 30., 40.]);
-    let attn = FlashAttn { scale: 0.5, window: 0, softcap: 0.0 };
+    let attn = FlashAttn { scale: 0.5, window: 0, softcap: 0.0, block: 0 };
     let pos = |p| [q(), k(), v(), Src::None, I(&[2], p)];
     close(run(attn, &pos(&[2, 0])), &[18.791278375073492, 10.0]);
     close(run(FlashAttn { window: 2, ..attn }, &pos(&[3, 2])), &[38.17574476193643, 21.192029220221176]);
@@ -159,7 +159,7 @@ fn heads_share_keys() {
     let q = F(&[1, 1, 4], &[0., 0., 0., 0.]);
     let k = F(&[1, 2, 2], &[0., 0., 0., 0.]);
     let v = F(&[1, 2, 2], &[1., 3., 10., 30.]);
-    close(run(FlashAttn { scale: 1.0, window: 0, softcap: 0.0 }, &[q, k, v]), &[2., 2., 20., 20.]);
+    close(run(FlashAttn { scale: 1.0, window: 0, softcap: 0.0, block: 0 }, &[q, k, v]), &[2., 2., 20., 20.]);
     let a = F(&[1, 1, 2], &[1., 10.]);
     let b = F(&[1, 1, 4], &[1., 2., 3., 4.]);
     close(run(MulMat, &[a, b]), &[1., 2., 30., 40.]);
@@ -242,9 +242,10 @@ fn wrong_indices_fail() {
 #[test]
 fn sampling() {
     let logits = || F(&[4, 2], &[0., 9., 1., 2., 5., 0., 7., 6.]);
-    let op = Sample { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 };
-    close(run(op, &[logits(), I(&[2], &[0, 1])]), &[1., 2.]);
-    close(run(Sample { temperature: 3.0, top_p: 0.0, ..op }, &[logits(), I(&[2], &[0, 1])]), &[1., 2.]);
+    // Temperature, top_k, top_p, min_p: greedy, or nothing but the most probable.
+    let draws = || I(&[3, 2], &[1, 0, 0, 1, 0, 1]);
+    close(run(Sample, &[logits(), F(&[4, 2], &[0., 0., 1., 0., 0., 0., 1., 0.]), draws()]), &[1., 2.]);
+    close(run(Sample, &[logits(), F(&[4, 2], &[3., 0., 0., 0., 3., 1., 1., 0.]), draws()]), &[1., 2.]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ struct Shape {
 }
 
 const USUAL: Shape = Shape { d: 64, dv: 64, tokens: 7, kv: 37, heads: 6, heads_kv: 2, k: DType::F16, v: DType::F16 };
-const PLAIN: FlashAttn = FlashAttn { scale: 0.125, window: 0, softcap: 0.0 };
+const PLAIN: FlashAttn = FlashAttn { scale: 0.125, window: 0, softcap: 0.0, block: 0 };
 
 impl Shape {
     fn qkv(&self, m: &mut Make) -> Result<[TensorId; 3], outboard_core::GraphError> {
@@ -43,6 +43,7 @@ pub(super) fn cases(s: &mut Suite) {
     shapes(s);
     sights(s);
     layouts(s);
+    paged(s);
     for pos in [37, -1, i32::MIN, i32::MAX] {
         for window in [0, 4] {
             s.fails(format!("position {pos} of 37, window {window}"), |m| {
@@ -123,7 +124,7 @@ fn sights(s: &mut Suite) {
         s.add(format!("{name} softcap"), Check::PRODUCT, |m| {
             let qkv = shape.qkv(m)?;
             let pos = m.i32(&[tokens], Fill::Integers(0, kv as i32))?;
-            attention(m, FlashAttn { softcap: 0.5, scale: 1.0, window: 0 }, qkv, [None, Some(pos), None])
+            attention(m, FlashAttn { softcap: 0.5, scale: 1.0, ..PLAIN }, qkv, [None, Some(pos), None])
         });
         s.add(format!("{name} sharp"), Check::PRODUCT, |m| {
             let [q, k, v] = shape.qkv(m)?;
@@ -194,6 +195,55 @@ fn layouts(s: &mut Suite) {
             let v = m.padded(LeafKind::Input, dtype, [64, 19, 2, 1], Fill::Uniform(-1.0, 1.0))?;
             let mask = m.padded(LeafKind::Input, DType::F16, [19, 5, 1, 1], Fill::Mask(0.3))?;
             attention(m, PLAIN, [q, k, v], [Some(mask), None, None])
+        });
+    }
+}
+
+/// Blocks of a cache, in any order, that several sequences use.
+fn paged(s: &mut Suite) {
+    // The third sequence shares the first block of the first one. Blocks that nobody uses hold anything.
+    let table = || Fill::Ints(vec![4, 1, 5, 0, 2, 2, 4, 3, 3]);
+    let tokens: [(&str, Vec<i32>, Vec<i32>); 5] = [
+        ("one of each sequence", vec![2, 0, 1], vec![300, 127, 383]),
+        ("one", vec![0], vec![200]),
+        ("several of one", vec![1; 5], vec![126, 127, 128, 129, 130]),
+        ("some of each", vec![0, 0, 0, 2, 1, 1], vec![9, 10, 11, 383, 255, 256]),
+        ("none", vec![], vec![]),
+    ];
+    let types =
+        [(DType::F16, DType::F16), (DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::Q8_0, DType::Q8_0)];
+    for (k, v) in types {
+        for (name, seqs, pos) in &tokens {
+            for window in [0, 150] {
+                let shape = Shape { tokens: seqs.len(), kv: 6 * 128, k, v, ..USUAL };
+                s.add(format!("{} paged, {name}, window {window}", shape.name()), Check::PRODUCT, |m| {
+                    let [q, k, v] = shape.qkv(m)?;
+                    let (table, seqs) = (m.i32(&[3, 3], table())?, m.i32(&[seqs.len()], Fill::Ints(seqs.clone()))?);
+                    let pos = m.i32(&[pos.len()], Fill::Ints(pos.clone()))?;
+                    let op = FlashAttn { window, block: 128, ..PLAIN };
+                    m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)])
+                });
+            }
+        }
+    }
+    s.add("paged, blocks of 256, sinks and a soft cap".to_owned(), Check::PRODUCT, |m| {
+        let [q, k, v] = Shape { tokens: 4, kv: 4 * 256, ..USUAL }.qkv(m)?;
+        let (table, seqs) = (m.i32(&[2, 2], Fill::Ints(vec![3, 0, 1, 2]))?, m.i32(&[4], Fill::Ints(vec![0, 1, 1, 0]))?);
+        let (pos, sinks) =
+            (m.i32(&[4], Fill::Ints(vec![511, 3, 4, 256]))?, m.input(DType::F32, &[6], Fill::Uniform(-2.0, 4.0))?);
+        let op = FlashAttn { softcap: 0.5, block: 256, ..PLAIN };
+        m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), Some(sinks), Some(table), Some(seqs)])
+    });
+    for (pos, seq, block) in
+        [(256, 0, 1), (-1, 0, 1), (5, 2, 1), (5, -1, 1), (200, 1, 2), (200, 1, i32::MIN), (200, 1, i32::MAX)]
+    {
+        s.fails(format!("paged: position {pos}, sequence {seq}, block {block} of 2"), |m| {
+            let [q, k, v] = Shape { tokens: 1, kv: 256, ..USUAL }.qkv(m)?;
+            let (table, seqs) =
+                (m.i32(&[2, 2], Fill::Ints(vec![0, 1, 0, block]))?, m.i32(&[1], Fill::Ints(vec![seq]))?);
+            let pos = m.i32(&[1], Fill::Ints(vec![pos]))?;
+            let op = FlashAttn { block: 128, ..PLAIN };
+            m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)])
         });
     }
 }

@@ -161,12 +161,12 @@ pub(crate) fn need(isa: Isa, node: &Node) -> Need {
     match &node.op {
         Op::Argsort(_) | Op::TopK(_) => argsort::need(node),
         Op::Cast(_) | Op::Cont(_) | Op::Cpy(_) => copy::need(node),
-        Op::FlashAttn(_) => flash_attn::need(node),
+        Op::FlashAttn(op) => flash_attn::need(node, op),
         Op::MulMat(_) => mul_mat::need(isa, node),
         Op::MulMatId(_) => mul_mat_id::need(isa, node),
         Op::Penalty(op) => penalty::need(node, op),
         Op::Rope(op) => rope::need(node, op),
-        Op::Sample(op) => sample::need(node, op),
+        Op::Sample(_) => sample::need(node),
         Op::SoftMax(_) => soft_max::need(node),
         Op::AddId(_)
         | Op::Argmax(_)

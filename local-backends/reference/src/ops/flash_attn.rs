@@ -6,28 +6,17 @@ use outboard_core::op::FlashAttn;
 
 pub(in super::super) fn run(op: &FlashAttn, srcs: &Srcs, out: &T) -> Result<(), String> {
     let (q, k, v) = (srcs.get(0)?, srcs.get(1)?, srcs.get(2)?);
-    let (mask, pos, sinks) = (srcs.opt(3), srcs.opt(4), srcs.opt(5));
+    let (mask, sinks) = (srcs.opt(3), srcs.opt(5));
     let [_, n_tokens, n_head, _] = q.ne();
     let [_, n_kv, n_head_kv, _] = k.ne();
-    let positions = match pos {
-        Some(pos) => {
-            let all: Result<Vec<_>, _> =
-                (0..n_tokens).map(|i| checked(pos.int([i, 0, 0, 0]), n_kv, "position")).collect();
-            Some(all?)
-        }
-        None => None,
-    };
+    let all = (0..n_tokens).map(|i| keys(op, srcs, n_kv, i)).collect::<Result<Vec<_>, _>>()?;
     for h in 0..n_head {
         let h_kv = h / (n_head / n_head_kv);
-        for i in 0..n_tokens {
+        for (i, seen) in all.iter().enumerate() {
             let query = q.row([0, i, h, 0]);
-            let (first, end) = match &positions {
-                Some(p) if op.window > 0 => ((p[i] + 1).saturating_sub(op.window), p[i] + 1),
-                Some(p) => (0, p[i] + 1),
-                None => (0, n_kv),
-            };
-            let logits: Vec<f64> = (first..end)
-                .map(|j| {
+            let logits: Vec<f64> = seen
+                .iter()
+                .map(|&j| {
                     let dot: f64 = query.iter().zip(k.row([0, j, h_kv, 0])).map(|(a, b)| a * b).sum();
                     let mut logit = dot * f64::from(op.scale);
                     if op.softcap != 0.0 {
@@ -40,7 +29,7 @@ pub(in super::super) fn run(op: &FlashAttn, srcs: &Srcs, out: &T) -> Result<(), 
             let max = logits.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
             let mut sum = sink.map_or(0.0, |s| (s - max).exp());
             let mut result = vec![0.0; v.ne()[0]];
-            for (j, &logit) in (first..end).zip(&logits) {
+            for (&j, &logit) in seen.iter().zip(&logits) {
                 if logit == f64::NEG_INFINITY {
                     continue;
                 }
@@ -55,4 +44,18 @@ pub(in super::super) fn run(op: &FlashAttn, srcs: &Srcs, out: &T) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// The rows of the keys that query `i` sees, in the order of their positions.
+fn keys(op: &FlashAttn, srcs: &Srcs, n_kv: usize, i: usize) -> Result<Vec<usize>, String> {
+    let Some(pos) = srcs.opt(4) else { return Ok((0..n_kv).collect()) };
+    let positions = if op.block == 0 { n_kv } else { srcs.get(6)?.ne()[0] * op.block };
+    let end = checked(pos.int([i, 0, 0, 0]), positions, "position")? + 1;
+    let seen = if op.window > 0 { end.saturating_sub(op.window) } else { 0 }..end;
+    if op.block == 0 {
+        return Ok(seen.collect());
+    }
+    let table = srcs.get(6)?;
+    let seq = checked(srcs.get(7)?.int([i, 0, 0, 0]), table.ne()[1], "sequence")?;
+    seen.map(|j| paged_row(table, seq, j, op.block, n_kv)).collect()
 }

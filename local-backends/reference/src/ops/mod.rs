@@ -37,6 +37,11 @@ fn wrap(i: Index, ne: [usize; 4]) -> Index {
     std::array::from_fn(|d| i[d] % ne[d])
 }
 
+/// The row of position `j` of a sequence in a paged cache of `n_rows`.
+fn paged_row(table: &T, seq: usize, j: usize, block: usize, n_rows: usize) -> Result<usize, String> {
+    Ok(checked(table.int([j / block, seq, 0, 0]), n_rows / block, "block")? * block + j % block)
+}
+
 /// A row index that comes from data, checked.
 fn checked(index: i32, n: usize, what: &str) -> Result<usize, String> {
     usize::try_from(index).ok().filter(|&i| i < n).ok_or_else(|| format!("{what} {index} is outside 0..{n}"))

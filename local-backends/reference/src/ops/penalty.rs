@@ -1,20 +1,32 @@
 //! The reference of `op::penalty`, to the letter of its documentation.
 
 use super::*;
-use outboard_core::op::Penalty;
+use crate::Srcs;
+use outboard_core::op::{Penalties, Penalty};
 
-pub(in super::super) fn run(op: &Penalty, x: &T, history: &T, steps: &T, out: &T) -> Result<(), String> {
+pub(in super::super) fn run(op: &Penalty, srcs: &Srcs, out: &T) -> Result<(), String> {
+    let (x, history, steps, params) = (srcs.get(0)?, srcs.get(1)?, srcs.get(2)?, srcs.get(3)?);
     let ([n, ..], [count, ..]) = (x.ne(), history.ne());
     for row in x.rows() {
-        let step = checked(steps.int([row[1], 0, 0, 0]), count, "step")?;
+        let r = row[1];
+        let penalties = Penalties::read([0, 1, 2, 3].map(|i| params.get([i, r, 0, 0]) as f32));
+        let positions = if op.block == 0 { count } else { srcs.get(4)?.ne()[0] * op.block };
+        let step = checked(steps.int([r, 0, 0, 0]), positions, "step")?;
         let mut seen = vec![0u32; n];
-        for i in (step + 1).saturating_sub(op.last_n)..=step {
+        for j in (step + 1).saturating_sub(penalties.last_n)..=step {
+            let i = if op.block == 0 {
+                j
+            } else {
+                let seq = checked(srcs.get(5)?.int([r, 0, 0, 0]), srcs.get(4)?.ne()[1], "sequence")?;
+                paged_row(srcs.get(4)?, seq, j, op.block, count)?
+            };
             seen[checked(history.int([i, 0, 0, 0]), n, "token")?] += 1;
         }
-        let (repeat, frequency) = (f64::from(op.repeat), f64::from(op.frequency));
+        let (repeat, frequency) = (f64::from(penalties.repeat), f64::from(penalties.frequency));
         for (token, (&logit, &seen)) in x.row(row).iter().zip(&seen).enumerate() {
             let scaled = if logit > 0.0 { logit / repeat } else { logit * repeat };
-            let value = if seen == 0 { logit } else { scaled - f64::from(seen) * frequency - f64::from(op.presence) };
+            let value =
+                if seen == 0 { logit } else { scaled - f64::from(seen) * frequency - f64::from(penalties.presence) };
             out.set([token, row[1], row[2], row[3]], value);
         }
     }

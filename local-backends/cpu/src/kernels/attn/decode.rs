@@ -37,8 +37,9 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], s
     while next < all.end && !heads.aborted() {
         let keys = next..(next / TILE * TILE + TILE).min(all.end);
         next = keys.end;
+        let rows = heads.rows(&keys);
         // SAFETY: these keys are between the first and the last that are seen.
-        let (k, v) = unsafe { (as_floats(heads.k, &keys, k_tile), as_floats(heads.v, &keys, v_tile)) };
+        let (k, v) = unsafe { (as_floats(heads.k, &rows, k_tile), as_floats(heads.v, &rows, v_tile)) };
         // SAFETY: k has as many rows, q as many columns, and there is room for both.
         unsafe {
             let out = Out { data: scores.as_mut_ptr(), stride: TILE };

@@ -15,8 +15,10 @@ use super::Isa;
 use super::isa::per_isa;
 use super::mul_mat::{Rows, Scratch};
 use super::rows;
+pub use crate::paging::Table;
 use half::f16;
 use outboard_core::DType;
+use outboard_core::op::BLOCK_ROWS;
 use outboard_core::quant::dequantize_row;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +37,7 @@ use by_type;
 
 /// Keys of a tile.
 const TILE: usize = 128;
+const _: () = assert!(BLOCK_ROWS.is_multiple_of(TILE));
 /// Most queries that a tile is prepared for once.
 pub const QUERIES: usize = 512;
 /// Queries of a group, which are worked on together.
@@ -106,6 +109,8 @@ pub struct Heads<'a> {
     pub softcap: f32,
     /// Whose queries they are.
     pub phase: Phase,
+    /// Where keys and values lie; without it, at their positions. No tile lies in two blocks.
+    pub table: Option<&'a Table>,
     /// When it is set, results do not matter any more. It is looked at for every tile of keys.
     pub abort: &'a AtomicBool,
 }
@@ -114,6 +119,17 @@ impl Heads<'_> {
     /// Whether to end here.
     fn aborted(&self) -> bool {
         self.abort.load(Ordering::Relaxed)
+    }
+
+    /// The row of the key at a position.
+    fn row(&self, position: usize) -> usize {
+        self.table.map_or(position, |table| table.row(position))
+    }
+
+    /// The rows of the keys at positions of one tile.
+    fn rows(&self, positions: &Range<usize>) -> Range<usize> {
+        let start = self.row(positions.start);
+        start..start + positions.len()
     }
 }
 
@@ -307,8 +323,15 @@ mod tests {
             let (ka, va) = (aligned(&kb), aligned(&vb));
             let (k, v) = (float(&kb, d * n_kv), float(&vb, dv * n_kv));
             let rows = |a: &[u32], k| Rows { data: a.as_ptr().cast(), stride: dtype.row_bytes(k).unwrap(), dtype, k };
-            let heads =
-                Heads { k: rows(&ka, d), v: rows(&va, dv), scale: 0.3, softcap, phase: Phase::Decode, abort: &NEVER };
+            let heads = Heads {
+                k: rows(&ka, d),
+                v: rows(&va, dv),
+                scale: 0.3,
+                softcap,
+                phase: Phase::Decode,
+                table: None,
+                abort: &NEVER,
+            };
             let q = noise(d * n, 3);
             let mask: Vec<f32> = noise(n_kv, 4);
             let mask16: Vec<f16> = mask.iter().map(|&v| f16::from_f32(v)).collect();
@@ -373,7 +396,8 @@ mod tests {
         let cases: [(usize, Keys<'_>); 4] = [(49, &causal), (600, &window), (200, &hole), (97, &gap)];
         for (isa, phase) in isas_and_phases() {
             for (case, (n, keys)) in cases.iter().enumerate() {
-                let heads = Heads { k: rows(&k), v: rows(&v), scale: 0.5, softcap: 0.0, phase, abort: &NEVER };
+                let heads =
+                    Heads { k: rows(&k), v: rows(&v), scale: 0.5, softcap: 0.0, phase, table: None, abort: &NEVER };
                 let q = noise(d * n, 3);
                 let run = |size: usize| {
                     let mut out = vec![f32::NAN; d * n];
@@ -410,7 +434,7 @@ mod tests {
         let rows = Rows { data: kv.as_ptr().cast(), stride: 4 * d, dtype: DType::F32, k: d };
         let nothing = vec![f32::NEG_INFINITY; n_kv];
         for (isa, phase) in isas_and_phases() {
-            let heads = Heads { k: rows, v: rows, scale: 0.5, softcap: 0.0, phase, abort: &NEVER };
+            let heads = Heads { k: rows, v: rows, scale: 0.5, softcap: 0.0, phase, table: None, abort: &NEVER };
             let mut q = noise(d * n, 3);
             q[d..2 * d].fill(f32::NAN);
             let run = |which: Range<usize>| {
@@ -445,7 +469,7 @@ mod tests {
         let rows = |a: &[f32]| Rows { data: a.as_ptr().cast(), stride: 4 * d, dtype: DType::F32, k: d };
         let mean = |c: usize| (0..n_kv).map(|j| f64::from(v[j * d + c])).sum::<f64>() / n_kv as f64;
         for (isa, phase) in isas_and_phases() {
-            let heads = Heads { k: rows(&k), v: rows(&v), scale: 1.0, softcap: 0.0, phase, abort: &NEVER };
+            let heads = Heads { k: rows(&k), v: rows(&v), scale: 1.0, softcap: 0.0, phase, table: None, abort: &NEVER };
             let (q, mut out) = (vec![1.0f32; d], vec![0.0f32; d]);
             let query = Query { q: q.as_ptr(), out: out.as_mut_ptr(), keys: 0..n_kv, mask: None, sink: Some(0.0) };
             // SAFETY: everything is as large as said above.

@@ -122,11 +122,12 @@ impl<'m> TileMemory<'m> {
     /// # Safety
     /// They are valid.
     unsafe fn load(&mut self, isa: Isa, heads: &Heads<'_>, keys: Range<usize>) -> Tile<'_> {
+        let rows = heads.rows(&keys);
         // SAFETY: the caller's rows, and room for them.
         unsafe {
-            let k = as_floats(heads.k, &keys, self.dequantized);
+            let k = as_floats(heads.k, &rows, self.dequantized);
             by_type!(k.dtype, widen(isa, k, keys.len(), self.k.as_mut_ptr(), STRIP, k.k));
-            let v = as_floats(heads.v, &keys, self.dequantized);
+            let v = as_floats(heads.v, &rows, self.dequantized);
             by_type!(v.dtype, widen(isa, v, keys.len(), self.v.as_mut_ptr(), TILE * STRIP, STRIP));
         }
         Tile { keys, k: self.k, v: self.v }
@@ -182,7 +183,7 @@ pub(super) unsafe fn attention(isa: Isa, heads: &Heads<'_>, queries: &[Query], s
         let tile = unsafe { tiles.load(isa, heads, keys) };
         let mut ahead = [heads.k, heads.v].map(|r| {
             let rows = (all.end - next).min(TILE);
-            Ahead::new(r.behind(next).data, r.stride, rows, r.bytes(), steps)
+            Ahead::new(r.behind(heads.row(next)).data, r.stride, rows, r.bytes(), steps)
         });
         for group in groups.iter_mut().flatten() {
             // SAFETY: the caller's masks.
