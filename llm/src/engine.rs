@@ -1,6 +1,6 @@
 //! A model on its devices: placement, upload, the cache, running tokens through it.
 
-use crate::allocate::{Bound, Item, Mapped, allocate, kept};
+use crate::allocate::{Bound, Item, Mapped, allocate, import, kept};
 use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs, Place, Sampling};
 use crate::batches::{Route, micro_batches};
 use crate::decode::Ahead;
@@ -263,8 +263,8 @@ impl Placed {
         };
         let copies = has_room_for_copies(scheduler.devices(), &free, &loads);
         let in_place = |(device, copies): (&Arc<dyn Device>, bool)| match options.mmap {
-            Mmap::Always => device.import(model.gguf().file()),
-            Mmap::Auto if !copies => device.import(model.gguf().file()),
+            Mmap::Always => import(device.as_ref(), model.gguf().files()),
+            Mmap::Auto if !copies => import(device.as_ref(), model.gguf().files()),
             Mmap::Auto | Mmap::Never => Ok(None),
         };
         let each = scheduler.devices().iter().zip(copies);

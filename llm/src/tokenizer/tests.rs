@@ -23,7 +23,7 @@ fn tiny_bpe_file() -> Vec<u8> {
     w.i32s("tokenizer.ggml.token_type", &types);
     w.texts("tokenizer.ggml.merges", &["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "no such", "x"]);
     w.u32("tokenizer.ggml.bos_token_id", 261).bool("tokenizer.ggml.add_bos_token", true);
-    w.finish()
+    w.finish().unwrap()
 }
 
 fn tiny_bpe() -> Tokenizer {
@@ -48,7 +48,7 @@ fn tiny_spm_file(prefix: bool) -> Vec<u8> {
         .texts("tokenizer.ggml.tokens", &tokens)
         .f32s("tokenizer.ggml.scores", &scores);
     w.i32s("tokenizer.ggml.token_type", &types).bool("tokenizer.ggml.add_space_prefix", prefix);
-    w.finish()
+    w.finish().unwrap()
 }
 
 fn tiny_spm(prefix: bool) -> Tokenizer {
@@ -117,7 +117,7 @@ fn what_is_missing_is_named() {
     let error = |f: &dyn Fn(&mut GgufWriter)| {
         let mut w = GgufWriter::new();
         f(&mut w);
-        Tokenizer::from_gguf(&Gguf::parse(w.finish().into()).unwrap()).unwrap_err().to_string()
+        Tokenizer::from_gguf(&Gguf::parse(w.finish().unwrap().into()).unwrap()).unwrap_err().to_string()
     };
     assert!(error(&|_| ()).contains("no tokenizer"));
     assert!(
