@@ -21,8 +21,7 @@ pub(crate) struct Outboard {
 impl Outboard {
     pub(crate) fn load(setup: &Setup) -> Result<Outboard> {
         let name = setup.model.display().to_string();
-        let file = open_mapped(&setup.model).with_context(|| format!("cannot open {name}"))?;
-        let gguf = Gguf::parse(file).with_context(|| name.clone())?;
+        let gguf = Gguf::open(&setup.model, open_mapped)?;
         let model = Arc::new(Model::new(gguf).with_context(|| name)?);
         let options = CpuOptions::with_threads(setup.threads.into());
         let device = cpu_device(&Host::new(), "CPU0", options, &MemoryBudget::new(None));

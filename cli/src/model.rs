@@ -15,13 +15,14 @@ use outboard_system::open_mapped;
 use regex::Regex;
 use serde::Serialize;
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 /// Context when nothing is said: enough for a chat, and small beside the weights.
 const DEFAULT_CTX: usize = 4096;
 
-/// A model file that has been read and checked.
+/// A model whose file, or files, have been read and checked.
 pub(crate) struct Loaded {
     pub(crate) path: PathBuf,
     pub(crate) model: Arc<Model>,
@@ -29,50 +30,52 @@ pub(crate) struct Loaded {
     digests: Option<Remembered>,
 }
 
-/// Where digests of a model's tensors are remembered, so that servers can be asked for them without reading the file: `digests`
-/// in the cache directory.
+/// Where digests of a model's tensors are remembered, so that servers can be asked for them without reading the files: `digests`
+/// in the cache directory, in a side file for each of the model's files.
 struct Remembered {
     dir: PathBuf,
-    key: FileKey,
+    keys: Vec<FileKey>,
 }
 
 impl Remembered {
-    /// Nothing is remembered of a file or for a user that have no place for it.
-    fn open(path: &Path) -> Option<Remembered> {
-        Some(Remembered { dir: fetch::cache_dir().ok()?.join("digests"), key: FileKey::of(path).ok()? })
+    /// Nothing is remembered of files or for a user that have no place for it.
+    fn open(paths: &[PathBuf]) -> Option<Remembered> {
+        let keys = paths.iter().map(|path| FileKey::of(path)).collect::<io::Result<_>>().ok()?;
+        Some(Remembered { dir: fetch::cache_dir().ok()?.join("digests"), keys })
     }
 
-    fn load(&self) -> Digests {
-        Digests::load(&self.dir, &self.key)
+    fn load(&self) -> Vec<Digests> {
+        self.keys.iter().map(|key| Digests::load(&self.dir, key)).collect()
     }
 
     /// Takes note of what a load had to compute. One that failed may have failed because of a wrong digest.
-    fn update(&self, model: &Model, known_before: usize, ok: bool) {
-        if !ok {
-            Digests::forget(&self.dir, &self.key);
-        } else if model.digests().known().len() > known_before {
-            // Not remembered, they are computed again.
-            let _ = model.digests().save(&self.dir, &self.key);
+    fn update(&self, model: &Model, known_before: &[usize], ok: bool) {
+        for ((key, digests), before) in self.keys.iter().zip(model.digests()).zip(known_before) {
+            if !ok {
+                Digests::forget(&self.dir, key);
+            } else if digests.known().len() > *before {
+                // Not remembered, they are computed again.
+                let _ = digests.save(&self.dir, key);
+            }
         }
     }
 }
 
-/// Reads and checks the file of `-m`.
+/// Reads and checks the file of `-m`, and those beside it that are of the same model.
 pub(crate) fn open(arg: &str) -> Result<Loaded> {
     let path = fetch::resolve_model(arg)?;
     let gguf = open_gguf(&path)?;
     let name = path.display().to_string();
     let tokenizer = Tokenizer::from_gguf(&gguf).with_context(|| name.clone())?;
-    let digests = Remembered::open(&path);
+    let digests = Remembered::open(gguf.paths());
     let known = digests.as_ref().map(Remembered::load).unwrap_or_default();
     let model = Arc::new(Model::new(gguf).with_context(|| name)?.with_digests(known));
     Ok(Loaded { path, model, tokenizer, digests })
 }
 
-/// Maps and parses a GGUF file.
+/// Maps and parses a GGUF file, and those beside it that are of the same model.
 pub(crate) fn open_gguf(path: &Path) -> Result<Gguf> {
-    let file = open_mapped(path).with_context(|| format!("cannot open {}", path.display()))?;
-    Gguf::parse(file).with_context(|| path.display().to_string())
+    Ok(Gguf::open(path, open_mapped)?)
 }
 
 /// How a model is put on devices. What was left to the defaults is decided here.
@@ -154,13 +157,13 @@ pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Re
     let progress = |done: u64, total: u64| {
         bar.get_or_init(|| print::bytes_bar(total, "loading")).set_position(done);
     };
-    let known = loaded.model.digests().known().len();
+    let known: Vec<usize> = loaded.model.digests().iter().map(|file| file.known().len()).collect();
     let engine = Engine::load(loaded.model.clone(), set.devices, options, &progress);
     if let Some(bar) = bar.get() {
         bar.finish_and_clear();
     }
     if let Some(digests) = loaded.digests.as_ref().filter(|_| !options.blank) {
-        digests.update(&loaded.model, known, engine.is_ok());
+        digests.update(&loaded.model, &known, engine.is_ok());
     }
     Ok(engine?)
 }
@@ -240,6 +243,11 @@ pub(crate) fn device_reports(engine: &Engine) -> Vec<DeviceReport> {
 /// A line about a model.
 pub(crate) fn describe(loaded: &Loaded) -> String {
     let h = loaded.model.hparams();
-    let size = Bytes(loaded.model.gguf().file().len() as u64);
-    format!("{} ({}, {} layers, {size}) from {}", loaded.model.name(), h.arch, h.n_layer, loaded.path.display())
+    let gguf = loaded.model.gguf();
+    let (size, path) = (Bytes(gguf.file_bytes()), loaded.path.display());
+    let more = match gguf.files().len() {
+        0 | 1 => String::new(),
+        n => format!(" and {} more files", n - 1),
+    };
+    format!("{} ({}, {} layers, {size}) from {path}{more}", loaded.model.name(), h.arch, h.n_layer)
 }

@@ -124,10 +124,14 @@ fn ggufs() -> Vec<(String, Vec<u8>)> {
     ] {
         tensor(&mut w, &format!("blk.0.{name}.weight"), shape);
     }
-    let model = w.finish();
+    let model = w.finish().expect("a file");
     let mut small = GgufWriter::new();
     small.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "qwen2");
     small.texts("tokenizer.ggml.tokens", &["a", "b", "ab", "<|im_end|>"]).texts("tokenizer.ggml.merges", &["a b"]);
     small.i32s("tokenizer.ggml.token_type", &[1, 1, 1, 3]).u32("tokenizer.ggml.eos_token_id", 3);
-    vec![("model".into(), model), ("tokenizer".into(), small.finish())]
+    let mut first = GgufWriter::new();
+    first.value("split.no", 0u16).value("split.count", 2u16).value("split.tensors.count", 1i32);
+    tensor(&mut first, "a", &[8]);
+    let first = first.finish().expect("a file");
+    vec![("first-of-two".into(), first), ("model".into(), model), ("tokenizer".into(), small.finish().expect("a file"))]
 }

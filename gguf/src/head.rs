@@ -3,7 +3,8 @@
 //! Whoever reads a mapped file is ended by the system (SIGBUS) when the file is cut. A program that goes on for years reads the
 //! head with ordinary reads instead: a file that is cut is then an error like any other.
 
-use crate::{Gguf, GgufError, TensorInfo};
+use crate::file::ParsedFile;
+use crate::{GgufError, TensorInfo};
 use bytes::Bytes;
 use std::io::Read;
 
@@ -27,8 +28,8 @@ pub fn read_tensors(mut file: impl Read, len: u64) -> Result<Vec<TensorInfo>, Gg
             file_len = head.len();
         }
         let part = Bytes::from(head);
-        match Gguf::parse_head(part.clone(), file_len) {
-            Ok(gguf) => return Ok(gguf.tensors),
+        match ParsedFile::parse_head(part.clone(), file_len) {
+            Ok(file) => return Ok(file.tensors),
             Err(GgufError::Truncated { len, .. }) if len == part.len() && len < file_len => {
                 if len >= MAX_HEAD {
                     return Err(GgufError::Invalid(format!("its head has more than {MAX_HEAD} bytes")));
@@ -45,7 +46,7 @@ pub fn read_tensors(mut file: impl Read, len: u64) -> Result<Vec<TensorInfo>, Gg
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::GgufWriter;
+    use crate::{Gguf, GgufWriter};
     use outboard_core::DType;
 
     const DATA: usize = 4000;
@@ -55,7 +56,7 @@ mod tests {
         let mut writer = GgufWriter::new();
         writer.text("text", &"x".repeat(text));
         writer.tensor("a", DType::F32, &[DATA / 4], &[7; DATA]).unwrap();
-        writer.finish()
+        writer.finish().unwrap()
     }
 
     /// Counts the bytes that are read.

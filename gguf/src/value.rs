@@ -1,33 +1,39 @@
 //! Metadata values.
 
-use super::reader::Reader;
-use super::{GgufError, MAX_TEXT};
-use bytes::Bytes;
+use crate::array::{Array, put_text};
+use crate::reader::Reader;
+use crate::{GgufError, MAX_TEXT, shown};
 
-/// A metadata value. Arrays stay as bytes in the file and are decoded when they are asked for: a vocabulary has 150,000
-/// texts, which most callers never look at.
+/// A metadata value with the type that it has in the file. Arrays stay as bytes in the file and are decoded when they are asked for: a
+/// vocabulary has 150,000 texts, which most callers never look at. Floats are equal if their bits are.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// Any unsigned integer.
-    Unsigned(u64),
-    /// Any signed integer.
-    Signed(i64),
-    /// 32- or 64-bit float.
-    Float(f64),
+    /// 8-bit unsigned integer.
+    U8(u8),
+    /// 8-bit signed integer.
+    I8(i8),
+    /// 16-bit unsigned integer.
+    U16(u16),
+    /// 16-bit signed integer.
+    I16(i16),
+    /// 32-bit unsigned integer.
+    U32(u32),
+    /// 32-bit signed integer.
+    I32(i32),
+    /// 32-bit float.
+    F32(f32),
     /// A truth value.
     Bool(bool),
     /// A text that is UTF-8.
     Text(String),
     /// Elements of one type.
     Array(Array),
-}
-
-/// An array in the file.
-#[derive(Clone, Debug)]
-pub struct Array {
-    kind: u32,
-    len: usize,
-    bytes: Bytes,
+    /// 64-bit unsigned integer.
+    U64(u64),
+    /// 64-bit signed integer.
+    I64(i64),
+    /// 64-bit float.
+    F64(f64),
 }
 
 const U8: u32 = 0;
@@ -37,15 +43,15 @@ const I16: u32 = 3;
 const U32: u32 = 4;
 const I32: u32 = 5;
 const F32: u32 = 6;
-const BOOL: u32 = 7;
-const TEXT: u32 = 8;
+pub(crate) const BOOL: u32 = 7;
+pub(crate) const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
 const U64: u32 = 10;
 const I64: u32 = 11;
 const F64: u32 = 12;
 
 /// Bytes of a value of a fixed size.
-fn fixed_size(kind: u32) -> Option<usize> {
+pub(crate) fn fixed_size(kind: u32) -> Option<usize> {
     match kind {
         U8 | I8 | BOOL => Some(1),
         U16 | I16 => Some(2),
@@ -55,9 +61,66 @@ fn fixed_size(kind: u32) -> Option<usize> {
     }
 }
 
+/// Values and arrays of a type of numbers.
+macro_rules! numbers {
+    ($($variant:ident $number:ty = $kind:ident),*) => {$(
+        impl From<$number> for Value {
+            fn from(value: $number) -> Value {
+                Value::$variant(value)
+            }
+        }
+
+        impl From<&[$number]> for Array {
+            fn from(values: &[$number]) -> Array {
+                let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                Array { kind: $kind, len: values.len(), bytes }
+            }
+        }
+    )*};
+}
+
+numbers!(U8 u8 = U8, I8 i8 = I8, U16 u16 = U16, I16 i16 = I16, U32 u32 = U32, I32 i32 = I32, F32 f32 = F32);
+numbers!(U64 u64 = U64, I64 i64 = I64, F64 f64 = F64);
+
+impl From<bool> for Value {
+    fn from(value: bool) -> Value {
+        Value::Bool(value)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(value: &str) -> Value {
+        Value::Text(value.to_owned())
+    }
+}
+
+impl From<String> for Value {
+    fn from(value: String) -> Value {
+        Value::Text(value)
+    }
+}
+
+impl From<Array> for Value {
+    fn from(value: Array) -> Value {
+        Value::Array(value)
+    }
+}
+
+impl PartialEq for Value {
+    fn eq(&self, other: &Value) -> bool {
+        match (self, other) {
+            (Value::Array(a), Value::Array(b)) => a == b,
+            (Value::Text(a), Value::Text(b)) => a == b,
+            (a, b) => a.encode() == b.encode(),
+        }
+    }
+}
+
+impl Eq for Value {}
+
 impl Value {
-    pub(super) fn read(reader: &mut Reader, key: &str) -> Result<Value, GgufError> {
-        let key = &*super::shown(key);
+    pub(crate) fn read(reader: &mut Reader, key: &str) -> Result<Value, GgufError> {
+        let key = &*shown(key);
         let kind = reader.u32(key)?;
         if kind != ARRAY {
             return Value::scalar(reader, kind, key);
@@ -104,23 +167,62 @@ impl Value {
         Ok(decode(kind, raw))
     }
 
+    /// Its type and itself, as in a file.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let with = |kind: u32, bytes: &[u8]| [&kind.to_le_bytes()[..], bytes].concat();
+        match self {
+            Value::U8(v) => with(U8, &v.to_le_bytes()),
+            Value::I8(v) => with(I8, &v.to_le_bytes()),
+            Value::U16(v) => with(U16, &v.to_le_bytes()),
+            Value::I16(v) => with(I16, &v.to_le_bytes()),
+            Value::U32(v) => with(U32, &v.to_le_bytes()),
+            Value::I32(v) => with(I32, &v.to_le_bytes()),
+            Value::F32(v) => with(F32, &v.to_le_bytes()),
+            Value::Bool(v) => with(BOOL, &[u8::from(*v)]),
+            Value::Text(v) => {
+                let mut out = TEXT.to_le_bytes().to_vec();
+                put_text(&mut out, v.as_bytes());
+                out
+            }
+            Value::Array(v) => {
+                let len = (v.len as u64).to_le_bytes();
+                [&ARRAY.to_le_bytes()[..], &v.kind.to_le_bytes(), &len, &v.bytes].concat()
+            }
+            Value::U64(v) => with(U64, &v.to_le_bytes()),
+            Value::I64(v) => with(I64, &v.to_le_bytes()),
+            Value::F64(v) => with(F64, &v.to_le_bytes()),
+        }
+    }
+
     /// As a whole number that is not negative.
     pub fn as_u64(&self) -> Option<u64> {
         match *self {
-            Value::Unsigned(v) => Some(v),
-            Value::Signed(v) => u64::try_from(v).ok(),
             Value::Bool(v) => Some(u64::from(v)),
-            _ => None,
+            _ => u64::try_from(self.integer()?).ok(),
         }
     }
 
     /// As a number.
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
-            Value::Float(v) => Some(v),
-            Value::Unsigned(v) => Some(v as f64),
-            Value::Signed(v) => Some(v as f64),
-            _ => None,
+            Value::F32(v) => Some(f64::from(v)),
+            Value::F64(v) => Some(v),
+            _ => self.integer().map(|v| v as f64),
+        }
+    }
+
+    /// An integer of any width.
+    fn integer(&self) -> Option<i128> {
+        match *self {
+            Value::U8(v) => Some(v.into()),
+            Value::I8(v) => Some(v.into()),
+            Value::U16(v) => Some(v.into()),
+            Value::I16(v) => Some(v.into()),
+            Value::U32(v) => Some(v.into()),
+            Value::I32(v) => Some(v.into()),
+            Value::U64(v) => Some(v.into()),
+            Value::I64(v) => Some(v.into()),
+            Value::F32(_) | Value::Bool(_) | Value::Text(_) | Value::Array(_) | Value::F64(_) => None,
         }
     }
 
@@ -150,99 +252,19 @@ impl Value {
 }
 
 /// Decodes a value of a fixed size from its bytes, padded with zeros.
-fn decode(kind: u32, raw: [u8; 8]) -> Value {
+pub(crate) fn decode(kind: u32, raw: [u8; 8]) -> Value {
     let [a, b, c, d, ..] = raw;
     match kind {
-        U8 | U16 | U32 | U64 => Value::Unsigned(u64::from_le_bytes(raw)),
-        I8 => Value::Signed(i64::from(a as i8)),
-        I16 => Value::Signed(i64::from(i16::from_le_bytes([a, b]))),
-        I32 => Value::Signed(i64::from(i32::from_le_bytes([a, b, c, d]))),
-        I64 => Value::Signed(i64::from_le_bytes(raw)),
-        F32 => Value::Float(f64::from(f32::from_le_bytes([a, b, c, d]))),
-        F64 => Value::Float(f64::from_le_bytes(raw)),
+        U8 => Value::U8(a),
+        I8 => Value::I8(i8::from_le_bytes([a])),
+        U16 => Value::U16(u16::from_le_bytes([a, b])),
+        I16 => Value::I16(i16::from_le_bytes([a, b])),
+        U32 => Value::U32(u32::from_le_bytes([a, b, c, d])),
+        I32 => Value::I32(i32::from_le_bytes([a, b, c, d])),
+        F32 => Value::F32(f32::from_le_bytes([a, b, c, d])),
+        U64 => Value::U64(u64::from_le_bytes(raw)),
+        I64 => Value::I64(i64::from_le_bytes(raw)),
+        F64 => Value::F64(f64::from_le_bytes(raw)),
         _ => Value::Bool(a != 0),
-    }
-}
-
-impl Array {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The elements of an array of numbers or truth values; `None` for texts.
-    pub fn values(&self) -> Option<impl Iterator<Item = Value> + '_> {
-        let size = fixed_size(self.kind)?;
-        Some(self.bytes.chunks_exact(size).map(move |chunk| {
-            let mut raw = [0u8; 8];
-            raw[..size].copy_from_slice(chunk);
-            decode(self.kind, raw)
-        }))
-    }
-
-    /// The texts of an array of texts as bytes; `None` for others.
-    pub fn texts(&self) -> Option<impl Iterator<Item = &[u8]> + '_> {
-        if self.kind != TEXT {
-            return None;
-        }
-        let mut rest: &[u8] = &self.bytes;
-        Some(std::iter::from_fn(move || {
-            let (len, tail) = rest.split_first_chunk::<8>()?;
-            let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
-            let (text, tail) = tail.split_at_checked(len)?;
-            rest = tail;
-            Some(text)
-        }))
-    }
-
-    /// The texts of an array of texts, with an index; `None` for others.
-    pub fn indexed_texts(&self) -> Option<Texts> {
-        let mut at = 0;
-        let mut ranges = Vec::with_capacity(self.len);
-        for text in self.texts()? {
-            at += 8;
-            ranges.push(at..at + text.len());
-            at += text.len();
-        }
-        Some(Texts { bytes: self.bytes.clone(), ranges })
-    }
-}
-
-/// An array of texts that stays in the file, with an index.
-#[derive(Clone, Debug, Default)]
-pub struct Texts {
-    bytes: Bytes,
-    ranges: Vec<std::ops::Range<usize>>,
-}
-
-impl Texts {
-    /// Number of texts.
-    pub fn len(&self) -> usize {
-        self.ranges.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.ranges.is_empty()
-    }
-
-    /// The text at `i`.
-    pub fn get(&self, i: usize) -> Option<&[u8]> {
-        self.bytes.get(self.ranges.get(i)?.clone())
-    }
-
-    /// The text at `i` as a slice of its own.
-    pub fn slice(&self, i: usize) -> Option<Bytes> {
-        Some(self.bytes.slice_ref(self.get(i)?))
-    }
-
-    /// All texts in order.
-    pub fn iter(&self) -> impl Iterator<Item = &[u8]> + '_ {
-        (0..self.len()).filter_map(|i| self.get(i))
     }
 }

@@ -71,7 +71,7 @@ fn calls_that_are_reset_leave_nothing_behind() {
 fn model(path: &Path) -> u64 {
     let mut writer = outboard_gguf::GgufWriter::new();
     writer.texts("texts", &vec!["x"; 1 << 19]);
-    let file = writer.finish();
+    let file = writer.finish().unwrap();
     fs::write(path, &file).unwrap();
     file.len() as u64
 }

@@ -1,9 +1,11 @@
 //! Weights that servers have already are not sent to them: real processes, a real model.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use outboard_gguf::{Gguf, GgufWriter};
 use outboard_integration::{Client, RunReport, Server, model};
-use std::path::Path;
-use std::time::Duration;
+use outboard_system::open_mapped;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// A run of a model takes seconds; an unoptimised build on a busy machine may take long.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -59,6 +61,49 @@ fn the_second_run_sends_next_to_nothing() {
         assert!(split.net.sent_bytes < 2 * WARM, "{name}: {:?}", split.net);
         assert_eq!(split.tokens, cold.tokens);
     }
+}
+
+/// Writes a model into three files as gguf-split does, an hour ago.
+fn split(model: &Path, dir: &Path) -> Vec<PathBuf> {
+    let gguf = Gguf::open(model, open_mapped).unwrap();
+    let (all, hour_ago) = (gguf.tensors().len(), SystemTime::now() - Duration::from_secs(3600));
+    let files = gguf.tensors().chunks(all.div_ceil(3)).enumerate().map(|(no, tensors)| {
+        let mut w = GgufWriter::new();
+        for (key, value) in gguf.metadata().filter(|_| no == 0) {
+            w.value(key, value.clone());
+        }
+        w.value("split.no", no as u16).value("split.count", 3u16).value("split.tensors.count", all as i32);
+        for t in tensors {
+            w.tensor_from(&t.name, t.layout.dtype(), &t.layout.ne(), std::io::Cursor::new(gguf.data(t))).unwrap();
+        }
+        let path = dir.join(format!("model-{:05}-of-00003.gguf", no + 1));
+        let file = std::fs::File::create(&path).unwrap();
+        w.write(&file).unwrap();
+        file.set_modified(hour_ago).unwrap();
+        path
+    });
+    files.collect()
+}
+
+#[test]
+fn a_model_in_several_files_is_the_same_model() {
+    let Some(path) = model("smollm2") else { return };
+    let (dir, cache, user) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let three = split(&path, dir.path());
+    let server = Server::start(&["-d", "cpu:1", "-c", cache.path().to_str().unwrap()]);
+    let cold = run(&three[0], &[&server], user.path());
+    assert!(cold.net.sent_bytes > path.metadata().unwrap().len() / 10 * 9, "{:?}", cold.net);
+    // A side file for each of them.
+    assert_eq!(files(&user.path().join("digests")).len(), 3);
+    for same in [&three[1], &three[2], &path] {
+        let warm = run(same, &[&server], user.path());
+        assert!(warm.net.sent_bytes < WARM, "{}: {:?}", same.display(), warm.net);
+        assert_eq!(warm.tokens, cold.tokens);
+    }
+    std::fs::remove_file(&three[1]).unwrap();
+    let failed = Client::run(&["run", "-m", three[0].to_str().unwrap(), "-p", "x"], LIMIT);
+    let error = failed.error();
+    assert!(error.contains("model-00002-of-00003.gguf: there is no such file, but the model is in 3 files"), "{error}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::arch::net;
 use crate::error::{Error, Result};
+use crate::gguf::FileRange;
 use crate::model::Model;
 use crate::upload::{Upload, Uploads};
 use bytes::Bytes;
@@ -25,8 +26,14 @@ pub(crate) struct Item {
     pub(crate) size: u64,
 }
 
-/// The model's file as memory of a device, if it uses it in place.
-pub(crate) type Mapped = Option<Arc<dyn Buffer>>;
+/// The model's files as memory of a device, if it uses all of them in place.
+pub(crate) type Mapped = Option<Vec<Arc<dyn Buffer>>>;
+
+/// A model's mapped files as memory of a device. One that cannot use every file in place uses none, and gets copies of all weights: what
+/// it needs is then either nothing or all of them.
+pub(crate) fn import(device: &dyn Device, files: &[Bytes]) -> outboard_core::Result<Mapped> {
+    files.iter().map(|file| device.import(file)).collect()
+}
 
 /// Memory for every leaf: for each device and kind as many buffers as its largest allocation asks for, mapped weights where the device can
 /// use them in place.
@@ -40,7 +47,7 @@ pub(crate) fn allocate(
     let devices: Vec<_> = devices.iter().zip(mapped).enumerate().collect();
     let on_each = try_at_once(&devices, |&(d, (device, mapped))| {
         let items = items.iter().filter(|i| i.device == d);
-        allocate_on(model, device, items, mapped.as_ref(), kept_weights)
+        allocate_on(model, device, items, mapped.as_deref().unwrap_or_default(), kept_weights)
     })?;
     let (mut bound, mut uploads) = (HashMap::new(), Vec::new());
     for (leaves, parts) in on_each {
@@ -55,13 +62,13 @@ fn allocate_on<'i>(
     model: &Model,
     device: &Arc<dyn Device>,
     items: impl Iterator<Item = &'i Item>,
-    mapped: Option<&Arc<dyn Buffer>>,
+    mapped: &[Arc<dyn Buffer>],
     kept_weights: &Bound,
 ) -> Result<(Bound, Upload)> {
     let mut bound = HashMap::new();
     let (align, most) = (device.info().alignment as u64, device.info().max_alloc);
     let (mut weights, mut state) = (Packing::new(align, most), Packing::new(align, most));
-    let mut uploads: Vec<(Range, Bytes)> = Vec::new();
+    let mut uploads: Vec<(Range, FileRange)> = Vec::new();
     let mut leaves: Vec<(&Item, Range)> = Vec::new();
     // Leaves of one tensor on one device (embedding and output of a tied model) share its memory.
     let mut placed: HashMap<&str, Range> = HashMap::new();
@@ -76,13 +83,13 @@ fn allocate_on<'i>(
         }
         let name = net::file_name(&item.leaf);
         let info = model.gguf().tensor(name).ok_or_else(|| Error::Model(format!("tensor {name} is missing")))?;
-        if let Some(buffer) = mapped.filter(|_| info.offset as u64 % align == 0) {
+        if let Some(buffer) = mapped.get(info.file).filter(|_| info.offset as u64 % align == 0) {
             bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), info.offset as u64, item.size)?);
             continue;
         }
         let range = *placed.entry(name).or_insert_with(|| {
             let range = weights.add(item.size);
-            uploads.push((range, model.gguf().data(info)));
+            uploads.push((range, info.range()));
             range
         });
         leaves.push((item, range));
@@ -98,7 +105,7 @@ fn allocate_on<'i>(
     for (item, range) in leaves {
         bound.insert(item.leaf.clone(), slice(item.kind, range)?);
     }
-    let upload = |(range, data): (Range, Bytes)| Ok((slice(LeafKind::Weight, range)?, data));
+    let upload = |(range, tensor): (Range, FileRange)| Ok((slice(LeafKind::Weight, range)?, tensor));
     Ok((bound, uploads.into_iter().map(upload).collect::<Result<_>>()?))
 }
 

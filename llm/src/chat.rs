@@ -207,7 +207,7 @@ mod tests {
         if !source.is_empty() {
             w.text("tokenizer.chat_template", source);
         }
-        let gguf = Gguf::parse(w.finish().into()).unwrap();
+        let gguf = Gguf::parse(w.finish().unwrap().into()).unwrap();
         ChatTemplate::from_gguf(&gguf, &Tokenizer::from_gguf(&gguf).unwrap())
     }
 

@@ -261,7 +261,7 @@ mod tests {
     fn an_array_counts_as_a_number_if_it_has_one_value() {
         let mut w = GgufWriter::new();
         w.i32s("per_layer", &[4, 4]).i32s("mixed", &[4, 5]).i32s("none", &[]).f32("eps", 1e-5);
-        let g = Gguf::parse(w.finish().into()).unwrap();
+        let g = Gguf::parse(w.finish().unwrap().into()).unwrap();
         assert_eq!((g.int("per_layer"), g.int("mixed"), g.int("none"), g.int("missing")), (Some(4), None, None, None));
         assert_eq!(g.float("eps"), Some(1e-5));
         assert_eq!(g.ints("mixed", 2).unwrap(), Some(vec![4, 5]));
@@ -274,7 +274,7 @@ mod tests {
         let read = |key: &str, value: u32| {
             let mut w = GgufWriter::new();
             w.u32(key, value);
-            Hparams::read(&Gguf::parse(w.finish().into()).unwrap(), "qwen3").unwrap_err().to_string()
+            Hparams::read(&Gguf::parse(w.finish().unwrap().into()).unwrap(), "qwen3").unwrap_err().to_string()
         };
         for (key, value) in [("qwen3.pooling_type", 3), ("qwen3.attention.causal", 0)] {
             assert!(read(key, value).contains("gives embeddings"), "{key}");

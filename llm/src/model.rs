@@ -1,18 +1,21 @@
-//! A model: its file, its numbers, how its layers are built.
+//! A model: its files, its numbers, how its layers are built.
 
 use crate::arch::{self, Architecture, net};
 use crate::error::{Error, Result};
-use crate::gguf::{Digests, Gguf};
+use crate::gguf::{Digests, FileRange, Gguf};
 use crate::hparams::Hparams;
 use net::{GraphShape, ModelGraph};
+use outboard_core::Digest;
 use std::fmt;
+use std::sync::{Arc, OnceLock};
 
-/// A model whose file has been checked.
+/// A model whose files have been checked.
 pub struct Model {
     gguf: Gguf,
     hparams: Hparams,
     arch: &'static dyn Architecture,
-    digests: Digests,
+    /// One for each file.
+    digests: Vec<Digests>,
 }
 
 impl fmt::Debug for Model {
@@ -30,7 +33,7 @@ impl Model {
         let arch = arch::by_name(name)?;
         let mut hparams = Hparams::read(&gguf, name)?;
         arch.read(&gguf, &mut hparams)?;
-        let model = Model { hparams, arch, gguf, digests: Digests::default() };
+        let model = Model { hparams, arch, gguf, digests: Vec::new() }.with_digests(Vec::new());
         model.graph(GraphShape {
             n_tokens: 1,
             n_ctx: 1,
@@ -46,19 +49,26 @@ impl Model {
         net::build(self.arch, &self.hparams, &self.gguf, shape)
     }
 
-    /// Its file.
+    /// Its file, or its files as one.
     pub fn gguf(&self) -> &Gguf {
         &self.gguf
     }
 
-    /// The same model, with digests of its tensors that are known already. They must be of the file as it is.
-    pub fn with_digests(self, digests: Digests) -> Model {
+    /// The same model, with digests that are known already, for each of its files in order. They must be of the files as they are. Files
+    /// for which none are given have none that are known.
+    pub fn with_digests(self, mut digests: Vec<Digests>) -> Model {
+        digests.resize_with(self.gguf.files().len(), Digests::default);
         Model { digests, ..self }
     }
 
-    /// Digests of its tensors, as far as somebody needed them.
-    pub fn digests(&self) -> &Digests {
+    /// Digests of its tensors, as far as somebody needed them, for each of its files.
+    pub fn digests(&self) -> &[Digests] {
         &self.digests
+    }
+
+    /// The digest of a tensor's bytes; whoever computes it sets it.
+    pub fn digest(&self, tensor: FileRange) -> Arc<OnceLock<Digest>> {
+        self.digests.get(tensor.file).map(|file| file.of(tensor.offset, tensor.len)).unwrap_or_default()
     }
 
     /// Its numbers.

@@ -1,6 +1,6 @@
 //! A model's place on its devices: what lies where, whether it fits, memory, upload.
 
-use crate::allocate::{Bound, Item, Mapped, allocate, kept};
+use crate::allocate::{Bound, Item, Mapped, allocate, import, kept};
 use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs};
 use crate::decode::round_trip;
 use crate::division::{Member, divide};
@@ -259,7 +259,7 @@ fn loads(devices: &[Arc<dyn Device>], items: &[Item], plans: &[Plan], parts: &Pa
     devices.iter().enumerate().map(load).collect()
 }
 
-/// The model's file as memory of each device that is to use it in place.
+/// The model's files as memory of each device that is to use them in place.
 fn map(
     model: &Model,
     devices: &[Arc<dyn Device>],
@@ -268,8 +268,8 @@ fn map(
     loads: &[DeviceLoad],
 ) -> Result<Vec<Mapped>> {
     let map = |(device, has_room): (&Arc<dyn Device>, bool)| match mmap {
-        Mmap::Always => device.import(model.gguf().file()),
-        Mmap::Auto if !has_room => device.import(model.gguf().file()),
+        Mmap::Always => import(device.as_ref(), model.gguf().files()),
+        Mmap::Auto if !has_room => import(device.as_ref(), model.gguf().files()),
         Mmap::Auto | Mmap::Never => Ok(None),
     };
     let each = devices.iter().zip(has_room_for_copies(devices, free, loads));

@@ -4,8 +4,8 @@
 //! does not travel at all. The others are written to through their queues, all at once.
 
 use crate::error::{Error, Result};
+use crate::gguf::FileRange;
 use crate::model::Model;
-use bytes::Bytes;
 use outboard_core::{Content, DeviceContents, Queue, Slice};
 use outboard_scheduler::Scheduler;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes of one write through a queue: small enough for a smooth progress bar, large enough to cost nothing.
 const UPLOAD_PART: usize = 4 << 20;
 
-/// What goes to one device.
-pub(crate) type Upload = Vec<(Slice, Bytes)>;
+/// What goes to one device: where to, and which bytes of the model's files.
+pub(crate) type Upload = Vec<(Slice, FileRange)>;
 /// What goes where, for each device of the scheduler.
 pub(crate) type Uploads = Vec<Upload>;
 
@@ -37,7 +37,7 @@ pub(crate) fn upload(
             writes.push((queue, parts));
             continue;
         };
-        let contents = parts.into_iter().map(|part| with_digest(model, part)).collect();
+        let contents = parts.into_iter().map(|part| with_bytes(model, part)).collect();
         let contents = DeviceContents { device: device.clone(), contents };
         match batches.iter_mut().find(|b| b.first().is_some_and(|first| content.together(first.device.as_ref()))) {
             Some(batch) => batch.push(contents),
@@ -49,18 +49,18 @@ pub(crate) fn upload(
         let mut threads = Vec::new();
         threads.extend(batches.iter().map(|batch| scope.spawn(move || give(batch, add))));
         threads.extend(
-            writes.into_iter().map(|(queue, parts)| scope.spawn(move || write(scheduler, queue.as_ref(), parts, add))),
+            writes
+                .into_iter()
+                .map(|(queue, parts)| scope.spawn(move || write(model, scheduler, queue.as_ref(), parts, add))),
         );
         let lost = |_| Err(Error::Plan("an upload thread panicked".into()));
         threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(lost))
     })
 }
 
-/// A tensor of the model's file with what is known of its digest.
-fn with_digest(model: &Model, (dst, data): (Slice, Bytes)) -> Content {
-    let start = model.gguf().file().as_ptr().addr();
-    let offset = data.as_ptr().addr().wrapping_sub(start) as u64;
-    Content { digest: model.digests().of(offset, data.len() as u64), dst, data }
+/// A tensor with its bytes and what is known of their digest.
+fn with_bytes(model: &Model, (dst, tensor): (Slice, FileRange)) -> Content {
+    Content { dst, data: model.gguf().bytes(tensor), digest: model.digest(tensor) }
 }
 
 /// The byte of which weights are that nobody uploads. Every format reads it as numbers that are finite and not denormal, scales
@@ -83,8 +83,15 @@ fn give(batch: &[DeviceContents], add: &(dyn Fn(u64) + Sync)) -> Result<()> {
     Ok(content.upload(batch, add)?)
 }
 
-fn write(scheduler: &Scheduler, queue: &dyn Queue, parts: Upload, add: &(dyn Fn(u64) + Sync)) -> Result<()> {
-    for (slice, data) in parts {
+fn write(
+    model: &Model,
+    scheduler: &Scheduler,
+    queue: &dyn Queue,
+    parts: Upload,
+    add: &(dyn Fn(u64) + Sync),
+) -> Result<()> {
+    for (slice, tensor) in parts {
+        let data = model.gguf().bytes(tensor);
         for at in (0..data.len()).step_by(UPLOAD_PART) {
             let part = data.slice(at..data.len().min(at + UPLOAD_PART));
             let len = part.len() as u64;

@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let file = args.next().ok_or_else(|| wrong(&"give a GGUF file, then endpoints"))?;
     let endpoints: Vec<Endpoint> =
         args.map(|text| Endpoint::parse(&text).map_err(|e| wrong(&e))).collect::<Result<_>>()?;
-    let gguf = Gguf::parse(open_mapped(std::path::Path::new(&file)).map_err(|e| wrong(&e))?).map_err(|e| wrong(&e))?;
+    let gguf = Gguf::open(std::path::Path::new(&file), open_mapped).map_err(|e| wrong(&e))?;
     let tensors: Vec<_> = gguf.tensors().iter().map(|t| (gguf.data(t), Arc::new(OnceLock::new()))).collect();
     let size: u64 = tensors.iter().map(|(data, _)| data.len() as u64).sum();
     let devices = connect(&endpoints, &ClientOptions::default())?;

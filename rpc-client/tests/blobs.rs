@@ -217,7 +217,7 @@ fn a_session_may_wait_for_models_and_do_something_else() {
     let path = dir.path().join("large.gguf");
     let mut writer = outboard_gguf::GgufWriter::new();
     writer.tensor("large", DType::F32, &[1 << 10], &f32s(&[0.0; 1 << 10])).unwrap();
-    let mut file = writer.finish();
+    let mut file = writer.finish().unwrap();
     let extent = file.windows(8).rposition(|w| w == (1u64 << 10).to_le_bytes()).unwrap();
     file[extent..extent + 8].copy_from_slice(&(1u64 << 36).to_le_bytes());
     let length = file.len() as u64 - 4096 + (4 << 36);
@@ -464,7 +464,7 @@ fn bytes_of_a_model_file_that_has_become_another_are_cleared() {
     let write = |first: f32| {
         let mut writer = outboard_gguf::GgufWriter::new();
         writer.tensor("a", DType::F32, &[LEN / 4], &f32s(&values(first))).unwrap();
-        fs::write(&path, writer.finish()).unwrap();
+        fs::write(&path, writer.finish().unwrap()).unwrap();
         fs::File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
     };
     write(1.0);
@@ -521,7 +521,7 @@ fn only_its_owner_can_look_into_a_cache() {
     fs::create_dir(&models).unwrap();
     let mut writer = outboard_gguf::GgufWriter::new();
     writer.tensor("a", DType::F32, &[2000], &f32s(&[3.0; 2000])).unwrap();
-    fs::write(models.join("a.gguf"), writer.finish()).unwrap();
+    fs::write(models.join("a.gguf"), writer.finish().unwrap()).unwrap();
     set_age(&models.join("a.gguf"), 100);
     let options = BlobOptions { models: Some(models), digests: Some(side.clone()), ..cache(&made, None) };
     let (server, _) = server(&options, Clients::All);

@@ -369,10 +369,12 @@ fn a_directory_that_takes_nothing_does_not_stop_a_load() {
 
 fn gguf(path: &Path, tensors: &[(&str, &[f32])]) {
     let mut writer = outboard_gguf::GgufWriter::new();
+    // One of the two files of a model: a server uses it without the other.
+    writer.value("split.no", 0u16).value("split.count", 2u16).value("split.tensors.count", 100i32);
     for (name, values) in tensors {
         writer.tensor(name, DType::F32, &[values.len()], &f32s(values)).unwrap();
     }
-    fs::write(path, writer.finish()).unwrap();
+    fs::write(path, writer.finish().unwrap()).unwrap();
     let file = fs::File::options().write(true).open(path).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(100)).unwrap();
 }

@@ -134,7 +134,7 @@ mod tests {
         file.f32("gemma3.rope.freq_base", 1e6).f32("gemma3.rope.scaling.factor", 8.0);
         more(&mut file);
         file.tensor("token_embd.weight", outboard_core::DType::F32, &[4, 2], &[0; 32]).unwrap();
-        let file = Gguf::parse(file.finish().into()).unwrap();
+        let file = Gguf::parse(file.finish().unwrap().into()).unwrap();
         let mut hparams = Hparams::read(&file, "gemma3")?;
         Gemma3.read(&file, &mut hparams)?;
         Ok(hparams)
@@ -184,7 +184,7 @@ mod tests {
         fails(3, &|file| done(file.u32(WINDOW, 64).i32s(PATTERN, &[1, -1, 0])), "not an array of up to");
         fails(3, &|file| done(file.u32(WINDOW, u32::MAX)), "too large");
         fails(3, &|file| done(file.u32("gemma3.attention.key_length_swa", 128)), "not 256 as in other layers");
-        let without = Gguf::parse(GgufWriter::new().finish().into()).unwrap();
+        let without = Gguf::parse(GgufWriter::new().finish().unwrap().into()).unwrap();
         let mut h = read(3, |_| ()).unwrap();
         assert!(Gemma3.read(&without, &mut h).unwrap_err().to_string().contains("rope.freq_base is missing"));
     }

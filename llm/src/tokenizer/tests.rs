@@ -26,7 +26,7 @@ fn tiny_bpe_file() -> Vec<u8> {
     w.i32s("tokenizer.ggml.token_type", &types);
     w.texts("tokenizer.ggml.merges", &["h e", "l l", "he ll", "hell o", "Ġ w", "Ġw o", "no such", "x"]);
     w.u32("tokenizer.ggml.bos_token_id", 261).bool("tokenizer.ggml.add_bos_token", true);
-    w.finish()
+    w.finish().unwrap()
 }
 
 fn tiny_bpe() -> Tokenizer {
@@ -58,7 +58,7 @@ fn tiny_spm_file(prefix: SpacePrefix) -> Vec<u8> {
         .texts("tokenizer.ggml.tokens", &tokens)
         .f32s("tokenizer.ggml.scores", &scores);
     w.i32s("tokenizer.ggml.token_type", &types).bool("tokenizer.ggml.add_space_prefix", prefix == SpacePrefix::Put);
-    w.finish()
+    w.finish().unwrap()
 }
 
 fn tiny_spm(prefix: SpacePrefix) -> Tokenizer {
@@ -127,7 +127,7 @@ fn what_is_missing_is_named() {
     let error = |f: &dyn Fn(&mut GgufWriter)| {
         let mut w = GgufWriter::new();
         f(&mut w);
-        Tokenizer::from_gguf(&Gguf::parse(w.finish().into()).unwrap()).unwrap_err().to_string()
+        Tokenizer::from_gguf(&Gguf::parse(w.finish().unwrap().into()).unwrap()).unwrap_err().to_string()
     };
     assert!(error(&|_| ()).contains("no tokenizer"));
     assert!(

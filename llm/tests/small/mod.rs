@@ -57,5 +57,5 @@ pub(crate) fn tokenizer() -> Tokenizer {
     let mut file = GgufWriter::new();
     file.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "smollm");
     file.texts("tokenizer.ggml.tokens", &tokens).texts("tokenizer.ggml.merges", &["a a"]);
-    Tokenizer::from_gguf(&Gguf::parse(file.finish().into()).unwrap()).unwrap()
+    Tokenizer::from_gguf(&Gguf::parse(file.finish().unwrap().into()).unwrap()).unwrap()
 }
