@@ -58,7 +58,7 @@ pub(crate) struct Wait<'a> {
 
 /// How the bytes of an offer go.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(crate) enum HandOver {
     /// Straight to where they are awaited; [`Exchange::copied`] tells the acceptance, with this number of the offer.
     Direct(Slice, u64),
     /// By [`Exchange::give`], piece by piece, with this number of the offer.
@@ -112,7 +112,7 @@ struct Offered {
     /// All of them.
     len: u64,
     /// How many have come until now.
-    came: u64,
+    received: u64,
     /// How many of these the acceptance has, and how many of those are written.
     taken: u64,
     written: u64,
@@ -124,7 +124,7 @@ struct Offered {
 impl Offered {
     fn new(queue: u64, len: u64, error: Option<Error>) -> Offered {
         let (serial, since, pieces) = (fresh_uid(), Instant::now(), Vec::new());
-        Offered { serial, queue, accepted: false, len, came: 0, taken: 0, written: 0, pieces, error, since }
+        Offered { serial, queue, accepted: false, len, received: 0, taken: 0, written: 0, pieces, error, since }
     }
 
     fn fail(&mut self, error: &Error) {
@@ -154,7 +154,7 @@ impl Transfer {
 
     /// Whether all of it has come, long ago, and nobody has taken any.
     fn has_expired(&self) -> bool {
-        matches!(&self.state, State::Offered(o) if !o.accepted && o.came == o.len && o.since.elapsed() >= EXPIRY)
+        matches!(&self.state, State::Offered(o) if !o.accepted && o.received == o.len && o.since.elapsed() >= EXPIRY)
     }
 }
 
@@ -173,23 +173,23 @@ impl Exchange {
         ticket: Ticket,
         len: std::result::Result<u64, &Error>,
         reaches: impl Fn(&Slice) -> bool,
-    ) -> Result<Way> {
+    ) -> Result<HandOver> {
         let mut open = lock(&self.open);
         if let Some(transfer) = open.get(&ticket) {
             let State::Wanted(dst) = &transfer.state else { return Err(used_twice()) };
             let dst = dst.clone();
             let len = len.map_err(Error::clone).and_then(|len| same_size(len, &dst).map(|()| len));
-            let (state, way) = match len {
-                Err(error) => (State::Copied(Err(error)), Ok(Way::Nowhere)),
+            let (state, hand_over) = match len {
+                Err(error) => (State::Copied(Err(error)), Ok(HandOver::Nowhere)),
                 Ok(_) if reaches(&dst) => {
                     let serial = fresh_uid();
-                    (State::Copying { serial, queue: by.queue }, Ok(Way::Direct(dst, serial)))
+                    (State::Copying { serial, queue: by.queue }, Ok(HandOver::Direct(dst, serial)))
                 }
                 Ok(len) => match self.shares(&open, by, len) {
                     Ok(()) => {
                         let offered = Offered { accepted: true, ..Offered::new(by.queue, len, None) };
                         let serial = offered.serial;
-                        (State::Offered(offered), Ok(Way::Pieces(serial)))
+                        (State::Offered(offered), Ok(HandOver::Pieces(serial)))
                     }
                     Err(error) => (State::Copied(Err(error.clone())), Err(error)),
                 },
@@ -198,7 +198,7 @@ impl Exchange {
                 transfer.state = state;
                 transfer.changed.notify_all();
             }
-            return way;
+            return hand_over;
         }
         let room = self.admit(&mut open, by, len.unwrap_or(0));
         if len.is_ok() {
@@ -208,7 +208,7 @@ impl Exchange {
         let offered = Offered::new(by.queue, len.unwrap_or(0), len.err().cloned());
         let serial = offered.serial;
         open.insert(ticket, Transfer::new(by, State::Offered(offered)));
-        Ok(if len.is_ok() { Way::Pieces(serial) } else { Way::Nowhere })
+        Ok(if len.is_ok() { HandOver::Pieces(serial) } else { HandOver::Nowhere })
     }
 
     /// Whether an offer is still open: nobody has given it up, and it has not failed.
@@ -228,12 +228,12 @@ impl Exchange {
             return;
         }
         match piece {
-            Ok(piece) if offered.error.is_none() && offered.came + piece.len() as u64 <= offered.len => {
-                offered.came += piece.len() as u64;
+            Ok(piece) if offered.error.is_none() && offered.received + piece.len() as u64 <= offered.len => {
+                offered.received += piece.len() as u64;
                 offered.pieces.push(piece);
             }
             Ok(_) => {}
-            Err(error) if offered.came < offered.len => offered.fail(&error),
+            Err(error) if offered.received < offered.len => offered.fail(&error),
             Err(_) => {}
         }
         transfer.changed.notify_all();
@@ -295,7 +295,7 @@ impl Exchange {
                         return Ok(Arrival::All);
                     }
                     let (serial, pieces) = (offered.serial, std::mem::take(&mut offered.pieces));
-                    offered.taken = offered.came;
+                    offered.taken = offered.received;
                     transfer.state = State::Offered(offered);
                     if !pieces.is_empty() {
                         // It stays for as long as these are not written: they are memory of the host.
@@ -317,7 +317,7 @@ impl Exchange {
         for transfer in lock(&self.open).values_mut() {
             match &mut transfer.state {
                 // What has come as a whole to an acceptance is its own by now.
-                State::Offered(o) if o.queue == queue && !(o.accepted && o.came == o.len) => o.fail(error),
+                State::Offered(o) if o.queue == queue && !(o.accepted && o.received == o.len) => o.fail(error),
                 State::Copying { queue: copying, .. } if *copying == queue => {
                     transfer.state = State::Copied(Err(error.clone()));
                 }
@@ -429,8 +429,8 @@ mod tests {
 
     /// Offers bytes in pieces of three.
     fn offer(exchange: &Exchange, by: Party, n: u8, bytes: std::result::Result<&[u8], &Error>) -> Result<()> {
-        let way = exchange.offer(by, ticket(n), bytes.map(|b| b.len() as u64), |_| false)?;
-        if let (Way::Pieces(serial), Ok(bytes)) = (way, bytes) {
+        let hand_over = exchange.offer(by, ticket(n), bytes.map(|b| b.len() as u64), |_| false)?;
+        if let (HandOver::Pieces(serial), Ok(bytes)) = (hand_over, bytes) {
             bytes.chunks(3).for_each(|piece| exchange.give(ticket(n), serial, Ok(Bytes::copy_from_slice(piece))));
         }
         Ok(())
@@ -455,9 +455,9 @@ mod tests {
         }
     }
 
-    fn pieces(way: Result<Way>) -> u64 {
-        match way {
-            Ok(Way::Pieces(serial)) => serial,
+    fn pieces(hand_over: Result<HandOver>) -> u64 {
+        match hand_over {
+            Ok(HandOver::Pieces(serial)) => serial,
             other => panic!("{other:?}"),
         }
     }
@@ -484,8 +484,8 @@ mod tests {
             // A device that can write there does.
             let waits = scope.spawn(|| accept(&exchange, 3, 4, LONG, false));
             wait_for_one(&exchange);
-            let way = exchange.offer(OTHER, ticket(3), Ok(4), |_| true).unwrap();
-            let Way::Direct(dst, serial) = way else { panic!("{way:?}") };
+            let hand_over = exchange.offer(OTHER, ticket(3), Ok(4), |_| true).unwrap();
+            let HandOver::Direct(dst, serial) = hand_over else { panic!("{hand_over:?}") };
             assert_eq!(dst.len(), 4);
             exchange.copied(ticket(3), serial + 1, Err(Error::Cancelled));
             exchange.copied(ticket(3), serial, Ok(()));
@@ -493,7 +493,7 @@ mod tests {
             // What is too long is not copied.
             let waits = scope.spawn(|| accept(&exchange, 4, 4, LONG, false));
             wait_for_one(&exchange);
-            assert!(matches!(exchange.offer(OTHER, ticket(4), Ok(5), |_| true), Ok(Way::Nowhere)));
+            assert!(matches!(exchange.offer(OTHER, ticket(4), Ok(5), |_| true), Ok(HandOver::Nowhere)));
             assert!(matches!(waits.join().unwrap(), Err(Error::Request(_))));
         });
         assert_eq!(exchange.open(), 0);
@@ -543,8 +543,8 @@ mod tests {
             assert!(refused(waits.join().unwrap()));
             let waits = scope.spawn(|| accept(&exchange, 4, 21, LONG, false));
             wait_for_one(&exchange);
-            let way = exchange.offer(ME, ticket(4), Ok(21), |_| true).unwrap();
-            let Way::Direct(_, serial) = way else { panic!("{way:?}") };
+            let hand_over = exchange.offer(ME, ticket(4), Ok(21), |_| true).unwrap();
+            let HandOver::Direct(_, serial) = hand_over else { panic!("{hand_over:?}") };
             exchange.copied(ticket(4), serial, Ok(()));
             assert!(waits.join().unwrap().is_ok());
         });

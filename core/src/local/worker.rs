@@ -1,7 +1,7 @@
 //! The thread of a local queue: gives commands to the device's stream in order, and sees to it that whoever asked is answered.
 
 use super::completions::{Completions, Rest};
-use super::exchange::{Arrival, Party, Wait, Way};
+use super::exchange::{Arrival, HandOver, Party, Wait};
 use super::host::Host;
 use super::stream::{Outcome, Span, Stream};
 use super::timeline::Timeline;
@@ -346,20 +346,20 @@ impl Worker {
 
     fn offer(&mut self, begun: Begun, ticket: Ticket, src: &Slice) {
         let (common, stream) = (self.common.clone(), &self.stream);
-        let way = common.host.exchange.offer(self.party, ticket, Ok(src.len()), |dst| stream.reaches(dst));
-        match way {
-            Ok(Way::Direct(dst, serial)) => {
+        let hand_over = common.host.exchange.offer(self.party, ticket, Ok(src.len()), |dst| stream.reaches(dst));
+        match hand_over {
+            Ok(HandOver::Direct(dst, serial)) => {
                 let outcome = if src.is_empty() { Ok(Outcome::Now(())) } else { self.stream.copy(src, &dst) };
                 self.settle(begun, outcome, move |done| {
                     common.host.exchange.copied(ticket, serial, done.clone());
                     done.map(|()| None)
                 });
             }
-            Ok(Way::Pieces(serial)) => {
+            Ok(HandOver::Pieces(serial)) => {
                 self.give_pieces(ticket, serial, src);
                 self.settle_done(begun, Ok(()));
             }
-            Ok(Way::Nowhere) => self.settle_done(begun, Ok(())),
+            Ok(HandOver::Nowhere) => self.settle_done(begun, Ok(())),
             Err(error) => self.settle_done(begun, Err(error)),
         }
     }
