@@ -87,14 +87,56 @@ pub struct Hparams {
     pub rope_freq_base: f32,
     /// Scaling of the rotary embedding.
     pub rope_scaling: RopeScaling,
+    /// Factor of the amplitude of the rotary embedding.
+    pub rope_attn_factor: f32,
+    /// Context length before scaling.
+    pub n_ctx_orig: usize,
     /// Layers with a window, if the architecture has some.
     pub window: Option<Window>,
-    /// If not 0: logits become `softcap * tanh(logit / softcap)`, where the architecture knows that.
-    pub logit_softcap: f32,
+    /// Factors and bounds that the file gives. An architecture uses those that it knows.
+    pub factors: Factors,
     /// Experts, 0 for dense models.
     pub n_expert: usize,
     /// Experts that each token uses.
     pub n_expert_used: usize,
+}
+
+/// Factors and bounds, where the file gives them; programs write 0 for those that there are not.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Factors {
+    /// `attention.scale`, of the products of queries and keys.
+    pub attention: Option<f32>,
+    /// `attn_logit_softcapping`: logits of attention become `softcap * tanh(logit / softcap)`.
+    pub attention_softcap: Option<f32>,
+    /// `attention.temperature_scale`: how queries grow with the logarithm of their position.
+    pub attention_temperature: Option<f32>,
+    /// `embedding_scale`, of embeddings.
+    pub embedding: Option<f32>,
+    /// `residual_scale`, of what a block adds to the residual stream.
+    pub residual: Option<f32>,
+    /// `expert_weights_scale`, of the weights of experts.
+    pub expert_weights: Option<f32>,
+    /// `logit_scale`, of logits, or what they are divided by: architectures differ.
+    pub logits: Option<f32>,
+    /// `final_logit_softcapping`, as `attention_softcap` of logits.
+    pub logit_softcap: Option<f32>,
+}
+
+impl Factors {
+    fn read(file: &dyn ModelFile, arch: &str) -> Factors {
+        let read = |key: &str| file.float(&format!("{arch}.{key}")).filter(|v| v.is_finite() && *v != 0.0);
+        let bound = |key: &str| read(key).filter(|v| *v > 0.0);
+        Factors {
+            attention: read("attention.scale"),
+            attention_softcap: bound("attn_logit_softcapping"),
+            attention_temperature: read("attention.temperature_scale"),
+            embedding: read("embedding_scale"),
+            residual: read("residual_scale"),
+            expert_weights: read("expert_weights_scale"),
+            logits: read("logit_scale"),
+            logit_softcap: bound("final_logit_softcapping"),
+        }
+    }
 }
 
 /// Layers that see no more than some tokens back.
@@ -122,14 +164,12 @@ pub enum RopeScaling {
     Yarn {
         /// The factor.
         factor: f32,
-        /// Context length before scaling.
-        n_ctx_orig: usize,
-        /// Factor of the amplitude.
-        attn_factor: f32,
         /// Ramp.
         beta_fast: f32,
         /// Ramp.
         beta_slow: f32,
+        /// If not 0: the amplitude is divided by `1 + log_multiplier * 0.1 * ln(factor)` (`mscale_all_dim` of models' own files).
+        log_multiplier: f32,
     },
 }
 
@@ -164,8 +204,7 @@ impl Hparams {
         let table = file.layout("token_embd.weight");
         let n_vocab = table.map(|t| t.ne()[1]).ok_or_else(|| Error::Model("token_embd.weight is missing".into()))?;
         let n_ctx_train = need("context_length", MAX_CTX)?;
-        let n_ctx_orig =
-            int("rope.scaling.original_context_length", MAX_CTX)?.filter(|&n| n > 0).unwrap_or(n_ctx_train);
+        let n_ctx_orig = int("rope.scaling.original_context_length", MAX_CTX)?.filter(|&n| n > 0);
         let hparams = Hparams {
             arch: arch.to_owned(),
             n_layer: need("block_count", MAX_LAYERS)?,
@@ -179,9 +218,11 @@ impl Hparams {
             norm_eps: float("attention.layer_norm_rms_epsilon").filter(|&e| e > 0.0).unwrap_or(1e-5),
             n_rot: int("rope.dimension_count", MAX_WIDTH)?.filter(|&v| v > 0).unwrap_or(head_dim_k),
             rope_freq_base: float("rope.freq_base").filter(|&b| b > 0.0).unwrap_or(10000.0),
-            rope_scaling: rope_scaling(file, arch, n_ctx_orig)?,
+            rope_scaling: rope_scaling(file, arch)?,
+            rope_attn_factor: float("rope.scaling.attn_factor").filter(|&f| f > 0.0).unwrap_or(1.0),
+            n_ctx_orig: n_ctx_orig.unwrap_or(n_ctx_train),
             window: None,
-            logit_softcap: 0.0,
+            factors: Factors::read(file, arch),
             n_expert: int("expert_count", MAX_WIDTH)?.unwrap_or(0),
             n_expert_used: int("expert_used_count", MAX_WIDTH)?.unwrap_or(0),
         };
@@ -205,20 +246,26 @@ impl Hparams {
 
     /// The rotary embedding's parameters.
     pub fn rope(&self, mode: RopeMode) -> Rope {
-        let plain = Rope::plain(mode, self.n_rot, self.rope_freq_base);
+        let attn_factor = self.rope_attn_factor;
+        let plain = Rope { attn_factor, ..Rope::plain(mode, self.n_rot, self.rope_freq_base) };
         match self.rope_scaling {
             RopeScaling::None => plain,
             RopeScaling::Linear { factor } => Rope { freq_scale: 1.0 / factor, ..plain },
-            RopeScaling::Yarn { factor, n_ctx_orig, attn_factor, beta_fast, beta_slow } => Rope {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, log_multiplier } => Rope {
                 freq_scale: 1.0 / factor,
-                n_ctx_orig,
+                n_ctx_orig: self.n_ctx_orig,
                 ext_factor: 1.0,
-                attn_factor,
+                attn_factor: attn_factor / (1.0 + log_multiplier * 0.1 * factor.max(1.0).ln()),
                 beta_fast,
                 beta_slow,
                 ..plain
             },
         }
+    }
+
+    /// The window of layer `il`, if it has one.
+    pub fn window_of(&self, il: usize) -> Option<&Window> {
+        self.window.as_ref().filter(|window| window.layers.get(il) == Some(&true))
     }
 
     /// Bytes of one layer's cache for `n_ctx` tokens.
@@ -229,7 +276,7 @@ impl Hparams {
     }
 }
 
-fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: usize) -> Result<RopeScaling> {
+fn rope_scaling(file: &dyn ModelFile, arch: &str) -> Result<RopeScaling> {
     let float = |key: &str| file.float(&format!("{arch}.rope.scaling.{key}")).filter(|v| v.is_finite());
     // A factor of 0 is what converters write for "none"; files from before the section was introduced say scale_linear.
     let factor = float("factor").or_else(|| file.float(&format!("{arch}.rope.scale_linear")));
@@ -240,14 +287,17 @@ fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: usize) -> Result<R
         "linear" => Ok(RopeScaling::Linear { factor }),
         "yarn" => Ok(RopeScaling::Yarn {
             factor,
-            n_ctx_orig,
-            attn_factor: float("attn_factor").filter(|&f| f > 0.0).unwrap_or(1.0),
             beta_fast: float("yarn_beta_fast").unwrap_or(32.0),
             beta_slow: float("yarn_beta_slow").unwrap_or(1.0),
+            log_multiplier: float("yarn_log_multiplier").filter(|&m| m >= 0.0).unwrap_or(0.0),
         }),
+        // Its factors are tensors, and differ from pair to pair.
+        "longrope" => Ok(RopeScaling::None),
         other => {
             let other: String = other.chars().take(32).collect();
-            Err(Error::Model(format!("{arch}.rope.scaling.type \"{other}\" is not supported (none, linear, yarn)")))
+            Err(Error::Model(format!(
+                "{arch}.rope.scaling.type \"{other}\" is not supported (none, linear, yarn, longrope)"
+            )))
         }
     }
 }
@@ -256,6 +306,7 @@ fn rope_scaling(file: &dyn ModelFile, arch: &str, n_ctx_orig: usize) -> Result<R
 mod tests {
     use super::*;
     use crate::gguf::GgufWriter;
+    use outboard_core::DType;
 
     #[test]
     fn an_array_counts_as_a_number_if_it_has_one_value() {
@@ -267,6 +318,50 @@ mod tests {
         assert_eq!(g.ints("mixed", 2).unwrap(), Some(vec![4, 5]));
         assert_eq!((g.ints("eps", 2).unwrap(), g.ints("missing", 2).unwrap()), (None, None));
         assert!(g.ints("mixed", 1).is_err(), "more than there may be");
+    }
+
+    #[test]
+    fn rotary_embeddings_are_scaled_as_the_file_says() {
+        let rope = |more: &dyn Fn(&mut GgufWriter)| {
+            let mut w = GgufWriter::new();
+            for (key, value) in [("embedding_length", 64), ("block_count", 1), ("context_length", 4096)] {
+                w.u32(&format!("llama.{key}"), value);
+            }
+            w.u32("llama.attention.head_count", 2)
+                .tensor("token_embd.weight", DType::F32, &[64, 1], &[0; 256])
+                .unwrap();
+            more(&mut w);
+            let h = Hparams::read(&Gguf::parse(w.finish().unwrap().into()).unwrap(), "llama").unwrap();
+            h.rope(RopeMode::Neox)
+        };
+        let plain = Rope::plain(RopeMode::Neox, 32, 10000.0);
+        assert_eq!(rope(&|_| ()), plain);
+        let scaling = |w: &mut GgufWriter, kind: &str| {
+            w.text("llama.rope.scaling.type", kind).f32("llama.rope.scaling.factor", 32.0);
+        };
+        let float = |w: &mut GgufWriter, key: &str, value: f32| {
+            w.f32(&format!("llama.rope.scaling.{key}"), value);
+        };
+        assert_eq!(rope(&|w| scaling(w, "linear")), Rope { freq_scale: 1.0 / 32.0, ..plain });
+        // The frequencies are divided by tensors, and by nothing else.
+        let long = rope(&|w| {
+            scaling(w, "longrope");
+            float(w, "attn_factor", 1.5);
+        });
+        assert_eq!(long, Rope { attn_factor: 1.5, ..plain });
+        let yarn = Rope { freq_scale: 1.0 / 32.0, ext_factor: 1.0, n_ctx_orig: 4096, ..plain };
+        assert_eq!(rope(&|w| scaling(w, "yarn")), yarn);
+        let trained = rope(&|w| {
+            scaling(w, "yarn");
+            w.u32("llama.rope.scaling.original_context_length", 1024);
+        });
+        assert_eq!(trained, Rope { n_ctx_orig: 1024, ..yarn });
+        // What ROPE multiplies by for YaRN is taken back.
+        let multiplied = rope(&|w| {
+            scaling(w, "yarn");
+            float(w, "yarn_log_multiplier", 1.0);
+        });
+        assert!((multiplied.attn_factor * (1.0 + 0.1 * 32f32.ln()) - 1.0).abs() < 1e-6, "{multiplied:?}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Small random models of each architecture against llama.cpp's logits for 24 tokens.
+//! Small random models of each architecture against llama.cpp's logits for 24 or 80 tokens: windows are 32.
 //!
 //! The files have two layers, 128 tokens of vocabulary, F32 and F16 weights and no tokenizer; the logits come from llama.cpp
 //! (ggml 0.25.3, one thread, no flash attention).
@@ -6,12 +6,13 @@
 
 mod small;
 
-use outboard_core::Device;
-use outboard_core::Host;
+use outboard_core::{DType, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::{Engine, LoadOptions, Mmap};
+use outboard_llm::gguf::{Gguf, GgufWriter};
+use outboard_llm::{Engine, LoadOptions, Mmap, Model};
 use outboard_reference::reference_device;
+use outboard_system::open_mapped;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,16 +27,31 @@ fn nmse(got: &[f32], want: &[f32]) -> f64 {
     error / want.iter().map(|w| square(f64::from(*w))).sum::<f64>()
 }
 
-fn check(name: &str) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
-    let reference = std::fs::read_to_string(dir.join(format!("{name}.json"))).unwrap();
-    let reference: serde_json::Value = serde_json::from_str(&reference).unwrap();
-    let ids = reference["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32);
-    let tokens: Vec<u32> = ids.collect();
-    let rows = reference["logits"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
-    let want: Vec<f32> = rows.map(|v| v.as_f64().unwrap() as f32).collect();
+/// Tokens, and llama.cpp's logits for all of them.
+struct Reference {
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+}
 
-    let model = small::model(name);
+/// Those of a model: one, or a short and a long one.
+fn references(name: &str) -> Vec<Reference> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/arch");
+    let longer = ["gemma3-dense", "phi3-dense", "gpt-oss-moe"].contains(&name).then(|| format!("{name}-80"));
+    let read = |name: String| {
+        let text = std::fs::read_to_string(dir.join(format!("{name}.json"))).unwrap();
+        let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let tokens = reference["tokens"].as_array().unwrap().iter().map(|t| t.as_u64().unwrap() as u32).collect();
+        let rows = reference["logits"].as_array().unwrap().iter().flat_map(|row| row.as_array().unwrap());
+        Reference { tokens, logits: rows.map(|v| v.as_f64().unwrap() as f32).collect() }
+    };
+    [Some(name.to_owned()), longer].into_iter().flatten().map(read).collect()
+}
+
+fn check(name: &str) {
+    check_model(name, &small::model(name), &references(name));
+}
+
+fn check_model(name: &str, model: &Arc<Model>, references: &[Reference]) {
     let (host, budget) = (Host::new(), MemoryBudget::new(None));
     let cpu = |id: &str, threads| cpu_device(&host, id, CpuOptions::with_threads(threads), &budget);
     let sets: [(&str, Vec<Arc<dyn Device>>); 3] = [
@@ -45,18 +61,57 @@ fn check(name: &str) {
     ];
     for (devices, set) in sets {
         // All tokens at once, in micro-batches of seven, one by one; weights in the mapped file and in memory.
-        for (n_ubatch, mmap) in [(24, Mmap::Always), (7, Mmap::Never), (1, Mmap::Auto)] {
-            let options = LoadOptions { n_ctx: 64, n_ubatch, mmap, ..LoadOptions::default() };
+        for (n_ubatch, mmap) in [(80, Mmap::Always), (7, Mmap::Never), (1, Mmap::Auto)] {
+            let options = LoadOptions { n_ctx: 96, n_ubatch, mmap, ..LoadOptions::default() };
             let copied = AtomicBool::new(false);
             let progress = |_, _| copied.store(true, Ordering::Relaxed);
             let mut engine = Engine::load(model.clone(), set.clone(), &options, &progress).unwrap();
             assert!(mmap == Mmap::Always || copied.into_inner(), "{name} on {devices}: weights were not copied");
-            let logits = engine.logits(&tokens).unwrap();
-            let error = nmse(&logits, &want);
-            println!("{name} on {devices}, {n_ubatch} at once: NMSE {error:.2e}");
-            assert!(error <= MAX_NMSE, "{name} on {devices}, {n_ubatch} at once: NMSE {error:e}");
+            for Reference { tokens, logits } in references {
+                engine.truncate(0);
+                let error = nmse(&engine.logits(tokens).unwrap(), logits);
+                let what = format!("{} tokens of {name} on {devices}, {n_ubatch} at once", tokens.len());
+                println!("{what}: NMSE {error:.2e}");
+                assert!(error <= MAX_NMSE, "{what}: NMSE {error:e}");
+            }
         }
     }
 }
 
 small::each!(check);
+
+/// Files of Phi-3 have q, k and v in one matrix; the small one has three.
+#[test]
+fn queries_keys_and_values_in_one_matrix() {
+    let file = small::file("phi3-dense");
+    let apart = Gguf::parse(open_mapped(&file).unwrap()).unwrap();
+    let floats = |name: &str| -> Vec<f32> {
+        let tensor = apart.tensor(name).unwrap_or_else(|| panic!("{name}"));
+        apart.data(tensor).chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    let mut fused = GgufWriter::new();
+    fused.text("general.architecture", "phi3").f32("phi3.attention.layer_norm_rms_epsilon", 1e-5);
+    for key in ["block_count", "context_length", "embedding_length", "attention.head_count"] {
+        let key = format!("phi3.{key}");
+        fused.u32(&key, apart.u64(&key).unwrap() as u32);
+    }
+    let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    for tensor in
+        apart.tensors().iter().filter(|t| !["attn_q.", "attn_k.", "attn_v."].iter().any(|p| t.name.contains(p)))
+    {
+        fused.tensor(&tensor.name, tensor.layout.dtype(), &tensor.layout.ne(), &apart.data(tensor)).unwrap();
+    }
+    for il in 0..2 {
+        // What scales a product scales its weights.
+        let part = |p: &str| {
+            let scale = floats(&format!("blk.{il}.attn_{p}.scale"))[0];
+            floats(&format!("blk.{il}.attn_{p}.weight")).iter().map(|w| w * scale).collect::<Vec<f32>>()
+        };
+        let weight = ["q", "k", "v"].map(part).concat();
+        let bias = ["q", "k", "v"].map(|p| floats(&format!("blk.{il}.attn_{p}.bias"))).concat();
+        fused.tensor(&format!("blk.{il}.attn_qkv.weight"), DType::F32, &[256, 768], &bytes(&weight)).unwrap();
+        fused.tensor(&format!("blk.{il}.attn_qkv.bias"), DType::F32, &[768], &bytes(&bias)).unwrap();
+    }
+    let model = Model::new(Gguf::parse(fused.finish().unwrap().into()).unwrap()).unwrap();
+    check_model("phi3-dense, fused", &Arc::new(model), &references("phi3-dense"));
+}

@@ -2,13 +2,11 @@
 //! heads of queries and keys; five layers of six see a window of tokens and rotate by a base of their own, the sixth sees all.
 
 use super::*;
-use crate::hparams::{MAX_CTX, MAX_LAYERS, Window};
-use outboard_core::op::RopeMode;
 
 pub(super) struct Gemma3;
 
 /// One layer of so many sees all tokens, where the file does not say which do.
-const GLOBAL_EVERY: usize = 6;
+const GLOBAL_EVERY: u64 = 6;
 /// Base of the rotary embedding of layers with a window, where the file does not say.
 const WINDOW_FREQ_BASE: f32 = 10000.0;
 /// Layers of the 27B model, whose attention is scaled by the width that a head would have if all heads had the stream's together.
@@ -20,91 +18,38 @@ impl Architecture for Gemma3 {
     }
 
     fn read(&self, file: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
-        // Files of other programs have other names for these, and their defaults are not this family's.
-        for key in ["rope.freq_base", "attention.layer_norm_rms_epsilon"] {
-            if file.float(&format!("gemma3.{key}")).is_none() {
-                return Err(Error::Model(format!("gemma3.{key} is missing")));
-            }
-        }
-        for (key, plain) in [
-            ("attention.key_length_swa", h.head_dim_k),
-            ("attention.value_length_swa", h.head_dim_v),
-            ("rope.dimension_count_swa", h.n_rot),
-        ] {
-            if file.int(&format!("gemma3.{key}")).is_some_and(|v| v != plain as u64) {
-                return Err(Error::Model(format!("gemma3.{key} is not {plain} as in other layers: not supported")));
-            }
-        }
-        if h.n_embd < h.n_head {
-            return Err(Error::Model(format!("{} heads of a stream of {}", h.n_head, h.n_embd)));
-        }
-        let float = |key: &str| file.float(&format!("gemma3.{key}")).filter(|v| v.is_finite() && *v > 0.0);
-        h.logit_softcap = float("final_logit_softcapping").unwrap_or(0.0);
-        let size = match file.int("gemma3.attention.sliding_window") {
-            None | Some(0) => return Ok(()),
-            Some(size) => usize::try_from(size).ok().filter(|&size| size <= MAX_CTX),
-        };
-        let size = size.ok_or_else(|| Error::Model("gemma3.attention.sliding_window is too large".into()))?;
-        let freq_base = float("rope.freq_base_swa").unwrap_or(WINDOW_FREQ_BASE);
-        h.window = Some(Window { size, layers: window_layers(file, h.n_layer)?, freq_base });
-        Ok(())
+        // Files of other programs have other names for these.
+        need_floats(file, h, &["rope.freq_base", "attention.layer_norm_rms_epsilon"])?;
+        h.window = window::read(file, h, Pattern::LastOf(GLOBAL_EVERY), WINDOW_FREQ_BASE)?;
+        only_dense(h)
     }
 
-    fn head_norms(&self) -> bool {
-        true
-    }
-
-    fn rope_mode(&self) -> RopeMode {
-        RopeMode::Neox
-    }
-
-    fn attention(&self, h: &Hparams, il: usize) -> Attention {
-        let width = if h.n_layer == LAYERS_27B { h.n_embd / h.n_head } else { h.head_dim_k };
-        let scale = 1.0 / (width as f32).sqrt();
-        match &h.window {
-            Some(window) if window.layers.get(il) == Some(&true) => {
-                // Contexts are not stretched for tokens so near.
-                let rope = Rope::plain(self.rope_mode(), h.n_rot, window.freq_base);
-                Attention { rope, window: window.size, scale }
-            }
-            _ => Attention { rope: h.rope(self.rope_mode()), window: 0, scale },
+    fn frame(&self, h: &Hparams) -> Frame {
+        Frame {
+            embedding_scale: (h.n_embd as f32).sqrt(),
+            logit_softcap: h.factors.logit_softcap.unwrap_or(0.0),
+            ..Frame::PLAIN
         }
     }
 
-    fn embedding_scale(&self, h: &Hparams) -> Option<f32> {
-        Some((h.n_embd as f32).sqrt())
-    }
-
-    fn ffn_scales(&self) -> bool {
-        false
-    }
-
-    fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
-        let normed = net.rms_norm(x, &format!("blk.{il}.attn_norm"))?;
-        let attended = net.attention(il, normed)?;
-        let attended = net.rms_norm(attended, &format!("blk.{il}.post_attention_norm"))?;
-        let x = net.add(x, attended)?;
-        net.section(il);
-        let normed = net.rms_norm(x, &format!("blk.{il}.ffn_norm"))?;
-        let fed = net.gated(&format!("blk.{il}"), normed, GluKind::Geglu)?;
-        let fed = net.rms_norm(fed, &format!("blk.{il}.post_ffw_norm"))?;
-        net.add(x, fed)
+    fn layer(&self, h: &Hparams, il: usize) -> Layer {
+        let layer = layer(h, LAYERS_27B);
+        let attention = Attention { head_norms: HeadNorms::Each, ..layer.attention };
+        Layer { attention: attention.with_own_rope_in_window(h, il), ..layer }
     }
 }
 
-/// Whether each layer has a window: the file may say it of each, or how many layers there are to one that has none.
-fn window_layers(file: &dyn ModelFile, n_layer: usize) -> Result<Vec<bool>> {
-    const KEY: &str = "gemma3.attention.sliding_window_pattern";
-    if let Some(layers) = file.ints(KEY, MAX_LAYERS)? {
-        return if layers.len() >= n_layer {
-            Ok(layers.into_iter().map(|has| has != 0).collect())
-        } else {
-            Err(Error::Model(format!("{KEY} is of {} layers, there are {n_layer}", layers.len())))
-        };
+/// What Gemma 2 and 3 have in common. A model of so many layers is the 27B one.
+pub(super) fn layer(h: &Hparams, layers_27b: usize) -> Layer {
+    let layer = Layer::pre_norm(h, RopeMode::Neox);
+    let width = if h.n_layer == layers_27b { h.n_embd as f32 / h.n_head as f32 } else { h.head_dim_k as f32 };
+    Layer {
+        attention_norms: Norms::around("attn_norm", "post_attention_norm"),
+        attention: Attention { scale: 1.0 / width.sqrt(), ..layer.attention },
+        feed_forward_norms: Norms::around("ffn_norm", "post_ffw_norm"),
+        feed_forward: FeedForward::Dense(Dense { glu: GluKind::Geglu, gate: Gate::Own, scales: Scales::Ignored }),
+        ..layer
     }
-    let every = file.int(KEY).unwrap_or(GLOBAL_EVERY as u64);
-    // 0: all of them have one.
-    Ok((1..=n_layer as u64).map(|il| every == 0 || il % every != 0).collect())
 }
 
 #[cfg(test)]
@@ -144,7 +89,7 @@ mod tests {
     const PATTERN: &str = "gemma3.attention.sliding_window_pattern";
 
     fn windows(h: &Hparams) -> Vec<usize> {
-        (0..h.n_layer).map(|il| Gemma3.attention(h, il).window).collect()
+        (0..h.n_layer).map(|il| Gemma3.layer(h, il).attention.window).collect()
     }
 
     #[test]
@@ -152,11 +97,12 @@ mod tests {
         let h = read(34, |file| done(file.u32(WINDOW, 1024))).unwrap();
         for il in 0..34 {
             let (window, base, freq_scale) = if il % 6 == 5 { (0, 1e6, 0.125) } else { (1024, 1e4, 1.0) };
-            let layer = Gemma3.attention(&h, il);
-            assert_eq!((layer.window, layer.rope.freq_base, layer.rope.freq_scale), (window, base, freq_scale), "{il}");
-            assert_eq!(layer.scale, 1.0 / 16.0);
+            let attention = Gemma3.layer(&h, il).attention;
+            let rope = attention.rope.unwrap();
+            assert_eq!((attention.window, rope.freq_base, rope.freq_scale), (window, base, freq_scale), "{il}");
+            assert_eq!(attention.scale, 1.0 / 16.0);
         }
-        assert_eq!(Gemma3.embedding_scale(&h), Some(2560f32.sqrt()));
+        assert_eq!(Gemma3.frame(&h).embedding_scale, 2560f32.sqrt());
         // Without a window all layers see all, and rotate alike.
         assert_eq!(windows(&read(7, |_| ()).unwrap()), [0; 7]);
     }
@@ -168,7 +114,8 @@ mod tests {
         });
         let h = h.unwrap();
         assert_eq!(windows(&h), [64, 0, 64]);
-        assert_eq!([0, 1, 2].map(|il| Gemma3.attention(&h, il).rope.freq_base), [5000.0, 1e6, 5000.0]);
+        let base = |il| Gemma3.layer(&h, il).attention.rope.unwrap().freq_base;
+        assert_eq!([0, 1, 2].map(base), [5000.0, 1e6, 5000.0]);
         for (every, want) in [(0, [64; 4]), (1, [0; 4]), (2, [64, 0, 64, 0])] {
             assert_eq!(windows(&read(4, |file| done(file.u32(WINDOW, 64).u32(PATTERN, every))).unwrap()), want);
         }
@@ -183,7 +130,11 @@ mod tests {
         fails(3, &|file| done(file.u32(WINDOW, 64).i32s(PATTERN, &[1, 0])), "is of 2 layers, there are 3");
         fails(3, &|file| done(file.u32(WINDOW, 64).i32s(PATTERN, &[1, -1, 0])), "not an array of up to");
         fails(3, &|file| done(file.u32(WINDOW, u32::MAX)), "too large");
-        fails(3, &|file| done(file.u32("gemma3.attention.key_length_swa", 128)), "not 256 as in other layers");
+        fails(
+            3,
+            &|file| done(file.u32(WINDOW, 64).u32("gemma3.attention.key_length_swa", 128)),
+            "not 256 as in other layers",
+        );
         let without = Gguf::parse(GgufWriter::new().finish().unwrap().into()).unwrap();
         let mut h = read(3, |_| ()).unwrap();
         assert!(Gemma3.read(&without, &mut h).unwrap_err().to_string().contains("rope.freq_base is missing"));
@@ -191,9 +142,9 @@ mod tests {
 
     #[test]
     fn the_largest_model_scales_by_another_width_and_logits_may_be_bent() {
-        assert_eq!(Gemma3.attention(&read(62, |_| ()).unwrap(), 0).scale, 1.0 / 320f32.sqrt());
+        assert_eq!(Gemma3.layer(&read(62, |_| ()).unwrap(), 0).attention.scale, 1.0 / 320f32.sqrt());
         let h = read(3, |file| done(file.f32("gemma3.final_logit_softcapping", 30.0))).unwrap();
-        assert_eq!(h.logit_softcap, 30.0);
+        assert_eq!(Gemma3.frame(&h).logit_softcap, 30.0);
     }
 
     /// The small model has a window of 32 in the first of its two layers.

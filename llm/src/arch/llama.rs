@@ -1,7 +1,7 @@
-//! `llama`: Llama, Mistral, SmolLM and others (Touvron et al., 2023), dense or with experts (Mixtral).
+//! `llama`: Llama, Mistral, SmolLM and others (Touvron et al., 2023), dense or with experts (Mixtral). Llama 3.1 and later have factors of
+//! frequencies in their files.
 
 use super::*;
-use outboard_core::op::RopeMode;
 
 pub(super) struct Llama;
 
@@ -10,16 +10,7 @@ impl Architecture for Llama {
         "llama"
     }
 
-    fn rope_mode(&self) -> RopeMode {
-        RopeMode::Normal
-    }
-
-    /// Llama 3.1 and later.
-    fn rope_factors(&self) -> bool {
-        true
-    }
-
-    fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
-        pre_norm_layer(net, il, x)
+    fn layer(&self, h: &Hparams, _: usize) -> Layer {
+        Layer::pre_norm(h, RopeMode::Normal)
     }
 }

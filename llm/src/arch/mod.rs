@@ -1,20 +1,32 @@
-//! Architectures: each a short file that says how a layer is put together from the blocks of [`net`].
+//! Architectures: each a short file that says what its layers are made of, as data ([`layer`]). What they have in common is built of it in
+//! [`net`].
 //!
 //! To add one: a file with a type that implements [`Architecture`], a line in [`ALL`].
 
+mod gemma2;
 mod gemma3;
+mod gpt_oss;
+mod granite;
+pub mod layer;
 mod llama;
+mod mistral3;
 pub mod net;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod smollm3;
+#[cfg(test)]
+mod tests;
+mod window;
 
 use crate::error::{Error, Result};
 use crate::hparams::{Hparams, ModelFile};
-use net::Net;
-use outboard_core::TensorId;
-use outboard_core::op::{GluKind, Rope};
+use layer::*;
+use outboard_core::op::{GluKind, RopeMode};
+use window::Pattern;
 
-/// How the layers of a family of models are built.
+/// A family of models.
 pub trait Architecture: Sync {
     /// The value of `general.architecture`.
     fn name(&self) -> &'static str;
@@ -22,47 +34,30 @@ pub trait Architecture: Sync {
     fn read(&self, _file: &dyn ModelFile, _hparams: &mut Hparams) -> Result<()> {
         Ok(())
     }
-    /// Whether the heads of queries and keys are normalized before they are rotated.
-    fn head_norms(&self) -> bool {
-        false
+    /// What is around the layers. Without more to say, embeddings and logits stay as they are.
+    fn frame(&self, _hparams: &Hparams) -> Frame {
+        Frame::PLAIN
     }
-    /// Whether the rotary embedding uses the factors that a file may have for its frequencies.
-    fn rope_factors(&self) -> bool {
-        false
-    }
-    /// Which elements of a head the rotary embedding pairs.
-    fn rope_mode(&self) -> outboard_core::op::RopeMode;
-    /// The attention of layer `il`. Without more to say, every token sees all before it.
-    fn attention(&self, hparams: &Hparams, _il: usize) -> Attention {
-        let scale = 1.0 / (hparams.head_dim_k as f32).sqrt();
-        Attention { rope: hparams.rope(self.rope_mode()), window: 0, scale }
-    }
-    /// What embeddings are multiplied by, if they are.
-    fn embedding_scale(&self, _hparams: &Hparams) -> Option<f32> {
-        None
-    }
-    /// Whether the feed-forward blocks of dense layers use the `scale` tensors that a file may have beside their weights.
-    fn ffn_scales(&self) -> bool {
-        true
-    }
-    /// Layer `il` applied to the residual stream `x`, F32 `[n_embd, n_tokens]`; gives the same shape. Where it may be divided between
-    /// devices, it says so with [`Net::section`].
-    fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId>;
-}
-
-/// What the attention of a layer is like.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attention {
-    /// The rotary embedding.
-    pub rope: Rope,
-    /// Tokens that a token sees back, itself included; 0: all.
-    pub window: usize,
-    /// Factor of the products of queries and keys.
-    pub scale: f32,
+    /// Layer `il`.
+    fn layer(&self, hparams: &Hparams, il: usize) -> Layer;
 }
 
 /// Every architecture.
-pub const ALL: &[&dyn Architecture] = &[&llama::Llama, &qwen2::Qwen2, &qwen3::Qwen3, &qwen3::Qwen3Moe, &gemma3::Gemma3];
+pub const ALL: &[&dyn Architecture] = &[
+    &llama::Llama,
+    &mistral3::Mistral3,
+    &granite::Granite,
+    &smollm3::SmolLm3,
+    &qwen2::Qwen2,
+    &qwen2::Qwen2Moe,
+    &qwen3::Qwen3,
+    &qwen3::Qwen3Moe,
+    &gemma2::Gemma2,
+    &gemma3::Gemma3,
+    &phi3::Phi3,
+    &olmo2::Olmo2,
+    &gpt_oss::GptOss,
+];
 
 /// The architecture of that name, or an error that lists those there are.
 pub fn by_name(name: &str) -> Result<&'static dyn Architecture> {
@@ -72,16 +67,30 @@ pub fn by_name(name: &str) -> Result<&'static dyn Architecture> {
     })
 }
 
-/// The pre-norm layer that most decoders share: attention and feed-forward, each added to the stream.
-fn pre_norm_layer(net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
-    let normed = net.rms_norm(x, &format!("blk.{il}.attn_norm"))?;
-    let attended = net.attention(il, normed)?;
-    let x = net.add(x, attended)?;
-    net.section(il);
-    let normed = net.rms_norm(x, &format!("blk.{il}.ffn_norm"))?;
-    let fed = match net.hparams().n_expert {
-        0 => net.gated(&format!("blk.{il}"), normed, GluKind::Swiglu)?,
-        _ => net.experts(il, normed)?,
-    };
-    net.add(x, fed)
+fn refuse<T>(why: String) -> Result<T> {
+    Err(Error::Model(why))
+}
+
+/// Refuses a file with experts.
+fn only_dense(h: &Hparams) -> Result<()> {
+    match h.n_expert {
+        0 => Ok(()),
+        n => refuse(format!("a dense architecture ({}) with {n} experts", h.arch)),
+    }
+}
+
+/// Refuses a file without experts.
+fn only_experts(h: &Hparams) -> Result<()> {
+    match h.n_expert {
+        0 => refuse(format!("an architecture with experts without any ({}.expert_count)", h.arch)),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a file that lacks one of these numbers, whose usual values are not this family's.
+fn need_floats(file: &dyn ModelFile, h: &Hparams, keys: &[&str]) -> Result<()> {
+    match keys.iter().map(|key| format!("{}.{key}", h.arch)).find(|key| file.float(key).is_none()) {
+        Some(key) => refuse(format!("{key} is missing")),
+        None => Ok(()),
+    }
 }

@@ -4,10 +4,14 @@
 //! position is also the row of the cache that a token's key and value are written to, so that the graph stays the same
 //! while the context grows.
 
-use super::{Architecture, Attention};
+mod attention;
+mod feed_forward;
+
+use super::Architecture;
+use super::layer::{Frame, Norms};
 use crate::error::{Error, Result};
 use crate::hparams::{Hparams, ModelFile};
-use outboard_core::op::{self, BinaryKind, GluKind, NormKind, UnaryKind};
+use outboard_core::op::{self, BinaryKind, NormKind, UnaryKind};
 use outboard_core::{DType, Graph, GraphBuilder, TensorId};
 use std::sync::Arc;
 
@@ -74,7 +78,7 @@ impl Outputs {
     }
 }
 
-/// How a token is chosen: inputs of a run, on which its graph does not depend.
+/// How a token is chosen. The numbers are inputs of a run; only whether there are penalties, and a log-probability, changes its graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// The draw.
@@ -121,7 +125,7 @@ pub struct Net<'a> {
     g: GraphBuilder,
     hparams: &'a Hparams,
     weights: &'a dyn ModelFile,
-    arch: &'a dyn Architecture,
+    frame: Frame,
     shape: GraphShape,
     positions: TensorId,
     /// The history, after this graph's tokens were noted.
@@ -196,6 +200,13 @@ pub fn build(
     weights: &dyn ModelFile,
     shape: GraphShape,
 ) -> Result<ModelGraph> {
+    let frame = arch.frame(hparams);
+    if frame.max_ctx != 0 && shape.n_ctx > frame.max_ctx {
+        let (arch, most) = (&hparams.arch, frame.max_ctx);
+        return Err(Error::Request(format!(
+            "this {arch} model has a context of {most} tokens here: make the context smaller (-c {most})"
+        )));
+    }
     let mut g = GraphBuilder::new();
     let tokens = match shape.feed {
         Feed::Input => g.input(TOKENS, DType::I32, &[shape.n_tokens])?,
@@ -209,16 +220,19 @@ pub fn build(
     } else {
         None
     };
-    let mut net = Net { g, hparams, weights, arch, shape, positions, history, sections: Vec::new() };
+    let mut net = Net { g, hparams, weights, frame, shape, positions, history, sections: Vec::new() };
     let table = net.weight("token_embd.weight")?;
-    let mut x = net.g.push(op::GetRows, &[table, tokens])?;
-    if let Some(scale) = arch.embedding_scale(hparams) {
-        x = net.g.push(op::Scale { scale, bias: 0.0 }, &[x])?;
-    }
+    let embedding = net.g.push(op::GetRows, &[table, tokens])?;
+    let mut x = net.scale(embedding, frame.embedding_scale)?;
     net.g.name(x, "embedding");
     for il in 0..hparams.n_layer {
         net.section(il);
-        x = arch.layer(&mut net, il, x)?;
+        let layer = arch.layer(hparams, il);
+        let (scale, norms) = (layer.residual_scale, layer.attention_norms);
+        x = net.residual(il, x, norms, scale, &|net, x| net.attention(il, &layer.attention, x))?;
+        net.section(il);
+        let norms = layer.feed_forward_norms;
+        x = net.residual(il, x, norms, scale, &|net, x| net.feed_forward(il, &layer.feed_forward, x))?;
         net.g.name(x, &format!("blk.{il}.out"));
     }
     let head = net.g.len();
@@ -232,14 +246,9 @@ pub fn build(
 }
 
 impl Net<'_> {
-    /// The model's hyperparameters.
-    pub fn hparams(&self) -> &Hparams {
-        self.hparams
-    }
-
     /// Begins a section of layer `il`: of what the layer has computed up to here, nothing but the residual stream goes on to later nodes. A
     /// layer begins with one of its own.
-    pub fn section(&mut self, il: usize) {
+    fn section(&mut self, il: usize) {
         self.sections.push(Section { layer: il, start: self.g.len() });
     }
 
@@ -257,8 +266,27 @@ impl Net<'_> {
         Ok(Some(self.g.weight(name, layout.dtype(), &layout.ne())?))
     }
 
-    /// a + b.
-    pub fn add(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
+    /// x plus what a block makes of it, with norms around the block and a factor of its result.
+    fn residual(
+        &mut self,
+        il: usize,
+        x: TensorId,
+        norms: Norms,
+        scale: f32,
+        block: &dyn Fn(&mut Self, TensorId) -> Result<TensorId>,
+    ) -> Result<TensorId> {
+        let normed = self.opt_norm(il, x, norms.before)?;
+        let y = block(self, normed)?;
+        let y = self.opt_norm(il, y, norms.after)?;
+        let y = self.scale(y, scale)?;
+        self.add(x, y)
+    }
+
+    fn opt_norm(&mut self, il: usize, x: TensorId, name: Option<&str>) -> Result<TensorId> {
+        name.map_or(Ok(x), |name| self.rms_norm(x, &format!("blk.{il}.{name}")))
+    }
+
+    fn add(&mut self, a: TensorId, b: TensorId) -> Result<TensorId> {
         Ok(self.g.push(op::Binary { kind: BinaryKind::Add }, &[a, b])?)
     }
 
@@ -266,12 +294,39 @@ impl Net<'_> {
         Ok(self.g.push(op::Binary { kind: BinaryKind::Mul }, &[a, b])?)
     }
 
+    /// x times a factor; x itself if that is 1.
+    fn scale(&mut self, x: TensorId, scale: f32) -> Result<TensorId> {
+        if scale == 1.0 {
+            return Ok(x);
+        }
+        Ok(self.g.push(op::Scale { scale, bias: 0.0 }, &[x])?)
+    }
+
+    /// `softcap * tanh(x / softcap)`; x itself if softcap is 0.
+    fn softcap(&mut self, x: TensorId, softcap: f32) -> Result<TensorId> {
+        if softcap == 0.0 {
+            return Ok(x);
+        }
+        let small = self.scale(x, 1.0 / softcap)?;
+        let bent = self.g.push(op::Unary { kind: UnaryKind::Tanh }, &[small])?;
+        self.scale(bent, softcap)
+    }
+
+    /// Elements `first..first + len` of each row of x `[n, rows]`.
+    fn part(&mut self, x: TensorId, first: usize, len: usize) -> Result<TensorId> {
+        let [n, rows, ..] = self.g.ne(x);
+        let row = 4 * n;
+        Ok(self
+            .g
+            .push(op::View { ne: [len, rows, 1, 1], nb: [4, row, row * rows, row * rows], offset: 4 * first }, &[x])?)
+    }
+
     fn reshape(&mut self, x: TensorId, shape: [usize; 4]) -> Result<TensorId> {
         Ok(self.g.push(op::Reshape { ne: shape }, &[x])?)
     }
 
     /// `name.weight * x`, times `name.scale` and plus `name.bias` where the file has them. x `[k, n]`, result `[m, n]`.
-    pub fn linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+    fn linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let w = self.weight(&format!("{name}.weight"))?;
         let mut y = self.g.push(op::MulMat, &[w, x])?;
         self.g.name(y, name);
@@ -285,144 +340,15 @@ impl Net<'_> {
     }
 
     /// RMS norm of the rows of x, times `name.weight`.
-    pub fn rms_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
+    fn rms_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
         let normed = self.g.push(op::Norm { kind: NormKind::RmsNorm, eps: self.hparams.norm_eps }, &[x])?;
         let w = self.weight(&format!("{name}.weight"))?;
+        let (width, given) = (self.g.ne(x)[0], self.g.ne(w));
+        if given != [width, 1, 1, 1] {
+            return Err(Error::Model(format!("tensor {name}.weight is {given:?}, and normalizes {width} elements")));
+        }
         let y = self.mul(normed, w)?;
         Ok(self.g.name(y, name))
-    }
-
-    /// Rotary embedding of layer `il`'s heads, `[head_dim, n_head, n_tokens]`.
-    pub fn rope(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
-        let factors =
-            if self.arch.rope_factors() { self.opt_weight(&format!("rope_freqs.weight (blk.{il})"))? } else { None };
-        let rope = self.arch.attention(self.hparams, il).rope;
-        Ok(self.g.push_opt(rope, &[Some(x), Some(self.positions), factors][..if factors.is_some() { 3 } else { 2 }])?)
-    }
-
-    /// [`Net::rms_norm`] of each head of x, `[head_dim, n_head, n_tokens]`, if the architecture has that.
-    fn head_norm(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
-        if !self.arch.head_norms() {
-            return Ok(x);
-        }
-        let (weight, head_dim) = (format!("{name}.weight"), self.g.ne(x)[0]);
-        match self.weights.layout(&weight) {
-            Some(layout) if layout.ne() != [head_dim, 1, 1, 1] => {
-                Err(Error::Model(format!("tensor {weight} is {layout}, heads have {head_dim} elements")))
-            }
-            _ => self.rms_norm(x, name),
-        }
-    }
-
-    /// Causal self-attention of layer `il` over x `[n_embd, n_tokens]`: q, k, v, norms of their heads where the architecture has some,
-    /// rotary embedding, the cache, the output.
-    pub fn attention(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
-        let h = self.hparams;
-        let n = self.shape.n_tokens;
-        let prefix = format!("blk.{il}");
-        let q = self.linear(x, &format!("{prefix}.attn_q"))?;
-        let k = self.linear(x, &format!("{prefix}.attn_k"))?;
-        let v = self.linear(x, &format!("{prefix}.attn_v"))?;
-        let q = self.reshape(q, [h.head_dim_k, h.n_head, n, 1])?;
-        let k = self.reshape(k, [h.head_dim_k, h.n_head_kv, n, 1])?;
-        let q = self.head_norm(q, &format!("{prefix}.attn_q_norm"))?;
-        let k = self.head_norm(k, &format!("{prefix}.attn_k_norm"))?;
-        let q = self.rope(il, q)?;
-        let k = self.rope(il, k)?;
-        let v = self.reshape(v, [h.head_dim_v, h.n_head_kv, n, 1])?;
-        let [name_k, name_v] = cache_names(il);
-        let keys = self.cached(&name_k, k)?;
-        let values = self.cached(&name_v, v)?;
-        let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
-        let Attention { window, scale, .. } = self.arch.attention(h, il);
-        let attn = op::FlashAttn { scale, window, softcap: 0.0, block: 0 };
-        let y = self.g.push_opt(attn, &[Some(q), Some(keys), Some(values), None, Some(self.positions)])?;
-        self.g.name(y, &format!("{prefix}.attn"));
-        let y = self.reshape(y, [h.head_dim_v * h.n_head, n, 1, 1])?;
-        self.linear(y, &format!("{prefix}.attn_output"))
-    }
-
-    /// Writes x `[head_dim, n_head_kv, n_tokens]` into a cache and gives all of it, `[head_dim, n_ctx, n_head_kv]`: the rows of a head
-    /// lie behind one another, because attention reads one head after the other.
-    fn cached(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
-        let [head_dim, heads, ..] = self.g.ne(x);
-        let cache = self.g.state(name, CACHE_DTYPE, &[head_dim, self.shape.n_ctx, heads])?;
-        let rows = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[x])?;
-        let written = self.g.push(op::SetRows, &[cache, rows, self.positions])?;
-        Ok(self.g.name(written, &format!("{name}.written")))
-    }
-
-    /// [`Net::linear`] of a dense feed-forward block, where the bias comes first and the scale covers it.
-    fn ffn_linear(&mut self, x: TensorId, name: &str) -> Result<TensorId> {
-        let w = self.weight(&format!("{name}.weight"))?;
-        let mut y = self.g.push(op::MulMat, &[w, x])?;
-        self.g.name(y, name);
-        if let Some(bias) = self.opt_weight(&format!("{name}.bias"))? {
-            y = self.add(y, bias)?;
-        }
-        if self.arch.ffn_scales()
-            && let Some(scale) = self.opt_weight(&format!("{name}.scale"))?
-        {
-            y = self.mul(y, scale)?;
-        }
-        Ok(y)
-    }
-
-    /// Gated feed-forward: `down(act(gate(x)) * up(x))`.
-    pub fn gated(&mut self, prefix: &str, x: TensorId, kind: GluKind) -> Result<TensorId> {
-        let gate = self.ffn_linear(x, &format!("{prefix}.ffn_gate"))?;
-        let up = self.ffn_linear(x, &format!("{prefix}.ffn_up"))?;
-        let y = self.g.push(op::Glu { kind }, &[gate, up])?;
-        self.ffn_linear(y, &format!("{prefix}.ffn_down"))
-    }
-
-    /// `name.weight[expert] * x` for the chosen experts: x `[k, 1 or n_used, n_tokens]`, ids `[n_used, n_tokens]`.
-    fn linear_id(&mut self, x: TensorId, ids: TensorId, name: &str) -> Result<TensorId> {
-        let n_expert = self.hparams.n_expert;
-        let w = self.weight(&format!("{name}.weight"))?;
-        let mut y = self.g.push(op::MulMatId, &[w, x, ids])?;
-        self.g.name(y, name);
-        if let Some(scale) = self.opt_weight(&format!("{name}.scale"))? {
-            let scale = self.reshape(scale, [1, n_expert, 1, 1])?;
-            let scale = self.g.push(op::Repeat { ne: [1, n_expert, self.shape.n_tokens, 1] }, &[scale])?;
-            let scale = self.g.push(op::GetRows, &[scale, ids])?;
-            y = self.mul(y, scale)?;
-        }
-        Ok(y)
-    }
-
-    /// Mixture of experts: the `n_expert_used` most probable ones per token, weighted by their probabilities' shares.
-    pub fn experts(&mut self, il: usize, x: TensorId) -> Result<TensorId> {
-        let h = self.hparams;
-        let n = self.shape.n_tokens;
-        let prefix = format!("blk.{il}");
-        let logits = self.linear(x, &format!("{prefix}.ffn_gate_inp"))?;
-        let probs = self.g.push(op::SoftMax { scale: 1.0 }, &[logits])?;
-        let ids = self.g.push(op::TopK { k: h.n_expert_used }, &[probs])?;
-        self.g.name(ids, &format!("{prefix}.experts"));
-        let probs = self.reshape(probs, [1, h.n_expert, n, 1])?;
-        let weights = self.g.push(op::GetRows, &[probs, ids])?;
-        let weights = self.reshape(weights, [h.n_expert_used, n, 1, 1])?;
-        let sum = self.g.push(op::Reduce { kind: op::ReduceKind::SumRows }, &[weights])?;
-        let weights = self.g.push(op::Binary { kind: BinaryKind::Div }, &[weights, sum])?;
-        let weights = self.reshape(weights, [1, h.n_expert_used, n, 1])?;
-        let x = self.reshape(x, [h.n_embd, 1, n, 1])?;
-        let gate = self.linear_id(x, ids, &format!("{prefix}.ffn_gate_exps"))?;
-        let up = self.linear_id(x, ids, &format!("{prefix}.ffn_up_exps"))?;
-        let y = self.g.push(op::Glu { kind: GluKind::Swiglu }, &[gate, up])?;
-        let y = self.linear_id(y, ids, &format!("{prefix}.ffn_down_exps"))?;
-        let y = self.mul(y, weights)?;
-        let mut sum: Option<TensorId> = None;
-        for used in 0..h.n_expert_used {
-            let row = 4 * h.n_embd;
-            let nb = [4, row * h.n_expert_used, row * h.n_expert_used * n, row * h.n_expert_used * n];
-            let one = self.g.push(op::View { ne: [h.n_embd, n, 1, 1], nb, offset: used * row }, &[y])?;
-            sum = Some(match sum {
-                Some(sum) => self.add(sum, one)?,
-                None => self.g.push(op::Cont, &[one])?,
-            });
-        }
-        sum.ok_or_else(|| Error::Model("no expert is used".into()))
     }
 
     /// The final norm, the output matrix and what the shape asks for after it.
@@ -462,14 +388,8 @@ impl Net<'_> {
                 self.g.push(op::MulMat, &[w, x])?
             }
         };
-        let logits = match self.hparams.logit_softcap {
-            0.0 => logits,
-            cap => {
-                let small = self.g.push(op::Scale { scale: 1.0 / cap, bias: 0.0 }, &[logits])?;
-                let bent = self.g.push(op::Unary { kind: UnaryKind::Tanh }, &[small])?;
-                self.g.push(op::Scale { scale: cap, bias: 0.0 }, &[bent])?
-            }
-        };
+        let logits = self.scale(logits, self.frame.logit_scale)?;
+        let logits = self.softcap(logits, self.frame.logit_softcap)?;
         Ok(self.g.name(logits, LOGITS))
     }
 

@@ -1,7 +1,7 @@
-//! `qwen2`: Qwen2 and Qwen2.5 (Yang et al., 2024): biases on q, k and v, which the shared blocks find by themselves.
+//! `qwen2` and `qwen2moe`: Qwen2 and Qwen2.5 (Yang et al., 2024), with biases of q, k and v. With experts, these count what the router's softmax
+//! over all of them says, and one more is used by all tokens.
 
 use super::*;
-use outboard_core::op::RopeMode;
 
 pub(super) struct Qwen2;
 
@@ -10,16 +10,33 @@ impl Architecture for Qwen2 {
         "qwen2"
     }
 
-    fn rope_mode(&self) -> RopeMode {
-        RopeMode::Neox
+    fn read(&self, _: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
+        only_dense(h)
     }
 
-    /// Files that llama.cpp writes have them, its model does not use them.
-    fn ffn_scales(&self) -> bool {
-        false
+    fn layer(&self, h: &Hparams, _: usize) -> Layer {
+        Layer::pre_norm(h, RopeMode::Neox).without_scales()
+    }
+}
+
+pub(super) struct Qwen2Moe;
+
+impl Architecture for Qwen2Moe {
+    fn name(&self) -> &'static str {
+        "qwen2moe"
     }
 
-    fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
-        pre_norm_layer(net, il, x)
+    fn read(&self, _: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
+        only_experts(h)
+    }
+
+    fn layer(&self, h: &Hparams, _: usize) -> Layer {
+        let feed_forward = FeedForward::Experts(Experts {
+            weights: ExpertWeights::Probabilities,
+            weights_scale: h.factors.expert_weights.unwrap_or(1.0),
+            shared: SharedExpert::Gated,
+            ..Experts::SWIGLU
+        });
+        Layer { feed_forward, ..Layer::pre_norm(h, RopeMode::Neox) }.without_scales()
     }
 }

@@ -2,7 +2,6 @@
 //! are rotated; no biases. With experts, all layers have them, and what the used ones count adds up to one.
 
 use super::*;
-use outboard_core::op::RopeMode;
 
 pub(super) struct Qwen3;
 
@@ -12,22 +11,11 @@ impl Architecture for Qwen3 {
     }
 
     fn read(&self, _: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
-        match h.n_expert {
-            0 => Ok(()),
-            n => Err(Error::Model(format!("a dense architecture with {n} experts"))),
-        }
+        only_dense(h)
     }
 
-    fn head_norms(&self) -> bool {
-        true
-    }
-
-    fn rope_mode(&self) -> RopeMode {
-        RopeMode::Neox
-    }
-
-    fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
-        pre_norm_layer(net, il, x)
+    fn layer(&self, h: &Hparams, _: usize) -> Layer {
+        layer(h)
     }
 }
 
@@ -39,21 +27,15 @@ impl Architecture for Qwen3Moe {
     }
 
     fn read(&self, _: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
-        match h.n_expert {
-            0 => Err(Error::Model("an architecture with experts without any (qwen3moe.expert_count)".into())),
-            _ => Ok(()),
-        }
+        only_experts(h)
     }
 
-    fn head_norms(&self) -> bool {
-        true
+    fn layer(&self, h: &Hparams, _: usize) -> Layer {
+        layer(h)
     }
+}
 
-    fn rope_mode(&self) -> RopeMode {
-        RopeMode::Neox
-    }
-
-    fn layer(&self, net: &mut Net<'_>, il: usize, x: TensorId) -> Result<TensorId> {
-        pre_norm_layer(net, il, x)
-    }
+fn layer(h: &Hparams) -> Layer {
+    let layer = Layer::pre_norm(h, RopeMode::Neox);
+    Layer { attention: Attention { head_norms: HeadNorms::Each, ..layer.attention }, ..layer }
 }

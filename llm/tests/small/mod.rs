@@ -5,49 +5,36 @@ use outboard_llm::Model;
 use outboard_llm::gguf::{Gguf, GgufWriter};
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_system::open_mapped;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A test for each model of `tests/data/arch`: a function that is given its name.
 macro_rules! each {
     ($check:ident) => {
-        #[test]
-        fn llama_dense() {
-            $check("llama-dense");
+        small::each! { $check:
+            llama_dense "llama-dense", llama_moe "llama-moe", mistral3_dense "mistral3-dense", granite_dense "granite-dense",
+            smollm3_dense "smollm3-dense", qwen2_dense "qwen2-dense", qwen2moe_moe "qwen2moe-moe", qwen3_dense "qwen3-dense",
+            qwen3moe_moe "qwen3moe-moe", gemma2_dense "gemma2-dense", gemma3_dense "gemma3-dense", phi3_dense "phi3-dense",
+            olmo2_dense "olmo2-dense", gpt_oss_moe "gpt-oss-moe",
         }
-
-        #[test]
-        fn llama_moe() {
-            $check("llama-moe");
-        }
-
-        #[test]
-        fn qwen2_dense() {
-            $check("qwen2-dense");
-        }
-
-        #[test]
-        fn qwen3_dense() {
-            $check("qwen3-dense");
-        }
-
-        #[test]
-        fn qwen3moe_moe() {
-            $check("qwen3moe-moe");
-        }
-
-        #[test]
-        fn gemma3_dense() {
-            $check("gemma3-dense");
-        }
+    };
+    ($check:ident: $($test:ident $name:literal,)*) => {
+        $(#[test]
+        fn $test() {
+            $check($name);
+        })*
     };
 }
 pub(crate) use each;
 
+/// Where one of them is.
+pub(crate) fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/arch/{name}.gguf"))
+}
+
 /// One of them.
 pub(crate) fn model(name: &str) -> Arc<Model> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/arch/{name}.gguf"));
-    Arc::new(Model::new(Gguf::parse(open_mapped(&file).unwrap()).unwrap()).unwrap())
+    Arc::new(Model::new(Gguf::parse(open_mapped(&file(name)).unwrap()).unwrap()).unwrap())
 }
 
 /// Words of two letters, one for each of the 128 tokens of those models.
