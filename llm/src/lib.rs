@@ -30,6 +30,7 @@ mod upload;
 mod watch;
 pub mod work;
 
+pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_gguf as gguf;
 
 pub use arch::net::Sampling;

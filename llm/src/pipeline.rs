@@ -4,10 +4,10 @@
 //! is paid seldom. When the layers are on several devices, a device works on one micro-batch while the next device works on the
 //! one before, and each stands idle until the first has come to it, or after the last has left it. Where all devices take as long
 //! for the same micro-batch, d of them need the time of all micro-batches and d - 1 times the longest, in whatever order they come
-//! (the makespan of a proportionate flow shop: Pinedo, Scheduling, section 6.1). So all take about as long, and as the middle between that
-//! and what small ones cost: later ones have fewer tokens, because attention to what is before them takes longer. But no two devices
-//! are quite as fast: the slowest then works without a gap, and stands idle for the first or the last micro-batch alone, so that those
-//! at the ends are to take less than those in the middle (`END_DISCOUNT`).
+//! (the makespan of a proportionate flow shop: Pinedo, Scheduling, section 6.1). So micro-batches are to take about the same time each.
+//! Their number weighs what a run costs against how long devices stand idle at the ends. Later ones have fewer tokens, as attention costs
+//! them more. But no two devices are quite as fast: the slowest works without a gap, and stands idle for the first or the last micro-batch
+//! alone, so that those at the ends are to take less than those in the middle (`END_DISCOUNT`).
 //!
 //! Where the last device has the beginning of the model as well ([`crate::split`]), and does it for the next micro-batches while it would
 //! have to wait, two devices always have something to do, and the sizes in the middle are free; with more of them, d - 2 take the place of
@@ -23,9 +23,8 @@ use outboard_core::Costs;
 /// Rows below which kernels lose more than a pipeline wins.
 const SMALLEST: usize = 16;
 
-/// By which part of the average time a micro-batch at either end takes less, and by half of which one in the middle takes more: by a
-/// simulation with measured costs good for devices that differ by a few percent; what was measured is in
-/// `docs/notes/2026-11-23-prompts-over-two-devices.md`.
+/// A micro-batch at either end takes this part less than the average time; one in the middle takes half of it more. Chosen by simulation
+/// for devices that differ by a few percent; what was measured is in `docs/notes/2026-11-23-prompts-over-two-devices.md`.
 const END_DISCOUNT: f64 = 0.25;
 
 /// The devices that a prompt passes.

@@ -18,10 +18,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest wait for devices while none of them gets any further. This is for those of this process: a node of a graph may take minutes
-/// on a slow one. Servers are given up sooner, by their client.
-const DEADLINE: Duration = Duration::from_secs(600);
-
 /// Most tokens of a micro-batch when nothing is said: what the device asks for that wants the most. Several devices in a row get smaller ones
 /// ([`crate::pipeline`]).
 pub fn default_ubatch(devices: &[Arc<dyn Device>]) -> usize {
@@ -214,7 +210,7 @@ impl Placed {
         kept_weights: &Bound,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Placed> {
-        let mut scheduler = Scheduler::new(devices, SchedulerOptions { deadline: DEADLINE })?;
+        let mut scheduler = Scheduler::new(devices, SchedulerOptions::default())?;
         let graphs = LargestGraphs::new(model, options)?;
         let parts = Parts::new(model, options.n_ctx, attention_cost(scheduler.devices()))?;
         // How far away the devices are is found out while they say what they can do.

@@ -207,7 +207,7 @@ impl Scheduler {
         if self.reaches[from][to]
             && let Some(source) = self.devices[from].peer()
         {
-            if open.is_full() {
+            if open.is_full(src.len()) {
                 self.finish()?;
                 open.settle_all();
             }

@@ -5,7 +5,7 @@ use outboard_core::{Pending, Ticket};
 use std::collections::VecDeque;
 
 /// Transfers among devices, and their bytes, that are enqueued before everything enqueued is waited for. Bytes that are handed
-/// over before the other side takes them wait in a server's memory, which has limits of its own above these.
+/// over before the other side takes them wait in a server's memory, which keeps as many for a session.
 const MAX_TRANSFERS: usize = 256;
 const MAX_BYTES: u64 = 256 << 20;
 
@@ -59,9 +59,9 @@ impl OpenTransfers {
         }
     }
 
-    /// Whether what is open has to be done before there is more.
-    pub(crate) fn is_full(&self) -> bool {
-        self.count >= MAX_TRANSFERS || self.bytes >= MAX_BYTES
+    /// Whether what is open has to be done before another transfer of so many bytes.
+    pub(crate) fn is_full(&self, bytes: u64) -> bool {
+        self.count >= MAX_TRANSFERS || self.count > 0 && self.bytes.saturating_add(bytes) > MAX_BYTES
     }
 
     /// Everything before `run` is done.
@@ -88,17 +88,19 @@ mod tests {
         let mut open = OpenTransfers::default();
         let first = open.begin_run();
         open.add(MAX_BYTES - 1);
+        assert!(!open.is_full(1) && open.is_full(2));
         let empty = open.begin_run();
         let last = open.begin_run();
         open.add(1);
-        assert!(open.is_full() && open.runs.len() == 2, "{empty} hands nothing over: {open:?}");
+        assert!(open.is_full(1) && open.runs.len() == 2, "{empty} hands nothing over: {open:?}");
         open.settle(first);
-        assert!(open.is_full());
+        assert!(open.is_full(1));
         open.settle(last);
         assert_eq!((open.count, open.bytes), (1, 1));
         open.settle_all();
         assert_eq!((open.count, open.begin_run()), (0, last + 1));
+        assert!(!open.is_full(2 * MAX_BYTES), "one that is larger goes alone");
         (0..MAX_TRANSFERS).for_each(|_| open.add(0));
-        assert!(open.is_full());
+        assert!(open.is_full(0));
     }
 }

@@ -28,7 +28,7 @@ impl Table {
         Ok(Table { block, first, rows: blocks.map(row).collect::<Result<_, String>>()? })
     }
 
-    /// The row of a position. Positions that the table does not know, which nobody uses, are in its first block.
+    /// The row of a position. One that the table does not know is in its first block: tiles are prefetched beyond the last key.
     pub(crate) fn row(&self, position: usize) -> usize {
         let known = (position / self.block).checked_sub(self.first).and_then(|i| self.rows.get(i));
         known.or(self.rows.first()).copied().unwrap_or(0) + position % self.block

@@ -1,4 +1,4 @@
-//! Decode: queries of one token: keys as they lie, in the lanes of vectors, and their scores in a row for each query.
+//! Decode: the queries of one token. Keys are read where they lie, several elements in a vector; each query has its scores in a row.
 
 use super::{Floats, GROUP, Heads, MAX_LANES, Query, Running, TILE, as_floats, by_type, seen, softcap};
 use crate::kernels::Isa;
