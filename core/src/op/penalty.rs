@@ -63,7 +63,9 @@ impl OpSpec for Penalty {
             let (table, seqs) = (srcs.typed(4, "table", DType::I32)?, srcs.typed(5, "seqs", DType::I32)?);
             let count = history.ne()[0];
             check(count.is_multiple_of(self.block), || format!("{count} tokens are not blocks of {}", self.block))?;
-            check(table.ne()[2..] == [1, 1], || format!("table must be a matrix, not {table}"))?;
+            check(table.ne()[2..] == [1, 1] && table.has_dense_rows(), || {
+                format!("table {table} must be a dense matrix")
+            })?;
             check(seqs.ne() == [rows, 1, 1, 1], || format!("seqs {seqs} do not suit logits {x}"))?;
         }
         Inferred::new(DType::F32, x.ne())

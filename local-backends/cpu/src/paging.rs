@@ -1,36 +1,38 @@
 //! Rows of a paged cache ([`outboard_core::op::FlashAttn`]).
 
 use crate::tensor::{T, checked};
-use std::ops::Range;
 
-/// Where the positions of a sequence lie. It has its own copy of the blocks, which were checked.
-#[derive(Clone, Debug)]
+/// Where the positions of a sequence lie. Blocks are looked up when they are needed, and checked each time, so that none is outside the cache
+/// whatever becomes of the table meanwhile.
+#[derive(Clone, Copy, Debug)]
 pub struct Table {
+    blocks: T,
+    seq: usize,
     block: usize,
-    /// The number of the first block that is known.
-    first: usize,
-    /// The first row of each known block.
-    rows: Vec<usize>,
+    /// Blocks of the cache.
+    n_blocks: usize,
 }
 
 impl Table {
-    /// The blocks of `positions`, in a cache of `n_rows`. The table has them; an error if one of them is not in the cache.
-    pub(crate) fn new(
-        table: &T,
-        seq: usize,
-        block: usize,
-        positions: &Range<usize>,
-        n_rows: usize,
-    ) -> Result<Table, String> {
-        let blocks = positions.start / block..positions.end.div_ceil(block);
-        let first = blocks.start;
-        let row = |i: usize| Ok(checked(table.int([i, seq, 0, 0]), n_rows / block, "block")? * block);
-        Ok(Table { block, first, rows: blocks.map(row).collect::<Result<_, String>>()? })
+    /// The column `seq` of a table, which has it, for blocks of a cache of `n_rows`.
+    pub(crate) fn new(blocks: &T, seq: usize, block: usize, n_rows: usize) -> Table {
+        Table { blocks: *blocks, seq, block, n_blocks: n_rows / block }
     }
 
-    /// The row of a position. One that the table does not know is in its first block: tiles are prefetched beyond the last key.
+    /// The block number `i` of the sequence; an error if it is not in the cache. The table has so many.
+    pub(crate) fn block(&self, i: usize) -> Result<usize, String> {
+        checked(self.blocks.int([i, self.seq, 0, 0]), self.n_blocks, "block")
+    }
+
+    /// The row of a position that the table has.
+    pub(crate) fn checked_row(&self, position: usize) -> Result<usize, String> {
+        Ok(self.block(position / self.block)? * self.block + position % self.block)
+    }
+
+    /// The row of a position whose block was checked. Any other is in the first block: tiles are prefetched beyond the last key.
     pub(crate) fn row(&self, position: usize) -> usize {
-        let known = (position / self.block).checked_sub(self.first).and_then(|i| self.rows.get(i));
-        known.or(self.rows.first()).copied().unwrap_or(0) + position % self.block
+        let i = position / self.block;
+        let block = if i < self.blocks.ne()[0] { self.block(i).unwrap_or(0) } else { 0 };
+        block * self.block + position % self.block
     }
 }

@@ -234,6 +234,23 @@ fn paged(s: &mut Suite) {
         let op = FlashAttn { softcap: 0.5, block: 256, ..PLAIN };
         m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), Some(sinks), Some(table), Some(seqs)])
     });
+    // Spans that make other pieces than as many tokens of one sequence would.
+    for (group, first) in [(8, 64), (1, 512)] {
+        s.add(
+            format!("paged, {first} tokens of one sequence and one of another, {group} heads"),
+            Check::PRODUCT,
+            |m| {
+                let n = first + 1;
+                let shape = Shape { d: 8, dv: 8, tokens: n, kv: 6 * 128, heads: group, heads_kv: 1, ..USUAL };
+                let [q, k, v] = shape.qkv(m)?;
+                let seqs = (0..n).map(|i| i32::from(i == first)).collect();
+                let (table, seqs) = (m.i32(&[3, 3], table())?, m.i32(&[n], Fill::Ints(seqs))?);
+                let pos = m.i32(&[n], Fill::Integers(0, 384))?;
+                let op = FlashAttn { block: 128, ..PLAIN };
+                m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)])
+            },
+        );
+    }
     for (pos, seq, block) in
         [(256, 0, 1), (-1, 0, 1), (5, 2, 1), (5, -1, 1), (200, 1, 2), (200, 1, i32::MIN), (200, 1, i32::MAX)]
     {

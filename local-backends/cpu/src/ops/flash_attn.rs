@@ -5,6 +5,7 @@ use super::*;
 use crate::kernels::attn::{Heads, MaskRow, Phase, QUERIES, Query, attention, scratch_floats};
 use crate::kernels::mul_mat::Rows;
 use crate::paging::Table;
+use crate::scratch::Plain;
 use crate::tensor::checked;
 use outboard_core::DType;
 use outboard_core::op::FlashAttn;
@@ -47,16 +48,20 @@ fn phase(n_tokens: usize) -> Phase {
 }
 
 /// Room for the queries that go through the keys together: at most [`QUERIES`], or those of one token. Threads do not matter: more
-/// of them only make pieces smaller. Of a paged cache, sequences may have one token each, or one of them all.
+/// of them only make pieces smaller. Of a paged cache, spans of any length make pieces of any size.
 pub(crate) fn need(node: &Node, op: &FlashAttn) -> Need {
     let (Some(q), Some(k), Some(v)) = (node.opt(0), node.opt(1), node.opt(2)) else { return Need::default() };
     let [d, n_tokens, n_head, _] = q.ne();
-    let floats = |n_tokens: usize| {
-        let Pieces { group, tokens, .. } = Pieces::new(1, n_tokens, n_head, k.ne()[2]);
-        scratch_floats(phase(n_tokens), d, v.ne()[0], tokens.saturating_mul(group))
-    };
-    let most = if op.block > 0 { floats(n_tokens).max(floats(n_tokens.min(1))) } else { floats(n_tokens) };
-    Need { thread: bytes_of::<f32>(most), ..Need::default() }
+    let Pieces { group, tokens, .. } = Pieces::new(1, n_tokens, n_head, k.ne()[2]);
+    let floats = |n_tokens: usize, queries: usize| scratch_floats(phase(n_tokens), d, v.ne()[0], queries);
+    let shared = bytes_of::<Piece>(n_tokens);
+    if op.block == 0 {
+        let floats = floats(n_tokens, tokens.saturating_mul(group));
+        return Need { thread: bytes_of::<f32>(floats), shared, ..Need::default() };
+    }
+    let most = n_tokens.saturating_mul(group).min(QUERIES.max(group));
+    let floats = floats(n_tokens, most).max(floats(1, group));
+    Need { thread: bytes_of::<f32>(floats), shared, ..Need::default() }
 }
 
 /// The sources that say what queries see.
@@ -72,59 +77,72 @@ impl Sight<'_> {
     /// Positions that query `i` sees.
     fn keys(&self, i: usize) -> Result<Range<usize>, String> {
         let Some(pos) = self.pos else { return Ok(0..self.n_kv) };
-        let positions = self.paging.map_or(self.n_kv, |(table, _)| table.ne()[0] * self.op.block);
+        let positions = self.paging.map_or(self.n_kv, |(table, _)| table.ne()[0].saturating_mul(self.op.block));
         let end = checked(pos.int([i, 0, 0, 0]), positions, "position")? + 1;
         Ok(if self.op.window > 0 { end.saturating_sub(self.op.window) } else { 0 }..end)
     }
 
-    /// The queries in spans of one sequence, everything checked.
-    fn spans(&self, n_tokens: usize) -> Result<Vec<Span>, String> {
-        let Some((table, seqs)) = self.paging else {
-            (0..n_tokens).try_for_each(|i| self.keys(i).map(drop))?;
-            return Ok(vec![Span { tokens: 0..n_tokens, table: None }]);
+    /// Where the keys of query `i` lie, if the cache is paged.
+    fn table(&self, i: usize) -> Result<Option<Table>, String> {
+        let Some((table, seqs)) = self.paging else { return Ok(None) };
+        let seq = checked(seqs.int([i, 0, 0, 0]), table.ne()[1], "sequence")?;
+        Ok(Some(Table::new(table, seq, self.op.block, self.n_kv)))
+    }
+
+    /// How many queries from `start` on are of one sequence; an error if one of them sees what is not there.
+    fn span(&self, start: usize, n_tokens: usize) -> Result<usize, String> {
+        let mut seen = self.keys(start)?;
+        let same = |i: &usize| match self.paging {
+            Some((_, seqs)) => seqs.int([*i, 0, 0, 0]) == seqs.int([start, 0, 0, 0]),
+            None => true,
         };
-        let mut spans = Vec::new();
-        let mut start = 0;
-        while start < n_tokens {
-            let seq = seqs.int([start, 0, 0, 0]);
-            let same = (start..n_tokens).take_while(|&i| seqs.int([i, 0, 0, 0]) == seq).count();
-            let mut seen = self.keys(start)?;
-            for i in start..start + same {
-                let keys = self.keys(i)?;
-                seen = seen.start.min(keys.start)..seen.end.max(keys.end);
-            }
-            let seq = checked(seq, table.ne()[1], "sequence")?;
-            let table = Some(Table::new(table, seq, self.op.block, &seen, self.n_kv)?);
-            spans.push(Span { tokens: start..start + same, table });
-            start += same;
+        let mut end = start;
+        while end < n_tokens && same(&end) {
+            let keys = self.keys(end)?;
+            seen = seen.start.min(keys.start)..seen.end.max(keys.end);
+            end += 1;
         }
-        Ok(spans)
+        if let Some(table) = self.table(start)? {
+            let blocks = seen.start / self.op.block..seen.end.div_ceil(self.op.block);
+            blocks.into_iter().try_for_each(|i| table.block(i).map(drop))?;
+        }
+        Ok(end - start)
     }
 }
 
-/// Queries of one sequence that follow one another. What each gets does not depend on other sequences.
-struct Span {
-    tokens: Range<usize>,
-    /// Where their keys lie, if the cache is paged.
-    table: Option<Table>,
-}
-
-/// Some tokens of a span.
+/// Some tokens of one sequence that follow one another, and how many of it there are in all.
+#[derive(Clone, Copy)]
+#[repr(C)]
 struct Piece {
+    start: usize,
+    end: usize,
     span: usize,
-    tokens: Range<usize>,
 }
 
-/// The pieces of all spans. Later tokens see more keys: they go first, so that the pieces at the end are small.
-fn pieces(spans: &[Span], threads: usize, n_head: usize, n_head_kv: usize) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    for (i, span) in spans.iter().enumerate() {
-        let Pieces { tokens, blocks, .. } = Pieces::new(threads, span.tokens.len(), n_head, n_head_kv);
-        let Range { start, end } = span.tokens;
-        let piece = |block: usize| start + block * tokens..(start + (block + 1) * tokens).min(end);
-        pieces.extend((0..blocks).rev().map(|block| Piece { span: i, tokens: piece(block) }));
+// SAFETY: numbers, in the order of C.
+unsafe impl Plain for Piece {}
+
+/// Divides the queries into pieces, sequence by sequence: what one gets does not depend on others. Later tokens see more keys: they go first,
+/// so that the pieces at the end are small. Gives their number.
+fn divide(
+    sight: &Sight<'_>,
+    n_tokens: usize,
+    pieces_of: &dyn Fn(usize) -> Pieces,
+    pieces: &mut [Piece],
+    aborted: &dyn Fn() -> bool,
+) -> Result<usize, String> {
+    let (mut start, mut n) = (0, 0);
+    while start < n_tokens && !aborted() {
+        let span = sight.span(start, n_tokens)?;
+        let Pieces { tokens, blocks, .. } = pieces_of(span);
+        for block in (0..blocks).rev() {
+            let (first, end) = (start + block * tokens, start + ((block + 1) * tokens).min(span));
+            *pieces.get_mut(n).ok_or("more pieces than tokens")? = Piece { start: first, end, span };
+            n += 1;
+        }
+        start += span;
     }
-    pieces
+    Ok(n)
 }
 
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), String> {
@@ -133,29 +151,33 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
     let [_, n_tokens, n_head, _] = q.ne();
     let [_, n_kv, n_head_kv, _] = k.ne();
     let sight = Sight { op, pos: node.opt(4), paging: node.opt(6).zip(node.opt(7)), n_kv };
+    let threads = cx.pool.threads();
+    let (isa, abort, workers) = (cx.isa, cx.watch.abort, cx.workers());
+    let pieces = cx.shared.borrow().take::<Piece>(n_tokens)?;
     // Before anything is written.
-    let spans = sight.spans(n_tokens)?;
+    let pieces_of = |n_tokens: usize| Pieces::new(threads, n_tokens, n_head, n_head_kv);
+    let n = divide(&sight, n_tokens, &pieces_of, pieces, &|| workers.aborted())?;
     if n_kv == 0 {
         (0..out.n_rows()).for_each(|r| out.f32s_mut(out.unravel(r)).fill(0.0));
         return Ok(());
     }
-    let pieces = pieces(&spans, cx.pool.threads(), n_head, n_head_kv);
+    let pieces = &pieces[..n];
     let group = n_head / n_head_kv.max(1);
     let rows =
         |t: &T, head: usize| Rows { data: t.row([0, head, 0]), stride: t.nb()[1], dtype: t.dtype(), k: t.ne()[0] };
-    let (isa, abort, shared) = (cx.isa, cx.watch.abort, SendPtr((q, k, v, out)));
+    let shared = SendPtr((q, k, v, out));
     let failed = FirstError::default();
-    cx.workers().run(n_head_kv * pieces.len(), &|n, memory| {
+    workers.run(n_head_kv * pieces.len(), &|n, memory| {
         let (q, k, v, out) = shared.get();
         let (head, piece) = (n % n_head_kv, &pieces[n / n_head_kv]);
-        let Span { tokens, table } = &spans[piece.span];
-        let (k, v, phase, table) = (rows(k, head), rows(v, head), phase(tokens.len()), table.as_ref());
-        let heads = Heads { k, v, scale: op.scale, softcap: op.softcap, phase, table, abort };
         let attend = || -> Result<(), String> {
+            let (k, v, table) = (rows(k, head), rows(v, head), sight.table(piece.start)?);
+            let (phase, table) = (phase(piece.span), table.as_ref());
+            let heads = Heads { k, v, scale: op.scale, softcap: op.softcap, phase, table, abort };
             let mut scratch = memory.rest()?;
             // Bounded, whatever the shapes: as many as go through the keys together.
-            let mut queries = Vec::with_capacity((piece.tokens.len() * group).min(QUERIES));
-            for i in piece.tokens.clone() {
+            let mut queries = Vec::with_capacity(((piece.end - piece.start) * group).min(QUERIES));
+            for i in piece.start..piece.end {
                 let keys = sight.keys(i)?;
                 let mask = mask.map(|m| match m.dtype() {
                     DType::F32 => MaskRow::F32(m.row([i, 0, 0]).cast()),
@@ -165,7 +187,7 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &FlashAttn) -> Result<(), St
                     let (q, out) = (q.row([i, h, 0]).cast(), out.row([h, i, 0]).cast());
                     let sink = sinks.map(|s| s.f32s([0, 0, 0])[h]);
                     queries.push(Query { q, out, keys: keys.clone(), mask, sink });
-                    let last = (i + 1, h + 1) == (piece.tokens.end, (head + 1) * group);
+                    let last = (i + 1, h + 1) == (piece.end, (head + 1) * group);
                     if last || queries.len() == QUERIES {
                         // SAFETY: shapes are checked by the op's rule, positions by `keys` and blocks by the table; each query's result
                         // is its own.

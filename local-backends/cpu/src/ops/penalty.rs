@@ -6,6 +6,9 @@ use crate::tensor::checked;
 use outboard_core::op::{Penalties, Penalty};
 use outboard_core::sort::sort_by;
 
+/// Tokens between two looks whether to go on.
+const POLL: usize = 1 << 16;
+
 /// Positions of the longest history.
 fn positions(node: &Node, op: &Penalty) -> usize {
     if op.block == 0 {
@@ -34,12 +37,15 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &Penalty) -> Result<(), Stri
             block => {
                 let (table, seqs) = (node.src(4)?, node.src(5)?);
                 let seq = checked(seqs.int([r, 0, 0, 0]), table.ne()[1], "sequence")?;
-                Some(Table::new(table, seq, block, &window, history.ne()[0])?)
+                Some(Table::new(table, seq, block, history.ne()[0]))
             }
         };
         let tokens = &mut tokens[..window.len()];
         for (to, j) in tokens.iter_mut().zip(window) {
-            let i = table.as_ref().map_or(j, |table| table.row(j));
+            if j % POLL == 0 && workers.aborted() {
+                break;
+            }
+            let i = table.as_ref().map_or(Ok(j), |table| table.checked_row(j))?;
             *to = checked(history.int([i, 0, 0, 0]), x.ne()[0], "token")? as u32;
         }
         sort_by(tokens, buffer, u32::cmp, || workers.aborted());

@@ -49,7 +49,7 @@ pub(in super::super) fn run(op: &FlashAttn, srcs: &Srcs, out: &T) -> Result<(), 
 /// The rows of the keys that query `i` sees, in the order of their positions.
 fn keys(op: &FlashAttn, srcs: &Srcs, n_kv: usize, i: usize) -> Result<Vec<usize>, String> {
     let Some(pos) = srcs.opt(4) else { return Ok((0..n_kv).collect()) };
-    let positions = if op.block == 0 { n_kv } else { srcs.get(6)?.ne()[0] * op.block };
+    let positions = if op.block == 0 { n_kv } else { srcs.get(6)?.ne()[0].saturating_mul(op.block) };
     let end = checked(pos.int([i, 0, 0, 0]), positions, "position")? + 1;
     let seen = if op.window > 0 { end.saturating_sub(op.window) } else { 0 }..end;
     if op.block == 0 {

@@ -10,7 +10,7 @@ pub(in super::super) fn run(op: &Penalty, srcs: &Srcs, out: &T) -> Result<(), St
     for row in x.rows() {
         let r = row[1];
         let penalties = Penalties::read([0, 1, 2, 3].map(|i| params.get([i, r, 0, 0]) as f32));
-        let positions = if op.block == 0 { count } else { srcs.get(4)?.ne()[0] * op.block };
+        let positions = if op.block == 0 { count } else { srcs.get(4)?.ne()[0].saturating_mul(op.block) };
         let step = checked(steps.int([r, 0, 0, 0]), positions, "step")?;
         let mut seen = vec![0u32; n];
         for j in (step + 1).saturating_sub(penalties.last_n)..=step {
