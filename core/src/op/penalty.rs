@@ -11,7 +11,8 @@ use std::ops::Range;
 /// token outside `0..n` in that part of it, fails the node.
 ///
 /// With `block`, the history is paged as a cache is ([`FlashAttn`]): further sources are table I32 `[n_blocks, n_seqs]` and seqs I32 `[rows]`, and
-/// position j of a sequence lies at `table[j / block, seq] * block + j % block`.
+/// position j of a sequence lies at `table[j / block, seq] * block + j % block`. A sequence outside the table fails the node, and so does a block
+/// outside the history in the part that counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalty {
     /// Tokens of a block; 0: the history is that of one sequence.
