@@ -37,10 +37,10 @@ impl Split {
             let value = value.as_u64().ok_or_else(|| GgufError::Invalid(format!("{key} is not a whole number")))?;
             limited(value, max, key)
         };
-        if metadata.get(COUNT).is_none() || number(COUNT, MAX_FILES)? <= 1 {
+        let count = if metadata.get(COUNT).is_some() { number(COUNT, MAX_FILES)? } else { 1 };
+        if count <= 1 {
             return Ok(None);
         }
-        let count = number(COUNT, MAX_FILES)?;
         Ok(Some(Split { no: number(NO, count - 1)?, count, tensors: number(TENSORS, MAX_TENSORS)? }))
     }
 

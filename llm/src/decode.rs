@@ -88,14 +88,14 @@ impl Engine {
     /// Enqueues a prompt behind what is in the cache; [`Engine::next_id`] gives the token that follows.
     pub fn prompt(&mut self, tokens: &[u32], sampling: Sampling) -> Result<()> {
         self.answered = 0;
-        let run = self.enqueue_prompt(tokens, sampling.penalties.is_some(), Request::Sample(sampling))?;
+        let run = self.enqueue_prompt(tokens, Request::Sample(sampling))?;
         self.expect_id(run, sampling.log_prob)
     }
 
     /// Enqueues a step: the token sampled last goes through the model, and the next one is sampled.
     pub fn step(&mut self, sampling: Sampling) -> Result<()> {
         self.check_room(1)?;
-        let run = self.enqueue(&[0], Feed::Sampled, sampling.penalties.is_some(), Request::Sample(sampling))?;
+        let run = self.enqueue(&[0], Feed::Sampled, Request::Sample(sampling))?;
         self.expect_id(run, sampling.log_prob)
     }
 

@@ -46,7 +46,7 @@ impl Engine {
     /// step takes longer than one token is the time of the head.
     pub fn fill_cache(&mut self, tokens: &[u32]) -> Result<()> {
         self.ahead.clear();
-        self.enqueue_prompt(tokens, false, Request::Layers)?;
+        self.enqueue_prompt(tokens, Request::Layers)?;
         Ok(self.scheduler().finish()?)
     }
 

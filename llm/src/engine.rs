@@ -152,7 +152,7 @@ impl Engine {
         let mut all = Vec::new();
         for batch in tokens.chunks(self.n_ubatch) {
             self.text.read(self.n_past, batch);
-            let run = self.enqueue(batch, Feed::Input, false, Request::Logits(batch.len()))?;
+            let run = self.enqueue(batch, Feed::Input, Request::Logits(batch.len()))?;
             let logits = self.wait(self.read(&run.program, net::LOGITS)?)?;
             all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
         }
@@ -207,25 +207,21 @@ impl Engine {
     }
 
     /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
-    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], history: bool, last: Request<'_>) -> Result<Run> {
+    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], last: Request<'_>) -> Result<Run> {
         let batches = self.micro_batches(tokens)?;
-        let run = self.enqueue_batches(&batches, history, last)?;
+        let run = self.enqueue_batches(&batches, last)?;
         run.ok_or_else(|| Error::Request("the prompt is empty".into()))
     }
 
     /// Enqueues micro-batches, of which the last one has outputs, and gives its run.
-    pub(crate) fn enqueue_batches(
-        &mut self,
-        batches: &[&[u32]],
-        history: bool,
-        last: Request<'_>,
-    ) -> Result<Option<Run>> {
+    pub(crate) fn enqueue_batches(&mut self, batches: &[&[u32]], last: Request<'_>) -> Result<Option<Run>> {
+        let part = Request::Part { history: last.history() };
         let mut runs = self.runs();
         let mut enqueue = || -> Result<Option<Run>> {
             let mut run = None;
             for (i, batch) in batches.iter().enumerate() {
-                let request = if i + 1 == batches.len() { last } else { Request::None };
-                run = runs.push(self, batch, history, request, ())?;
+                let request = if i + 1 == batches.len() { last } else { part };
+                run = runs.push(self, batch, request, ())?;
             }
             while let Some(next) = runs.next(self)? {
                 run = Some(next);
@@ -238,8 +234,8 @@ impl Engine {
     }
 
     /// Enqueues one micro-batch. With [`Feed::Sampled`] only the length of the batch counts.
-    pub(crate) fn enqueue(&mut self, batch: &[u32], feed: Feed, history: bool, request: Request<'_>) -> Result<Run> {
-        let (program, inputs) = self.next_run(batch, feed, history, request)?;
+    pub(crate) fn enqueue(&mut self, batch: &[u32], feed: Feed, request: Request<'_>) -> Result<Run> {
+        let (program, inputs) = self.next_run(batch, feed, request)?;
         let number = self.placed.scheduler.run(&program, &inputs)?;
         self.n_past += batch.len();
         Ok(Run { program, number })
@@ -250,10 +246,9 @@ impl Engine {
         &mut self,
         batch: &[u32],
         feed: Feed,
-        history: bool,
         request: Request<'_>,
     ) -> Result<(Arc<Program>, Inputs)> {
-        let outputs = request.outputs();
+        let (outputs, history) = (request.outputs(), request.history());
         let program = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs })?;
         let graph = program.graph();
         let (first, n) = (self.n_past as i32, batch.len() as i32);

@@ -235,7 +235,7 @@ impl Engine {
             batches.push(batch);
             rest = behind;
         }
-        let run = self.enqueue_batches(&batches, sampling.penalties.is_some(), Request::Sample(sampling))?;
+        let run = self.enqueue_batches(&batches, Request::Sample(sampling))?;
         let run = run.ok_or_else(|| Error::Request("there is no text to go on from".into()))?;
         self.expect_id(run, sampling.log_prob)
     }

@@ -164,9 +164,9 @@ impl Engine {
         // Fewer columns of a product would be rounded otherwise.
         let rows = if counting > 0 { counting.max(self.uniform_rows().min(n)) } else { 0 };
         let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
-        let request = if rows > 0 { Request::Scores(targets) } else { Request::None };
+        let request = if rows > 0 { Request::Scores(targets) } else { Request::Part { history: false } };
         let batch = Batch { rows, skip: rows - counting, last: end + 1 == chunk.len() };
-        let ended = runs.push(self, tokens, false, request, batch)?;
+        let ended = runs.push(self, tokens, request, batch)?;
         ended.map(|ended| self.scores_of(ended)).transpose()
     }
 

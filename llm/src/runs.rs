@@ -17,7 +17,10 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Request<'a> {
     /// Nothing: a part of a prompt that is not its end.
-    None,
+    Part {
+        /// Whether its tokens are noted, for penalties behind it.
+        history: bool,
+    },
     /// What the head would read, for nobody.
     Layers,
     /// Logits of the last so many tokens.
@@ -29,9 +32,18 @@ pub(crate) enum Request<'a> {
 }
 
 impl Request<'_> {
+    /// Whether tokens are noted, for penalties.
+    pub(crate) fn history(&self) -> bool {
+        match self {
+            Request::Part { history } => *history,
+            Request::Sample(sampling) => sampling.penalties.is_some(),
+            Request::Layers | Request::Logits(_) | Request::Scores(_) => false,
+        }
+    }
+
     pub(crate) fn outputs(&self) -> Outputs {
         match self {
-            Request::None => Outputs::None,
+            Request::Part { .. } => Outputs::None,
             Request::Layers => Outputs::Layers,
             Request::Logits(rows) => Outputs::Logits(*rows),
             Request::Scores(targets) => Outputs::Scores(targets.len()),
@@ -68,11 +80,10 @@ impl<T> Runs<T> {
         &mut self,
         engine: &mut Engine,
         batch: &[u32],
-        history: bool,
         request: Request<'_>,
         what: T,
     ) -> Result<Option<(Run, T)>> {
-        let (program, inputs) = engine.next_run(batch, Feed::Input, history, request)?;
+        let (program, inputs) = engine.next_run(batch, Feed::Input, request)?;
         let begun = engine.placed.scheduler.begin(&program, inputs)?;
         self.begun.push_back((program, begun, what));
         engine.n_past += batch.len();

@@ -98,12 +98,16 @@ impl FlashAttn {
         if self.block == 0 {
             return check(given == [None, None], || "a table and sequences need blocks".into());
         }
-        let table = srcs.typed(6, "table", DType::I32)?;
-        let seqs = srcs.typed(7, "seqs", DType::I32)?;
+        check_table(srcs, 6, n_tokens)?;
         let whole = self.block.is_multiple_of(BLOCK_ROWS) && n_kv.is_multiple_of(self.block);
         check(whole, || format!("{n_kv} rows are not blocks of {}, a multiple of {BLOCK_ROWS}", self.block))?;
-        check(table.ne()[2..] == [1, 1] && table.has_dense_rows(), || format!("table {table} must be a dense matrix"))?;
-        check(seqs.ne() == [n_tokens, 1, 1, 1], || format!("seqs {seqs} do not suit {n_tokens} queries"))?;
         check(srcs.opt(4).is_some() && srcs.opt(3).is_none(), || "blocks need positions, and no mask".into())
     }
+}
+
+/// Checks the table of blocks, source `i`, and behind it the sequences of so many rows.
+pub(super) fn check_table(srcs: &Srcs, i: usize, rows: usize) -> Result<(), String> {
+    let (table, seqs) = (srcs.typed(i, "table", DType::I32)?, srcs.typed(i + 1, "seqs", DType::I32)?);
+    check(table.ne()[2..] == [1, 1] && table.has_dense_rows(), || format!("table {table} must be a dense matrix"))?;
+    check(seqs.ne() == [rows, 1, 1, 1], || format!("seqs {seqs} do not suit {rows} rows"))
 }

@@ -1,5 +1,6 @@
 //! PENALTY: makes tokens less probable that were used a short while ago.
 
+use super::flash_attn::check_table;
 use super::*;
 use std::ops::Range;
 
@@ -61,13 +62,9 @@ impl OpSpec for Penalty {
         if self.block == 0 {
             check(srcs.opt(4).is_none() && srcs.opt(5).is_none(), || "a table and sequences need blocks".into())?;
         } else {
-            let (table, seqs) = (srcs.typed(4, "table", DType::I32)?, srcs.typed(5, "seqs", DType::I32)?);
+            check_table(srcs, 4, rows)?;
             let count = history.ne()[0];
             check(count.is_multiple_of(self.block), || format!("{count} tokens are not blocks of {}", self.block))?;
-            check(table.ne()[2..] == [1, 1] && table.has_dense_rows(), || {
-                format!("table {table} must be a dense matrix")
-            })?;
-            check(seqs.ne() == [rows, 1, 1, 1], || format!("seqs {seqs} do not suit logits {x}"))?;
         }
         Inferred::new(DType::F32, x.ne())
     }

@@ -21,10 +21,7 @@ impl Architecture for Gemma2 {
 
     fn read(&self, file: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
         need_floats(file, h, &["attention.layer_norm_rms_epsilon"])?;
-        h.window = window::read(file, h, Pattern::LastOf(GLOBAL_EVERY), h.rope_freq_base)?;
-        if h.window.is_none() {
-            return refuse("gemma2.attention.sliding_window is missing or 0".into());
-        }
+        h.window = window::read_required(file, h, Pattern::LastOf(GLOBAL_EVERY), h.rope_freq_base)?;
         only_dense(h)
     }
 

@@ -15,10 +15,7 @@ impl Architecture for GptOss {
 
     fn read(&self, file: &dyn ModelFile, h: &mut Hparams) -> Result<()> {
         need_floats(file, h, &["rope.freq_base"])?;
-        h.window = window::read(file, h, Pattern::LastOf(GLOBAL_EVERY), h.rope_freq_base)?;
-        if h.window.is_none() {
-            return refuse("gpt-oss.attention.sliding_window is missing or 0".into());
-        }
+        h.window = window::read_required(file, h, Pattern::LastOf(GLOBAL_EVERY), h.rope_freq_base)?;
         only_experts(h)
     }
 
@@ -31,8 +28,7 @@ impl Architecture for GptOss {
             feed_forward: FeedForward::Experts(Experts {
                 glu: GluKind::SWIGLU_OAI,
                 weights: ExpertWeights::SoftMaxOfChosen,
-                weights_scale: h.factors.expert_weights.unwrap_or(1.0),
-                ..Experts::SWIGLU
+                ..Experts::swiglu(h)
             }),
             ..layer
         }

@@ -39,14 +39,13 @@ pub struct Layer {
 impl Layer {
     /// The layer that most decoders share: a norm before each block, attention to all tokens, SwiGLU. A model that has experts has them here.
     pub fn pre_norm(h: &Hparams, mode: RopeMode) -> Layer {
-        let experts = Experts { weights_scale: h.factors.expert_weights.unwrap_or(1.0), ..Experts::SWIGLU };
         Layer {
             attention_norms: Norms::before("attn_norm"),
             attention: Attention::new(h, mode),
             feed_forward_norms: Norms::before("ffn_norm"),
             feed_forward: match h.n_expert {
                 0 => FeedForward::Dense(Dense::SWIGLU),
-                _ => FeedForward::Experts(experts),
+                _ => FeedForward::Experts(Experts::swiglu(h)),
             },
             residual_scale: 1.0,
         }
@@ -209,14 +208,16 @@ pub struct Experts {
 }
 
 impl Experts {
-    /// SwiGLU, no shared expert, weights that add up to one.
-    pub const SWIGLU: Experts = Experts {
-        glu: GluKind::Swiglu,
-        weights: ExpertWeights::Shares,
-        weights_scale: 1.0,
-        scales: Scales::Used,
-        shared: SharedExpert::None,
-    };
+    /// SwiGLU, no shared expert, shares as weights, times the file's factor.
+    pub fn swiglu(h: &Hparams) -> Experts {
+        Experts {
+            glu: GluKind::Swiglu,
+            weights: ExpertWeights::Shares,
+            weights_scale: h.factors.expert_weights.unwrap_or(1.0),
+            scales: Scales::Used,
+            shared: SharedExpert::None,
+        }
+    }
 }
 
 /// How the logits of a router become weights of the experts that are chosen, those with the largest.

@@ -33,9 +33,8 @@ impl Architecture for Qwen2Moe {
     fn layer(&self, h: &Hparams, _: usize) -> Layer {
         let feed_forward = FeedForward::Experts(Experts {
             weights: ExpertWeights::Probabilities,
-            weights_scale: h.factors.expert_weights.unwrap_or(1.0),
             shared: SharedExpert::Gated,
-            ..Experts::SWIGLU
+            ..Experts::swiglu(h)
         });
         Layer { feed_forward, ..Layer::pre_norm(h, RopeMode::Neox) }.without_scales()
     }

@@ -36,6 +36,19 @@ pub(super) fn read(file: &dyn ModelFile, h: &Hparams, pattern: Pattern, freq_bas
     Ok(Some(Window { size, layers: layers(file, h, pattern)?, freq_base: given.unwrap_or(freq_base) }))
 }
 
+/// [`read`] of a family that always has one.
+pub(super) fn read_required(
+    file: &dyn ModelFile,
+    h: &Hparams,
+    pattern: Pattern,
+    freq_base: f32,
+) -> Result<Option<Window>> {
+    match read(file, h, pattern, freq_base)? {
+        None => refuse(format!("{}.attention.sliding_window is missing or 0", h.arch)),
+        window => Ok(window),
+    }
+}
+
 /// Whether each layer has the window: the file may say it of each, or how many layers there are to one that has none.
 fn layers(file: &dyn ModelFile, h: &Hparams, pattern: Pattern) -> Result<Vec<bool>> {
     let key = format!("{}.attention.sliding_window_pattern", h.arch);

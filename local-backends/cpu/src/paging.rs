@@ -14,9 +14,15 @@ pub struct Table {
 }
 
 impl Table {
-    /// The column `seq` of a table, which has it, for blocks of a cache of `n_rows`.
-    pub(crate) fn new(blocks: &T, seq: usize, block: usize, n_rows: usize) -> Table {
-        Table { blocks: *blocks, seq, block, n_blocks: n_rows / block }
+    /// That of the sequence of row `i`, for blocks of a cache of `n_rows`; an error if the table does not have it.
+    pub(crate) fn of(blocks: &T, seqs: &T, i: usize, block: usize, n_rows: usize) -> Result<Table, String> {
+        let seq = checked(seqs.int([i, 0, 0, 0]), blocks.ne()[1], "sequence")?;
+        Ok(Table { blocks: *blocks, seq, block, n_blocks: n_rows / block })
+    }
+
+    /// Positions that a sequence of a table may have.
+    pub(crate) fn positions(blocks: &T, block: usize) -> usize {
+        blocks.ne()[0].saturating_mul(block)
     }
 
     /// The block number `i` of the sequence; an error if it is not in the cache. The table has so many.

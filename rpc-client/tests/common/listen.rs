@@ -1,4 +1,5 @@
 //! A program that takes connections on a port of its own, on a thread of its own.
+// Each test file uses some of it.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 use hyper_util::rt::{TokioExecutor, TokioIo};

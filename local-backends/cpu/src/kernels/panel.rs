@@ -110,6 +110,20 @@ impl Part {
         // SAFETY: the caller's.
         unsafe { (self.x.add(c * self.blocks), self.out.data.add(c * self.out.stride)) }
     }
+
+    /// Block `b` of each of `N` columns, of which the first is `x`.
+    ///
+    /// # Safety
+    /// There are such columns, and they have the block.
+    #[inline(always)]
+    pub(super) unsafe fn blocks_of<const N: usize>(&self, x: *const ActBlock, b: usize) -> [*const ActBlock; N] {
+        let mut blocks = [x; N];
+        for (c, block) in blocks.iter_mut().enumerate() {
+            // SAFETY: the caller's.
+            *block = unsafe { x.add(c * self.blocks + b) };
+        }
+        blocks
+    }
 }
 
 impl Panels {

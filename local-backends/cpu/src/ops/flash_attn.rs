@@ -77,16 +77,14 @@ impl Sight<'_> {
     /// Positions that query `i` sees.
     fn keys(&self, i: usize) -> Result<Range<usize>, String> {
         let Some(pos) = self.pos else { return Ok(0..self.n_kv) };
-        let positions = self.paging.map_or(self.n_kv, |(table, _)| table.ne()[0].saturating_mul(self.op.block));
+        let positions = self.paging.map_or(self.n_kv, |(table, _)| Table::positions(table, self.op.block));
         let end = checked(pos.int([i, 0, 0, 0]), positions, "position")? + 1;
         Ok(if self.op.window > 0 { end.saturating_sub(self.op.window) } else { 0 }..end)
     }
 
     /// Where the keys of query `i` lie, if the cache is paged.
     fn table(&self, i: usize) -> Result<Option<Table>, String> {
-        let Some((table, seqs)) = self.paging else { return Ok(None) };
-        let seq = checked(seqs.int([i, 0, 0, 0]), table.ne()[1], "sequence")?;
-        Ok(Some(Table::new(table, seq, self.op.block, self.n_kv)))
+        self.paging.map(|(table, seqs)| Table::of(table, seqs, i, self.op.block, self.n_kv)).transpose()
     }
 
     /// How many queries from `start` on are of one sequence; an error if one of them sees what is not there.

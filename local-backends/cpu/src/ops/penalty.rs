@@ -14,7 +14,7 @@ fn positions(node: &Node, op: &Penalty) -> usize {
     if op.block == 0 {
         node.opt(1).map_or(0, |history| history.ne()[0])
     } else {
-        node.opt(4).map_or(0, |table| table.ne()[0]).saturating_mul(op.block)
+        node.opt(4).map_or(0, |table| Table::positions(table, op.block))
     }
 }
 
@@ -32,13 +32,9 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &Penalty) -> Result<(), Stri
     for r in (0..x.n_rows()).take_while(|_| !workers.aborted()) {
         let penalties = Penalties::read([0, 1, 2, 3].map(|i| params.f32s([r, 0, 0])[i]));
         let window = penalties.window(steps.int([r, 0, 0, 0]), most)?;
-        let table = match op.block {
-            0 => None,
-            block => {
-                let (table, seqs) = (node.src(4)?, node.src(5)?);
-                let seq = checked(seqs.int([r, 0, 0, 0]), table.ne()[1], "sequence")?;
-                Some(Table::new(table, seq, block, history.ne()[0]))
-            }
+        let table = match node.opt(4).zip(node.opt(5)) {
+            Some((table, seqs)) => Some(Table::of(table, seqs, r, op.block, history.ne()[0])?),
+            None => None,
         };
         let tokens = &mut tokens[..window.len()];
         for (to, j) in tokens.iter_mut().zip(window) {

@@ -49,13 +49,8 @@ pub(in super::super) fn run(op: &FlashAttn, srcs: &Srcs, out: &T) -> Result<(), 
 /// The rows of the keys that query `i` sees, in the order of their positions.
 fn keys(op: &FlashAttn, srcs: &Srcs, n_kv: usize, i: usize) -> Result<Vec<usize>, String> {
     let Some(pos) = srcs.opt(4) else { return Ok((0..n_kv).collect()) };
-    let positions = if op.block == 0 { n_kv } else { srcs.get(6)?.ne()[0].saturating_mul(op.block) };
-    let end = checked(pos.int([i, 0, 0, 0]), positions, "position")? + 1;
+    let paging = Paging::of(srcs, 6, i, op.block, n_kv)?;
+    let end = checked(pos.int([i, 0, 0, 0]), paging.positions(), "position")? + 1;
     let seen = if op.window > 0 { end.saturating_sub(op.window) } else { 0 }..end;
-    if op.block == 0 {
-        return Ok(seen.collect());
-    }
-    let table = srcs.get(6)?;
-    let seq = checked(srcs.get(7)?.int([i, 0, 0, 0]), table.ne()[1], "sequence")?;
-    seen.map(|j| paged_row(table, seq, j, op.block, n_kv)).collect()
+    seen.map(|j| paging.row(j)).collect()
 }

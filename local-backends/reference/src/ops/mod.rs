@@ -37,9 +37,35 @@ fn wrap(i: Index, ne: [usize; 4]) -> Index {
     std::array::from_fn(|d| i[d] % ne[d])
 }
 
-/// The row of position `j` of a sequence in a paged cache of `n_rows`.
-fn paged_row(table: &T, seq: usize, j: usize, block: usize, n_rows: usize) -> Result<usize, String> {
-    Ok(checked(table.int([j / block, seq, 0, 0]), n_rows / block, "block")? * block + j % block)
+/// Where the positions of a sequence lie in a cache of `n_rows`.
+struct Paging<'a> {
+    /// The table and the sequence's column in it; `None` where positions are rows.
+    table: Option<(&'a T<'a>, usize)>,
+    block: usize,
+    n_rows: usize,
+}
+
+impl<'a> Paging<'a> {
+    /// That of the sequence of row `i`: with blocks, source `at` is the table, and the one behind it has the sequences.
+    fn of(srcs: &'a crate::Srcs<'a>, at: usize, i: usize, block: usize, n_rows: usize) -> Result<Paging<'a>, String> {
+        let column = || -> Result<_, String> {
+            let table = srcs.get(at)?;
+            Ok((table, checked(srcs.get(at + 1)?.int([i, 0, 0, 0]), table.ne()[1], "sequence")?))
+        };
+        Ok(Paging { table: if block == 0 { None } else { Some(column()?) }, block, n_rows })
+    }
+
+    /// Positions that there may be.
+    fn positions(&self) -> usize {
+        self.table.map_or(self.n_rows, |(table, _)| table.ne()[0].saturating_mul(self.block))
+    }
+
+    /// The row of a position.
+    fn row(&self, j: usize) -> Result<usize, String> {
+        let Some((table, seq)) = self.table else { return Ok(j) };
+        let block = checked(table.int([j / self.block, seq, 0, 0]), self.n_rows / self.block, "block")?;
+        Ok(block * self.block + j % self.block)
+    }
 }
 
 /// A row index that comes from data, checked.

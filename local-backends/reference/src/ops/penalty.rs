@@ -10,15 +10,11 @@ pub(in super::super) fn run(op: &Penalty, srcs: &Srcs, out: &T) -> Result<(), St
     for row in x.rows() {
         let r = row[1];
         let penalties = Penalties::read([0, 1, 2, 3].map(|i| params.get([i, r, 0, 0]) as f32));
-        let positions = if op.block == 0 { count } else { srcs.get(4)?.ne()[0].saturating_mul(op.block) };
-        let step = checked(steps.int([r, 0, 0, 0]), positions, "step")?;
+        let paging = Paging::of(srcs, 4, r, op.block, count)?;
+        let step = checked(steps.int([r, 0, 0, 0]), paging.positions(), "step")?;
         let mut seen = vec![0u32; n];
-        let seq = match op.block {
-            0 => 0,
-            _ => checked(srcs.get(5)?.int([r, 0, 0, 0]), srcs.get(4)?.ne()[1], "sequence")?,
-        };
         for j in (step + 1).saturating_sub(penalties.last_n)..=step {
-            let i = if op.block == 0 { j } else { paged_row(srcs.get(4)?, seq, j, op.block, count)? };
+            let i = paging.row(j)?;
             seen[checked(history.int([i, 0, 0, 0]), n, "token")?] += 1;
         }
         let (repeat, frequency) = (f64::from(penalties.repeat), f64::from(penalties.frequency));

@@ -226,10 +226,7 @@ pub(super) unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, c
         for b in 0..part.groups.div_ceil(8) {
             let step = part.panel.add(b * step_floats(ROWS, SPAN));
             ahead.more(N);
-            let mut cols = [x; N];
-            for (c, col) in cols.iter_mut().enumerate() {
-                *col = x.add(c * part.blocks + b);
-            }
+            let cols = part.blocks_of::<N>(x, b);
             for g in 0..(part.groups - 8 * b).min(8) * (32 / SPAN) {
                 let mut xq = [std::ptr::null(); N];
                 for c in 0..N {

@@ -131,10 +131,7 @@ unsafe fn tile<const N: usize, const V: usize, const SPAN: usize>(part: &Part, f
         for b in 0..part.groups.div_ceil(8) {
             let step = part.panel.add(b * step_floats(ROWS, SPAN));
             ahead.more(N);
-            let mut cols = [x; N];
-            for (c, col) in cols.iter_mut().enumerate() {
-                *col = x.add(c * part.blocks + b);
-            }
+            let cols = part.blocks_of::<N>(x, b);
             for g in 0..(part.groups - 8 * b).min(8) * (32 / SPAN) {
                 let products = span_products::<N, V, SPAN>(step, beside, g, cols);
                 add_scaled::<N, V, SPAN>(&mut sum, products, step, beside, g, cols);
