@@ -7,12 +7,13 @@ use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_core::op::Sampler;
 use outboard_llm::gguf::Gguf;
-use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_llm::{LoadOptions, Model, PlacedModel, Sequence};
 use outboard_system::open_mapped;
 use std::sync::Arc;
 
 pub(crate) struct Outboard {
-    engine: Engine,
+    engine: PlacedModel,
+    sequence: Sequence,
     device: Arc<dyn Device>,
     /// What the last run sampled, greedily.
     next: Option<u32>,
@@ -27,8 +28,9 @@ impl Outboard {
         let device = cpu_device(&Host::new(), "CPU0", options, &MemoryBudget::new(None));
         let options =
             LoadOptions { n_ctx: setup.n_ctx as usize, n_ubatch: setup.n_ubatch as usize, ..LoadOptions::default() };
-        let engine = Engine::load(model, vec![device.clone()], &options, &|_, _| ())?;
-        Ok(Outboard { engine, device, next: None })
+        let mut engine = PlacedModel::load(model, vec![device.clone()], &options, &|_, _| ())?;
+        let sequence = engine.open()?;
+        Ok(Outboard { engine, sequence, device, next: None })
     }
 
     /// The processor's name.
@@ -48,11 +50,12 @@ impl Side for Outboard {
     }
 
     fn clear(&mut self) {
-        self.engine.truncate(0);
+        // Fails only if the sequence is closed.
+        let _ = self.engine.truncate(self.sequence, 0);
     }
 
     fn eval(&mut self, tokens: &[u32]) -> Result<()> {
-        let (id, _) = self.engine.eval(tokens, Sampler::GREEDY)?;
+        let (id, _) = self.engine.eval(self.sequence, tokens, Sampler::GREEDY)?;
         self.next = Some(id);
         Ok(())
     }

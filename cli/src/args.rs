@@ -2,7 +2,9 @@
 
 use crate::trust::TrustArgs;
 use clap::Args;
+use outboard_core::DType;
 use outboard_core::op::{Penalties, Sampler};
+use outboard_llm::Prefixes;
 use outboard_rpc_client::{ClientOptions, Endpoint};
 use std::str::FromStr;
 use std::time::Duration;
@@ -79,6 +81,27 @@ pub(crate) enum SplitMode {
     Layer,
 }
 
+/// Types that a KV cache may have.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheType {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl CacheType {
+    pub(crate) fn dtype(self) -> DType {
+        match self {
+            CacheType::F32 => DType::F32,
+            CacheType::F16 => DType::F16,
+            CacheType::Bf16 => DType::BF16,
+            CacheType::Q8_0 => DType::Q8_0,
+        }
+    }
+}
+
 /// How a model is placed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
@@ -103,6 +126,18 @@ pub(crate) struct ModelArgs {
     /// Puts weights whose names match a pattern on a device; may be given several times
     #[arg(long = "ot", alias = "override-tensor", value_name = "REGEX=DEV")]
     pub(crate) override_tensor: Vec<String>,
+    /// Element type of the keys in the KV cache
+    #[arg(long = "ctk", alias = "cache-type-k", value_name = "T", default_value = "f16")]
+    pub(crate) cache_type_k: CacheType,
+    /// Element type of the values in the KV cache
+    #[arg(long = "ctv", alias = "cache-type-v", value_name = "T", default_value = "f16")]
+    pub(crate) cache_type_v: CacheType,
+    /// Sequences at a time, as the command needs them
+    #[arg(skip = 1usize)]
+    pub(crate) n_seqs: usize,
+    /// Whether they share beginnings, as the command needs it
+    #[arg(skip)]
+    pub(crate) prefixes: Prefixes,
     /// Use the weights of this host's devices where the file is mapped, even if there is memory for a copy, which has larger pages and decodes faster
     #[arg(long)]
     pub(crate) mmap: bool,
@@ -178,9 +213,9 @@ impl SampleArgs {
     }
 }
 
-/// Rewrites llama.cpp's habit of long names behind one dash (`-sm`, `-ts`, `-ot`, `-ub`, `-dev`) to what clap reads.
+/// Rewrites llama.cpp's habit of long names behind one dash (`-sm`, `-ts`, `-ub`) to what clap reads.
 pub(crate) fn with_double_dashes(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
-    const NAMES: [&str; 5] = ["-sm", "-ts", "-ot", "-ub", "-dev"];
+    const NAMES: [&str; 8] = ["-sm", "-ts", "-ot", "-ub", "-dev", "-np", "-ctk", "-ctv"];
     let mut literal = false;
     args.map(|arg| {
         literal |= arg == "--";

@@ -1,12 +1,12 @@
 //! Ctrl-C.
 
 use anyhow::{Context, Result};
-use outboard_llm::Engine;
+use outboard_llm::PlacedModel;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A flag that Ctrl-C sets. The second Ctrl-C ends the process at once; servers free what it had.
-pub(crate) fn watch(engine: &Engine) -> Result<Arc<AtomicBool>> {
+pub(crate) fn watch(engine: &PlacedModel) -> Result<Arc<AtomicBool>> {
     let flag = Arc::new(AtomicBool::new(false));
     let (set, cancel) = (flag.clone(), engine.cancel_token());
     ctrlc::set_handler(move || {

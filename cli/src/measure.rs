@@ -11,7 +11,7 @@ use crate::trace::{Links, TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
 use outboard_core::device::RoundTrips;
 use outboard_core::op::Sampler;
-use outboard_llm::{Engine, GenerateOptions, generate};
+use outboard_llm::{GenerateOptions, PlacedModel, Sequence, generate};
 use outboard_output as output;
 use outboard_rpc_client::RemoteDevice;
 use std::ops::ControlFlow;
@@ -80,22 +80,25 @@ pub(crate) struct Side {
     pub(crate) devices: Vec<String>,
     /// Where those are.
     pub(crate) reach: Reach,
-    pub(crate) engine: Engine,
+    pub(crate) engine: PlacedModel,
+    /// The one that is measured.
+    sequence: Sequence,
 }
 
 impl Side {
     /// Puts a model on devices.
     pub(crate) fn load(loaded: &model::Loaded, set: DeviceSet, args: &ModelArgs) -> Result<Side> {
         let options = model::load_options(args, &loaded.model, &set)?;
-        Ok(Side::new(model::load(loaded, set, &options)?))
+        Side::new(model::load(loaded, set, &options)?)
     }
 
     /// A model that is on its devices.
-    pub(crate) fn new(engine: Engine) -> Side {
+    pub(crate) fn new(mut engine: PlacedModel) -> Result<Side> {
+        let sequence = engine.open()?;
         let used = engine.loads().iter().zip(engine.devices()).filter(|(l, _)| l.is_used());
         let remote = used.clone().any(|(_, d)| RemoteDevice::of(d.as_ref()).is_some());
         let reach = if remote { Reach::Remote } else { Reach::Local };
-        Side { devices: used.map(|(l, _)| l.id.clone()).collect(), reach, engine }
+        Ok(Side { devices: used.map(|(l, _)| l.id.clone()).collect(), reach, engine, sequence })
     }
 
     /// Runs a test once, and records what every device did meanwhile.
@@ -120,24 +123,24 @@ impl Side {
         loaded: &model::Loaded,
         n: usize,
     ) -> Result<Option<Vec<TokenTime>>> {
-        let (engine, token) = (&mut self.engine, [start_token(loaded)]);
-        engine.truncate(0);
+        let (engine, sequence, token) = (&mut self.engine, self.sequence, [start_token(loaded)]);
+        engine.truncate(sequence, 0)?;
         let recording = tracer.start(engine.devices(), Links::Left)?;
         let start = Instant::now();
         // One after the other, as tokens are decoded.
-        let done = (0..n).try_for_each(|_| engine.fill_cache(&token));
+        let done = (0..n).try_for_each(|_| engine.fill_cache(sequence, &token));
         let range = (start, Instant::now());
         let trace = recording.finish();
         done?;
-        engine.truncate(0);
+        engine.truncate(sequence, 0)?;
         Ok(trace.token_times(range, n))
     }
 
     /// Runs a test once, the cache being empty.
     pub(crate) fn run(&mut self, loaded: &model::Loaded, test: Test, round: u64) -> Result<Sample> {
-        let engine = &mut self.engine;
+        let (engine, sequence) = (&mut self.engine, self.sequence);
         let n_vocab = engine.model().hparams().n_vocab;
-        engine.truncate(0);
+        engine.truncate(sequence, 0)?;
         let before = devices::net(engine.devices());
         let mut gaps = Vec::new();
         let range = match test {
@@ -145,15 +148,15 @@ impl Side {
                 let mut random = Random(round + 1);
                 let tokens: Vec<u32> = (0..n).map(|_| random.below(n_vocab)).collect();
                 let start = Instant::now();
-                engine.eval(&tokens, Sampler::GREEDY)?;
+                engine.eval(sequence, &tokens, Sampler::GREEDY)?;
                 (start, Instant::now())
             }
-            Test::Decode(n) => decode(engine, loaded, n, &mut gaps)?,
+            Test::Decode(n) => decode(engine, sequence, loaded, n, &mut gaps)?,
         };
         let after = devices::net(engine.devices());
         // What was enqueued beyond the last token must not run into the time of the next one.
-        engine.truncate(0);
-        engine.eval(&[start_token(loaded)], Sampler::GREEDY)?;
+        engine.truncate(sequence, 0)?;
+        engine.eval(sequence, &[start_token(loaded)], Sampler::GREEDY)?;
         let net = Net {
             sent_bytes: after.sent_bytes - before.sent_bytes,
             recv_bytes: after.recv_bytes - before.recv_bytes,
@@ -164,7 +167,13 @@ impl Side {
 }
 
 /// From when to when `n` tokens behind the first came; the times between pieces of text go to `gaps`.
-fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<Duration>) -> Result<Range> {
+fn decode(
+    engine: &mut PlacedModel,
+    sequence: Sequence,
+    loaded: &model::Loaded,
+    n: usize,
+    gaps: &mut Vec<Duration>,
+) -> Result<Range> {
     let options = GenerateOptions {
         n_predict: Some(n + 1),
         sampler: Sampler::GREEDY,
@@ -182,7 +191,7 @@ fn decode(engine: &mut Engine, loaded: &model::Loaded, n: usize, gaps: &mut Vec<
         ControlFlow::Continue(())
     };
     let start = Instant::now();
-    let generation = generate(engine, &loaded.tokenizer, &[start_token(loaded)], &options, &mut on_text)?;
+    let generation = generate(engine, sequence, &loaded.tokenizer, &[start_token(loaded)], &options, &mut on_text)?;
     if generation.tokens.len() != n + 1 {
         bail!("only {} of {} tokens came: {:?}", generation.tokens.len(), n + 1, generation.finish);
     }

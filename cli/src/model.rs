@@ -9,7 +9,9 @@ use outboard_core::error::Bytes;
 use outboard_llm::division::{Member, divide};
 use outboard_llm::gguf::{Digests, FileKey, Gguf};
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{DeviceLoad, Engine, LoadOptions, Mmap, Model, Overrides, Parts, attention_cost, default_ubatch};
+use outboard_llm::{
+    DeviceLoad, LoadOptions, Mmap, Model, Overrides, Parts, PlacedModel, attention_cost, default_ubatch,
+};
 use outboard_output as output;
 use outboard_system::open_mapped;
 use regex::Regex;
@@ -91,21 +93,23 @@ pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &DeviceSet
         Some(n) => n as usize,
         None => trained.min(DEFAULT_CTX),
     };
-    let parts = Parts::new(model, n_ctx, attention_cost(&set.devices))?;
     let n_ubatch = args.ubatch_size.map_or_else(|| default_ubatch(&set.devices), |n| n as usize);
     let options = LoadOptions {
         n_ctx,
+        n_seqs: args.n_seqs,
+        cache_types: [args.cache_type_k.dtype(), args.cache_type_v.dtype()],
+        prefixes: args.prefixes,
         n_ubatch: n_ubatch.min(args.batch_size as usize),
-        scores: 0,
-        split: shares(args, &parts, set)?,
         overrides: overrides(&args.override_tensor, &set.devices)?,
-        blank: false,
         mmap: match (args.mmap, args.no_mmap) {
             (true, _) => Mmap::Always,
             (_, true) => Mmap::Never,
             _ => Mmap::Auto,
         },
+        ..LoadOptions::default()
     };
+    let parts = Parts::new(model, options.cache(), attention_cost(&set.devices))?;
+    let options = LoadOptions { split: shares(args, &parts, set)?, ..options };
     Ok((options, parts))
 }
 
@@ -152,13 +156,13 @@ fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides>
 }
 
 /// Puts a model on its devices, with a progress bar.
-pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Result<Engine> {
+pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Result<PlacedModel> {
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
         bar.get_or_init(|| print::bytes_bar(total, "loading")).set_position(done);
     };
     let known: Vec<usize> = loaded.model.digests().iter().map(|file| file.known().len()).collect();
-    let engine = Engine::load(loaded.model.clone(), set.devices, options, &progress);
+    let engine = PlacedModel::load(loaded.model.clone(), set.devices, options, &progress);
     if let Some(bar) = bar.get() {
         bar.finish_and_clear();
     }
@@ -202,7 +206,7 @@ impl fmt::Display for Layers {
 }
 
 /// Which device holds what, as a table.
-pub(crate) fn plan_table(engine: &Engine) -> String {
+pub(crate) fn plan_table(engine: &PlacedModel) -> String {
     let mut table = print::table(&["device", "layers", "weights", "KV cache", "results"], &[2, 3, 4]);
     for load in engine.loads() {
         let size = |bytes: u64| Bytes(bytes).to_string();
@@ -231,7 +235,7 @@ pub(crate) struct DeviceReport {
 }
 
 /// What each device has of a model.
-pub(crate) fn device_reports(engine: &Engine) -> Vec<DeviceReport> {
+pub(crate) fn device_reports(engine: &PlacedModel) -> Vec<DeviceReport> {
     let report = |load: &DeviceLoad| DeviceReport {
         id: load.id.clone(),
         layers: Layers::new(&load.layers),

@@ -7,7 +7,7 @@ use outboard_cpu::{CpuOptions, Isa, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_integration::{Forced, cases, model};
 use outboard_llm::gguf::Gguf;
-use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_llm::{LoadOptions, Model, PlacedModel};
 use outboard_reference::reference_device;
 use outboard_system::open_mapped;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn main() {
             _ => cpu_device(&host, "CPU0", CpuOptions::with_threads(2), &budget),
         };
         let options = LoadOptions { n_ctx: 128, ..LoadOptions::default() };
-        let mut engine = Engine::load(model.clone(), vec![device], &options, &|_, _| {}).unwrap();
+        let mut engine = PlacedModel::load(model.clone(), vec![device], &options, &|_, _| {}).unwrap();
         let mut forced = Forced::default();
         for case in cases(name) {
             forced.add(&mut engine, &case, PROMPT).unwrap();

@@ -1,7 +1,7 @@
 //! What llama.cpp generates, and when another program's text counts as the same.
 
-use outboard_llm::Engine;
 use outboard_llm::Error;
+use outboard_llm::PlacedModel;
 use serde::Deserialize;
 use std::collections::HashMap;
 
@@ -55,7 +55,7 @@ pub fn cases(model: &str) -> Vec<Case> {
     }
 }
 
-/// What an engine says of llama.cpp's texts when it is fed with their tokens: every step counts, whatever it would have chosen.
+/// What a model says of llama.cpp's texts when it is fed with their tokens: every step counts, whatever it would have chosen.
 #[derive(Debug, Default)]
 pub struct Forced {
     /// Log-probability of the token less llama.cpp's, step by step.
@@ -66,11 +66,16 @@ pub struct Forced {
 
 impl Forced {
     /// Adds a continuation. The prompt is read `at_once` tokens at a time, the rest one by one, as in a generation.
-    pub fn add(&mut self, engine: &mut Engine, case: &Case, at_once: usize) -> Result<(), Error> {
-        engine.truncate(0);
+    pub fn add(&mut self, engine: &mut PlacedModel, case: &Case, at_once: usize) -> Result<(), Error> {
+        let open = engine.sequences().next();
+        let seq = match open {
+            Some(open) => open,
+            None => engine.open()?,
+        };
+        engine.truncate(seq, 0)?;
         let mut last = Vec::new();
         for batch in case.tokens.chunks(at_once) {
-            let mut logits = engine.logits(batch)?;
+            let mut logits = engine.logits(seq, batch)?;
             last = logits.split_off(logits.len() - logits.len() / batch.len());
         }
         for (i, &Step(id, want, second)) in case.steps.iter().enumerate() {
@@ -82,7 +87,7 @@ impl Forced {
             }
             self.differences.push(got - max - sum.ln() as f32 - want);
             if i + 1 < case.steps.len() {
-                last = engine.logits(&[id])?;
+                last = engine.logits(seq, &[id])?;
             }
         }
         Ok(())

@@ -9,7 +9,7 @@ use outboard_core::{Device, DeviceKind, Host};
 use outboard_host::MemoryBudget;
 use outboard_integration::Server;
 use outboard_llm::gguf::Gguf;
-use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_llm::{LoadOptions, Model, PlacedModel};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, Tracing, connect};
 use outboard_system::open_mapped;
@@ -26,11 +26,11 @@ fn model() -> Arc<Model> {
     Arc::new(Model::new(Gguf::parse(open_mapped(&file).unwrap()).unwrap()).unwrap())
 }
 
-fn load(devices: Vec<Arc<dyn Device>>) -> Engine {
+fn load(devices: Vec<Arc<dyn Device>>) -> PlacedModel {
     // Small micro-batches, so that several are under way.
     let split = vec![1.0; devices.len()];
     let options = LoadOptions { n_ctx: 64, n_ubatch: 7, split, ..LoadOptions::default() };
-    let engine = Engine::load(model(), devices, &options, &|_, _| {}).unwrap();
+    let engine = PlacedModel::load(model(), devices, &options, &|_, _| {}).unwrap();
     // The model has four sections, of which the last device takes the first, too.
     let used = engine.loads().iter().filter(|load| load.is_used()).count();
     assert!(used >= engine.loads().len().min(3), "{:?}", engine.loads());
@@ -38,14 +38,15 @@ fn load(devices: Vec<Arc<dyn Device>>) -> Engine {
 }
 
 /// The logits of a prompt, and tokens behind it.
-fn outcome(engine: &mut Engine) -> (Vec<f32>, Vec<(u32, f32)>) {
+fn outcome(engine: &mut PlacedModel) -> (Vec<f32>, Vec<(u32, f32)>) {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
-    let logits = engine.logits(&prompt).unwrap();
-    engine.truncate(0);
-    let mut tokens = vec![engine.eval(&prompt, Sampler::GREEDY).unwrap()];
+    let seq = engine.open().unwrap();
+    let logits = engine.logits(seq, &prompt).unwrap();
+    engine.truncate(seq, 0).unwrap();
+    let mut tokens = vec![engine.eval(seq, &prompt, Sampler::GREEDY).unwrap()];
     for i in 0..8 {
         let last = tokens[i].0;
-        tokens.push(engine.eval(&[last], Sampler::GREEDY).unwrap());
+        tokens.push(engine.eval(seq, &[last], Sampler::GREEDY).unwrap());
     }
     (logits, tokens)
 }

@@ -6,7 +6,7 @@ use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_integration::{Client, Comparison, Forced, RunReport, Server, cases, model};
 use outboard_llm::gguf::Gguf;
-use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_llm::{LoadOptions, Model, PlacedModel};
 use outboard_system::open_mapped;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,7 +87,7 @@ fn every_step(name: &str, prompts: &[usize]) {
     let model = Arc::new(Model::new(Gguf::parse(open_mapped(&path).unwrap()).unwrap()).unwrap());
     let device = cpu_device(&Host::new(), "CPU0", CpuOptions::with_threads(2), &MemoryBudget::new(None));
     let options = LoadOptions { n_ctx: 128, ..LoadOptions::default() };
-    let mut engine = Engine::load(model, vec![device], &options, &|_, _| {}).unwrap();
+    let mut engine = PlacedModel::load(model, vec![device], &options, &|_, _| {}).unwrap();
     for &at_once in prompts {
         let mut forced = Forced::default();
         cases(name).iter().for_each(|case| forced.add(&mut engine, case, at_once).unwrap());

@@ -13,7 +13,9 @@ use outboard_core::op::{Penalties, Sampler};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{Engine, Error, Failover, GenerateOptions, Generation, LoadOptions, Model, Recovery, generate};
+use outboard_llm::{
+    Error, Failover, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sequence, generate,
+};
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
 use outboard_system::open_mapped;
@@ -60,6 +62,12 @@ impl Failover for Helper {
     }
 }
 
+/// The sequence of a model that has one.
+fn only(model: &mut PlacedModel) -> Sequence {
+    let open = model.sequences().next();
+    open.unwrap_or_else(|| model.open().unwrap())
+}
+
 struct World {
     model: Arc<Model>,
     tokenizer: Tokenizer,
@@ -72,14 +80,14 @@ impl World {
         World { model, tokenizer: small::tokenizer() }
     }
 
-    fn engine(&self, devices: Vec<Arc<dyn Device>>) -> Engine {
+    fn engine(&self, devices: Vec<Arc<dyn Device>>) -> PlacedModel {
         let split = vec![1.0; devices.len()];
         let options = LoadOptions { n_ctx: 64, n_ubatch: 4, split, ..LoadOptions::default() };
-        Engine::load(self.model.clone(), devices, &options, &|_, _| {}).unwrap()
+        PlacedModel::load(self.model.clone(), devices, &options, &|_, _| {}).unwrap()
     }
 
     /// A text; `at` is called when so many pieces of it have come.
-    fn text(&self, engine: &mut Engine, at: usize, then: &mut dyn FnMut()) -> Result<Generation, Error> {
+    fn text(&self, engine: &mut PlacedModel, at: usize, then: &mut dyn FnMut()) -> Result<Generation, Error> {
         let options = GenerateOptions {
             n_predict: Some(TOKENS),
             sampler: Sampler { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 42 },
@@ -92,7 +100,8 @@ impl World {
         if at == 0 {
             then();
         }
-        generate(engine, &self.tokenizer, &PROMPT, &options, &mut |_| {
+        let seq = only(engine);
+        generate(engine, seq, &self.tokenizer, &PROMPT, &options, &mut |_| {
             pieces += 1;
             if pieces == at {
                 then();
@@ -169,7 +178,8 @@ fn a_slow_server_is_waited_for() {
     let helper = Helper::default();
     engine.set_failover(Box::new(helper.clone()));
     let expected = world.text(&mut engine, 0, &mut || {}).unwrap();
-    engine.truncate(0);
+    let seq = only(&mut engine);
+    engine.truncate(seq, 0).unwrap();
     for (_, fate) in &servers {
         let slow = 2 * STALL.as_millis() as u64;
         let mut slow_for_a_while = || {
@@ -184,7 +194,8 @@ fn a_slow_server_is_waited_for() {
         let got = world.text(&mut engine, 3, &mut slow_for_a_while).unwrap();
         assert_eq!(got.tokens, expected.tokens);
         assert!(start.elapsed() > 2 * STALL, "{:?}", start.elapsed());
-        engine.truncate(0);
+        let seq = only(&mut engine);
+        engine.truncate(seq, 0).unwrap();
     }
     assert!(helper.told.lock().unwrap().is_empty());
 }

@@ -1,13 +1,16 @@
 //! Decoding ahead of the network.
 //!
-//! The id that a step samples goes from the device with the logits to the one with the embedding, a copy like any other, so the
+//! The ids that a step samples go from the device with the logits to the one with the embedding, a copy like any other, so the
 //! next step does not need this process. It enqueues steps ahead and reads ids as they come: as many as hide the way there and
 //! back, no more, because what runs behind the end of a text is thrown away.
 
-use crate::arch::net::{self, Feed, Sampling};
-use crate::engine::Engine;
+use crate::arch::net::{self, Sampling};
+use crate::batch::{Batch, Draw, Request};
 use crate::error::{Error, Result};
-use crate::runs::{Request, Run};
+use crate::placed_model::PlacedModel;
+use crate::runs::{Run, Turn};
+use crate::sequence::{Job, Sequence};
+use crate::watch::is_cancelled;
 use bytes::Bytes;
 use outboard_core::device::RoundTrips;
 use outboard_core::{Pending, Queue, try_at_once};
@@ -16,30 +19,62 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most steps under way: at 8 ms a step they hide half a second.
+/// Most steps of a group under way: at 8 ms a step they hide half a second.
 const MAX_AHEAD: usize = 64;
 /// Round trips that are measured; the shortest one counts.
 const PINGS: usize = 3;
 /// Weight of the newest step in the mean of their times.
 const SMOOTHING: f64 = 0.2;
 
+/// A token that was sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Token {
+    /// The sequence that it goes on.
+    pub sequence: Sequence,
+    /// The token.
+    pub id: u32,
+    /// Its log-probability before penalties, if that was asked for.
+    pub log_prob: Option<f32>,
+}
+
+/// A token that a run samples.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expected {
+    sequence: Sequence,
+    /// Of the sequence when it was enqueued.
+    epoch: u64,
+    /// Its position.
+    at: usize,
+    /// Its number among those that the run samples.
+    number: usize,
+    log_prob: bool,
+}
+
+/// What a group waits for of a run.
+pub(crate) struct Awaited {
+    group: usize,
+    tokens: Vec<Expected>,
+}
+
 /// Steps that are under way.
 pub(crate) struct StepsAhead {
     steps: VecDeque<Step>,
+    /// Tokens that have come and were not given to anybody.
+    ready: VecDeque<Token>,
     /// The way to the farthest device and back.
     round_trip: Duration,
-    /// Mean time from one id to the next, in seconds; 0 before there is one.
+    /// Mean time from one step's ids to those of the next, in seconds; 0 before there is one.
     interval: f64,
-    /// When the last id came.
+    /// When ids came last.
     last: Option<Instant>,
 }
 
 struct Step {
     run: Run,
-    /// Position of the token that it samples.
-    at: usize,
-    id: Pending<Bytes>,
-    log_prob: Option<Pending<Bytes>>,
+    group: usize,
+    expected: Vec<Expected>,
+    ids: Pending<Bytes>,
+    log_probs: Option<Pending<Bytes>>,
 }
 
 /// Measures the way to the farthest device and back. The devices must have nothing to do.
@@ -55,27 +90,46 @@ pub(crate) fn round_trip(scheduler: &Scheduler) -> Result<Duration> {
 impl StepsAhead {
     /// None yet, over devices of which the farthest is so far away.
     pub(crate) fn new(round_trip: Duration) -> StepsAhead {
-        StepsAhead { steps: VecDeque::new(), round_trip, interval: 0.0, last: None }
+        StepsAhead { steps: VecDeque::new(), ready: VecDeque::new(), round_trip, interval: 0.0, last: None }
     }
 
-    /// Forgets what is under way.
+    /// Others take the place of what is under way. Tokens that have come are still given out.
+    pub(crate) fn replace_steps(&mut self, other: StepsAhead) {
+        let ready = std::mem::take(&mut self.ready);
+        *self = StepsAhead { ready, ..other };
+    }
+
+    /// Forgets what is under way. Tokens that have come are still given out.
     pub(crate) fn clear(&mut self) {
         self.steps.clear();
         self.last = None;
     }
 
-    /// Steps to keep under way: one that runs, one that waits behind it, and those that are on the way there and back.
-    fn depth(&self) -> usize {
-        if self.interval > 0.0 {
-            2 + (self.round_trip.as_secs_f64() / self.interval).ceil().min(MAX_AHEAD as f64) as usize
-        } else {
-            2
-        }
-        .min(MAX_AHEAD)
+    /// Forgets tokens of a sequence that have come.
+    pub(crate) fn forget(&mut self, sequence: Sequence) {
+        self.ready.retain(|token| token.sequence != sequence);
     }
 
-    /// Takes note of an id that has come. The interval only counts between steps.
-    fn note_token(&mut self) {
+    /// Tokens that have come are given out later.
+    pub(crate) fn put_back(&mut self, tokens: Vec<Token>) {
+        tokens.into_iter().rev().for_each(|token| self.ready.push_front(token));
+    }
+
+    /// Whether one more step of a group should be enqueued before the next ids are waited for, so many groups being at work.
+    pub(crate) fn has_time(&self, group: usize, groups: usize) -> bool {
+        self.steps.iter().filter(|step| step.group == group).count() < self.depth(groups)
+    }
+
+    /// Steps of a group to keep under way: one that runs, one that waits behind it, and those that are on the way there and back.
+    fn depth(&self, groups: usize) -> usize {
+        let each = self.interval * groups.max(1) as f64;
+        let on_the_way =
+            if each > 0.0 { (self.round_trip.as_secs_f64() / each).ceil().min(MAX_AHEAD as f64) as usize } else { 0 };
+        (2 + on_the_way).min(MAX_AHEAD)
+    }
+
+    /// Takes note of ids that have come. The interval only counts between steps.
+    fn note_ids(&mut self) {
         let now = Instant::now();
         if let Some(last) = self.last.replace(now) {
             let took = now.duration_since(last).as_secs_f64();
@@ -84,56 +138,174 @@ impl StepsAhead {
     }
 }
 
-impl Engine {
-    /// Enqueues a prompt behind what is in the cache; [`Engine::next_id`] gives the token that follows.
-    pub fn prompt(&mut self, tokens: &[u32], sampling: Sampling) -> Result<()> {
-        self.answered = 0;
-        let run = self.enqueue_prompt(tokens, Request::Sample(sampling))?;
-        self.expect_id(run, sampling.log_prob)
-    }
-
-    /// Enqueues a step: the token sampled last goes through the model, and the next one is sampled.
-    pub fn step(&mut self, sampling: Sampling) -> Result<()> {
-        self.check_room(1)?;
-        let run = self.enqueue(&[0], Feed::Sampled, Request::Sample(sampling))?;
-        self.expect_id(run, sampling.log_prob)
-    }
-
-    pub(crate) fn expect_id(&mut self, run: Run, log_prob: bool) -> Result<()> {
-        let id = self.read(&run.program, net::SAMPLED)?;
-        let log_prob = if log_prob { Some(self.read(&run.program, net::LOG_PROBS)?) } else { None };
-        self.ahead.steps.push_back(Step { run, at: self.n_past, id, log_prob });
+impl PlacedModel {
+    /// Has tokens read behind those of a sequence, and up to `most` tokens sampled behind them: fewer if the context is full before.
+    /// [`PlacedModel::next_token`] gives them, with those of other sequences.
+    ///
+    /// Fails if the context has no room for the tokens, with [`Error::CacheFull`] if the cache has none now, and if the sequence has nothing
+    /// to go on from.
+    pub fn begin(&mut self, sequence: Sequence, tokens: &[u32], sampling: Sampling, most: usize) -> Result<()> {
+        self.check_vocabulary(tokens)?;
+        let before = self.len(sequence)?;
+        self.check_room(sequence, tokens.len())?;
+        let end = before + tokens.len();
+        if end == 0 || most == 0 {
+            return Err(Error::Request("there is nothing to go on from, or nothing to sample".into()));
+        }
+        // What is sampled last needs no room.
+        let most = most.min(self.n_ctx() + 1 - end);
+        self.truncate(sequence, before)?;
+        self.add_prompt(sequence, tokens)?;
+        self.share_beginning(sequence)?;
+        let (state, blocks) = self.state_and_blocks(sequence)?;
+        if state.n_past == end {
+            // The last token is run again to sample from.
+            state.rewind(end - 1);
+        }
+        if let Err(full) = state.reserve(blocks, end + most - 1) {
+            state.truncate(blocks, before);
+            return Err(full);
+        }
+        state.job = Some(Job { sampling, left: most });
+        state.answered = 0;
         Ok(())
     }
 
-    /// Steps that are under way.
-    pub fn under_way(&self) -> usize {
-        self.ahead.steps.len()
+    /// Uses blocks of others that begin as a sequence's text, if that is wanted, and reads the rest in micro-batches of its own.
+    fn share_beginning(&mut self, sequence: Sequence) -> Result<()> {
+        if !self.options.prefixes.are_shared() {
+            return Ok(());
+        }
+        // What is left is to be rounded as the whole would be.
+        let rest = self.uniform_rows().max(2);
+        let (state, blocks) = self.state_and_blocks(sequence)?;
+        let shared = state.share(blocks, rest);
+        if shared.is_empty() {
+            return Ok(());
+        }
+        let (past, new) = (state.n_past, state.text.len() - state.n_past);
+        self.write_table(sequence.slot, shared)?;
+        let sizes = self.micro_batches(past, new);
+        let (state, _) = self.state_and_blocks(sequence)?;
+        state.text.read_anew(past, &sizes);
+        Ok(())
     }
 
-    /// Whether one more step should be enqueued before the next id is waited for.
-    pub fn has_time(&self) -> bool {
-        self.under_way() < self.ahead.depth()
+    /// The next token of any sequence, in the order in which they come; `None` if no sequence has anything to do. With failover, a fault of a
+    /// device is recovered from on the way.
+    pub fn next_token(&mut self) -> Result<Option<Token>> {
+        loop {
+            if let Some(token) = self.ahead.ready.pop_front() {
+                return Ok(Some(token));
+            }
+            let came = self.enqueue_ahead().and_then(|()| self.take_step());
+            match came {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(e) => {
+                    self.runs = Default::default();
+                    self.ahead.clear();
+                    if is_cancelled(&e) {
+                        return Err(e);
+                    }
+                    self.recover(e)?;
+                }
+            }
+        }
     }
 
-    /// Waits for the oldest step that is under way: its token, and its log-probability if that was asked for.
-    pub fn next_id(&mut self) -> Result<(u32, Option<f32>)> {
-        let step = self.ahead.steps.pop_front().ok_or_else(|| Error::Request("no step is under way".into()))?;
-        let id = self.wait(step.id)?;
-        let log_prob = step.log_prob.map(|p| self.wait(p)).transpose()?;
-        self.ahead.note_token();
-        // What came before this run has been handed over by now.
-        self.scheduler().settle(step.run.number);
-        let short = || Error::Plan("a device gave less than a number".into());
-        let id = i32::from_le_bytes(*id.first_chunk().ok_or_else(short)?);
-        let id = u32::try_from(id).map_err(|_| Error::Request("a device gave a negative token".into()))?;
-        let log_prob = match &log_prob {
-            Some(bytes) => Some(f32::from_le_bytes(*bytes.first_chunk().ok_or_else(short)?)),
-            None => None,
+    /// Tokens of other sequences are given out by [`PlacedModel::next_token`] again, before further ones.
+    pub fn put_back(&mut self, tokens: Vec<Token>) {
+        self.ahead.put_back(tokens);
+    }
+
+    /// Enqueues runs as long as there is something to run that should not wait.
+    fn enqueue_ahead(&mut self) -> Result<()> {
+        while let Some((mut batch, turn)) = self.next_batch()? {
+            let expected = self.expected(&batch);
+            batch.fill_up(self.least_rows(), self.spare_rows());
+            // Numbers are of the draws as they are enqueued.
+            let expected = numbered(expected, &batch);
+            let awaited = Awaited { group: turn.group, tokens: expected };
+            let mut runs = std::mem::take(&mut self.runs);
+            let done = runs.push(self, &batch, awaited, turn, &mut |model, run, awaited| model.expect(run, awaited));
+            self.runs = runs;
+            done?;
+        }
+        Ok(())
+    }
+
+    /// The tokens that a batch samples, in the order of its draws.
+    fn expected(&self, batch: &Batch) -> Vec<Expected> {
+        let Request::Sample(draws) = &batch.request else { return Vec::new() };
+        let expected = |draw: &Draw| {
+            let state = self.sequences.get(draw.slot)?.as_ref()?;
+            let sequence = Sequence { slot: draw.slot, generation: state.generation };
+            let log_prob = draw.sampling?.log_prob;
+            Some(Expected { sequence, epoch: state.epoch, at: draw.position + 1, number: 0, log_prob })
         };
-        self.text.sampled(step.at, id);
-        self.answered += 1;
-        self.recoveries = 0;
-        Ok((id, log_prob))
+        draws.iter().filter_map(expected).collect()
     }
+
+    /// Asks for what a run samples.
+    pub(crate) fn expect(&mut self, run: Run, Awaited { group, tokens: expected }: Awaited) -> Result<()> {
+        if expected.is_empty() {
+            return Ok(());
+        }
+        let ids = self.read(&run.program, net::SAMPLED)?;
+        let wanted = expected.iter().any(|expected| expected.log_prob);
+        let log_probs = if wanted { Some(self.read(&run.program, net::LOG_PROBS)?) } else { None };
+        self.ahead.steps.push_back(Step { run, group, expected, ids, log_probs });
+        Ok(())
+    }
+
+    /// Waits for the tokens of the oldest step that is under way; `false` if there is none.
+    fn take_step(&mut self) -> Result<bool> {
+        if self.ahead.steps.is_empty() {
+            self.finish_begun()?;
+        }
+        let Some(Step { run, expected, ids, log_probs, .. }) = self.ahead.steps.pop_front() else { return Ok(false) };
+        let ids = self.wait(ids)?;
+        let log_probs = log_probs.map(|p| self.wait(p)).transpose()?;
+        self.ahead.note_ids();
+        // What came before this run has been handed over by now.
+        self.scheduler().settle(run.number);
+        for expected in expected {
+            let number = |bytes: &Bytes| {
+                let four = bytes.as_chunks().0.get(expected.number).copied();
+                four.ok_or_else(|| Error::Plan("a device gave fewer numbers than it was asked for".into()))
+            };
+            let id = i32::from_le_bytes(number(&ids)?);
+            let id = u32::try_from(id).map_err(|_| Error::Request("a device gave a negative token".into()))?;
+            let log_probs = log_probs.as_ref().filter(|_| expected.log_prob);
+            let log_prob = log_probs.map(number).transpose()?.map(f32::from_le_bytes);
+            self.note_token(expected, id, log_prob);
+        }
+        Ok(true)
+    }
+
+    /// A token has come. Nobody wants it if its sequence was truncated, or closed, since it was enqueued.
+    fn note_token(&mut self, expected: Expected, id: u32, log_prob: Option<f32>) {
+        let Expected { sequence, epoch, at, .. } = expected;
+        let Ok((state, _)) = self.state_and_blocks(sequence) else { return };
+        if state.epoch != epoch {
+            return;
+        }
+        state.text.sampled(at, id);
+        state.answered += 1;
+        self.recoveries = 0;
+        self.ahead.ready.push_back(Token { sequence, id, log_prob });
+    }
+}
+
+/// Which of a batch's draws is which token.
+fn numbered(expected: Vec<Expected>, batch: &Batch) -> Vec<Expected> {
+    let Request::Sample(draws) = &batch.request else { return expected };
+    let number = |e: &Expected| draws.iter().position(|draw| draw.slot == e.sequence.slot).unwrap_or(0);
+    expected.into_iter().map(|e| Expected { number: number(&e), ..e }).collect()
+}
+
+/// A turn of a group's steps, so many groups being at work on devices that may form a ring.
+pub(crate) fn turn_of_steps(group: usize, groups: usize, is_ring: bool) -> Turn {
+    Turn { group, lead: if is_ring { groups.saturating_sub(1) } else { 0 } }
 }

@@ -70,11 +70,12 @@ fn allocate_on<'i>(
     let (mut weights, mut state) = (Packing::new(align, most), Packing::new(align, most));
     let mut uploads: Vec<(Range, FileRange)> = Vec::new();
     let mut leaves: Vec<(&Item, Range)> = Vec::new();
-    // Leaves of one tensor on one device (embedding and output of a tied model) share its memory.
+    // Leaves of one tensor on one device (embedding and output of a tied model, the table of blocks) share its memory.
     let mut placed: HashMap<&str, Range> = HashMap::new();
     for item in items {
         if item.kind != LeafKind::Weight {
-            leaves.push((item, state.add(item.size)));
+            let range = *placed.entry(net::file_name(&item.leaf)).or_insert_with(|| state.add(item.size));
+            leaves.push((item, range));
             continue;
         }
         if let Some(slice) = kept(kept_weights, &item.leaf, device.as_ref()) {

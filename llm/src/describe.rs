@@ -1,9 +1,8 @@
-//! What a step of an engine does on its devices, for people and for measurements.
+//! What a step does on its devices, for people and for measurements.
 
 use crate::arch::net::{Feed, GraphShape, Outputs};
-use crate::engine::Engine;
 use crate::error::Result;
-use crate::runs::Request;
+use crate::placed_model::PlacedModel;
 use outboard_scheduler::Program;
 use std::sync::Arc;
 
@@ -22,7 +21,7 @@ pub struct StepCopy {
     pub once: bool,
 }
 
-impl Engine {
+impl PlacedModel {
     /// The plan of a step, for people.
     pub fn describe(&mut self) -> Result<String> {
         Ok(self.step_program()?.plan().to_string())
@@ -42,18 +41,11 @@ impl Engine {
         Ok(plan.splits.copies.iter().map(copy).collect())
     }
 
-    /// Runs tokens through the layers behind those that are in the cache, and returns when it has them. Nothing is sampled: what a
-    /// step takes longer than one token is the time of the head.
-    pub fn fill_cache(&mut self, tokens: &[u32]) -> Result<()> {
-        self.ahead.clear();
-        self.enqueue_prompt(tokens, Request::Layers)?;
-        Ok(self.scheduler().finish()?)
-    }
-
-    /// The program of a greedy step.
+    /// The program of a greedy step of one sequence.
     fn step_program(&mut self) -> Result<Arc<Program>> {
-        let outputs = Outputs::Sample { penalties: false, log_prob: false };
-        let n_ctx = self.n_ctx();
-        self.program(GraphShape { n_tokens: 1, n_ctx, feed: Feed::Sampled, history: false, outputs })
+        let rows = self.least_rows();
+        let outputs = Outputs::Sample { rows, penalties: false, log_prob: false };
+        let cache = self.cache();
+        self.program(GraphShape { n_tokens: rows, cache, feed: Feed::Sampled, history: false, outputs })
     }
 }

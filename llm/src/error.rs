@@ -17,6 +17,18 @@ pub enum Error {
     /// A request that cannot be met, such as a prompt that is longer than the context.
     #[error("{0}")]
     Request(String),
+    /// The cache has no room for a sequence now; it has when others have ended, if `needed` is no more than `total`.
+    #[error(
+        "the cache has room for {free} of the {needed} tokens that a sequence needs, and for {total} in all: wait until others have ended, or make it larger"
+    )]
+    CacheFull {
+        /// Tokens that the sequence may come to, in whole blocks.
+        needed: usize,
+        /// Tokens that there is room for.
+        free: usize,
+        /// Tokens that there is room for if no other sequence is there.
+        total: usize,
+    },
     /// A device, a server or the graph.
     #[error(transparent)]
     Core(#[from] outboard_core::Error),

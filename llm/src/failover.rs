@@ -2,16 +2,16 @@
 //!
 //! First every device is taken up again. If all are there with what they held (a connection had dropped), the cache is there too, up
 //! to the last token that came, and the run goes on from it. Otherwise the model is placed anew on the devices that are left, and on
-//! those that have come back: weights stay where they are, what moves is uploaded, and the text so far is read again as it was read
+//! those that have come back: weights stay where they are, what moves is uploaded, and the texts so far are read again as they were read
 //! before, so that the cache, and every token from there, is the same as without the fault.
 
+use crate::ahead::StepsAhead;
 use crate::allocate::Bound;
-use crate::arch::net::{self, Sampling};
-use crate::decode::StepsAhead;
-use crate::engine::Engine;
+use crate::arch::net;
 use crate::error::{Error, Result};
+use crate::placed_model::PlacedModel;
 use crate::placement::{LoadOptions, Overrides, Placed};
-use crate::runs::Request;
+use crate::sequence::State;
 use crate::watch::watched;
 use outboard_core::{Device, Usage, try_at_once};
 use outboard_scheduler::resume_all;
@@ -75,15 +75,15 @@ impl DeviceSlot {
     }
 }
 
-impl Engine {
+impl PlacedModel {
     /// Lets runs go on when devices are lost; without it, they end with the error.
     pub fn set_failover(&mut self, failover: Box<dyn Failover>) {
         self.failover = Some(failover);
     }
 
-    /// After a run has failed: makes it go on, so that [`Engine::next_id`] gives the token behind the text so far, or gives the
-    /// error if it cannot.
-    pub(crate) fn recover(&mut self, error: Error, sampling: Sampling) -> Result<()> {
+    /// After a run has failed: makes all sequences go on, so that [`PlacedModel::next_token`] gives the tokens behind their texts so far, or
+    /// gives the error if it cannot.
+    pub(crate) fn recover(&mut self, error: Error) -> Result<()> {
         let mut error = error;
         loop {
             let Error::Core(outboard_core::Error::Peer { endpoint, detail }) = &error else { return Err(error) };
@@ -99,7 +99,7 @@ impl Engine {
                 return ends(format!("{MAX_RECOVERIES} times in turn no token has come"));
             }
             self.recoveries += 1;
-            match self.try_again(&error, sampling) {
+            match self.try_again(&error) {
                 Ok(()) => return Ok(()),
                 // Another one is lost.
                 Err(next @ Error::Core(outboard_core::Error::Peer { .. })) => error = next,
@@ -109,27 +109,37 @@ impl Engine {
         }
     }
 
-    fn try_again(&mut self, error: &Error, sampling: Sampling) -> Result<()> {
+    fn try_again(&mut self, error: &Error) -> Result<()> {
         let start = Instant::now();
-        self.ahead.clear();
         let who = match error {
             Error::Core(outboard_core::Error::Peer { endpoint, .. }) => endpoint.clone(),
             _ => String::new(),
         };
         let devices = if self.take_up(who)? {
             self.programs.iter().for_each(|(_, program)| program.copy_weights_again());
-            self.n_past = self.text.confirmed();
+            self.go_back(|state| state.text.confirmed().min(state.n_past));
             None
         } else {
             self.place_anew()?;
             Some(self.loads().iter().filter(|l| l.is_used()).map(|l| l.id.clone()).collect())
         };
-        let tokens = self.text.len() - self.n_past;
+        // What was told before may not have arrived.
+        self.write_tables()?;
+        let wanted = self.sequences.iter().flatten().filter(|state| state.job.is_some());
+        let tokens = wanted.map(|state| state.text.len() - state.n_past).sum();
         let recovery = Recovery { error: error.clone(), devices, tokens, took: start.elapsed() };
         if let Some(failover) = &mut self.failover {
             failover.recovered(&recovery);
         }
-        self.read_again(sampling)
+        Ok(())
+    }
+
+    /// Has each sequence's text read again from where the cache has it.
+    fn go_back(&mut self, n_past: impl Fn(&State) -> usize) {
+        self.blocks.forget_all();
+        for state in self.sequences.iter_mut().flatten() {
+            state.recover(n_past(state));
+        }
     }
 
     /// Takes all devices up again; `false` if not all of the model is on them any more.
@@ -155,7 +165,7 @@ impl Engine {
     fn place_anew(&mut self) -> Result<()> {
         self.complete = false;
         self.programs.clear();
-        self.n_past = 0;
+        self.go_back(|_| 0);
         let missing = self.slots.iter().filter(|s| s.device.is_none() && !s.given_up);
         let lost: Vec<String> = missing.map(|s| s.id.clone()).collect();
         let failover = self.failover.as_mut().filter(|_| !lost.is_empty());
@@ -173,12 +183,12 @@ impl Engine {
         let options = self.options_now();
         let mut kept = self.take_weights_on(&devices);
         settle(&devices)?;
-        let mut placed = Placed::new(&self.model, devices.clone(), &options, &kept, &|_, _| {});
+        let mut placed = Placed::new(&self.model, devices.clone(), &options, self.cache, &kept, &|_, _| {});
         if !kept.is_empty() && matches!(&placed, Err(e) if !is_lost(e)) {
             // Perhaps it fits without what lies there and is not needed there any more.
             kept.clear();
             settle(&devices)?;
-            placed = Placed::new(&self.model, devices, &options, &kept, &|_, _| {});
+            placed = Placed::new(&self.model, devices, &options, self.cache, &kept, &|_, _| {});
         }
         let mut placed = match placed {
             Ok(placed) => placed,
@@ -188,7 +198,7 @@ impl Engine {
             }
         };
         placed.scheduler = placed.scheduler.replacing(&self.placed.scheduler);
-        self.ahead = StepsAhead::new(placed.round_trip);
+        self.ahead.replace_steps(StepsAhead::new(placed.round_trip));
         self.placed = placed;
         self.complete = true;
         Ok(())
@@ -222,22 +232,6 @@ impl Engine {
             here.get(device)?.then_some(before)
         };
         LoadOptions { split, overrides: Overrides::new(now), ..self.options.clone() }
-    }
-
-    /// Enqueues what is missing in the cache, as it was read before; the token behind it is sampled.
-    fn read_again(&mut self, sampling: Sampling) -> Result<()> {
-        let text = self.text.tokens(self.n_past..self.text.len()).to_vec();
-        let (mut batches, mut rest, mut at) = (Vec::new(), &text[..], self.n_past);
-        while !rest.is_empty() {
-            let range = self.text.batch(at);
-            at = range.end;
-            let (batch, behind) = rest.split_at(range.len());
-            batches.push(batch);
-            rest = behind;
-        }
-        let run = self.enqueue_batches(&batches, Request::Sample(sampling))?;
-        let run = run.ok_or_else(|| Error::Request("there is no text to go on from".into()))?;
-        self.expect_id(run, sampling.log_prob)
     }
 }
 

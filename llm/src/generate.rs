@@ -1,8 +1,9 @@
 //! From a prompt to a text.
 
 use crate::arch::net::Sampling;
-use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::placed_model::PlacedModel;
+use crate::sequence::Sequence;
 use crate::stop::StopFilter;
 use crate::tokenizer::{SpecialTokens, TextStream, Tokenizer};
 use crate::watch::is_cancelled;
@@ -60,9 +61,11 @@ pub struct Generation {
     pub decode_time: Duration,
 }
 
-/// Runs `prompt` and generates behind it. `on_text` gets the text as it comes and may end it.
+/// Runs `prompt` behind what a sequence has, and generates behind it. `on_text` gets the text as it comes and may end it. Tokens of other
+/// sequences that come meanwhile are given out behind it.
 pub fn generate(
-    engine: &mut Engine,
+    model: &mut PlacedModel,
+    sequence: Sequence,
     tokenizer: &Tokenizer,
     prompt: &[u32],
     options: &GenerateOptions,
@@ -73,39 +76,50 @@ pub fn generate(
     if limit == 0 {
         return Ok(out);
     }
-    check_prompt(engine, prompt)?;
-    let (start, before) = (Instant::now(), engine.n_past());
+    let before = check_prompt(model, sequence, prompt)?;
+    let start = Instant::now();
     let mut writer = Writer::new(tokenizer, options, on_text);
-    let mut steps = Steps::begin(engine, prompt, options, limit);
+    let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
+    model.begin(sequence, prompt, sampling, limit)?;
     let mut decode_start = Instant::now();
+    let mut others = Vec::new();
     out.finish = loop {
-        let Some((id, log_prob)) = steps.next(out.tokens.len())? else { break Finish::Cancelled };
+        let token = match model.next_token() {
+            Ok(Some(token)) if token.sequence == sequence => token,
+            Ok(Some(other)) => {
+                others.push(other);
+                continue;
+            }
+            Ok(None) if out.tokens.len() < limit => break Finish::Context,
+            Ok(None) => break Finish::Length,
+            Err(e) if is_cancelled(&e) => break Finish::Cancelled,
+            Err(e) => return Err(e),
+        };
         if out.tokens.is_empty() {
             out.prompt_time = start.elapsed();
             decode_start = Instant::now();
         }
-        out.tokens.push(id);
-        out.log_probs.extend(log_prob);
-        if let Some(finish) = writer.push(id) {
+        out.tokens.push(token.id);
+        out.log_probs.extend(token.log_prob);
+        if let Some(finish) = writer.push(token.id) {
             break finish;
         }
         if out.tokens.len() >= limit {
             break Finish::Length;
         }
-        if steps.is_context_full() {
-            break Finish::Context;
-        }
     };
     out.decode_time = decode_start.elapsed();
+    model.put_back(others);
     // As if it had never run too far: the last token has not gone through the model, those behind it never were.
-    engine.truncate(before + prompt.len() + out.tokens.len().saturating_sub(1));
+    model.truncate(sequence, before + prompt.len() + out.tokens.len().saturating_sub(1))?;
     (out.text, out.finish) = writer.finish(out.finish);
     Ok(out)
 }
 
-/// Whether the context has room for the prompt and a token behind it, and the model has its tokens.
-fn check_prompt(engine: &Engine, prompt: &[u32]) -> Result<()> {
-    let room = engine.n_ctx().saturating_sub(engine.n_past());
+/// Whether the context has room for the prompt and a token behind it, and the model has its tokens; gives how many tokens there are before it.
+fn check_prompt(model: &PlacedModel, sequence: Sequence, prompt: &[u32]) -> Result<usize> {
+    let before = model.len(sequence)?;
+    let room = model.n_ctx().saturating_sub(before);
     if prompt.len() >= room {
         return Err(Error::Request(format!(
             "the prompt has {} tokens, but the context has room for {room} and one has to be left for the answer: make it \
@@ -113,61 +127,8 @@ fn check_prompt(engine: &Engine, prompt: &[u32]) -> Result<()> {
             prompt.len()
         )));
     }
-    engine.check_vocabulary(prompt)
-}
-
-/// Steps of a generation, enqueued ahead, and taken up again after a fault.
-struct Steps<'e> {
-    engine: &'e mut Engine,
-    sampling: Sampling,
-    /// Most tokens.
-    limit: usize,
-    /// Tokens that were enqueued; the caller forgets those that the end of the text leaves unread.
-    enqueued: usize,
-    /// What became of the last step that was enqueued.
-    last: Result<()>,
-}
-
-impl Steps<'_> {
-    /// Enqueues the prompt, with the first token behind it.
-    fn begin<'e>(engine: &'e mut Engine, prompt: &[u32], options: &GenerateOptions, limit: usize) -> Steps<'e> {
-        let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
-        let last = engine.prompt(prompt, sampling);
-        Steps { engine, sampling, limit, enqueued: 1, last }
-    }
-
-    /// The next token, behind `came` others, and its log-probability; `None` if the run was cancelled.
-    fn next(&mut self, came: usize) -> Result<Option<(u32, Option<f32>)>> {
-        loop {
-            self.enqueue_ahead();
-            match std::mem::replace(&mut self.last, Ok(())).and_then(|()| self.engine.next_id()) {
-                Ok(next) => return Ok(Some(next)),
-                Err(e) if is_cancelled(&e) => return Ok(None),
-                Err(e) => match self.engine.recover(e, self.sampling) {
-                    Err(e) if !is_cancelled(&e) => return Err(e),
-                    recovered => self.last = recovered,
-                },
-            }
-            // The next token is under way again, nothing behind it.
-            self.enqueued = came + 1;
-        }
-    }
-
-    fn enqueue_ahead(&mut self) {
-        while self.last.is_ok() && self.enqueued < self.limit && self.engine.has_time() && !self.is_at_end() {
-            self.last = self.engine.step(self.sampling);
-            self.enqueued += usize::from(self.last.is_ok());
-        }
-    }
-
-    fn is_at_end(&self) -> bool {
-        self.engine.n_past() >= self.engine.n_ctx()
-    }
-
-    /// Whether there is no room for a further token, and none under way.
-    fn is_context_full(&self) -> bool {
-        self.engine.under_way() == 0 && self.is_at_end()
-    }
+    model.check_vocabulary(prompt)?;
+    Ok(before)
 }
 
 /// Turns tokens into text as they come: a character may need several of them, and what may be the beginning of a stop string waits.

@@ -4,14 +4,16 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod ahead;
 mod allocate;
 pub mod arch;
+mod batch;
+mod blocks;
 pub mod chat;
-mod decode;
 mod describe;
 pub mod division;
-pub mod engine;
 pub mod error;
+mod eval;
 mod failover;
 pub mod generate;
 pub mod hparams;
@@ -19,13 +21,16 @@ pub mod model;
 pub mod parts;
 pub mod perplexity;
 pub mod pipeline;
+pub mod placed_model;
 mod placement;
 pub mod route;
 mod runs;
+mod sequence;
 pub mod split;
 pub mod stop;
 mod text;
 pub mod tokenizer;
+mod turns;
 mod upload;
 mod watch;
 pub mod work;
@@ -33,16 +38,18 @@ pub mod work;
 pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_gguf as gguf;
 
-pub use arch::net::Sampling;
+pub use ahead::Token;
+pub use arch::net::{Cache, Sampling};
 pub use describe::StepCopy;
-pub use engine::Engine;
 pub use error::{Error, Result};
 pub use failover::{Failover, Recovery};
 pub use generate::{Finish, GenerateOptions, Generation, generate};
 pub use model::Model;
 pub use parts::{Part, Parts};
 pub use perplexity::{Estimate, perplexity};
-pub use placement::{DeviceLoad, LoadOptions, Mmap, Overrides, attention_cost, default_ubatch};
+pub use placed_model::PlacedModel;
+pub use placement::{DeviceLoad, LoadOptions, Mmap, Overrides, Prefixes, attention_cost, default_ubatch};
 pub use route::Route;
+pub use sequence::Sequence;
 pub use watch::{Stall, Watch};
 pub use work::Work;

@@ -36,7 +36,7 @@ impl Model {
         let model = Model { hparams, arch, gguf, digests: Vec::new() }.with_digests(Vec::new());
         model.graph(GraphShape {
             n_tokens: 1,
-            n_ctx: 1,
+            cache: net::Cache::of_one(1),
             feed: net::Feed::Input,
             history: false,
             outputs: net::Outputs::Logits(1),

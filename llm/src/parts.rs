@@ -1,12 +1,14 @@
 //! What each part of a model weighs, and how much of it a token reads: what a split divides, and what predictions are made of.
 
-use crate::arch::net::{Feed, GraphShape, ModelGraph, ModelPart, Outputs, file_name};
+use crate::arch::net::{BLOCK_TABLE, Cache, Feed, GraphShape, ModelGraph, ModelPart, Outputs, file_name};
+use crate::blocks::blocks_of;
 use crate::error::Result;
 use crate::hparams::Hparams;
 use crate::model::Model;
 use crate::split::Sizes;
 use crate::work::Work;
-use outboard_core::LeafKind;
+use outboard_core::op::BLOCK_ROWS;
+use outboard_core::{LeafKind, TensorId};
 use std::collections::HashSet;
 
 /// A part of a model: a section, or what lies before or behind all sections.
@@ -36,22 +38,25 @@ pub struct Parts {
     pub last: Part,
     /// Bytes of weights that count to both `first` and `last`, and take memory once where these are on one device.
     pub tied_bytes: u64,
-    /// Tokens of context that the cache has room for.
+    /// Tokens of context of a sequence.
     pub n_ctx: usize,
+    /// Rows of the cache, of all sequences.
+    pub rows: usize,
 }
 
 impl Parts {
-    /// The parts of a model with a context of `n_ctx` tokens, on devices whose attention costs so much ([`Costs::attention`](outboard_core::Costs::attention)).
-    pub fn new(model: &Model, n_ctx: usize, attention: f32) -> Result<Parts> {
-        let outputs = Outputs::Sample { penalties: false, log_prob: false };
-        let shape = GraphShape { n_tokens: 1, n_ctx, feed: Feed::Input, history: true, outputs };
+    /// The parts of a model with such a cache, on devices whose attention costs so much ([`Costs::attention`](outboard_core::Costs::attention)).
+    pub fn new(model: &Model, cache: Cache, attention: f32) -> Result<Parts> {
+        let outputs = Outputs::Sample { rows: 1, penalties: false, log_prob: false };
+        let (n_ctx, rows) = (cache.n_ctx, cache.rows());
+        let shape = GraphShape { n_tokens: 1, cache, feed: Feed::Input, history: true, outputs };
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
         let sections: Vec<Part> = step.layers().map(|layer| Part { layer, ..Part::default() }).collect();
         let last = Part { layer: sections.last().map_or(0, |section| section.layer), ..Part::default() };
-        let mut parts = Parts { sections, first: Part::default(), last, tied_bytes: 0, n_ctx };
+        let mut parts = Parts { sections, first: Part::default(), last, tied_bytes: 0, n_ctx, rows };
         parts.weigh_leaves(model.hparams(), &step);
         for node in prompt.graph.nodes() {
-            let work = Work::of_node(&prompt.graph, node, shape.n_tokens, n_ctx, f64::from(attention));
+            let work = Work::of_node(&prompt.graph, node, shape.n_tokens, rows, f64::from(attention));
             parts.at(prompt.part(node)).work += work;
         }
         Ok(parts)
@@ -60,7 +65,11 @@ impl Parts {
     fn weigh_leaves(&mut self, hparams: &Hparams, model: &ModelGraph) {
         let graph = &model.graph;
         let mut embedding = HashSet::new();
-        for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
+        // The table of blocks is next to nothing.
+        let counts = |(id, kind): &(TensorId, LeafKind)| {
+            *kind != LeafKind::Input && file_name(graph.tensor(*id).name()) != BLOCK_TABLE
+        };
+        for (id, kind) in graph.leaves().filter(counts) {
             let (name, bytes) = (graph.tensor(id).name(), graph.tensor(id).layout().span() as u64);
             let home = model.part(id);
             match home {
@@ -113,18 +122,20 @@ impl Parts {
 
     /// The same with another context, whose cache grows in proportion.
     pub fn with_context(&self, n_ctx: usize) -> Parts {
+        let sequences = (self.rows / BLOCK_ROWS) as f64 / blocks_of(self.n_ctx).max(1) as f64;
+        let rows = (blocks_of(n_ctx) as f64 * sequences) as usize * BLOCK_ROWS;
         let scaled = |bytes: u64| {
-            let scaled = u128::from(bytes) * n_ctx as u128 / self.n_ctx.max(1) as u128;
+            let scaled = u128::from(bytes) * rows as u128 / self.rows.max(1) as u128;
             u64::try_from(scaled).unwrap_or(u64::MAX)
         };
         let part = |part: &Part| Part { cache_bytes: scaled(part.cache_bytes), ..*part };
         let sections = self.sections.iter().map(part).collect();
-        Parts { sections, first: part(&self.first), last: part(&self.last), n_ctx, ..*self }
+        Parts { sections, first: part(&self.first), last: part(&self.last), n_ctx, rows, ..*self }
     }
 
     /// Bytes of cache that one more token of context takes, of all layers together.
     pub fn bytes_per_token(&self) -> u64 {
-        self.all().map(|p| p.cache_bytes).sum::<u64>() / self.n_ctx.max(1) as u64
+        self.all().map(|p| p.cache_bytes).sum::<u64>() / self.rows.max(1) as u64
     }
 }
 

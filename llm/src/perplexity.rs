@@ -7,9 +7,11 @@
 //! behind those of this one, so that devices in a row have work all the time.
 
 use crate::arch::net;
-use crate::engine::Engine;
+use crate::batch::{Batch, Request};
 use crate::error::{Error, Result};
-use crate::runs::{Request, Run, Runs};
+use crate::placed_model::PlacedModel;
+use crate::runs::{Run, Runs, Turn};
+use crate::sequence::Sequence;
 use bytes::Bytes;
 use outboard_core::Pending;
 use std::collections::VecDeque;
@@ -55,10 +57,10 @@ impl Estimate {
 /// what a session may have.
 const AHEAD: usize = 32;
 
-/// What is known of a micro-batch before it is enqueued.
+/// What a micro-batch gives.
 #[derive(Clone, Copy)]
-struct Batch {
-    /// How many log-probabilities it gives, and how many of them, the first ones, do not count.
+struct Part {
+    /// How many log-probabilities, and how many of them, the first ones, do not count.
     rows: usize,
     skip: usize,
     /// Whether its chunk ends with it.
@@ -69,7 +71,7 @@ struct Batch {
 struct Scores {
     run: Run,
     bytes: Option<Pending<Bytes>>,
-    batch: Batch,
+    part: Part,
 }
 
 /// How many chunks of `size` tokens a text of `tokens` tokens has. Fails if it has none, or if they are too short to have a second half.
@@ -91,102 +93,118 @@ pub fn scored(size: usize) -> usize {
 }
 
 /// The perplexity of `text`, by its first `most` chunks of as many tokens as the context has room for. `bos` takes the place of the first
-/// token of each. `on_chunk` is told what is known after every chunk, and may end it there. What was in the cache is lost.
+/// token of each. `on_chunk` is told what is known after every chunk, and may end it there.
 ///
-/// Fails as [`count_chunks`] does, if the model does not have a token, if a probability is no number, with what happens to a device, and
-/// with [`outboard_core::Error::Cancelled`] once the engine's token for that is set.
+/// Fails as [`count_chunks`] does, if the model does not have a token or no room for a sequence, if a probability is no number, with what
+/// happens to a device, and with [`outboard_core::Error::Cancelled`] once the model's token for that is set.
 pub fn perplexity(
-    engine: &mut Engine,
+    model: &mut PlacedModel,
     text: &[u32],
     bos: Option<u32>,
     most: usize,
     on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
 ) -> Result<Estimate> {
-    count_chunks(text.len(), engine.n_ctx())?;
-    engine.check_vocabulary(text)?;
-    engine.check_vocabulary(bos.as_slice())?;
-    engine.answered = 0;
-    let mut runs = engine.runs();
-    let estimate = estimate(engine, &mut runs, text, bos, most, on_chunk);
-    runs.abandon(engine);
-    engine.truncate(0);
-    estimate
+    count_chunks(text.len(), model.n_ctx())?;
+    model.check_vocabulary(text)?;
+    model.check_vocabulary(bos.as_slice())?;
+    model.finish_begun()?;
+    let sequence = model.open()?;
+    let mut reader =
+        Reader { model, sequence, runs: Runs::default(), under_way: VecDeque::new(), estimate: Estimate::default() };
+    let done = reader.read(text, bos, most, on_chunk);
+    let Reader { mut runs, estimate, .. } = reader;
+    runs.abandon(model);
+    model.close(sequence)?;
+    done.map(|()| estimate)
 }
 
-fn estimate(
-    engine: &mut Engine,
-    runs: &mut Runs<Batch>,
-    text: &[u32],
-    bos: Option<u32>,
-    most: usize,
-    on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
-) -> Result<Estimate> {
-    let size = engine.n_ctx();
-    let mut estimate = Estimate::default();
-    let mut under_way: VecDeque<Scores> = VecDeque::new();
-    for chunk in text.chunks_exact(size).take(most) {
-        let mut chunk = chunk.to_vec();
-        if let (Some(first), Some(bos)) = (chunk.first_mut(), bos) {
-            *first = bos;
+/// Reads a text chunk by chunk.
+struct Reader<'m> {
+    model: &'m mut PlacedModel,
+    sequence: Sequence,
+    runs: Runs<Part>,
+    under_way: VecDeque<Scores>,
+    estimate: Estimate,
+}
+
+impl Reader<'_> {
+    fn read(
+        &mut self,
+        text: &[u32],
+        bos: Option<u32>,
+        most: usize,
+        on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let size = self.model.n_ctx();
+        for chunk in text.chunks_exact(size).take(most) {
+            let mut chunk = chunk.to_vec();
+            if let (Some(first), Some(bos)) = (chunk.first_mut(), bos) {
+                *first = bos;
+            }
+            if self.read_chunk(&chunk, on_chunk)?.is_break() {
+                return Ok(());
+            }
         }
-        engine.truncate(0);
+        let under_way = &mut self.under_way;
+        self.runs.finish(self.model, &mut |model, run, part| note(under_way, model, run, part))?;
+        while let Some(oldest) = self.under_way.pop_front() {
+            if self.add(oldest, on_chunk)?.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the micro-batches of a chunk. The blocks of the one before are used again: some of it may still be under way.
+    fn read_chunk(
+        &mut self,
+        chunk: &[u32],
+        on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>> {
+        let (state, _) = self.model.state_and_blocks(self.sequence)?;
+        state.restart();
         // Nothing follows the last token.
-        let tokens = chunk.get(..size - 1).unwrap_or_default();
-        for tokens in engine.micro_batches(tokens)? {
-            under_way.extend(engine.enqueue_scores(runs, &chunk, tokens)?);
-            while under_way.len() > AHEAD
-                && let Some(oldest) = under_way.pop_front()
+        self.model.add_prompt(self.sequence, chunk.get(..chunk.len() - 1).unwrap_or_default())?;
+        loop {
+            let state = self.model.state(self.sequence)?;
+            let range = state.text.batch(state.n_past);
+            if range.is_empty() {
+                return Ok(ControlFlow::Continue(()));
+            }
+            let (n, end) = (range.len(), range.end);
+            let counting = end.saturating_sub(range.start.max(chunk.len() / 2));
+            // Fewer columns of a product would be rounded otherwise.
+            let rows = if counting > 0 { counting.max(self.model.uniform_rows().min(n)) } else { 0 };
+            let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
+            let request = if rows > 0 { Request::Scores(targets.to_vec()) } else { Request::Part };
+            let part = Part { rows, skip: rows - counting, last: end + 1 == chunk.len() };
+            let batch = self.model.batch_of(self.sequence, range, request)?;
+            self.push(&batch, part)?;
+            while self.under_way.len() > AHEAD
+                && let Some(oldest) = self.under_way.pop_front()
             {
-                if engine.add_scores(oldest, &mut estimate, on_chunk)?.is_break() {
-                    return Ok(estimate);
+                if self.add(oldest, on_chunk)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
                 }
             }
         }
     }
-    while let Some(ended) = runs.next(engine)? {
-        under_way.push_back(engine.scores_of(ended)?);
-    }
-    for scores in under_way {
-        if engine.add_scores(scores, &mut estimate, on_chunk)?.is_break() {
-            break;
-        }
-    }
-    Ok(estimate)
-}
 
-impl Engine {
-    /// Reads the next micro-batch of a chunk, and has those that follow its tokens scored as far as they count. Gives the oldest one whose
-    /// rest was not enqueued yet, if it is now.
-    fn enqueue_scores(&mut self, runs: &mut Runs<Batch>, chunk: &[u32], tokens: &[u32]) -> Result<Option<Scores>> {
-        let (at, n) = (self.n_past(), tokens.len());
-        let end = at + n;
-        let counting = end.saturating_sub(at.max(chunk.len() / 2));
-        // Fewer columns of a product would be rounded otherwise.
-        let rows = if counting > 0 { counting.max(self.uniform_rows().min(n)) } else { 0 };
-        let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
-        let request = if rows > 0 { Request::Scores(targets) } else { Request::Part { history: false } };
-        let batch = Batch { rows, skip: rows - counting, last: end + 1 == chunk.len() };
-        let ended = runs.push(self, tokens, request, batch)?;
-        ended.map(|ended| self.scores_of(ended)).transpose()
-    }
-
-    /// Asks for the scores of a micro-batch that was enqueued last.
-    fn scores_of(&self, (run, batch): (Run, Batch)) -> Result<Scores> {
-        let bytes = (batch.rows > 0).then(|| self.read(&run.program, net::LOG_PROBS)).transpose()?;
-        Ok(Scores { run, bytes, batch })
+    fn push(&mut self, batch: &Batch, part: Part) -> Result<()> {
+        let (under_way, turn) = (&mut self.under_way, Turn { group: 0, lead: self.model.prompt_lead() });
+        self.runs.push(self.model, batch, part, turn, &mut |model, run, part| note(under_way, model, run, part))
     }
 
     /// Waits for the scores of a micro-batch, and tells of the chunk that ends with it.
-    fn add_scores(
+    fn add(
         &mut self,
         scores: Scores,
-        estimate: &mut Estimate,
         on_chunk: &mut dyn FnMut(&Estimate) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>> {
-        let Scores { run, bytes, batch: Batch { rows, skip, last } } = scores;
+        let Scores { run, bytes, part: Part { rows, skip, last } } = scores;
         if let Some(bytes) = bytes {
-            let bytes = self.wait(bytes)?;
-            self.scheduler().settle(run.number);
+            let bytes = self.model.wait(bytes)?;
+            self.model.scheduler().settle(run.number);
             let (scores, rest) = bytes.as_chunks();
             if scores.len() != rows || !rest.is_empty() {
                 let got = bytes.len();
@@ -197,19 +215,26 @@ impl Engine {
                     return Err(Error::Request(format!(
                         "a token of chunk {} has the log-probability {log_prob}: either the model's weights are broken, or a device \
                          computes wrongly, which `outboard smoke` finds out",
-                        estimate.chunks + 1
+                        self.estimate.chunks + 1
                     )));
                 }
-                estimate.add(log_prob);
+                self.estimate.add(log_prob);
             }
         }
         if last {
-            estimate.chunks += 1;
-            Ok(on_chunk(estimate))
+            self.estimate.chunks += 1;
+            Ok(on_chunk(&self.estimate))
         } else {
             Ok(ControlFlow::Continue(()))
         }
     }
+}
+
+/// Asks for the scores of a micro-batch that was enqueued last.
+fn note(under_way: &mut VecDeque<Scores>, model: &PlacedModel, run: Run, part: Part) -> Result<()> {
+    let bytes = (part.rows > 0).then(|| model.read(&run.program, net::LOG_PROBS)).transpose()?;
+    under_way.push_back(Scores { run, bytes, part });
+    Ok(())
 }
 
 #[cfg(test)]

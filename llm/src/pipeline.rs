@@ -52,7 +52,7 @@ impl Pipeline {
     }
 
     /// Rows of a micro-batch that take as long as what a run takes beside its rows, on the device where that is the most.
-    fn run_rows(&self) -> f64 {
+    pub(crate) fn run_rows(&self) -> f64 {
         self.costs.iter().map(|costs| f64::from(costs.run_rows)).fold(0.0, f64::max)
     }
 

@@ -1,41 +1,48 @@
-//! A placed model with one sequence in its cache: programs, and running tokens through them.
+//! A model on its devices, and the sequences in its cache.
 
+use crate::ahead::{Awaited, StepsAhead};
 use crate::allocate::Bound;
-use crate::arch::net::{self, Feed, GraphShape, Sampling};
-use crate::decode::StepsAhead;
+use crate::arch::net::{Cache, GraphShape};
+use crate::batch::{Batch, Inputs, Request, Row};
+use crate::blocks::{Blocks, blocks_of};
 use crate::error::{Error, Result};
 use crate::failover::{DeviceSlot, Failover};
 use crate::model::Model;
 use crate::pipeline::micro_batches;
-use crate::placement::{DeviceLoad, LoadOptions, Placed, default_ubatch};
+use crate::placement::{DeviceLoad, LoadOptions, Placed};
 use crate::route::Route;
-use crate::runs::{Inputs, Request, Run, Runs};
-use crate::text::Text;
+use crate::runs::{Run, Runs, Turn};
+use crate::sequence::{Sequence, State};
 use crate::watch::Watch;
 use bytes::Bytes;
-use outboard_core::op::{Penalties, Sampler};
+use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Device, LeafKind, Pending};
 use outboard_scheduler::{Program, Scheduler};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Compiled graphs that are kept: prompts end in micro-batches of every length, of which the last ones may come again.
-const MAX_PROGRAMS: usize = 32;
+/// Compiled graphs that are kept: runs have some numbers of rows again and again.
+const MAX_PROGRAMS: usize = 64;
 
-/// A model on devices, with one sequence in its cache.
-pub struct Engine {
+/// A model on devices, with its sequences.
+///
+/// Sequences are [opened](PlacedModel::open), given tokens to [read](PlacedModel::begin), and then [`PlacedModel::next`] gives the tokens that are
+/// sampled behind them, of whichever sequence has one next.
+pub struct PlacedModel {
     pub(crate) model: Arc<Model>,
     pub(crate) placed: Placed,
-    pub(crate) programs: Vec<(GraphShape, Arc<Program>)>,
-    n_ctx: usize,
-    n_ubatch: usize,
-    pub(crate) n_past: usize,
+    pub(crate) programs: VecDeque<(GraphShape, Arc<Program>)>,
+    pub(crate) cache: Cache,
+    pub(crate) blocks: Blocks,
+    pub(crate) sequences: Vec<Option<State>>,
+    /// Sequences that were opened.
+    opened: u64,
+    /// The group whose turn it is.
+    pub(crate) turn: usize,
+    pub(crate) runs: Runs<Awaited>,
     pub(crate) ahead: StepsAhead,
-    /// What is in the cache.
-    pub(crate) text: Text,
-    /// Tokens that came since the last prompt.
-    pub(crate) answered: usize,
     /// How and where it was loaded.
     pub(crate) options: LoadOptions,
     pub(crate) slots: Vec<DeviceSlot>,
@@ -47,7 +54,7 @@ pub struct Engine {
     pub(crate) watch: Option<Arc<Watch>>,
 }
 
-impl Engine {
+impl PlacedModel {
     /// Places the model, checks that it fits, allocates, uploads. `progress` is called with bytes done and bytes in all, from
     /// several threads.
     pub fn load(
@@ -55,32 +62,30 @@ impl Engine {
         devices: Vec<Arc<dyn Device>>,
         options: &LoadOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
-    ) -> Result<Engine> {
-        let trained = model.hparams().n_ctx_train;
-        let n_ctx = if options.n_ctx == 0 { trained } else { options.n_ctx };
-        let n_ubatch = if options.n_ubatch == 0 { default_ubatch(&devices) } else { options.n_ubatch };
-        let n_ubatch = n_ubatch.clamp(1, n_ctx);
-        let options = LoadOptions { n_ctx, n_ubatch, ..options.clone() };
+    ) -> Result<PlacedModel> {
+        let (options, cache) = options.clone().completed(&model, &devices);
         let slots = DeviceSlot::all(&devices);
-        let placed = Placed::new(&model, devices, &options, &Bound::new(), progress)?;
-        let ahead = StepsAhead::new(placed.round_trip);
-        Ok(Engine {
+        let placed = Placed::new(&model, devices, &options, cache, &Bound::new(), progress)?;
+        let placed_model = PlacedModel {
             model,
+            blocks: Blocks::new(cache.blocks - usize::from(cache.spare > 0)),
+            cache,
+            sequences: (0..options.n_seqs).map(|_| None).collect(),
+            opened: 0,
+            turn: 0,
+            runs: Runs::default(),
+            ahead: StepsAhead::new(placed.round_trip),
             placed,
-            programs: Vec::new(),
-            n_ctx,
-            n_ubatch,
-            n_past: 0,
-            ahead,
-            text: Text::default(),
-            answered: 0,
+            programs: VecDeque::new(),
             options,
             slots,
             complete: true,
             recoveries: 0,
             failover: None,
             watch: None,
-        })
+        };
+        placed_model.write_tables()?;
+        Ok(placed_model)
     }
 
     /// The model.
@@ -93,9 +98,24 @@ impl Engine {
         &self.placed.loads
     }
 
-    /// Tokens of context.
+    /// Most tokens of a sequence.
     pub fn n_ctx(&self) -> usize {
-        self.n_ctx
+        self.options.n_ctx
+    }
+
+    /// Most sequences at a time.
+    pub fn n_seqs(&self) -> usize {
+        self.options.n_seqs
+    }
+
+    /// Tokens that the cache has room for, of all sequences, in whole blocks.
+    pub fn cache_tokens(&self) -> usize {
+        self.blocks.len() * BLOCK_ROWS
+    }
+
+    /// Tokens that the cache has room for beside those that are promised to sequences.
+    pub fn free_tokens(&self) -> usize {
+        self.blocks.available() * BLOCK_ROWS
     }
 
     /// Layers that are on several devices, and the ids of those, in order.
@@ -115,11 +135,6 @@ impl Engine {
         self.route().homes()
     }
 
-    /// Tokens in the cache.
-    pub fn n_past(&self) -> usize {
-        self.n_past
-    }
-
     /// The devices.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         self.placed.scheduler.devices()
@@ -130,41 +145,73 @@ impl Engine {
         self.placed.scheduler.cancel_token()
     }
 
-    /// Forgets tokens behind the first `n`, and steps that are under way: later ones overwrite them.
-    pub fn truncate(&mut self, n: usize) {
-        self.text.truncate(n);
-        self.n_past = self.n_past.min(n);
-        self.ahead.clear();
+    /// A sequence with nothing in it. Fails if there are as many as the model was loaded for.
+    pub fn open(&mut self) -> Result<Sequence> {
+        let slot = self.sequences.iter().position(Option::is_none).ok_or_else(|| {
+            let n = self.sequences.len();
+            Error::Request(format!(
+                "the model was loaded for {n} sequences at a time, and has as many: close one first"
+            ))
+        })?;
+        self.opened += 1;
+        let group = self.smallest_group();
+        self.sequences[slot] = Some(State::new(self.opened, group));
+        Ok(Sequence { slot, generation: self.opened })
     }
 
-    /// Runs tokens through the model behind those that are in the cache, and samples the next one from the last. Gives its id and
-    /// its log-probability.
-    pub fn eval(&mut self, tokens: &[u32], sampler: Sampler) -> Result<(u32, f32)> {
-        self.ahead.clear();
-        self.prompt(tokens, Sampling { sampler, penalties: None, log_prob: true })?;
-        let (id, log_prob) = self.next_id()?;
-        Ok((id, log_prob.unwrap_or(f32::NAN)))
+    /// The sequences that are open.
+    pub fn sequences(&self) -> impl Iterator<Item = Sequence> {
+        let open =
+            |(slot, state): (usize, &Option<State>)| Some(Sequence { slot, generation: state.as_ref()?.generation });
+        self.sequences.iter().enumerate().filter_map(open)
     }
 
-    /// Runs tokens as [`Engine::eval`] does, and gives the logits of each, `n_vocab` apart.
-    pub fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        self.check_room(tokens.len())?;
-        let mut all = Vec::new();
-        for batch in tokens.chunks(self.n_ubatch) {
-            self.text.read(self.n_past, batch);
-            let run = self.enqueue(batch, Feed::Input, Request::Logits(batch.len()))?;
-            let logits = self.wait(self.read(&run.program, net::LOGITS)?)?;
-            all.extend(logits.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)));
-        }
-        Ok(all)
+    /// Gives up a sequence and what it has in the cache.
+    pub fn close(&mut self, sequence: Sequence) -> Result<()> {
+        self.truncate(sequence, 0)?;
+        self.sequences[sequence.slot] = None;
+        Ok(())
     }
 
-    pub(crate) fn check_room(&self, n: usize) -> Result<()> {
-        match self.n_past.checked_add(n) {
-            Some(end) if end <= self.n_ctx => Ok(()),
+    /// Tokens of a sequence.
+    pub fn len(&self, sequence: Sequence) -> Result<usize> {
+        Ok(self.state(sequence)?.text.len())
+    }
+
+    /// Whether there are no sequences.
+    pub fn is_empty(&self) -> bool {
+        self.sequences.iter().all(Option::is_none)
+    }
+
+    /// Forgets tokens of a sequence behind the first `n`, and steps of it that are under way.
+    pub fn truncate(&mut self, sequence: Sequence, n: usize) -> Result<()> {
+        self.state(sequence)?;
+        // Their rest would be computed with blocks of others.
+        self.finish_begun()?;
+        let (state, blocks) = self.state_and_blocks(sequence)?;
+        state.truncate(blocks, n);
+        self.ahead.forget(sequence);
+        Ok(())
+    }
+
+    pub(crate) fn state(&self, sequence: Sequence) -> Result<&State> {
+        let state = self.sequences.get(sequence.slot).and_then(Option::as_ref);
+        state.filter(|state| state.generation == sequence.generation).ok_or_else(closed)
+    }
+
+    pub(crate) fn state_and_blocks(&mut self, sequence: Sequence) -> Result<(&mut State, &mut Blocks)> {
+        let state = self.sequences.get_mut(sequence.slot).and_then(Option::as_mut);
+        let state = state.filter(|state| state.generation == sequence.generation).ok_or_else(closed)?;
+        Ok((state, &mut self.blocks))
+    }
+
+    /// Whether the context of a sequence has room for so many tokens more.
+    pub(crate) fn check_room(&self, sequence: Sequence, n: usize) -> Result<()> {
+        let (len, n_ctx) = (self.len(sequence)?, self.n_ctx());
+        match len.checked_add(n) {
+            Some(end) if end <= n_ctx => Ok(()),
             _ => Err(Error::Request(format!(
-                "{n} tokens do not fit into the context of {} ({} are in it): make it larger with -c",
-                self.n_ctx, self.n_past
+                "{n} tokens do not fit into the context of {n_ctx} ({len} are in it): make it larger with -c"
             ))),
         }
     }
@@ -183,95 +230,157 @@ impl Engine {
         self.placed.pipeline.uniform_rows()
     }
 
-    /// Micro-batches that are to be enqueued in order.
-    pub(crate) fn runs<T>(&self) -> Runs<T> {
-        let hidden = 4 * self.n_ubatch as u64 * self.model.hparams().n_embd as u64;
-        Runs::new(self.placed.pipeline.lead(hidden))
+    /// Fewest rows of a run: with several sequences as many as are rounded alike, so that a text does not depend on those beside it.
+    pub(crate) fn least_rows(&self) -> usize {
+        1 + self.cache.spare
     }
 
-    /// Tokens behind those in the cache as micro-batches. The text has them from now on: all of it is known before any of it may fail.
-    pub(crate) fn micro_batches<'t>(&mut self, tokens: &'t [u32]) -> Result<Vec<&'t [u32]>> {
-        self.check_room(tokens.len())?;
-        let mut rest = tokens;
-        let batch = |size: usize| {
-            let (batch, behind) = rest.split_at(size.min(rest.len()));
-            rest = behind;
-            batch
-        };
+    /// Micro-batches of a prompt that may begin before the oldest one goes on.
+    pub(crate) fn prompt_lead(&self) -> usize {
+        self.placed.pipeline.lead(4 * self.options.n_ubatch as u64 * self.model.hparams().n_embd as u64)
+    }
+
+    /// The sizes of the micro-batches of `n` tokens behind `past` others.
+    pub(crate) fn micro_batches(&self, past: usize, n: usize) -> Vec<usize> {
         let Placed { pipeline, parts, .. } = &self.placed;
-        let sizes = micro_batches(self.n_past, tokens.len(), self.n_ubatch, pipeline, parts.work());
-        let batches: Vec<&[u32]> = sizes.into_iter().map(batch).collect();
-        self.text.truncate(self.n_past);
-        batches.iter().for_each(|batch| self.text.read(self.text.len(), batch));
-        Ok(batches)
+        micro_batches(past, n, self.options.n_ubatch, pipeline, parts.work())
     }
 
-    /// Enqueues a prompt in micro-batches. The last one samples a token if that is wanted.
-    pub(crate) fn enqueue_prompt(&mut self, tokens: &[u32], last: Request<'_>) -> Result<Run> {
-        let batches = self.micro_batches(tokens)?;
-        let run = self.enqueue_batches(&batches, last)?;
-        run.ok_or_else(|| Error::Request("the prompt is empty".into()))
+    /// Tokens behind those of a sequence are to be read in micro-batches, which it has from now on: all of it is known before any of it may
+    /// fail.
+    pub(crate) fn add_prompt(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<()> {
+        self.check_room(sequence, tokens.len())?;
+        let sizes = self.micro_batches(self.len(sequence)?, tokens.len());
+        let (state, _) = self.state_and_blocks(sequence)?;
+        let mut rest = tokens;
+        for size in sizes {
+            let (batch, behind) = rest.split_at(size.min(rest.len()));
+            state.text.read(state.text.len(), batch);
+            rest = behind;
+        }
+        Ok(())
     }
 
-    /// Enqueues micro-batches, of which the last one has outputs, and gives its run.
-    pub(crate) fn enqueue_batches(&mut self, batches: &[&[u32]], last: Request<'_>) -> Result<Option<Run>> {
-        let part = Request::Part { history: last.history() };
-        let mut runs = self.runs();
-        let mut enqueue = || -> Result<Option<Run>> {
-            let mut run = None;
-            for (i, batch) in batches.iter().enumerate() {
-                let request = if i + 1 == batches.len() { last } else { part };
-                run = runs.push(self, batch, request, ())?;
+    /// Rows of a sequence's text that go into a run, with blocks for them.
+    pub(crate) fn read_rows(&mut self, slot: usize, range: Range<usize>) -> Result<Vec<Row>> {
+        self.grow(slot, range.end)?;
+        let Some(state) = self.sequences.get(slot).and_then(Option::as_ref) else { return Err(closed()) };
+        let tokens = state.text.tokens(range.clone());
+        let row = |(&token, position)| Row { token: Some(token), position, cache_row: state.cache_row(position), slot };
+        Ok(tokens.iter().zip(range).map(row).collect())
+    }
+
+    /// Makes sure that a sequence has blocks for so many tokens, and that devices know of them.
+    pub(crate) fn grow(&mut self, slot: usize, tokens: usize) -> Result<()> {
+        let state = self.sequences.get_mut(slot).and_then(Option::as_mut).ok_or_else(closed)?;
+        if blocks_of(tokens) <= state.blocks.len() {
+            return Ok(());
+        }
+        let new = state.grow(&mut self.blocks, tokens)?;
+        self.write_table(slot, new)
+    }
+
+    /// Tells the devices some of a sequence's blocks.
+    pub(crate) fn write_table(&self, slot: usize, which: Range<usize>) -> Result<()> {
+        let state = self.sequences.get(slot).and_then(Option::as_ref).ok_or_else(closed)?;
+        self.write_blocks(slot, which.start, state.blocks.get(which).unwrap_or_default())
+    }
+
+    fn write_blocks(&self, slot: usize, first: usize, blocks: &[usize]) -> Result<()> {
+        if blocks.is_empty() {
+            return Ok(());
+        }
+        let bytes: Bytes = blocks.iter().flat_map(|&block| (block as i32).to_le_bytes()).collect::<Vec<u8>>().into();
+        let at = 4 * (slot * self.cache().blocks_each() + first) as u64;
+        for (device, table) in &self.placed.tables {
+            let Some(queue) = self.scheduler().queue(*device) else { continue };
+            queue.write(&table.part(at, bytes.len() as u64)?, bytes.clone())?;
+        }
+        Ok(())
+    }
+
+    /// Tells the devices the blocks of all sequences, and of the rows that only make up a number.
+    pub(crate) fn write_tables(&self) -> Result<()> {
+        let cache = self.cache();
+        let spare = vec![cache.blocks - 1; cache.blocks_each()];
+        for slot in self.n_seqs()..cache.slots {
+            self.write_blocks(slot, 0, &spare)?;
+        }
+        for (slot, state) in self.sequences.iter().enumerate() {
+            self.write_blocks(slot, 0, state.as_ref().map_or(&[], |state| &state.blocks))?;
+        }
+        Ok(())
+    }
+
+    /// Rows that only make up a number: of slots and of a block that no sequence has.
+    pub(crate) fn spare_rows(&self) -> impl Iterator<Item = Row> + Clone + use<> {
+        let (first, row) = (self.n_seqs(), (self.cache().blocks - 1) * BLOCK_ROWS);
+        let spare = move |i| Row { token: None, position: 0, cache_row: row + i, slot: first + i };
+        (0..self.cache.spare).map(spare)
+    }
+
+    /// The shape of the cache.
+    pub(crate) fn cache(&self) -> Cache {
+        self.cache
+    }
+
+    /// Enqueues the rest of all runs that have begun.
+    pub(crate) fn finish_begun(&mut self) -> Result<()> {
+        let mut runs = std::mem::take(&mut self.runs);
+        let done = runs.finish(self, &mut |model, run, awaited| model.expect(run, awaited));
+        self.runs = runs;
+        done
+    }
+
+    /// Runs a sequence's text from what the cache has of it to `end`, micro-batch by micro-batch, the last one with outputs.
+    pub(crate) fn run_text(&mut self, sequence: Sequence, last: Request) -> Result<Run> {
+        self.finish_begun()?;
+        let lead = self.prompt_lead();
+        let mut runs = Runs::default();
+        let mut newest = None;
+        let mut enqueue = |model: &mut PlacedModel| -> Result<()> {
+            let mut ended = |_: &mut PlacedModel, run: Run, ()| {
+                newest = Some(run);
+                Ok(())
+            };
+            loop {
+                let state = model.state(sequence)?;
+                let range = state.text.batch(state.n_past);
+                if range.is_empty() {
+                    return runs.finish(model, &mut ended);
+                }
+                let is_last = range.end == state.text.len();
+                let request = if is_last { last.clone() } else { Request::Part };
+                let batch = model.batch_of(sequence, range, request)?;
+                runs.push(model, &batch, (), Turn { group: 0, lead }, &mut ended)?;
             }
-            while let Some(next) = runs.next(self)? {
-                run = Some(next);
-            }
-            Ok(run.map(|(run, ())| run))
         };
-        let run = enqueue();
+        let done = enqueue(self);
         runs.abandon(self);
-        run
+        done?;
+        newest.ok_or_else(|| Error::Request("the prompt is empty".into()))
     }
 
-    /// Enqueues one micro-batch. With [`Feed::Sampled`] only the length of the batch counts.
-    pub(crate) fn enqueue(&mut self, batch: &[u32], feed: Feed, request: Request<'_>) -> Result<Run> {
-        let (program, inputs) = self.next_run(batch, feed, request)?;
-        let number = self.placed.scheduler.run(&program, &inputs)?;
-        self.n_past += batch.len();
-        Ok(Run { program, number })
+    /// A batch of nothing but a part of one sequence's text, which it counts as read.
+    pub(crate) fn batch_of(&mut self, sequence: Sequence, range: Range<usize>, request: Request) -> Result<Batch> {
+        let end = range.end;
+        let (state, blocks) = self.state_and_blocks(sequence)?;
+        state.reserve(blocks, end)?;
+        let n = range.len();
+        let rows = self.read_rows(sequence.slot, range)?;
+        let (state, _) = self.state_and_blocks(sequence)?;
+        state.enqueued(n, false);
+        let mut batch = Batch { rows, request, history: self.options.prefixes.are_shared() };
+        if let Request::Layers | Request::Part | Request::Sample(_) = batch.request {
+            batch.fill_up(self.least_rows(), self.spare_rows());
+        }
+        Ok(batch)
     }
 
-    /// The program and the inputs of a batch behind what is in the cache.
-    pub(crate) fn next_run(
-        &mut self,
-        batch: &[u32],
-        feed: Feed,
-        request: Request<'_>,
-    ) -> Result<(Arc<Program>, Inputs)> {
-        let (outputs, history) = (request.outputs(), request.history());
-        let program = self.program(GraphShape { n_tokens: batch.len(), n_ctx: self.n_ctx, feed, history, outputs })?;
-        let graph = program.graph();
-        let (first, n) = (self.n_past as i32, batch.len() as i32);
-        let mut inputs: Inputs = Vec::with_capacity(6);
-        let mut input = |name: &str, values: &mut dyn Iterator<Item = [u8; 4]>| {
-            if let Some(id) = graph.find(name) {
-                inputs.push((id, values.flatten().collect::<Vec<u8>>().into()));
-            }
-        };
-        input(net::TOKENS, &mut batch.iter().map(|&t| t.to_le_bytes()));
-        input(net::POSITIONS, &mut (first..first + n).map(i32::to_le_bytes));
-        input(net::OUTPUT_ROWS, &mut (n - outputs.rows() as i32..n).map(i32::to_le_bytes));
-        if let Request::Scores(targets) = request {
-            input(net::TARGETS, &mut targets.iter().map(|&t| t.to_le_bytes()));
-        }
-        if let Request::Sample(Sampling { sampler, penalties, .. }) = request {
-            let last = first + n - 1;
-            let penalties = penalties.unwrap_or(Penalties::NONE);
-            input(net::SAMPLE_PARAMS, &mut sampler.params().into_iter().map(f32::to_le_bytes));
-            input(net::SAMPLE_DRAWS, &mut sampler.draw_of(last).into_iter().map(i32::to_le_bytes));
-            input(net::PENALTY_PARAMS, &mut penalties.params().into_iter().map(f32::to_le_bytes));
-            input(net::PENALTY_STEPS, &mut std::iter::once(last.to_le_bytes()));
-        }
+    /// The program of a batch, and its inputs.
+    pub(crate) fn program_of(&mut self, batch: &Batch) -> Result<(Arc<Program>, Inputs)> {
+        let program = self.program(batch.shape(self.cache()))?;
+        let inputs = batch.inputs(program.graph(), self.cache());
         Ok((program, inputs))
     }
 
@@ -281,8 +390,12 @@ impl Engine {
 
     /// The compiled graph of a shape.
     pub(crate) fn program(&mut self, shape: GraphShape) -> Result<Arc<Program>> {
-        if let Some((_, program)) = self.programs.iter().find(|(s, _)| *s == shape) {
-            return Ok(program.clone());
+        if let Some(at) = self.programs.iter().position(|(s, _)| *s == shape) {
+            // The one that was used last is at the end.
+            let Some(found) = self.programs.remove(at) else { return Err(Error::Plan("a program is lost".into())) };
+            let program = found.1.clone();
+            self.programs.push_back(found);
+            return Ok(program);
         }
         let model_graph = self.model.graph(shape)?;
         let graph = model_graph.graph.clone();
@@ -296,11 +409,9 @@ impl Engine {
         }
         let program = Arc::new(self.placed.scheduler.prepare(plan, &bound)?);
         if self.programs.len() >= MAX_PROGRAMS {
-            // The oldest goes, but not the one for single tokens, which is needed for every step.
-            let oldest = self.programs.iter().position(|(s, _)| s.feed == Feed::Input).unwrap_or(0);
-            self.programs.remove(oldest);
+            self.programs.pop_front();
         }
-        self.programs.push((shape, program.clone()));
+        self.programs.push_back((shape, program.clone()));
         Ok(program)
     }
 
@@ -310,4 +421,8 @@ impl Engine {
         let id = id.ok_or_else(|| Error::Plan(format!("the graph has no output {output}")))?;
         Ok(self.placed.scheduler.read(program, id)?)
     }
+}
+
+fn closed() -> Error {
+    Error::Request("the sequence was closed".into())
 }

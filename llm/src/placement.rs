@@ -1,8 +1,9 @@
 //! A model's place on its devices: what lies where, whether it fits, memory, upload.
 
+use crate::ahead::round_trip;
 use crate::allocate::{Bound, Item, Mapped, allocate, import, kept};
-use crate::arch::net::{self, Feed, GraphShape, ModelGraph, Outputs};
-use crate::decode::round_trip;
+use crate::arch::net::{self, Cache, Feed, GraphShape, ModelGraph, Outputs};
+use crate::blocks::blocks_of;
 use crate::division::{Member, divide};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -12,7 +13,7 @@ use crate::route::Route;
 use crate::split::{SplitDevice, split};
 use crate::upload::{Uploads, fill, upload};
 use outboard_core::error::Bytes as Size;
-use outboard_core::{Costs, Device, LeafKind, Slice, TensorId, try_at_once};
+use outboard_core::{Costs, DType, Device, LeafKind, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -45,8 +46,16 @@ pub enum Mmap {
 /// How a model is put on devices.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Tokens of context; 0 for what the model was trained with.
+    /// Tokens of context of a sequence; 0 for what the model was trained with.
     pub n_ctx: usize,
+    /// Most sequences at a time; 0 for one.
+    pub n_seqs: usize,
+    /// Tokens that the cache has room for, of all sequences together; 0 for the whole context of each.
+    pub cache_tokens: usize,
+    /// Element types of keys and of values in the cache.
+    pub cache_types: [DType; 2],
+    /// What becomes of beginnings that sequences have in common.
+    pub prefixes: Prefixes,
     /// Most tokens in one run of the graph; 0 for what the devices ask for ([`default_ubatch`]).
     pub n_ubatch: usize,
     /// Most tokens of a run whose logits are needed, beside the last one: what they take is part of what has to fit.
@@ -60,6 +69,48 @@ pub struct LoadOptions {
     pub blank: bool,
     /// Whether devices that can use weights where the file is mapped do so.
     pub mmap: Mmap,
+}
+
+/// Whether sequences that begin with the same tokens have these in the cache once, and read them once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Prefixes {
+    /// Each has and reads its own: what is measured is not what somebody has read before.
+    #[default]
+    Apart,
+    /// In whole blocks, which stay as long as their place is not needed.
+    Shared,
+}
+
+impl Prefixes {
+    pub(crate) fn are_shared(self) -> bool {
+        self == Prefixes::Shared
+    }
+}
+
+impl LoadOptions {
+    /// The same with numbers in place of those that depend on the model and the devices.
+    pub(crate) fn completed(self, model: &Model, devices: &[Arc<dyn Device>]) -> (LoadOptions, Cache) {
+        let n_ctx = if self.n_ctx == 0 { model.hparams().n_ctx_train } else { self.n_ctx };
+        let n_seqs = self.n_seqs.max(1);
+        let uniform = devices.iter().map(|d| d.info().costs.uniform_rows as usize).max().unwrap_or(1);
+        let spare = if n_seqs > 1 { uniform.max(1) - 1 } else { 0 };
+        let n_ubatch = if self.n_ubatch == 0 { default_ubatch(devices) } else { self.n_ubatch };
+        // A step of all sequences is one run.
+        let n_ubatch = n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 { n_seqs + spare } else { 1 });
+        let options = LoadOptions { n_ctx, n_seqs, n_ubatch, ..self };
+        let cache = options.cache().with_spare(spare);
+        (options, cache)
+    }
+
+    /// The shape of the cache, of options that say the context, without spare slots.
+    pub fn cache(&self) -> Cache {
+        let (n_ctx, slots) = (self.n_ctx, self.n_seqs.max(1));
+        let blocks = match self.cache_tokens {
+            0 => blocks_of(n_ctx).saturating_mul(slots),
+            tokens => blocks_of(tokens),
+        };
+        Cache { n_ctx, blocks, slots, spare: 0, dtypes: self.cache_types }
+    }
 }
 
 type DeviceByName = dyn Fn(&str) -> Option<usize> + Send + Sync;
@@ -87,8 +138,19 @@ impl std::fmt::Debug for Overrides {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        let (split, overrides) = (Vec::new(), Overrides::default());
-        LoadOptions { n_ctx: 0, n_ubatch: 0, scores: 0, split, overrides, blank: false, mmap: Mmap::Auto }
+        LoadOptions {
+            n_ctx: 0,
+            n_seqs: 1,
+            cache_tokens: 0,
+            cache_types: [net::CACHE_DTYPE; 2],
+            prefixes: Prefixes::Apart,
+            n_ubatch: 0,
+            scores: 0,
+            split: Vec::new(),
+            overrides: Overrides::default(),
+            blank: false,
+            mmap: Mmap::Auto,
+        }
     }
 }
 
@@ -121,6 +183,8 @@ impl DeviceLoad {
 pub(crate) struct Placed {
     pub(crate) scheduler: Scheduler,
     pub(crate) bound: Bound,
+    /// The blocks of sequences, as each device with a part of the cache has them.
+    pub(crate) tables: Vec<(usize, Slice)>,
     pub(crate) homes: Homes,
     pub(crate) pipeline: Pipeline,
     pub(crate) loads: Vec<DeviceLoad>,
@@ -176,14 +240,20 @@ struct LargestGraphs {
 }
 
 impl LargestGraphs {
-    fn new(model: &Model, options: &LoadOptions) -> Result<LargestGraphs> {
-        let &LoadOptions { n_ctx, n_ubatch, .. } = options;
-        let outputs = Outputs::Sample { penalties: true, log_prob: true };
-        let prompt = GraphShape { n_tokens: n_ubatch, n_ctx, feed: Feed::Input, history: true, outputs };
-        let step = model.graph(GraphShape { n_tokens: 1, feed: Feed::Sampled, ..prompt })?;
+    fn new(model: &Model, options: &LoadOptions, cache: Cache) -> Result<LargestGraphs> {
+        let n_ubatch = options.n_ubatch;
+        let outputs = Outputs::Sample { rows: cache.slots, penalties: true, log_prob: true };
+        let feed = if cache.slots > 1 { Feed::Mixed } else { Feed::Input };
+        let prompt = GraphShape { n_tokens: n_ubatch, cache, feed, history: true, outputs };
+        let step = model.graph(GraphShape { n_tokens: cache.slots, feed: Feed::Sampled, ..prompt })?;
         let scores = match options.scores.min(n_ubatch) {
             0 => None,
-            rows => Some(model.graph(GraphShape { history: false, outputs: Outputs::Scores(rows), ..prompt })?),
+            rows => Some(model.graph(GraphShape {
+                feed: Feed::Input,
+                history: false,
+                outputs: Outputs::Scores(rows),
+                ..prompt
+            })?),
         };
         Ok(LargestGraphs { prompt: model.graph(prompt)?, step, scores })
     }
@@ -207,12 +277,13 @@ impl Placed {
         model: &Model,
         devices: Vec<Arc<dyn Device>>,
         options: &LoadOptions,
+        cache: Cache,
         kept_weights: &Bound,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Placed> {
         let mut scheduler = Scheduler::new(devices, SchedulerOptions::default())?;
-        let graphs = LargestGraphs::new(model, options)?;
-        let parts = Parts::new(model, options.n_ctx, attention_cost(scheduler.devices()))?;
+        let graphs = LargestGraphs::new(model, options, cache)?;
+        let parts = Parts::new(model, cache, attention_cost(scheduler.devices()))?;
         // How far away the devices are is found out while they say what they can do.
         let (layout, round_trip) = std::thread::scope(|scope| {
             let measuring = scope.spawn(|| round_trip(&scheduler));
@@ -235,8 +306,19 @@ impl Placed {
             upload(model, &scheduler, uploads, progress)?
         }
         let pipeline = homes.route.pipeline(&parts, |d| Some(loads.get(d)?.costs));
-        Ok(Placed { scheduler, bound, homes, pipeline, loads, round_trip, parts })
+        let tables = tables(&bound, scheduler.devices());
+        Ok(Placed { scheduler, bound, tables, homes, pipeline, loads, round_trip, parts })
     }
+}
+
+/// The table of blocks on each device that has one.
+fn tables(bound: &Bound, devices: &[Arc<dyn Device>]) -> Vec<(usize, Slice)> {
+    let of = |(d, device): (usize, &Arc<dyn Device>)| {
+        let mut tables = bound.iter().filter(|(leaf, _)| net::file_name(leaf) == net::BLOCK_TABLE);
+        let (_, table) = tables.find(|(_, slice)| slice.buffer().device() == device.uid())?;
+        Some((d, table.clone()))
+    };
+    devices.iter().enumerate().filter_map(of).collect()
 }
 
 /// What each device will hold.

@@ -1,59 +1,16 @@
-//! Micro-batches on their way through the devices.
+//! Runs on their way through the devices.
 //!
-//! Where the device with the beginning of the model has its end as well, it would wait for each micro-batch to come back before it takes up
-//! the next one, as its commands are done in their order. So the beginnings of a few go first, and then by turns the rest of one and the
-//! beginning of another.
+//! Where the device with the beginning of the model has its end as well, it would wait for each run to come back before it takes up the next one,
+//! as its commands are done in their order. So the beginnings of a few go first, and then by turns the rest of one and the beginning of
+//! another: of the micro-batches of a prompt, or of the steps of groups of sequences.
 
-use crate::arch::net::{Feed, Outputs, Sampling};
-use crate::engine::Engine;
+use crate::arch::net::Feed;
+use crate::batch::Batch;
 use crate::error::Result;
-use bytes::Bytes;
-use outboard_core::TensorId;
+use crate::placed_model::PlacedModel;
 use outboard_scheduler::{Begun, Program};
 use std::collections::VecDeque;
 use std::sync::Arc;
-
-/// What a run is to give back, and what it needs for that.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Request<'a> {
-    /// Nothing: a part of a prompt that is not its end.
-    Part {
-        /// Whether its tokens are noted, for penalties behind it.
-        history: bool,
-    },
-    /// What the head would read, for nobody.
-    Layers,
-    /// Logits of the last so many tokens.
-    Logits(usize),
-    /// How probable these tokens are, each behind one of the last tokens.
-    Scores(&'a [u32]),
-    /// The next token.
-    Sample(Sampling),
-}
-
-impl Request<'_> {
-    /// Whether tokens are noted, for penalties.
-    pub(crate) fn history(&self) -> bool {
-        match self {
-            Request::Part { history } => *history,
-            Request::Sample(sampling) => sampling.penalties.is_some(),
-            Request::Layers | Request::Logits(_) | Request::Scores(_) => false,
-        }
-    }
-
-    pub(crate) fn outputs(&self) -> Outputs {
-        match self {
-            Request::Part { .. } => Outputs::None,
-            Request::Layers => Outputs::Layers,
-            Request::Logits(rows) => Outputs::Logits(*rows),
-            Request::Scores(targets) => Outputs::Scores(targets.len()),
-            Request::Sample(sampling) => sampling.outputs(),
-        }
-    }
-}
-
-/// What a run is given.
-pub(crate) type Inputs = Vec<(TensorId, Bytes)>;
 
 /// A run that was enqueued.
 pub(crate) struct Run {
@@ -61,47 +18,89 @@ pub(crate) struct Run {
     pub(crate) number: u64,
 }
 
-/// Micro-batches of which the beginning was enqueued, in their order, each with something to remember. The rest of one is enqueued when
-/// [so many](crate::pipeline::Pipeline::lead) others have begun behind it.
+/// Runs of which the beginning was enqueued, in their order, each with something to remember.
 pub(crate) struct Runs<T> {
-    lead: usize,
-    begun: VecDeque<(Arc<Program>, Begun, T)>,
+    begun: VecDeque<Begin<T>>,
+}
+
+/// A run of which the beginning was enqueued.
+struct Begin<T> {
+    program: Arc<Program>,
+    begun: Begun,
+    group: usize,
+    what: T,
+}
+
+/// Which runs a run goes with, and how many may begin before the oldest of them goes on behind its first device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Turn {
+    pub(crate) group: usize,
+    pub(crate) lead: usize,
+}
+
+impl<T> Default for Runs<T> {
+    fn default() -> Runs<T> {
+        Runs { begun: VecDeque::new() }
+    }
 }
 
 impl<T> Runs<T> {
-    /// None yet.
-    pub(crate) fn new(lead: usize) -> Runs<T> {
-        Runs { lead, begun: VecDeque::new() }
-    }
-
-    /// Enqueues the beginning of one more, with a shape of its length, and the rest of the oldest if it is time for it: that one is given
-    /// back.
+    /// Enqueues the beginning of one more. The rest of older ones is enqueued when too many have begun, and at once where this one needs what those
+    /// of its group sample. They are given to `ended` before the results of another run take the place of theirs.
     pub(crate) fn push(
         &mut self,
-        engine: &mut Engine,
-        batch: &[u32],
-        request: Request<'_>,
+        model: &mut PlacedModel,
+        batch: &Batch,
         what: T,
-    ) -> Result<Option<(Run, T)>> {
-        let (program, inputs) = engine.next_run(batch, Feed::Input, request)?;
-        let begun = engine.placed.scheduler.begin(&program, inputs)?;
-        self.begun.push_back((program, begun, what));
-        engine.n_past += batch.len();
-        if self.begun.len() > self.lead { self.next(engine) } else { Ok(None) }
+        turn: Turn,
+        ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
+    ) -> Result<()> {
+        let (program, inputs) = model.program_of(batch)?;
+        let samples_before = batch.shape(model.cache()).feed != Feed::Input;
+        let Turn { group, lead } = turn;
+        while self.begun.len() > lead || samples_before && self.begun.iter().any(|begun| begun.group == group) {
+            self.end(model, ended)?;
+        }
+        if lead == 0 {
+            let number = model.scheduler().run(&program, &inputs)?;
+            return ended(model, Run { program, number }, what);
+        }
+        let begun = model.scheduler().begin(&program, inputs)?;
+        self.begun.push_back(Begin { program, begun, group, what });
+        while self.begun.len() > lead {
+            self.end(model, ended)?;
+        }
+        Ok(())
     }
 
     /// Enqueues the rest of the oldest.
-    pub(crate) fn next(&mut self, engine: &Engine) -> Result<Option<(Run, T)>> {
-        let Some((program, begun, what)) = self.begun.pop_front() else { return Ok(None) };
-        let number = engine.placed.scheduler.end(&program, begun)?;
-        Ok(Some((Run { program, number }, what)))
+    fn end(
+        &mut self,
+        model: &mut PlacedModel,
+        ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
+    ) -> Result<()> {
+        let Some(Begin { program, begun, what, .. }) = self.begun.pop_front() else { return Ok(()) };
+        let number = model.scheduler().end(&program, begun)?;
+        ended(model, Run { program, number }, what)
+    }
+
+    /// Enqueues the rest of all.
+    pub(crate) fn finish(
+        &mut self,
+        model: &mut PlacedModel,
+        ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
+    ) -> Result<()> {
+        while !self.begun.is_empty() {
+            self.end(model, ended)?;
+        }
+        Ok(())
     }
 
     /// Enqueues the rest of all, so that nothing stays that they have handed over, and nobody waits for them.
-    pub(crate) fn abandon(self, engine: &Engine) {
-        for (program, begun, _) in self.begun {
+    pub(crate) fn abandon(&mut self, model: &PlacedModel) {
+        for Begin { program, begun, .. } in self.begun.drain(..) {
             // What has gone wrong is known already, or nobody's concern.
-            let _ = engine.placed.scheduler.end(&program, begun);
+            let _ = model.scheduler().end(&program, begun);
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// A micro-batch was enqueued; what was at its place and behind it is no more.
+    /// A micro-batch is to be read; what was at its place and behind it is no more.
     pub(crate) fn read(&mut self, at: usize, batch: &[u32]) {
         self.truncate(at);
         self.tokens.extend_from_slice(batch);
@@ -50,10 +50,47 @@ impl Text {
         self.confirmed.min(self.tokens.len().saturating_sub(1))
     }
 
-    /// What to read at a position: a micro-batch as it was, or one token. Empty at the end.
+    /// What to read at a position: a micro-batch as it was, or what is left of it, or one token. Empty at the end.
     pub(crate) fn batch(&self, at: usize) -> Range<usize> {
-        let end = at + self.batches.get(&at).copied().unwrap_or(1);
+        let before = self.batches.range(..=at).next_back();
+        let end = before.map(|(start, len)| start + len).filter(|end| *end > at).unwrap_or(at + 1);
         at..end.min(self.tokens.len())
+    }
+
+    /// Reads what is behind a position in other micro-batches, of these sizes.
+    pub(crate) fn read_anew(&mut self, mut at: usize, sizes: &[usize]) {
+        let tokens = self.tokens.split_off(at.min(self.tokens.len()));
+        self.truncate(at);
+        let mut rest = &tokens[..];
+        for &size in sizes {
+            let (batch, behind) = rest.split_at(size.min(rest.len()));
+            self.read(at, batch);
+            (at, rest) = (at + batch.len(), behind);
+        }
+    }
+
+    /// Reads a micro-batch in two parts, the first of so many tokens.
+    pub(crate) fn cut(&mut self, at: usize, first: usize) {
+        let Some(len) = self.batches.remove(&at) else { return };
+        for (at, len) in [(at, first), (at + first, len - first)] {
+            if len > 1 {
+                self.batches.insert(at, len);
+            }
+        }
+    }
+
+    /// Whether all tokens of a range are of micro-batches of several.
+    pub(crate) fn is_prompt(&self, range: Range<usize>) -> bool {
+        let mut at = range.start;
+        if let Some((&start, &len)) = self.batches.range(..=at).next_back().filter(|(start, len)| *start + *len > at) {
+            at = start + len;
+            while at < range.end
+                && let Some(len) = self.batches.get(&at)
+            {
+                at += len;
+            }
+        }
+        at >= range.end && range.end <= self.tokens.len()
     }
 
     /// Tokens of a range.
@@ -79,6 +116,19 @@ mod tests {
             (!batch.is_empty()).then_some(batch.len())
         };
         std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn a_batch_is_cut_and_still_a_prompt() {
+        let mut text = Text::default();
+        text.read(0, &[1, 2, 3, 4, 5, 6, 7]);
+        text.cut(0, 3);
+        assert_eq!(batches(&text, 0), [3, 4]);
+        assert!(text.is_prompt(0..7) && text.is_prompt(1..6) && !text.is_prompt(0..8));
+        text.sampled(7, 9);
+        text.sampled(8, 9);
+        text.read(9, &[1, 2, 3]);
+        assert!(!text.is_prompt(6..8) && !text.is_prompt(7..9) && text.is_prompt(9..12) && !text.is_prompt(8..12));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Says who keeps a run waiting, while it waits.
 
-use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::placed_model::PlacedModel;
 use bytes::Bytes;
 use outboard_core::Pending;
 use outboard_scheduler::Scheduler;
@@ -38,7 +38,7 @@ impl fmt::Display for Stall {
 /// Is told of waits that take long.
 pub type Watch = dyn Fn(&Stall) + Send + Sync;
 
-impl Engine {
+impl PlacedModel {
     /// Has `watch` told of waits for devices that take long, every few seconds while they last.
     pub fn set_watch(&mut self, watch: Arc<Watch>) {
         self.watch = Some(watch.clone());
@@ -88,9 +88,12 @@ impl Engine {
 
     /// What is under way, for people.
     fn doing(&self) -> String {
-        match self.answered {
-            0 => format!("prompt of {} tokens", self.text.len()),
-            n => format!("decode step {n}"),
+        let busy: Vec<_> = self.sequences.iter().flatten().filter(|state| state.job.is_some()).collect();
+        match busy.as_slice() {
+            [state] if state.answered == 0 => format!("prompt of {} tokens", state.text.len()),
+            [state] => format!("decode step {}", state.answered),
+            [] => "text".into(),
+            several => format!("step of {} sequences", several.len()),
         }
     }
 }

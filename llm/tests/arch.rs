@@ -10,7 +10,7 @@ use outboard_core::{DType, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::{Gguf, GgufWriter};
-use outboard_llm::{Engine, LoadOptions, Mmap, Model};
+use outboard_llm::{LoadOptions, Mmap, Model, PlacedModel};
 use outboard_reference::reference_device;
 use outboard_system::open_mapped;
 use std::path::Path;
@@ -65,11 +65,12 @@ fn check_model(name: &str, model: &Arc<Model>, references: &[Reference]) {
             let options = LoadOptions { n_ctx: 96, n_ubatch, mmap, ..LoadOptions::default() };
             let copied = AtomicBool::new(false);
             let progress = |_, _| copied.store(true, Ordering::Relaxed);
-            let mut engine = Engine::load(model.clone(), set.clone(), &options, &progress).unwrap();
+            let mut engine = PlacedModel::load(model.clone(), set.clone(), &options, &progress).unwrap();
+            let seq = engine.open().unwrap();
             assert!(mmap == Mmap::Always || copied.into_inner(), "{name} on {devices}: weights were not copied");
             for Reference { tokens, logits } in references {
-                engine.truncate(0);
-                let error = nmse(&engine.logits(tokens).unwrap(), logits);
+                engine.truncate(seq, 0).unwrap();
+                let error = nmse(&engine.logits(seq, tokens).unwrap(), logits);
                 let what = format!("{} tokens of {name} on {devices}, {n_ubatch} at once", tokens.len());
                 println!("{what}: NMSE {error:.2e}");
                 assert!(error <= MAX_NMSE, "{what}: NMSE {error:e}");

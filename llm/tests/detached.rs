@@ -7,7 +7,7 @@ use outboard_core::op::Sampler;
 use outboard_core::{Device, Host};
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::{Engine, GenerateOptions, LoadOptions, generate};
+use outboard_llm::{GenerateOptions, LoadOptions, PlacedModel, generate};
 use outboard_reference::reference_device;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,16 +17,18 @@ fn options(split: &[f64]) -> LoadOptions {
     LoadOptions { n_ctx: 64, n_ubatch: 7, split: split.to_vec(), ..LoadOptions::default() }
 }
 
-fn load(name: &str, devices: Vec<Arc<dyn Device>>, split: &[f64]) -> outboard_llm::Result<Engine> {
-    Engine::load(small::model(name), devices, &options(split), &|_, _| {})
+fn load(name: &str, devices: Vec<Arc<dyn Device>>, split: &[f64]) -> outboard_llm::Result<PlacedModel> {
+    PlacedModel::load(small::model(name), devices, &options(split), &|_, _| {})
 }
 
-fn text(engine: &mut Engine) -> (Vec<u32>, Vec<f32>) {
+fn text(engine: &mut PlacedModel) -> (Vec<u32>, Vec<f32>) {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
     let sampler = Sampler { temperature: 0.9, top_k: 20, seed: 7, ..Sampler::GREEDY };
     let (n_predict, stop) = (Some(12), Vec::new());
     let options = GenerateOptions { n_predict, sampler, penalties: None, ignore_eos: true, stop, log_probs: true };
-    let done = generate(engine, &small::tokenizer(), &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    let seq = engine.open().unwrap();
+    let done =
+        generate(engine, seq, &small::tokenizer(), &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     (done.tokens, done.log_probs)
 }
 

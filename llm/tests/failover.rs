@@ -14,7 +14,9 @@ use outboard_core::{
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{Engine, Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, Recovery, generate};
+use outboard_llm::{
+    Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sequence, generate,
+};
 use outboard_reference::reference_device;
 use std::any::Any;
 use std::ops::ControlFlow;
@@ -155,6 +157,12 @@ impl Device for Remote {
     }
 }
 
+/// The sequence of a model that has one.
+fn only(model: &mut PlacedModel) -> Sequence {
+    let open = model.sequences().next();
+    open.unwrap_or_else(|| model.open().unwrap())
+}
+
 struct World {
     model: Arc<Model>,
     tokenizer: Tokenizer,
@@ -184,13 +192,19 @@ impl World {
         (devices, fates[unlucky].clone())
     }
 
-    fn engine(&self, devices: Vec<Arc<dyn Device>>) -> Engine {
+    fn engine(&self, devices: Vec<Arc<dyn Device>>) -> PlacedModel {
         let options = LoadOptions { n_ctx: 64, n_ubatch: 4, split: vec![1.0; devices.len()], ..LoadOptions::default() };
-        Engine::load(self.model.clone(), devices, &options, &|_, _| {}).unwrap()
+        PlacedModel::load(self.model.clone(), devices, &options, &|_, _| {}).unwrap()
     }
 
-    fn run(&self, engine: &mut Engine, prompt: &[u32], options: &GenerateOptions) -> outboard_llm::Result<Generation> {
-        generate(engine, &self.tokenizer, prompt, options, &mut |_| ControlFlow::Continue(()))
+    fn run(
+        &self,
+        engine: &mut PlacedModel,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> outboard_llm::Result<Generation> {
+        let seq = only(engine);
+        generate(engine, seq, &self.tokenizer, prompt, options, &mut |_| ControlFlow::Continue(()))
     }
 }
 
@@ -292,7 +306,7 @@ fn a_second_prompt_goes_on_from_a_text_that_was_saved() {
     let world = World::new();
     let options = sampled();
     let second = [40, 41, 42, 43, 44, 45];
-    let both = |engine: &mut Engine| {
+    let both = |engine: &mut PlacedModel| {
         let first = world.run(engine, &PROMPT, &options).unwrap();
         let prompt = [&first.tokens[first.tokens.len() - 1..], &second].concat();
         (first.tokens, world.run(engine, &prompt, &options).unwrap().tokens)
@@ -372,7 +386,7 @@ fn what_cannot_go_on_says_why() {
     fate.runs.store(4, Ordering::SeqCst);
     fate.forgets.store(true, Ordering::SeqCst);
     let options = LoadOptions { n_ctx: 64, n_ubatch: 4, split: vec![0.0, 1.0], ..LoadOptions::default() };
-    let mut engine = Engine::load(world.model.clone(), vec![small, large], &options, &|_, _| {}).unwrap();
+    let mut engine = PlacedModel::load(world.model.clone(), vec![small, large], &options, &|_, _| {}).unwrap();
     engine.set_failover(Box::new(Helper::default()));
     let error = world.run(&mut engine, &PROMPT, &sampled()).unwrap_err().to_string();
     assert!(error.starts_with("B: ") && error.contains("memory"), "{error}");

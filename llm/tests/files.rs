@@ -8,7 +8,7 @@ use outboard_core::{Device, Digest, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::{Digests, FileRange, Gguf, GgufWriter};
-use outboard_llm::{Engine, LoadOptions, Mmap, Model};
+use outboard_llm::{LoadOptions, Mmap, Model, PlacedModel};
 use outboard_reference::reference_device;
 use outboard_system::open_mapped;
 use std::path::{Path, PathBuf};
@@ -45,8 +45,9 @@ fn logits(model: &Arc<Model>, devices: &[Arc<dyn Device>], mmap: Mmap) -> (Vec<f
         LoadOptions { n_ctx: 64, n_ubatch: 4, mmap, split: vec![1.0; devices.len()], ..LoadOptions::default() };
     let copied = AtomicU64::new(0);
     let progress = |_, total| copied.store(total, Ordering::Relaxed);
-    let mut engine = Engine::load(model.clone(), devices.to_vec(), &options, &progress).unwrap();
-    (engine.logits(&TOKENS).unwrap(), copied.into_inner())
+    let mut engine = PlacedModel::load(model.clone(), devices.to_vec(), &options, &progress).unwrap();
+    let seq = engine.open().unwrap();
+    (engine.logits(seq, &TOKENS).unwrap(), copied.into_inner())
 }
 
 fn check(name: &str) {

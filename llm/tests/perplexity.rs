@@ -9,7 +9,7 @@ use outboard_core::op::Sampler;
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::perplexity::scored;
-use outboard_llm::{Engine, Error, Estimate, LoadOptions, perplexity};
+use outboard_llm::{Error, Estimate, LoadOptions, PlacedModel, perplexity};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ const CTX: usize = 16;
 /// Tokens of a chunk that count: those behind the first of its second half.
 const SCORED: usize = 7;
 
-fn load(name: &str, devices: usize, n_ctx: usize, n_ubatch: usize) -> Engine {
+fn load(name: &str, devices: usize, n_ctx: usize, n_ubatch: usize) -> PlacedModel {
     let (host, budget) = (Host::new(), MemoryBudget::new(None));
     let cpu = |d: usize| cpu_device(&host, &format!("CPU{d}"), CpuOptions::with_threads(1), &budget);
     let devices: Vec<Arc<dyn Device>> = (0..devices).map(cpu).collect();
     let split = vec![1.0; devices.len()];
     let options = LoadOptions { n_ctx, n_ubatch, scores: scored(n_ctx), split, ..LoadOptions::default() };
-    Engine::load(small::model(name), devices, &options, &|_, _| {}).unwrap()
+    PlacedModel::load(small::model(name), devices, &options, &|_, _| {}).unwrap()
 }
 
 fn text() -> Vec<u32> {
@@ -31,7 +31,7 @@ fn text() -> Vec<u32> {
 }
 
 /// Perplexity after each chunk.
-fn estimates(engine: &mut Engine, text: &[u32], bos: Option<u32>, most: usize) -> Result<Vec<Estimate>, Error> {
+fn estimates(engine: &mut PlacedModel, text: &[u32], bos: Option<u32>, most: usize) -> Result<Vec<Estimate>, Error> {
     let mut all = Vec::new();
     let last = perplexity(engine, text, bos, most, &mut |now| {
         all.push(*now);
@@ -42,13 +42,14 @@ fn estimates(engine: &mut Engine, text: &[u32], bos: Option<u32>, most: usize) -
 }
 
 /// The same by hand.
-fn by_hand(engine: &mut Engine, text: &[u32], bos: Option<u32>) -> Vec<(f64, f64)> {
+fn by_hand(engine: &mut PlacedModel, text: &[u32], bos: Option<u32>) -> Vec<(f64, f64)> {
     let (mut surprises, mut out) = (Vec::new(), Vec::new());
     for chunk in text.chunks_exact(CTX) {
         let mut chunk = chunk.to_vec();
         chunk[0] = bos.unwrap_or(chunk[0]);
-        engine.truncate(0);
-        let logits = engine.logits(&chunk).unwrap();
+        let seq = engine.open().unwrap();
+        let logits = engine.logits(seq, &chunk).unwrap();
+        engine.close(seq).unwrap();
         for (i, row) in logits.chunks_exact(logits.len() / CTX).enumerate().take(CTX - 1).skip(CTX / 2) {
             let sum: f64 = row.iter().map(|&l| f64::from(l).exp()).sum();
             surprises.push(sum.ln() - f64::from(row[chunk[i + 1] as usize]));
@@ -67,7 +68,7 @@ fn check(name: &str) {
         let mut engine = load(name, 1, CTX, n_ubatch);
         let want = by_hand(&mut engine, &text(), bos);
         let got = estimates(&mut engine, &text(), bos, usize::MAX).unwrap();
-        assert_eq!((got.len(), engine.n_past()), (text().len() / CTX, 0));
+        assert_eq!((got.len(), engine.sequences().count()), (text().len() / CTX, 0));
         for (i, (got, (ppl, stderr))) in got.iter().zip(want).enumerate() {
             assert_eq!((got.chunks, got.scored), (i + 1, (i + 1) * SCORED));
             let near = |got: f64, want: f64| (got / want - 1.0).abs() < 1e-4;
@@ -89,8 +90,11 @@ fn ends_when_it_is_told_to_and_leaves_the_engine_as_new() {
     assert_eq!(estimates(&mut engine, &text(), None, 2).unwrap(), all[..2]);
     let first = perplexity(&mut engine, &text(), None, usize::MAX, &mut |_| ControlFlow::Break(())).unwrap();
     assert_eq!(first, all[0]);
-    let after = engine.eval(&[1, 2, 3], Sampler::GREEDY).unwrap();
-    assert_eq!(after, load("llama-dense", 2, CTX, 5).eval(&[1, 2, 3], Sampler::GREEDY).unwrap());
+    let seq = engine.open().unwrap();
+    let after = engine.eval(seq, &[1, 2, 3], Sampler::GREEDY).unwrap();
+    let mut new = load("llama-dense", 2, CTX, 5);
+    let seq = new.open().unwrap();
+    assert_eq!(after, new.eval(seq, &[1, 2, 3], Sampler::GREEDY).unwrap());
 }
 
 #[test]
@@ -99,7 +103,8 @@ fn texts_and_chunks_that_are_too_short_are_errors() {
         let mut engine = load("llama-dense", 1, n_ctx, 5);
         let failed = estimates(&mut engine, text, None, usize::MAX).unwrap_err().to_string();
         // Nothing was lost.
-        assert!(engine.eval(&[1], Sampler::GREEDY).is_ok());
+        let seq = engine.open().unwrap();
+        assert!(engine.eval(seq, &[1], Sampler::GREEDY).is_ok());
         failed
     };
     let short = error(CTX, &text()[..CTX - 1]);

@@ -8,7 +8,7 @@ use outboard_core::{DType, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::{Gguf, GgufWriter};
-use outboard_llm::{Engine, LoadOptions, Model};
+use outboard_llm::{LoadOptions, Model, PlacedModel};
 use outboard_reference::reference_device;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -217,8 +217,9 @@ fn check(case: &Case, most: [f64; 2]) {
         for n_ubatch in [VOCAB, 5, 1] {
             let options =
                 LoadOptions { n_ctx: 32, n_ubatch, split: vec![1.0; devices.len()], ..LoadOptions::default() };
-            let mut engine = Engine::load(model.clone(), devices.clone(), &options, &|_, _| {}).unwrap();
-            let got: Vec<f64> = engine.logits(&tokens).unwrap().into_iter().map(f64::from).collect();
+            let mut engine = PlacedModel::load(model.clone(), devices.clone(), &options, &|_, _| {}).unwrap();
+            let seq = engine.open().unwrap();
+            let got: Vec<f64> = engine.logits(seq, &tokens).unwrap().into_iter().map(f64::from).collect();
             let error = nmse(&got, &want);
             println!("{} {}, {} devices, {n_ubatch} at once: NMSE {error:.2e}", case.arch, case.dtype, devices.len());
             assert!(got.len() == want.len() && error <= most, "{}, {n_ubatch} at once: NMSE {error:e}", case.arch);

@@ -9,7 +9,7 @@ use outboard_core::op::{Penalties, Sampler};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{Engine, GenerateOptions, LoadOptions, Model, Parts, generate};
+use outboard_llm::{Cache, GenerateOptions, LoadOptions, Model, Parts, PlacedModel, generate};
 use small::model;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -18,13 +18,13 @@ use std::sync::Arc;
 const CTX: usize = 64;
 
 /// The model on as many devices as the split has parts; the first one has so many bytes of memory, if that is given.
-fn load(model: &Arc<Model>, split: &[f64], memory: Option<u64>) -> outboard_llm::Result<Engine> {
+fn load(model: &Arc<Model>, split: &[f64], memory: Option<u64>) -> outboard_llm::Result<PlacedModel> {
     let host = Host::new();
     let budget = |d: usize| MemoryBudget::new(if d == 0 { memory } else { None });
     let cpu = |d: usize| cpu_device(&host, &format!("CPU{d}"), CpuOptions::with_threads(1), &budget(d));
     let devices: Vec<Arc<dyn Device>> = (0..split.len()).map(cpu).collect();
     let options = LoadOptions { n_ctx: CTX, n_ubatch: 7, split: split.to_vec(), ..LoadOptions::default() };
-    Engine::load(model.clone(), devices, &options, &|_, _| {})
+    PlacedModel::load(model.clone(), devices, &options, &|_, _| {})
 }
 
 /// The prompt's logits; tokens behind a prompt of several micro-batches, of which all but the last are pruned; tokens that are fed to the
@@ -36,26 +36,27 @@ struct Outcome {
     generated: (Vec<u32>, Vec<f32>),
 }
 
-fn run(engine: &mut Engine, tokenizer: &Tokenizer) -> Outcome {
+fn run(engine: &mut PlacedModel, tokenizer: &Tokenizer) -> Outcome {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
-    let logits = engine.logits(&prompt).unwrap();
-    engine.truncate(5);
-    let mut tokens = vec![engine.eval(&prompt, Sampler::GREEDY).unwrap()];
+    let seq = engine.open().unwrap();
+    let logits = engine.logits(seq, &prompt).unwrap();
+    engine.truncate(seq, 5).unwrap();
+    let mut tokens = vec![engine.eval(seq, &prompt, Sampler::GREEDY).unwrap()];
     for i in 0..3 {
         let last = tokens[i].0;
-        tokens.push(engine.eval(&[last, 3], Sampler::GREEDY).unwrap());
+        tokens.push(engine.eval(seq, &[last, 3], Sampler::GREEDY).unwrap());
     }
-    engine.truncate(0);
+    engine.truncate(seq, 0).unwrap();
     let sampler = Sampler { temperature: 0.9, top_k: 20, seed: 7, ..Sampler::GREEDY };
     let penalties = Some(Penalties { last_n: 16, repeat: 1.3, frequency: 0.1, presence: 0.1 });
     let (n_predict, stop) = (Some(12), Vec::new());
     let options = GenerateOptions { n_predict, sampler, penalties, ignore_eos: true, stop, log_probs: true };
-    let generation = generate(engine, tokenizer, &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+    let generation = generate(engine, seq, tokenizer, &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     Outcome { logits, tokens, generated: (generation.tokens, generation.log_probs) }
 }
 
 /// What holds for every split.
-fn check_homes(engine: &Engine) {
+fn check_homes(engine: &PlacedModel) {
     let (homes, n_layer) = (engine.homes(), engine.model().hparams().n_layer);
     // In order, but for what the last one has of the beginning.
     let round = homes.len() - homes.iter().position(|home| Some(home) != homes.last()).unwrap_or(homes.len());
@@ -82,7 +83,7 @@ fn check(name: &str) {
     let tokenizer = small::tokenizer();
     let want = run(&mut one, &tokenizer);
     let mut seen = BTreeSet::new();
-    let mut check = |mut engine: Engine, what: &str| {
+    let mut check = |mut engine: PlacedModel, what: &str| {
         check_homes(&engine);
         let homes = engine.homes().to_vec();
         assert_eq!(run(&mut engine, &tokenizer), want, "{name}, {what}: {homes:?}");
@@ -96,7 +97,7 @@ fn check(name: &str) {
         check(load(&model, split, None).unwrap(), "several devices");
     }
     // Where there is not enough memory for that, any division may come out, the end of the model alone on a device among them.
-    let sizes = Parts::new(&model, CTX, 3.5).unwrap().sizes();
+    let sizes = Parts::new(&model, Cache::of_one(CTX), 3.5).unwrap().sizes();
     for percent in 1..=120 {
         if let Ok(engine) = load(&model, &[100.0, 1.0], Some(sizes.bytes() * percent / 100)) {
             check(engine, "divided by memory");
@@ -113,7 +114,7 @@ small::each!(check);
 fn work_of_a_prompt() {
     let model = model("llama-dense");
     let h = model.hparams();
-    let parts = Parts::new(&model, CTX, 3.5).unwrap();
+    let parts = Parts::new(&model, Cache::of_one(CTX), 3.5).unwrap();
     assert_eq!(
         parts.sections.iter().map(|part| part.layer).collect::<Vec<_>>(),
         (0..h.n_layer).flat_map(|il| [il, il]).collect::<Vec<_>>()

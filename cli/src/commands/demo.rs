@@ -2,13 +2,13 @@
 
 use super::print_json;
 use super::run::{Report, Show, generate_shown};
-use crate::args::{DeviceArgs, ModelArgs, RpcList, SplitMode};
+use crate::args::{CacheType, DeviceArgs, ModelArgs, RpcList, SplitMode};
 use crate::trust::TrustArgs;
 use crate::{devices, fetch, model};
 use anyhow::{Context, Result, anyhow, bail};
 use outboard_core::op::Sampler;
-use outboard_llm::GenerateOptions;
 use outboard_llm::tokenizer::{Bos, SpecialText};
+use outboard_llm::{GenerateOptions, Prefixes};
 use outboard_output as output;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -111,6 +111,10 @@ fn model_args() -> ModelArgs {
         split_mode: SplitMode::Layer,
         tensor_split: None,
         override_tensor: Vec::new(),
+        cache_type_k: CacheType::F16,
+        cache_type_v: CacheType::F16,
+        n_seqs: 1,
+        prefixes: Prefixes::Apart,
         mmap: false,
         no_mmap: false,
     }

@@ -8,7 +8,7 @@ use crate::{interrupt, model, print};
 use anyhow::{Context, Result};
 use outboard_llm::perplexity::{count_chunks, scored};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{Engine, Error, Estimate, LoadOptions, perplexity};
+use outboard_llm::{Error, Estimate, LoadOptions, PlacedModel, perplexity};
 use outboard_output as output;
 use serde::Serialize;
 use std::num::NonZeroUsize;
@@ -114,7 +114,7 @@ struct Read {
 
 /// Reads the chunks of a text, and says after each what is known.
 fn read_chunks(
-    engine: &mut Engine,
+    engine: &mut PlacedModel,
     tokens: &[u32],
     bos: Option<u32>,
     most: usize,
@@ -147,7 +147,7 @@ fn read_chunks(
 }
 
 impl Report {
-    fn new(read: &Read, load_time: Duration, engine: &Engine) -> Report {
+    fn new(read: &Read, load_time: Duration, engine: &PlacedModel) -> Report {
         let Read { estimate, estimates, cancelled, time } = read;
         let known = |value: f64| (estimate.chunks > 0).then_some(value);
         Report {

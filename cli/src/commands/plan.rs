@@ -21,7 +21,7 @@ use anyhow::{Result, bail};
 use gather::gather;
 use measured::Measurements;
 use outboard_core::Device;
-use outboard_llm::{Engine, LoadOptions, Parts};
+use outboard_llm::{LoadOptions, Parts, PlacedModel};
 use outboard_output as output;
 use outboard_rpc_client::RemoteDevice;
 use picture::Picture;
@@ -63,7 +63,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         output::out(model::plan_table(&engine))?;
     }
     engine.set_watch(print::stalls());
-    let mut side = Side::new(engine);
+    let mut side = Side::new(engine)?;
     let measured = Measurements::take(&mut side, &tracer, &loaded)?;
     let report = gather(&loaded, &mut side.engine, setup, &measured)?;
     if args.json {
@@ -107,7 +107,7 @@ impl Setup {
 }
 
 /// Puts the model on the devices. If they have too little memory, says what is missing.
-fn load(args: &Args, loaded: &Loaded, set: DeviceSet, setup: &Setup) -> Result<Engine> {
+fn load(args: &Args, loaded: &Loaded, set: DeviceSet, setup: &Setup) -> Result<PlacedModel> {
     let engine = model::load(loaded, set, &setup.options);
     if let Err(e) = &engine
         && setup.members.iter().any(|m| m.share > 0.0)

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{Engine, Finish, GenerateOptions, Generation, generate};
+use outboard_llm::{Finish, GenerateOptions, Generation, PlacedModel, generate};
 use outboard_output as output;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -165,7 +165,7 @@ impl Timed {
 fn generate_timed(
     args: &Args,
     tracer: &Tracer,
-    engine: &mut Engine,
+    engine: &mut PlacedModel,
     loaded: &model::Loaded,
     tokens: &[u32],
     options: &GenerateOptions,
@@ -190,7 +190,7 @@ pub(crate) enum Show {
 
 /// Generates a text until its end, an interrupt, or the end of standard output, which is an error.
 pub(crate) fn generate_shown(
-    engine: &mut Engine,
+    engine: &mut PlacedModel,
     loaded: &model::Loaded,
     tokens: &[u32],
     options: &GenerateOptions,
@@ -208,7 +208,8 @@ pub(crate) fn generate_shown(
         }
         ControlFlow::Continue(())
     };
-    let generated = generate(engine, &loaded.tokenizer, tokens, options, &mut on_text);
+    let sequence = engine.open()?;
+    let generated = generate(engine, sequence, &loaded.tokenizer, tokens, options, &mut on_text);
     shown?;
     Ok(generated?)
 }
@@ -269,7 +270,7 @@ struct Timings {
 }
 
 impl Report {
-    pub(crate) fn new(prompt: &[u32], g: Generation, load: Duration, engine: &Engine) -> Report {
+    pub(crate) fn new(prompt: &[u32], g: Generation, load: Duration, engine: &PlacedModel) -> Report {
         let decoded = g.tokens.len().saturating_sub(1);
         Report {
             prompt_tokens: prompt.to_vec(),

@@ -55,7 +55,7 @@ pub(super) fn layer(h: &Hparams, layers_27b: usize) -> Layer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::net::{Feed, GraphShape, Outputs};
+    use crate::arch::net::{Cache, Feed, GraphShape, Outputs};
     use crate::gguf::{Gguf, GgufWriter};
     use crate::model::Model;
     use outboard_core::op::Op;
@@ -153,7 +153,7 @@ mod tests {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/arch/gemma3-dense.gguf");
         let model = Model::new(Gguf::parse(std::fs::read(file).unwrap().into()).unwrap()).unwrap();
         let outputs = Outputs::Logits(1);
-        let shape = GraphShape { n_tokens: 4, n_ctx: 64, feed: Feed::Input, history: false, outputs };
+        let shape = GraphShape { n_tokens: 4, cache: Cache::of_one(64), feed: Feed::Input, history: false, outputs };
         let graph = model.graph(shape).unwrap().graph;
         let window = |id| match graph.tensor(id).op() {
             Some(Op::FlashAttn(attn)) => Some(attn.window),

@@ -1,8 +1,8 @@
 //! The blocks that architectures are made of, and the graph around them.
 //!
-//! Shapes are ggml's: `ne[0]` is the fastest. A graph of one sequence takes `tokens` and `positions` (I32 `[n_tokens]`); the
-//! position is also the row of the cache that a token's key and value are written to, so that the graph stays the same
-//! while the context grows.
+//! Shapes are ggml's: `ne[0]` is the fastest. A row of a graph is a token of any sequence: inputs say which token, of which sequence, at which
+//! position, and which row of the cache takes its key and value. So a graph depends on how many rows there are, and stays the same while
+//! contexts grow, begin and end.
 
 mod attention;
 mod feed_forward;
@@ -17,22 +17,30 @@ use std::sync::Arc;
 
 /// Name of the input of token ids, I32 `[n_tokens]`.
 pub const TOKENS: &str = "tokens";
-/// Name of the input of positions, I32 `[n_tokens]`.
-pub const POSITIONS: &str = "positions";
+/// Name of the input that says of each row its position, the row of the cache that it is written to, and its [slot](Cache::slots): I32
+/// `[n_tokens, 3]`.
+pub const ROWS: &str = "rows";
+/// Name of the input that says which token each row is: I32 `[n_tokens]`, a slot for the one sampled last there, and behind the last slot the
+/// number of a token of [`TOKENS`].
+pub const PICKS: &str = "picks";
 /// Name of the input that says which rows go through the head, I32 `[n_outputs]`.
 pub const OUTPUT_ROWS: &str = "output_rows";
+/// Name of the input of the slots of the rows that go through the head, I32 `[n_outputs]`.
+pub const OUTPUT_SLOTS: &str = "output_slots";
 /// Name of the input of the samplers' parameters, F32 `[4, n_outputs]` ([`Sampler::params`](op::Sampler::params)).
 pub const SAMPLE_PARAMS: &str = "sample_params";
 /// Name of the input of the samplers' seeds and counters, I32 `[3, n_outputs]` ([`Sampler::draw_of`](op::Sampler::draw_of)).
 pub const SAMPLE_DRAWS: &str = "sample_draws";
 /// Name of the input of the penalties' parameters, F32 `[4, n_outputs]` ([`Penalties::params`](op::Penalties::params)).
 pub const PENALTY_PARAMS: &str = "penalty_params";
-/// Name of the input of the last positions that penalties count, I32 `[n_outputs]`.
+/// Name of the input that says of each row of logits the last position that penalties count, and its slot: I32 `[n_outputs, 2]`.
 pub const PENALTY_STEPS: &str = "penalty_steps";
-/// Name of the state that holds the last sampled id, I32 `[1]`, where the embedding is.
+/// Name of the state that holds the id sampled last in each slot, I32 `[1, slots]`, where the embedding is.
 pub const NEXT_TOKEN: &str = "next_token";
-/// Name of the state that holds the token at each position, I32 `[1, n_ctx]`, where the logits are.
+/// Name of the state that holds the token of each row of the cache, I32 `[1, rows]`, where the logits are.
 pub const HISTORY: &str = "history";
+/// Name of the states that hold the blocks of each slot's sequence in the order of its positions, I32 `[n_blocks, slots]`: the same on every device.
+pub const BLOCK_TABLE: &str = "block_table";
 /// Name of the input of the tokens that [`Outputs::Scores`] asks for, I32 `[n_outputs]`.
 pub const TARGETS: &str = "targets";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
@@ -41,6 +49,7 @@ pub const LOGITS: &str = "logits";
 pub const SAMPLED: &str = "sampled";
 /// Name of the output of log-probabilities, of the sampled ids or of [`TARGETS`], F32 `[n_outputs]`.
 pub const LOG_PROBS: &str = "log_probs";
+
 /// A leaf is called after its tensor in the file; one tensor that several devices need has a leaf for each use, with the use
 /// in brackets: `token_embd.weight (output)`, `rope_freqs.weight (blk.3)`.
 pub fn file_name(leaf: &str) -> &str {
@@ -58,22 +67,23 @@ pub enum Outputs {
     Logits(usize),
     /// How probable the given tokens are, each behind one of the last so many tokens. The logits stay where they are.
     Scores(usize),
-    /// One sampled token, for which tokens may count that were used a short while ago.
+    /// A sampled token for each of so many rows, for which tokens may count that were used a short while ago.
     Sample {
-        /// Whether they do.
+        /// How many, the rows that an input says.
+        rows: usize,
+        /// Whether tokens count.
         penalties: bool,
-        /// The token's log-probability (before penalties) as well.
+        /// The tokens' log-probabilities (before penalties) as well.
         log_prob: bool,
     },
 }
 
 impl Outputs {
-    /// How many tokens, the last ones, the head is for.
+    /// How many tokens the head is for.
     pub fn rows(self) -> usize {
         match self {
             Outputs::None | Outputs::Layers => 0,
-            Outputs::Logits(rows) | Outputs::Scores(rows) => rows,
-            Outputs::Sample { .. } => 1,
+            Outputs::Logits(rows) | Outputs::Scores(rows) | Outputs::Sample { rows, .. } => rows,
         }
     }
 }
@@ -89,20 +99,52 @@ pub struct Sampling {
     pub log_prob: bool,
 }
 
-impl Sampling {
-    /// What its graph gives back.
-    pub fn outputs(&self) -> Outputs {
-        Outputs::Sample { penalties: self.penalties.is_some(), log_prob: self.log_prob }
-    }
-}
-
 /// Where token ids come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feed {
     /// From the input [`TOKENS`].
     Input,
-    /// The one that the graph before sampled: it never leaves the devices, so nobody has to wait for it.
+    /// Those that graphs before have sampled: they never leave the devices, so nobody has to wait for them.
     Sampled,
+    /// Some from the input, some that were sampled ([`PICKS`]).
+    Mixed,
+}
+
+/// The memory of sequences, in blocks of [`BLOCK_ROWS`](op::BLOCK_ROWS) rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Most tokens of a sequence.
+    pub n_ctx: usize,
+    /// Blocks in all.
+    pub blocks: usize,
+    /// Places for sequences, the spare ones included.
+    pub slots: usize,
+    /// Slots, the last ones, for rows that only make up a number. They share a block, the last one.
+    pub spare: usize,
+    /// Element types of keys and of values.
+    pub dtypes: [DType; 2],
+}
+
+impl Cache {
+    /// For one sequence of up to `n_ctx` tokens.
+    pub fn of_one(n_ctx: usize) -> Cache {
+        Cache { n_ctx, blocks: n_ctx.div_ceil(op::BLOCK_ROWS), slots: 1, spare: 0, dtypes: [CACHE_DTYPE; 2] }
+    }
+
+    /// The same with slots for rows that only make up a number.
+    pub fn with_spare(self, spare: usize) -> Cache {
+        Cache { blocks: self.blocks + usize::from(spare > 0), slots: self.slots + spare, spare, ..self }
+    }
+
+    /// Rows in all.
+    pub fn rows(&self) -> usize {
+        self.blocks.saturating_mul(op::BLOCK_ROWS)
+    }
+
+    /// Most blocks of a sequence.
+    pub fn blocks_each(&self) -> usize {
+        self.n_ctx.div_ceil(op::BLOCK_ROWS).max(1)
+    }
 }
 
 /// The shape of a graph: two runs of the same shape use the same graph.
@@ -110,9 +152,9 @@ pub enum Feed {
 pub struct GraphShape {
     /// Tokens that go in.
     pub n_tokens: usize,
-    /// Rows of the cache.
-    pub n_ctx: usize,
-    /// Where they come from; [`Feed::Sampled`] is one token.
+    /// What they are written to.
+    pub cache: Cache,
+    /// Where they come from.
     pub feed: Feed,
     /// Whether the tokens are noted in [`HISTORY`].
     pub history: bool,
@@ -127,7 +169,9 @@ pub struct Net<'a> {
     weights: &'a dyn ModelFile,
     frame: Frame,
     shape: GraphShape,
-    positions: TensorId,
+    rows: TensorId,
+    /// The slot of each row, for the device with the embedding.
+    slots: TensorId,
     /// The history, after this graph's tokens were noted.
     history: Option<TensorId>,
     sections: Vec<Section>,
@@ -138,7 +182,7 @@ pub fn cache_names(il: usize) -> [String; 2] {
     [format!("cache_k.{il}"), format!("cache_v.{il}")]
 }
 
-/// Element type of the cache.
+/// Element type of the cache where nothing is said.
 pub const CACHE_DTYPE: DType = DType::F16;
 
 /// The graph of a model, and which part of it is which section.
@@ -201,26 +245,25 @@ pub fn build(
     shape: GraphShape,
 ) -> Result<ModelGraph> {
     let frame = arch.frame(hparams);
-    if frame.max_ctx != 0 && shape.n_ctx > frame.max_ctx {
+    if frame.max_ctx != 0 && shape.cache.n_ctx > frame.max_ctx {
         let (arch, most) = (&hparams.arch, frame.max_ctx);
         return Err(Error::Request(format!(
             "this {arch} model has a context of {most} tokens here: make the context smaller (-c {most})"
         )));
     }
     let mut g = GraphBuilder::new();
-    let tokens = match shape.feed {
-        Feed::Input => g.input(TOKENS, DType::I32, &[shape.n_tokens])?,
-        Feed::Sampled => g.state(NEXT_TOKEN, DType::I32, &[1])?,
-    };
-    let positions = g.input(POSITIONS, DType::I32, &[shape.n_tokens])?;
+    let rows = g.input(ROWS, DType::I32, &[shape.n_tokens, 3])?;
+    let slots = Column::Slot.of(&mut g, rows)?;
+    let tokens = tokens(&mut g, shape, slots)?;
     let history = if shape.history {
-        let history = g.state(HISTORY, DType::I32, &[1, shape.n_ctx])?;
-        let rows = g.push(op::Reshape { ne: [1, shape.n_tokens, 1, 1] }, &[tokens])?;
-        Some(g.push(op::SetRows, &[history, rows, positions])?)
+        let history = g.state(HISTORY, DType::I32, &[1, shape.cache.rows()])?;
+        let noted = g.push(op::Reshape { ne: [1, shape.n_tokens, 1, 1] }, &[tokens])?;
+        let cache_rows = Column::CacheRow.of(&mut g, rows)?;
+        Some(g.push(op::SetRows, &[history, noted, cache_rows])?)
     } else {
         None
     };
-    let mut net = Net { g, hparams, weights, frame, shape, positions, history, sections: Vec::new() };
+    let mut net = Net { g, hparams, weights, frame, shape, rows, slots, history, sections: Vec::new() };
     let table = net.weight("token_embd.weight")?;
     let embedding = net.g.push(op::GetRows, &[table, tokens])?;
     let mut x = net.scale(embedding, frame.embedding_scale)?;
@@ -243,6 +286,45 @@ pub fn build(
     let pruned = |start: usize| kept.partition_point(|id| id.index() < start);
     sections.iter_mut().for_each(|section| section.start = pruned(section.start));
     Ok(ModelGraph { graph: Arc::new(graph), sections, head: pruned(head) })
+}
+
+/// What [`ROWS`] says of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Column {
+    Position,
+    CacheRow,
+    Slot,
+}
+
+impl Column {
+    /// It of all rows, I32 `[n_tokens]`. Each device has a view of its own, so that none asks another one for it.
+    fn of(self, g: &mut GraphBuilder, rows: TensorId) -> Result<TensorId> {
+        column(g, rows, self as usize)
+    }
+}
+
+/// Column `i` of an input I32 `[n, columns]`, as `[n]`.
+fn column(g: &mut GraphBuilder, input: TensorId, i: usize) -> Result<TensorId> {
+    let n = g.ne(input)[0];
+    Ok(g.push(op::View { ne: [n, 1, 1, 1], nb: [4, 4 * n, 4 * n, 4 * n], offset: 4 * n * i }, &[input])?)
+}
+
+/// The token of each row, I32 `[n_tokens]`.
+fn tokens(g: &mut GraphBuilder, shape: GraphShape, slots: TensorId) -> Result<TensorId> {
+    let GraphShape { n_tokens, feed, .. } = shape;
+    if feed == Feed::Input {
+        return Ok(g.input(TOKENS, DType::I32, &[n_tokens])?);
+    }
+    let sampled = g.state(NEXT_TOKEN, DType::I32, &[1, shape.cache.slots])?;
+    let (from, picks) = match feed {
+        Feed::Mixed => {
+            let given = g.input(TOKENS, DType::I32, &[1, n_tokens])?;
+            (g.push(op::Concat { dim: 1 }, &[sampled, given])?, g.input(PICKS, DType::I32, &[n_tokens])?)
+        }
+        _ => (sampled, slots),
+    };
+    let picked = g.push(op::GetRows, &[from, picks])?;
+    Ok(g.push(op::Reshape { ne: [n_tokens, 1, 1, 1] }, &[picked])?)
 }
 
 impl Net<'_> {
@@ -368,9 +450,21 @@ impl Net<'_> {
                 let targets = self.g.input(TARGETS, DType::I32, &[rows])?;
                 self.log_probs(logits, targets)?;
             }
-            Outputs::Sample { penalties, log_prob } => self.sample(x, penalties, log_prob)?,
+            Outputs::Sample { rows, penalties, log_prob } => self.sample(x, rows, penalties, log_prob)?,
         }
         Ok(())
+    }
+
+    /// Positions, rows of the cache or slots of all rows.
+    fn column(&mut self, column: Column) -> Result<TensorId> {
+        column.of(&mut self.g, self.rows)
+    }
+
+    /// The blocks of sequences, for who uses them so.
+    fn block_table(&mut self, user: &str) -> Result<TensorId> {
+        let Cache { slots, .. } = self.shape.cache;
+        let ne = [self.shape.cache.blocks_each(), slots];
+        Ok(self.g.state(&format!("{BLOCK_TABLE} ({user})"), DType::I32, &ne)?)
     }
 
     /// The final norm and the output matrix: of all rows of x if it has as many, else of those that the input says.
@@ -401,21 +495,16 @@ impl Net<'_> {
         Ok(())
     }
 
-    /// One token from the logits of one row of x, and what the next step needs of it.
-    fn sample(&mut self, x: TensorId, penalties: bool, log_prob: bool) -> Result<()> {
-        let logits = self.logits(x, 1)?;
+    /// Tokens from the logits of some rows of x, and what the next steps need of them.
+    fn sample(&mut self, x: TensorId, rows: usize, penalties: bool, log_prob: bool) -> Result<()> {
+        let logits = self.logits(x, rows)?;
         let weighed = match self.history {
-            Some(history) if penalties => {
-                let steps = self.g.input(PENALTY_STEPS, DType::I32, &[1])?;
-                let params = self.g.input(PENALTY_PARAMS, DType::F32, &[4, 1])?;
-                let history = self.reshape(history, [self.shape.n_ctx, 1, 1, 1])?;
-                self.g.push(op::Penalty { block: 0 }, &[logits, history, steps, params])?
-            }
+            Some(history) if penalties => self.weigh(logits, history, rows)?,
             None if penalties => return Err(Error::Plan("a penalty needs the history of tokens".into())),
             _ => logits,
         };
-        let params = self.g.input(SAMPLE_PARAMS, DType::F32, &[4, 1])?;
-        let draws = self.g.input(SAMPLE_DRAWS, DType::I32, &[3, 1])?;
+        let params = self.g.input(SAMPLE_PARAMS, DType::F32, &[4, rows])?;
+        let draws = self.g.input(SAMPLE_DRAWS, DType::I32, &[3, rows])?;
         let ids = self.g.push(op::Sample, &[weighed, params, draws])?;
         self.g.name(ids, SAMPLED);
         self.g.output(ids);
@@ -424,10 +513,28 @@ impl Net<'_> {
         }
         let next = match self.g.find(NEXT_TOKEN) {
             Some(state) => state,
-            None => self.g.state(NEXT_TOKEN, DType::I32, &[1])?,
+            None => self.g.state(NEXT_TOKEN, DType::I32, &[1, self.shape.cache.slots])?,
         };
-        let fed = self.g.push(op::Cpy, &[ids, next])?;
+        // Steps sample for every row, in their order.
+        let slots = if self.shape.feed == Feed::Sampled && rows == self.shape.n_tokens {
+            self.slots
+        } else {
+            self.g.input(OUTPUT_SLOTS, DType::I32, &[rows])?
+        };
+        let ids = self.reshape(ids, [1, rows, 1, 1])?;
+        let fed = self.g.push(op::SetRows, &[next, ids, slots])?;
         self.g.name(fed, "next_token.written");
         Ok(())
+    }
+
+    /// Logits, of which those are smaller whose tokens were used a short while ago.
+    fn weigh(&mut self, logits: TensorId, history: TensorId, rows: usize) -> Result<TensorId> {
+        let steps = self.g.input(PENALTY_STEPS, DType::I32, &[rows, 2])?;
+        let (last, slots) = (column(&mut self.g, steps, 0)?, column(&mut self.g, steps, 1)?);
+        let params = self.g.input(PENALTY_PARAMS, DType::F32, &[4, rows])?;
+        let history = self.reshape(history, [self.shape.cache.rows(), 1, 1, 1])?;
+        let table = self.block_table("head")?;
+        let srcs = [logits, history, last, params, table, slots];
+        Ok(self.g.push(op::Penalty { block: op::BLOCK_ROWS }, &srcs)?)
     }
 }

@@ -151,7 +151,13 @@ fn families_say_whether_they_have_experts() {
 
 /// The graph of a small model with a context of `n_ctx` tokens, and of what its file has besides.
 fn factors_of(model: &str, n_ctx: usize, file: &dyn ModelFile, h: &Hparams) -> Result<Vec<String>> {
-    let shape = GraphShape { n_tokens: 1, n_ctx, feed: Feed::Input, history: false, outputs: Outputs::Logits(1) };
+    let shape = GraphShape {
+        n_tokens: 1,
+        cache: net::Cache::of_one(n_ctx),
+        feed: Feed::Input,
+        history: false,
+        outputs: Outputs::Logits(1),
+    };
     let graph = net::build(by_name(model)?, h, file, shape)?.graph;
     let factors = |id| {
         let rope = matches!(graph.tensor(id).op(), Some(Op::Rope(_)));

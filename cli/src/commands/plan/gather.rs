@@ -9,12 +9,17 @@ use crate::measure::median;
 use crate::model::{Layers, Loaded};
 use anyhow::Result;
 use outboard_core::Device;
-use outboard_llm::{DeviceLoad, Engine, Parts, Route};
+use outboard_llm::{DeviceLoad, Parts, PlacedModel, Route};
 use outboard_output as output;
 use outboard_rpc_client::{PeerPath, RemoteDevice};
 
 /// Everything that there is to say.
-pub(super) fn gather(loaded: &Loaded, engine: &mut Engine, setup: Setup, measured: &Measurements) -> Result<Report> {
+pub(super) fn gather(
+    loaded: &Loaded,
+    engine: &mut PlacedModel,
+    setup: Setup,
+    measured: &Measurements,
+) -> Result<Report> {
     let times = measured.times(engine);
     let present = present(engine, &setup, measured, &times);
     let Measurements { decode, prompt, head_ms } = measured;
@@ -42,7 +47,7 @@ pub(super) fn gather(loaded: &Loaded, engine: &mut Engine, setup: Setup, measure
 }
 
 /// The devices as they are, for predictions.
-fn present(engine: &Engine, setup: &Setup, measured: &Measurements, times: &Times) -> Present {
+fn present(engine: &PlacedModel, setup: &Setup, measured: &Measurements, times: &Times) -> Present {
     let Measurements { decode, prompt, head_ms } = measured;
     let route = engine.route().clone();
     let parts = measured_parts(&setup.parts, &route, times, *head_ms);
@@ -137,7 +142,7 @@ fn notes(loaded: &Loaded, setup: &Setup, measured: &Measurements, times: &Times)
 }
 
 /// What goes from device to device for a token.
-fn copies(engine: &mut Engine) -> Result<Vec<CopyRow>> {
+fn copies(engine: &mut PlacedModel) -> Result<Vec<CopyRow>> {
     let copies = engine.step_copies()?;
     let devices = engine.devices();
     let row = |c: outboard_llm::StepCopy| {

@@ -6,7 +6,7 @@ use crate::model::Loaded;
 use crate::print;
 use crate::trace::{LastLayer, TokenTime, Trace, Tracer};
 use anyhow::Result;
-use outboard_llm::Engine;
+use outboard_llm::PlacedModel;
 use std::time::{Duration, Instant};
 
 /// Tokens that are decoded: enough for a mean, and few enough for a large model on a slow host.
@@ -39,12 +39,12 @@ impl Measurements {
     }
 
     /// Where the time went, device by device.
-    pub(super) fn times(&self, engine: &Engine) -> Times {
+    pub(super) fn times(&self, engine: &PlacedModel) -> Times {
         Times { token: self.decode.times(engine, self.decode.test.tokens()), prompt: self.prompt.times(engine, 1) }
     }
 
     /// One token, as the picture shows it.
-    pub(super) fn timeline(&self, engine: &Engine) -> Option<Timeline> {
+    pub(super) fn timeline(&self, engine: &PlacedModel) -> Option<Timeline> {
         let id = |d: usize| engine.loads().get(d).map(|l| l.id.as_str());
         let first = id(engine.route().first())?;
         let last = if engine.route().is_ring() { LastLayer::WithFirst } else { LastLayer::Elsewhere };
@@ -105,7 +105,7 @@ impl Measured {
     }
 
     /// What each of these devices did, each time divided by `n`; `None` if that is not known.
-    fn times(&self, engine: &Engine, n: usize) -> Option<Vec<TokenTime>> {
+    fn times(&self, engine: &PlacedModel, n: usize) -> Option<Vec<TokenTime>> {
         let times = self.trace.token_times(self.sample.range, n)?;
         let wire_ms = times.first()?.wire_ms;
         let each_ms = self.ms() / n.max(1) as f64;

@@ -13,15 +13,17 @@ impl Net<'_> {
         let q = self.query_or_key(il, attention, q, "attn_q_norm", h.n_head)?;
         let k = self.query_or_key(il, attention, k, "attn_k_norm", h.n_head_kv)?;
         let v = self.heads(v, h.head_dim_v, h.n_head_kv)?;
-        let [name_k, name_v] = cache_names(il);
-        let keys = self.cached(&name_k, k)?;
-        let values = self.cached(&name_v, v)?;
+        let ([name_k, name_v], [dtype_k, dtype_v]) = (cache_names(il), self.shape.cache.dtypes);
+        let cache_rows = self.column(Column::CacheRow)?;
+        let keys = self.cached(&name_k, dtype_k, k, cache_rows)?;
+        let values = self.cached(&name_v, dtype_v, v, cache_rows)?;
         let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
         let sinks = attention.sinks.map(|name| self.weight(&format!("{prefix}.{name}.weight"))).transpose()?;
         let &Attention { scale, window, softcap, .. } = attention;
-        let srcs = [Some(q), Some(keys), Some(values), None, Some(self.positions), sinks];
-        let n_srcs = if sinks.is_some() { 6 } else { 5 };
-        let y = self.g.push_opt(op::FlashAttn { scale, window, softcap, block: 0 }, &srcs[..n_srcs])?;
+        let (positions, slots) = (self.column(Column::Position)?, self.column(Column::Slot)?);
+        let table = self.block_table(&prefix)?;
+        let srcs = [Some(q), Some(keys), Some(values), None, Some(positions), sinks, Some(table), Some(slots)];
+        let y = self.g.push_opt(op::FlashAttn { scale, window, softcap, block: op::BLOCK_ROWS }, &srcs)?;
         self.g.name(y, &format!("{prefix}.attn"));
         let y = self.reshape(y, [h.head_dim_v * h.n_head, n, 1, 1])?;
         self.linear(y, &format!("{prefix}.attn_output"))
@@ -88,7 +90,8 @@ impl Net<'_> {
             Some(name) => Some(self.weight(&format!("{name} (blk.{il})"))?),
             None => None,
         };
-        let srcs = [Some(heads), Some(self.positions), factors];
+        let positions = self.column(Column::Position)?;
+        let srcs = [Some(heads), Some(positions), factors];
         Ok(self.g.push_opt(rope, &srcs[..if factors.is_some() { 3 } else { 2 }])?)
     }
 
@@ -101,7 +104,7 @@ impl Net<'_> {
         let has = |name: &str| self.weights.layout(name).is_some();
         match (has(ONE), has(SHORT), has(LONG)) {
             (true, ..) => Ok(Some(ONE)),
-            (false, true, true) if self.shape.n_ctx > self.hparams.n_ctx_orig => Ok(Some(LONG)),
+            (false, true, true) if self.shape.cache.n_ctx > self.hparams.n_ctx_orig => Ok(Some(LONG)),
             (false, true, true) => Ok(Some(SHORT)),
             (false, false, false) => Ok(None),
             (false, short, _) => {
@@ -111,13 +114,13 @@ impl Net<'_> {
         }
     }
 
-    /// Writes x `[head_dim, n_head_kv, n_tokens]` into a cache and gives all of it, `[head_dim, n_ctx, n_head_kv]`: the rows of a head
+    /// Writes x `[head_dim, n_head_kv, n_tokens]` into rows of a cache and gives all of it, `[head_dim, rows, n_head_kv]`: the rows of a head
     /// lie behind one another, because attention reads one head after the other.
-    fn cached(&mut self, name: &str, x: TensorId) -> Result<TensorId> {
+    fn cached(&mut self, name: &str, dtype: DType, x: TensorId, cache_rows: TensorId) -> Result<TensorId> {
         let [head_dim, heads, ..] = self.g.ne(x);
-        let cache = self.g.state(name, CACHE_DTYPE, &[head_dim, self.shape.n_ctx, heads])?;
+        let cache = self.g.state(name, dtype, &[head_dim, self.shape.cache.rows(), heads])?;
         let rows = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[x])?;
-        let written = self.g.push(op::SetRows, &[cache, rows, self.positions])?;
+        let written = self.g.push(op::SetRows, &[cache, rows, cache_rows])?;
         Ok(self.g.name(written, &format!("{name}.written")))
     }
 }

@@ -1,0 +1,194 @@
+//! The rows of a run, of any number of sequences, and the inputs that say what they are.
+
+use crate::arch::net::{self, Cache, Feed, GraphShape, Outputs, Sampling};
+use bytes::Bytes;
+use outboard_core::op::Penalties;
+use outboard_core::{Graph, TensorId};
+
+/// A row: a token of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Row {
+    /// `None`: the one that was sampled last in its slot.
+    pub(crate) token: Option<u32>,
+    pub(crate) position: usize,
+    pub(crate) cache_row: usize,
+    pub(crate) slot: usize,
+}
+
+/// A token to be sampled behind a row of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Draw {
+    /// The row, by its number.
+    pub(crate) row: usize,
+    pub(crate) slot: usize,
+    /// Of the row.
+    pub(crate) position: usize,
+    /// `None`: nobody wants it, it makes up a number.
+    pub(crate) sampling: Option<Sampling>,
+}
+
+/// What a run is to give back.
+#[derive(Clone, Debug)]
+pub(crate) enum Request {
+    /// Nothing: parts of prompts that are not their ends.
+    Part,
+    /// What the head would read, for nobody.
+    Layers,
+    /// Logits of the last so many rows.
+    Logits(usize),
+    /// How probable these tokens are, each behind one of the last rows.
+    Scores(Vec<u32>),
+    /// Next tokens, in the order of their rows.
+    Sample(Vec<Draw>),
+}
+
+/// What goes through the graph in one run.
+#[derive(Clone, Debug)]
+pub(crate) struct Batch {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) request: Request,
+    /// Whether tokens are noted, for penalties.
+    pub(crate) history: bool,
+}
+
+/// What a run is given.
+pub(crate) type Inputs = Vec<(TensorId, Bytes)>;
+
+impl Batch {
+    /// Makes rows and draws up to as many as are rounded as many are. The rows that make up the number are of `spare`, which has one for each.
+    pub(crate) fn fill_up(&mut self, least: usize, spare: impl Iterator<Item = Row> + Clone) {
+        let missing = least.saturating_sub(self.rows.len());
+        let token = self.rows.iter().find_map(|row| row.token).map(|_| 0);
+        self.rows.extend(spare.clone().take(missing).map(|row| Row { token, ..row }));
+        let Request::Sample(draws) = &mut self.request else { return };
+        let missing = least.saturating_sub(draws.len());
+        let unused = |row: &usize| draws.iter().all(|draw| draw.row != *row);
+        let rows: Vec<usize> = (0..self.rows.len()).rev().filter(unused).take(missing).collect();
+        let fill =
+            |(row, spare): (usize, Row)| Draw { row, slot: spare.slot, position: spare.position, sampling: None };
+        draws.extend(rows.into_iter().zip(spare).map(fill));
+        draws.sort_by_key(|draw| draw.row);
+    }
+
+    /// The shape of its graph.
+    pub(crate) fn shape(&self, cache: Cache) -> GraphShape {
+        let feed = match self.rows.iter().filter(|row| row.token.is_none()).count() {
+            0 => Feed::Input,
+            sampled if sampled == self.rows.len() => Feed::Sampled,
+            _ => Feed::Mixed,
+        };
+        let outputs = match &self.request {
+            Request::Part => Outputs::None,
+            Request::Layers => Outputs::Layers,
+            Request::Logits(rows) => Outputs::Logits(*rows),
+            Request::Scores(targets) => Outputs::Scores(targets.len()),
+            Request::Sample(draws) => {
+                let wanted = || draws.iter().filter_map(|draw| draw.sampling);
+                let penalties = wanted().any(|sampling| sampling.penalties.is_some());
+                Outputs::Sample { rows: draws.len(), penalties, log_prob: wanted().any(|s| s.log_prob) }
+            }
+        };
+        GraphShape { n_tokens: self.rows.len(), cache, feed, history: self.history, outputs }
+    }
+
+    /// The inputs that its graph takes.
+    pub(crate) fn inputs(&self, graph: &Graph, cache: Cache) -> Inputs {
+        let mut inputs = InputBytes { graph, inputs: Vec::with_capacity(6) };
+        let ints = |value: fn(&Row) -> usize| self.rows.iter().map(move |row| value(row) as i32);
+        let columns = ints(|row| row.position).chain(ints(|row| row.cache_row)).chain(ints(|row| row.slot));
+        inputs.ints(net::ROWS, columns);
+        inputs.ints(net::TOKENS, self.rows.iter().map(|row| row.token.unwrap_or(0) as i32));
+        let pick = |(i, row): (usize, &Row)| row.token.map_or(row.slot, |_| cache.slots + i) as i32;
+        inputs.ints(net::PICKS, self.rows.iter().enumerate().map(pick));
+        match &self.request {
+            Request::Part | Request::Layers => {}
+            Request::Logits(rows) => inputs.last_rows(self.rows.len(), *rows),
+            Request::Scores(targets) => {
+                inputs.last_rows(self.rows.len(), targets.len());
+                inputs.ints(net::TARGETS, targets.iter().map(|&t| t as i32));
+            }
+            Request::Sample(draws) => inputs.draws(draws),
+        }
+        inputs.inputs
+    }
+}
+
+struct InputBytes<'g> {
+    graph: &'g Graph,
+    inputs: Inputs,
+}
+
+impl InputBytes<'_> {
+    fn ints(&mut self, name: &str, values: impl Iterator<Item = i32>) {
+        self.add(name, values.map(i32::to_le_bytes));
+    }
+
+    fn floats(&mut self, name: &str, values: impl Iterator<Item = f32>) {
+        self.add(name, values.map(f32::to_le_bytes));
+    }
+
+    fn add(&mut self, name: &str, values: impl Iterator<Item = [u8; 4]>) {
+        if let Some(id) = self.graph.find(name) {
+            self.inputs.push((id, values.flatten().collect::<Vec<u8>>().into()));
+        }
+    }
+
+    fn last_rows(&mut self, n: usize, wanted: usize) {
+        self.ints(net::OUTPUT_ROWS, (n - wanted.min(n)..n).map(|row| row as i32));
+    }
+
+    fn draws(&mut self, draws: &[Draw]) {
+        let samplers =
+            || draws.iter().map(|draw| (draw, draw.sampling.map_or(outboard_core::op::Sampler::GREEDY, |s| s.sampler)));
+        let penalties = draws.iter().map(|draw| draw.sampling.and_then(|s| s.penalties).unwrap_or(Penalties::NONE));
+        self.ints(net::OUTPUT_ROWS, draws.iter().map(|draw| draw.row as i32));
+        self.ints(net::OUTPUT_SLOTS, draws.iter().map(|draw| draw.slot as i32));
+        self.floats(net::SAMPLE_PARAMS, samplers().flat_map(|(_, sampler)| sampler.params()));
+        self.ints(net::SAMPLE_DRAWS, samplers().flat_map(|(draw, sampler)| sampler.draw_of(draw.position as i32)));
+        self.floats(net::PENALTY_PARAMS, penalties.flat_map(|penalties| penalties.params()));
+        let (last, slots) = (draws.iter().map(|draw| draw.position), draws.iter().map(|draw| draw.slot));
+        self.ints(net::PENALTY_STEPS, last.chain(slots).map(|v| v as i32));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use outboard_core::op::Sampler;
+
+    const SAMPLING: Sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+
+    fn row(token: Option<u32>, position: usize, slot: usize) -> Row {
+        Row { token, position, cache_row: 100 * slot + position, slot }
+    }
+
+    fn spare() -> impl Iterator<Item = Row> + Clone {
+        (0..2).map(|i| row(Some(0), 0, 8 + i))
+    }
+
+    #[test]
+    fn few_rows_are_made_up_to_as_many_as_are_rounded_alike() {
+        let draw = Draw { row: 0, slot: 1, position: 7, sampling: Some(SAMPLING) };
+        let mut step = Batch { rows: vec![row(None, 7, 1)], request: Request::Sample(vec![draw]), history: false };
+        step.fill_up(3, spare());
+        let Request::Sample(draws) = &step.request else { panic!() };
+        assert_eq!(draws.iter().map(|d| (d.row, d.slot)).collect::<Vec<_>>(), [(0, 1), (1, 9), (2, 8)]);
+        assert_eq!(step.rows.iter().map(|r| r.slot).collect::<Vec<_>>(), [1, 8, 9]);
+        let shape = step.shape(Cache::of_one(64));
+        assert_eq!((shape.n_tokens, shape.outputs.rows(), shape.feed), (3, 3, Feed::Sampled));
+    }
+
+    #[test]
+    fn the_end_of_a_prompt_is_not_alone_in_the_head() {
+        let rows: Vec<Row> = (0..5).map(|i| row(Some(9), i, 0)).collect();
+        let draw = Draw { row: 4, slot: 0, position: 4, sampling: Some(SAMPLING) };
+        let mut prompt = Batch { rows, request: Request::Sample(vec![draw]), history: false };
+        prompt.fill_up(3, spare());
+        let Request::Sample(draws) = &prompt.request else { panic!() };
+        assert_eq!(
+            draws.iter().map(|d| (d.row, d.sampling.is_some())).collect::<Vec<_>>(),
+            [(2, false), (3, false), (4, true)]
+        );
+        assert_eq!(prompt.rows.len(), 5);
+    }
+}

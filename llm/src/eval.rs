@@ -1,0 +1,61 @@
+//! One sequence at a time: tokens through the model, and what comes of the last ones.
+
+use crate::arch::net::{self, Sampling};
+use crate::batch::Request;
+use crate::error::{Error, Result};
+use crate::placed_model::PlacedModel;
+use crate::sequence::Sequence;
+use outboard_core::op::Sampler;
+
+impl PlacedModel {
+    /// Runs tokens through the model behind those of a sequence, and samples the next one from the last. Gives its id and
+    /// its log-probability.
+    pub fn eval(&mut self, sequence: Sequence, tokens: &[u32], sampler: Sampler) -> Result<(u32, f32)> {
+        self.begin(sequence, tokens, Sampling { sampler, penalties: None, log_prob: true }, 1)?;
+        let mut others = Vec::new();
+        let found = loop {
+            match self.next_token()? {
+                Some(token) if token.sequence == sequence => break token,
+                Some(other) => others.push(other),
+                None => return Err(Error::Plan("no token has come".into())),
+            }
+        };
+        self.put_back(others);
+        Ok((found.id, found.log_prob.unwrap_or(f32::NAN)))
+    }
+
+    /// Runs tokens as [`PlacedModel::eval`] does, and gives the logits of each, `n_vocab` apart.
+    pub fn logits(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<Vec<f32>> {
+        self.check_vocabulary(tokens)?;
+        self.add_prompt(sequence, tokens)?;
+        let len = self.len(sequence)?;
+        let mut all = Vec::new();
+        loop {
+            let state = self.state(sequence)?;
+            let range = state.text.batch(state.n_past);
+            if range.is_empty() {
+                return Ok(all);
+            }
+            let wanted = range.end.saturating_sub(range.start.max(len - tokens.len()));
+            let request = if wanted > 0 { Request::Logits(range.len()) } else { Request::Part };
+            let skip = range.len() - wanted;
+            let batch = self.batch_of(sequence, range, request)?;
+            let (program, inputs) = self.program_of(&batch)?;
+            self.finish_begun()?;
+            self.scheduler().run(&program, &inputs)?;
+            if wanted > 0 {
+                let logits = self.wait(self.read(&program, net::LOGITS)?)?;
+                let n_vocab = self.model.hparams().n_vocab;
+                all.extend(logits.as_chunks().0.iter().skip(skip * n_vocab).map(|b| f32::from_le_bytes(*b)));
+            }
+        }
+    }
+
+    /// Runs tokens through the layers behind those of a sequence, and returns when the cache has them. Nothing is sampled: what a
+    /// step takes longer than one token is the time of the head.
+    pub fn fill_cache(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<()> {
+        self.add_prompt(sequence, tokens)?;
+        self.run_text(sequence, Request::Layers)?;
+        Ok(self.scheduler().finish()?)
+    }
+}

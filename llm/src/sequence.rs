@@ -1,0 +1,212 @@
+//! Sequences: what each has in the cache, and what is still to come of it.
+
+use crate::arch::net::Sampling;
+use crate::blocks::{Beginning, Blocks, beginning, blocks_of};
+use crate::error::{Error, Result};
+use crate::text::Text;
+use outboard_core::op::BLOCK_ROWS;
+use std::ops::Range;
+
+/// A sequence of a [`PlacedModel`](crate::PlacedModel): a text in its cache. It is plain data, and of no use once it was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Sequence {
+    pub(crate) slot: usize,
+    /// How many sequences had the slot before.
+    pub(crate) generation: u64,
+}
+
+/// What is wanted behind the text of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) sampling: Sampling,
+    /// Tokens that may still be enqueued.
+    pub(crate) left: usize,
+}
+
+/// What a sequence can do in the next run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing.
+    Nothing,
+    /// Read these positions of its text.
+    Read(Range<usize>),
+    /// Go on from the token that it has sampled, at this position.
+    Step(usize),
+}
+
+/// A sequence's state.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) generation: u64,
+    /// The runs that it goes with.
+    pub(crate) group: usize,
+    pub(crate) text: Text,
+    /// Tokens whose rows were enqueued.
+    pub(crate) n_past: usize,
+    /// The position whose token the slot has sampled, or will have by the time of the next run.
+    sampled: Option<usize>,
+    pub(crate) job: Option<Job>,
+    /// Ids that come for a count that is over are of steps that were forgotten.
+    pub(crate) epoch: u64,
+    /// Tokens that came since the last prompt.
+    pub(crate) answered: usize,
+    pub(crate) blocks: Vec<usize>,
+    /// Blocks that it may still take.
+    promised: usize,
+    /// Of the first blocks, those that a prompt has filled.
+    beginnings: Vec<Beginning>,
+}
+
+impl State {
+    pub(crate) fn new(generation: u64, group: usize) -> State {
+        State {
+            generation,
+            group,
+            text: Text::default(),
+            n_past: 0,
+            sampled: None,
+            job: None,
+            epoch: 0,
+            answered: 0,
+            blocks: Vec::new(),
+            promised: 0,
+            beginnings: Vec::new(),
+        }
+    }
+
+    /// What comes next.
+    pub(crate) fn next(&self) -> Next {
+        match &self.job {
+            Some(job) if self.sampled == Some(self.n_past) => {
+                if job.left > 0 {
+                    Next::Step(self.n_past)
+                } else {
+                    Next::Nothing
+                }
+            }
+            Some(_) if self.sampled.is_none() && self.n_past < self.text.len() => {
+                Next::Read(self.text.batch(self.n_past))
+            }
+            _ => Next::Nothing,
+        }
+    }
+
+    /// Whether its steps are under way, or about to be.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.sampled.is_some() && self.job.is_some_and(|job| job.left > 0)
+    }
+
+    /// Rows were enqueued; with a sampler, the token behind them as well.
+    pub(crate) fn enqueued(&mut self, rows: usize, samples: bool) {
+        self.n_past += rows;
+        self.sampled = samples.then_some(self.n_past);
+        if let Some(job) = self.job.as_mut().filter(|_| samples) {
+            job.left = job.left.saturating_sub(1);
+        }
+    }
+
+    /// Tokens that were enqueued and have not come.
+    pub(crate) fn under_way(&self) -> usize {
+        self.sampled.map_or(0, |at| (at + 1).saturating_sub(self.text.len()))
+    }
+
+    /// Forgets what is under way, so that it is enqueued again; what the cache has of the first `n_past` tokens is right.
+    pub(crate) fn rewind(&mut self, n_past: usize) {
+        let under_way = self.under_way();
+        if let Some(job) = &mut self.job {
+            job.left += under_way;
+        }
+        self.job = self.job.filter(|job| job.left > 0);
+        self.epoch += 1;
+        self.sampled = None;
+        self.n_past = n_past;
+    }
+
+    /// Promises room for `tokens` in all.
+    pub(crate) fn reserve(&mut self, blocks: &mut Blocks, tokens: usize) -> Result<()> {
+        let needed = blocks_of(tokens).saturating_sub(self.blocks.len() + self.promised);
+        blocks.promise(needed)?;
+        self.promised += needed;
+        Ok(())
+    }
+
+    /// Takes blocks so that there is room for `tokens`, and gives which of its blocks are new.
+    pub(crate) fn grow(&mut self, blocks: &mut Blocks, tokens: usize) -> Result<Range<usize>> {
+        let had = self.blocks.len();
+        let needed = blocks_of(tokens);
+        if needed > had + self.promised {
+            return Err(Error::Plan(format!("a sequence has room for {} tokens", (had + self.promised) * BLOCK_ROWS)));
+        }
+        while self.blocks.len() < needed {
+            self.blocks.push(blocks.take()?);
+            self.promised -= 1;
+        }
+        Ok(had..self.blocks.len())
+    }
+
+    /// The row of the cache of a position that it has a block for.
+    pub(crate) fn cache_row(&self, position: usize) -> usize {
+        self.blocks.get(position / BLOCK_ROWS).map_or(0, |block| block * BLOCK_ROWS + position % BLOCK_ROWS)
+    }
+
+    /// Uses blocks of others that begin as the tokens it has to read, but for the last `rest` of them; gives which of its blocks are new.
+    pub(crate) fn share(&mut self, blocks: &mut Blocks, rest: usize) -> Range<usize> {
+        let had = self.blocks.len();
+        while self.n_past == self.blocks.len() * BLOCK_ROWS && self.beginnings.len() == self.blocks.len() {
+            let range = self.n_past..self.n_past + BLOCK_ROWS;
+            if range.end + rest > self.text.len() {
+                break;
+            }
+            let next = beginning(self.beginnings.last(), self.text.tokens(range.clone()));
+            let Some(block) = blocks.share(&next) else { break };
+            self.blocks.push(block);
+            self.beginnings.push(next);
+            self.n_past = range.end;
+        }
+        had..self.blocks.len()
+    }
+
+    /// Blocks that its prompt has filled by now are there for others.
+    pub(crate) fn note_beginnings(&mut self, blocks: &mut Blocks) {
+        loop {
+            let i = self.beginnings.len();
+            let range = i * BLOCK_ROWS..(i + 1) * BLOCK_ROWS;
+            if range.end > self.n_past || !self.text.is_prompt(range.clone()) {
+                return;
+            }
+            let (Some(&block), tokens) = (self.blocks.get(i), self.text.tokens(range)) else { return };
+            let next = beginning(self.beginnings.last(), tokens);
+            blocks.note(block, next);
+            self.beginnings.push(next);
+        }
+    }
+
+    /// Forgets tokens behind the first `n`, and steps that are under way. Of a block that others may use, the tokens that stay are read again.
+    pub(crate) fn truncate(&mut self, blocks: &mut Blocks, n: usize) {
+        self.text.truncate(n);
+        self.job = None;
+        let mut n_past = self.n_past.min(n);
+        let whole = n_past / BLOCK_ROWS;
+        if self.blocks.get(whole).is_some_and(|&block| blocks.is_shared(block)) {
+            n_past = whole * BLOCK_ROWS;
+        }
+        let kept = blocks_of(n_past);
+        self.beginnings.truncate(whole);
+        self.blocks.drain(kept.min(self.blocks.len())..).for_each(|block| blocks.give_back(block));
+        blocks.release_promise(std::mem::take(&mut self.promised));
+        self.rewind(n_past);
+    }
+
+    /// Begins again with nothing, in the blocks that it has.
+    pub(crate) fn restart(&mut self) {
+        self.text.truncate(0);
+        self.job = None;
+        self.rewind(0);
+    }
+
+    /// After a fault: what the cache has is right up to `n_past` tokens, and nobody knows what others share.
+    pub(crate) fn recover(&mut self, n_past: usize) {
+        self.beginnings.clear();
+        self.rewind(n_past);
+    }
+}

@@ -1,0 +1,155 @@
+//! What goes into the next run: whose turn it is.
+//!
+//! Sequences are dealt into groups, as many as there are devices with layers, which follow one another through the devices, so that each has
+//! something to do while the others work. In a run go the next tokens of all sequences of a group. Those that still have a prompt to read add
+//! as much of it as lets nobody wait long, or a whole micro-batch where nobody waits.
+
+use crate::ahead::turn_of_steps;
+use crate::batch::{Batch, Draw, Request, Row};
+use crate::error::Result;
+use crate::placed_model::PlacedModel;
+use crate::runs::Turn;
+use crate::sequence::{Next, State};
+use std::ops::Range;
+
+/// What a part of a prompt may take beside steps, compared with what the steps take: with it a token takes twice as long as without.
+const PROMPT_SHARE: f64 = 1.0;
+
+/// What a group's next run is made of, by slot.
+#[derive(Default)]
+struct Work {
+    steps: Vec<(usize, usize)>,
+    reads: Vec<(usize, Range<usize>)>,
+}
+
+impl PlacedModel {
+    /// Groups that sequences are dealt into.
+    fn groups(&self) -> usize {
+        if self.n_seqs() == 1 { 1 } else { self.route().devices().len().max(1) }
+    }
+
+    /// The group with the fewest sequences.
+    pub(crate) fn smallest_group(&self) -> usize {
+        let size = |group: &usize| self.sequences.iter().flatten().filter(|state| state.group == *group).count();
+        (0..self.groups()).min_by_key(size).unwrap_or(0)
+    }
+
+    fn states(&self) -> impl Iterator<Item = (usize, &State)> {
+        self.sequences.iter().enumerate().filter_map(|(slot, state)| Some((slot, state.as_ref()?)))
+    }
+
+    /// Groups of which some sequence decodes.
+    fn decoding_groups(&self) -> usize {
+        let decodes = |group: &usize| self.states().any(|(_, state)| state.group == *group && state.is_decoding());
+        (0..self.groups()).filter(decodes).count()
+    }
+
+    fn work_of(&self, group: usize) -> Work {
+        let mut work = Work::default();
+        for (slot, state) in self.states().filter(|(_, state)| state.group == group) {
+            match state.next() {
+                Next::Nothing => {}
+                Next::Step(position) => work.steps.push((slot, position)),
+                Next::Read(range) => work.reads.push((slot, range)),
+            }
+        }
+        work
+    }
+
+    /// The rows of the next run, if one should be enqueued before anything is waited for.
+    pub(crate) fn next_batch(&mut self) -> Result<Option<(Batch, Turn)>> {
+        let groups = self.groups();
+        for _ in 0..groups {
+            let (group, decoding) = (self.turn % groups, self.decoding_groups());
+            let work = self.work_of(group);
+            if work.steps.is_empty() && work.reads.is_empty() {
+                self.turn += 1;
+                continue;
+            }
+            // Others take their turn when this one has had its own.
+            if decoding > 0 && !self.ahead.has_time(group, decoding) {
+                return Ok(None);
+            }
+            self.turn += 1;
+            let is_ring = self.placed.pipeline.ring;
+            let turn = match decoding {
+                0 => Turn { group, lead: self.prompt_lead() },
+                _ => turn_of_steps(group, decoding, is_ring),
+            };
+            return Ok(Some((self.compose(&work, decoding)?, turn)));
+        }
+        Ok(None)
+    }
+
+    /// The rows of a run.
+    fn compose(&mut self, work: &Work, decoding: usize) -> Result<Batch> {
+        let (mut rows, mut draws) = (Vec::new(), Vec::new());
+        for &(slot, position) in &work.steps {
+            self.grow(slot, position + 1)?;
+            let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) else { continue };
+            let sampling = state.job.map(|job| job.sampling);
+            draws.push(Draw { row: rows.len(), slot, position, sampling });
+            rows.push(Row { token: None, position, cache_row: state.cache_row(position), slot });
+            state.enqueued(1, true);
+        }
+        let mut room = self.options.n_ubatch.saturating_sub(rows.len());
+        if decoding > 0 {
+            room = room.min(self.prompt_rows(work));
+        }
+        for (slot, range) in &work.reads {
+            let range = self.part_of_prompt(*slot, range.clone(), room, rows.is_empty());
+            if range.is_empty() {
+                continue;
+            }
+            let n = range.len();
+            room = room.saturating_sub(n);
+            let end = range.end;
+            let new = self.read_rows(*slot, range)?;
+            let Some(state) = self.sequences.get_mut(*slot).and_then(Option::as_mut) else { continue };
+            rows.extend(new);
+            let samples = end == state.text.len();
+            if samples {
+                let sampling = state.job.map(|job| job.sampling);
+                draws.push(Draw { row: rows.len() - 1, slot: *slot, position: end - 1, sampling });
+            }
+            state.enqueued(n, samples);
+            if self.options.prefixes.are_shared() {
+                state.note_beginnings(&mut self.blocks);
+            }
+        }
+        let penalties = |state: &State| state.job.is_some_and(|job| job.sampling.penalties.is_some());
+        let history = self.options.prefixes.are_shared()
+            || rows.iter().any(|row| self.sequences[row.slot].as_ref().is_some_and(penalties));
+        let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
+        Ok(Batch { rows, request, history })
+    }
+
+    /// Rows of prompts that go with the steps of a run, so that these do not wait long: by what a run takes beside its rows and by what
+    /// attention to a long text costs.
+    fn prompt_rows(&self, work: &Work) -> usize {
+        let pipeline = &self.placed.pipeline;
+        let rows = self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups());
+        let each = self.placed.parts.work();
+        let past = work.reads.first().map_or(0, |(_, range)| range.start);
+        let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
+        each.within(past, PROMPT_SHARE * step).max(2 * self.uniform_rows())
+    }
+
+    /// As much of a micro-batch as there is room for, and no part that would be rounded otherwise than the whole.
+    fn part_of_prompt(&mut self, slot: usize, range: Range<usize>, room: usize, first: bool) -> Range<usize> {
+        let least = self.uniform_rows().max(2);
+        let n = range.len();
+        if n <= room {
+            return range;
+        }
+        // Two parts, neither too small.
+        let cut = room.min(n.saturating_sub(least));
+        if cut < least {
+            return if first { range } else { 0..0 };
+        }
+        if let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) {
+            state.text.cut(range.start, cut);
+        }
+        range.start..range.start + cut
+    }
+}

@@ -1,0 +1,248 @@
+//! Many sequences of one model: each text is the same alone and among others, whatever begins and ends beside it.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "small/mod.rs"]
+mod small;
+
+use outboard_core::{Device, Host};
+use outboard_cpu::{CpuOptions, cpu_device};
+use outboard_detached::{DetachedOptions, detached_device};
+use outboard_host::MemoryBudget;
+use outboard_llm::{Error, LoadOptions, Penalties, PlacedModel, Prefixes, Sampler, Sampling, Sequence};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A text to be generated.
+#[derive(Clone, Debug)]
+struct Request {
+    prompt: Vec<u32>,
+    sampling: Sampling,
+    most: usize,
+}
+
+/// Tokens with their log-probabilities, bit by bit.
+type Text = Vec<(u32, u32)>;
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % n as u64) as usize
+    }
+}
+
+/// Requests of all kinds: prompts of one token up to some blocks, all samplers, with and without penalties.
+fn requests(n: usize, random: &mut Random) -> Vec<Request> {
+    let lengths = [1, 2, 3, 7, 20, 33, 64, 90, 128, 150];
+    (0..n)
+        .map(|i| Request {
+            prompt: (0..lengths[random.below(lengths.len())]).map(|_| random.below(128) as u32).collect(),
+            sampling: Sampling {
+                sampler: match i % 3 {
+                    0 => Sampler::GREEDY,
+                    _ => Sampler { temperature: 1.2, top_k: 30, top_p: 0.95, min_p: 0.01, seed: i as u64 },
+                },
+                penalties: (i % 4 == 1).then_some(Penalties { last_n: 40, repeat: 1.2, frequency: 0.1, presence: 0.1 }),
+                log_prob: i % 2 == 0,
+            },
+            most: 1 + random.below(30),
+        })
+        .collect()
+}
+
+fn options(n_seqs: usize, devices: usize) -> LoadOptions {
+    LoadOptions { n_ctx: 256, n_seqs, n_ubatch: 24, split: vec![1.0; devices], ..LoadOptions::default() }
+}
+
+fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
+    let (host, budget) = (Host::new(), MemoryBudget::new(None));
+    let cpu = |i| cpu_device(&host, &format!("CPU{i}"), CpuOptions::with_threads(1), &budget);
+    (0..n).map(|i| -> Arc<dyn Device> { cpu(i) }).collect()
+}
+
+fn load(name: &str, devices: Vec<Arc<dyn Device>>, options: &LoadOptions) -> PlacedModel {
+    PlacedModel::load(small::model(name), devices, options, &|_, _| {}).unwrap()
+}
+
+fn bits(log_prob: Option<f32>) -> u32 {
+    log_prob.map_or(0, f32::to_bits)
+}
+
+/// A text with no other one beside it.
+fn alone(model: &mut PlacedModel, request: &Request) -> Text {
+    let sequence = model.open().unwrap();
+    model.begin(sequence, &request.prompt, request.sampling, request.most).unwrap();
+    let mut text = Vec::new();
+    while let Some(token) = model.next_token().unwrap() {
+        assert_eq!(token.sequence, sequence);
+        text.push((token.id, bits(token.log_prob)));
+    }
+    model.close(sequence).unwrap();
+    text
+}
+
+/// All texts, which begin at random moments, `most` of them at a time. Those in `cut` end after so many tokens, before they wanted to.
+fn together(
+    model: &mut PlacedModel,
+    requests: &[Request],
+    cut: &HashMap<usize, usize>,
+    random: &mut Random,
+) -> Vec<Text> {
+    let mut texts: Vec<Text> = vec![Vec::new(); requests.len()];
+    let mut open: HashMap<Sequence, usize> = HashMap::new();
+    let mut next = 0;
+    loop {
+        while next < requests.len() && open.len() < model.n_seqs() && (open.is_empty() || random.below(4) == 0) {
+            let sequence = model.open().unwrap();
+            let Request { prompt, sampling, most } = &requests[next];
+            model.begin(sequence, prompt, *sampling, *most).unwrap();
+            open.insert(sequence, next);
+            next += 1;
+        }
+        let Some(token) = model.next_token().unwrap() else { break };
+        let i = open[&token.sequence];
+        texts[i].push((token.id, bits(token.log_prob)));
+        if texts[i].len() == requests[i].most || cut.get(&i) == Some(&texts[i].len()) {
+            model.close(token.sequence).unwrap();
+            open.remove(&token.sequence);
+        }
+    }
+    assert!(open.is_empty() && next == requests.len());
+    texts
+}
+
+fn check(name: &str, devices: &dyn Fn() -> Vec<Arc<dyn Device>>, n_seqs: usize) {
+    let mut random = Random(n_seqs as u64);
+    let requests = requests(16, &mut random);
+    let n_devices = devices().len();
+    let mut model = load(name, devices(), &options(n_seqs, n_devices));
+    let want: Vec<Text> = requests.iter().map(|request| alone(&mut model, request)).collect();
+    assert!(want.iter().zip(&requests).all(|(text, request)| text.len() == request.most));
+    for round in 0..3 {
+        let cut: HashMap<usize, usize> = (0..4).map(|_| (random.below(16), 1 + random.below(3))).collect();
+        let cut = cut.into_iter().filter(|(i, n)| *n < requests[*i].most).collect();
+        let got = together(&mut model, &requests, &cut, &mut random);
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            let want = &want[..cut.get(&i).copied().unwrap_or(want.len())];
+            assert_eq!(got, want, "{name}, {n_devices} devices, round {round}, text {i}: {:?}", requests[i]);
+        }
+        assert_eq!(model.free_tokens(), model.cache_tokens(), "what was given up is free");
+    }
+}
+
+#[test]
+fn a_text_is_the_same_alone_and_among_others() {
+    for n_seqs in [2, 5, 16] {
+        check("llama-dense", &|| cpus(1), n_seqs);
+    }
+    check("gemma3-dense", &|| cpus(1), 7);
+    check("phi3-dense", &|| cpus(1), 7);
+}
+
+#[test]
+fn the_same_over_several_devices() {
+    for n in [2, 4] {
+        check("llama-dense", &|| cpus(n), 9);
+        check("qwen3-dense", &|| cpus(n), 16);
+    }
+    let cards = || -> Vec<Arc<dyn Device>> {
+        let host = Host::new();
+        ["A", "B"].map(|name| -> Arc<dyn Device> { detached_device(&host, name, DetachedOptions::default()) }).into()
+    };
+    check("llama-dense", &cards, 6);
+}
+
+/// The model of all others: what they have in common is there once.
+#[test]
+fn a_beginning_in_common_is_read_and_kept_once() {
+    let mut random = Random(3);
+    let beginning: Vec<u32> = (0..600).map(|_| random.below(128) as u32).collect();
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let request = |rest: &[u32]| Request { prompt: [&beginning, rest].concat(), sampling, most: 5 };
+    let requests = [request(&[1, 2, 3]), request(&[7, 8, 9, 10]), request(&[]), request(&[1, 2, 3])];
+    let options = LoadOptions { n_ctx: 1024, ..options(3, 1) };
+    let mut apart = load("llama-dense", cpus(1), &options);
+    let want: Vec<Text> = requests.iter().map(|request| alone(&mut apart, request)).collect();
+    let mut model = load("llama-dense", cpus(1), &LoadOptions { prefixes: Prefixes::Shared, ..options });
+    let first = model.open().unwrap();
+    model.begin(first, &requests[0].prompt, sampling, 5).unwrap();
+    let text: Text = (0..5).map(|_| model.next_token().unwrap().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+    assert_eq!(text, want[0]);
+    let before = model.free_tokens();
+    let second = model.open().unwrap();
+    model.begin(second, &requests[1].prompt, sampling, 5).unwrap();
+    // 600 tokens are four whole blocks and a part of one.
+    assert_eq!(before - model.free_tokens(), 128);
+    let text: Text = (0..5).map(|_| model.next_token().unwrap().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+    assert_eq!(text, want[1]);
+    // What one of them does to its own text, the other one does not see: it goes back into what both have.
+    model.truncate(second, 300).unwrap();
+    let other = Request {
+        prompt: requests[1].prompt[..300].iter().chain(&[99, 98, 97]).copied().collect(),
+        ..requests[1].clone()
+    };
+    let expected = alone(&mut apart, &other);
+    model.begin(second, &[99, 98, 97], sampling, 5).unwrap();
+    let text: Text = (0..5).map(|_| model.next_token().unwrap().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+    assert_eq!(text, expected);
+    model.close(first).unwrap();
+    model.close(second).unwrap();
+    for (request, want) in requests.iter().zip(&want) {
+        assert_eq!(alone(&mut model, request), *want);
+    }
+    assert_eq!(model.free_tokens(), model.cache_tokens());
+}
+
+#[test]
+fn a_cache_that_is_full_says_so_and_has_room_later() {
+    let options = LoadOptions { cache_tokens: 300, ..options(4, 1) };
+    let mut model = load("llama-dense", cpus(1), &options);
+    assert_eq!(model.cache_tokens(), 384, "in whole blocks");
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    let [a, b] = [(); 2].map(|()| model.open().unwrap());
+    model.begin(a, &[1; 100], sampling, 29).unwrap();
+    model.begin(b, &[2; 100], sampling, 100).unwrap();
+    let c = model.open().unwrap();
+    let full = model.begin(c, &[3; 10], sampling, 5).unwrap_err();
+    assert!(matches!(full, Error::CacheFull { needed: 128, free: 0, total: 384 }), "{full}");
+    assert_eq!(model.len(c).unwrap(), 0, "as if it had not been asked");
+    model.close(a).unwrap();
+    model.begin(c, &[3; 10], sampling, 5).unwrap();
+    let mut came = 0;
+    while let Some(token) = model.next_token().unwrap() {
+        assert!(token.sequence != a);
+        came += 1;
+    }
+    assert_eq!(came, 105);
+    // What can never fit is known by its numbers.
+    let never = model.begin(c, &[3; 200], sampling, 50).unwrap_err();
+    assert!(matches!(never, Error::CacheFull { .. }), "{never}");
+}
+
+#[test]
+fn handles_are_of_no_use_once_they_are_closed() {
+    let mut model = load("llama-dense", cpus(1), &options(1, 1));
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    let a = model.open().unwrap();
+    let many = model.open().unwrap_err().to_string();
+    assert!(many.contains("1 sequences at a time"), "{many}");
+    model.close(a).unwrap();
+    let b = model.open().unwrap();
+    assert!(model.begin(a, &[1], sampling, 1).unwrap_err().to_string().contains("closed") && model.len(a).is_err());
+    for wrong in
+        [model.begin(b, &[128], sampling, 1), model.begin(b, &[1; 257], sampling, 1), model.begin(b, &[], sampling, 1)]
+    {
+        assert!(matches!(wrong, Err(Error::Request(_))), "{wrong:?}");
+    }
+    // A context that is full gives one token more than it has room for.
+    model.begin(b, &[1; 250], sampling, usize::MAX).unwrap();
+    let mut came = 0;
+    while model.next_token().unwrap().is_some() {
+        came += 1;
+    }
+    assert_eq!(came, 7);
+}
