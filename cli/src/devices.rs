@@ -143,6 +143,15 @@ pub(crate) struct Net {
 }
 
 impl Net {
+    /// What went since an earlier moment.
+    pub(crate) fn since(&self, before: Net) -> Net {
+        Net {
+            sent_bytes: self.sent_bytes - before.sent_bytes,
+            recv_bytes: self.recv_bytes - before.recv_bytes,
+            peer_bytes: self.peer_bytes - before.peer_bytes,
+        }
+    }
+
     /// A line of it for people; none if there are no servers.
     pub(crate) fn line(&self) -> String {
         if self.sent_bytes == 0 {

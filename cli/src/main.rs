@@ -47,6 +47,8 @@ enum Command {
     Perplexity(commands::perplexity::Args),
     /// Check servers: connection, memory, every op, copies, a graph over all devices
     Smoke(commands::smoke::Args),
+    /// Print what a model says of given tokens: rows of logits
+    Logits(commands::logits::Args),
     /// Turn text into token ids
     Tokenize(commands::tokenize::Args),
     /// Make a CA, and certificates for a server and a client
@@ -82,6 +84,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => commands::plan::main(&args),
         Command::Perplexity(args) => commands::perplexity::main(&args),
         Command::Smoke(args) => commands::smoke::main(&args),
+        Command::Logits(args) => commands::logits::main(&args),
         Command::Tokenize(args) => commands::tokenize::main(&args),
         Command::Cert(args) => commands::cert::main(&args),
         Command::Fetch(args) => commands::fetch::main(&args),

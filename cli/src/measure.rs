@@ -5,13 +5,13 @@ mod samples;
 pub(crate) use samples::{Range, Sample, mean, median, quantile, stddev};
 
 use crate::args::ModelArgs;
-use crate::devices::{self, DeviceSet, Net};
+use crate::devices::{self, DeviceSet};
 use crate::model;
 use crate::trace::{Links, TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
 use outboard_core::device::RoundTrips;
 use outboard_core::op::Sampler;
-use outboard_llm::{GenerateOptions, PlacedModel, Sequence, generate};
+use outboard_llm::{GenerateOptions, PlacedModel, Sampling, Sequence, generate};
 use outboard_output as output;
 use outboard_rpc_client::RemoteDevice;
 use std::ops::ControlFlow;
@@ -28,7 +28,7 @@ pub(crate) fn round_trip<E>(trip: impl FnMut() -> Result<(), E>) -> Result<Durat
     Ok(RoundTrips::measure(ROUND_TRIPS, trip)?.median())
 }
 
-/// One measurement to make.
+/// One measurement to make, of each of some sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     Prompt(usize),
@@ -136,6 +136,23 @@ impl Side {
         Ok(trace.token_times(range, n))
     }
 
+    /// Runs a test once in so many sequences side by side, the cache being empty: the tokens of all of them count.
+    pub(crate) fn run_many(&mut self, loaded: &model::Loaded, test: Test, np: usize, round: u64) -> Result<Sample> {
+        if np == 1 {
+            return self.run(loaded, test, round);
+        }
+        let engine = &mut self.engine;
+        engine.truncate(self.sequence, 0)?;
+        let sequences = (1..np).map(|_| engine.open()).collect::<Result<Vec<_>, _>>()?;
+        let all: Vec<Sequence> = [self.sequence].into_iter().chain(sequences.iter().copied()).collect();
+        let before = devices::net(engine.devices());
+        let range = measure_many(engine, &all, test, round)?;
+        let net = devices::net(engine.devices()).since(before);
+        sequences.into_iter().try_for_each(|sequence| engine.close(sequence))?;
+        engine.truncate(self.sequence, 0)?;
+        Ok(Sample { tokens: np * test.tokens(), range, net, gaps: Vec::new() })
+    }
+
     /// Runs a test once, the cache being empty.
     pub(crate) fn run(&mut self, loaded: &model::Loaded, test: Test, round: u64) -> Result<Sample> {
         let (engine, sequence) = (&mut self.engine, self.sequence);
@@ -153,17 +170,40 @@ impl Side {
             }
             Test::Decode(n) => decode(engine, sequence, loaded, n, &mut gaps)?,
         };
-        let after = devices::net(engine.devices());
+        let net = devices::net(engine.devices()).since(before);
         // What was enqueued beyond the last token must not run into the time of the next one.
         engine.truncate(sequence, 0)?;
         engine.eval(sequence, &[start_token(loaded)], Sampler::GREEDY)?;
-        let net = Net {
-            sent_bytes: after.sent_bytes - before.sent_bytes,
-            recv_bytes: after.recv_bytes - before.recv_bytes,
-            peer_bytes: after.peer_bytes - before.peer_bytes,
-        };
         Ok(Sample { tokens: test.tokens(), range, net, gaps })
     }
+}
+
+/// Runs a test in these sequences: from when to when their tokens were read, or came behind the first of each.
+fn measure_many(engine: &mut PlacedModel, sequences: &[Sequence], test: Test, round: u64) -> Result<Range> {
+    let n_vocab = engine.model().hparams().n_vocab;
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    let mut random = Random(round + 1);
+    let (prompt, most) = match test {
+        Test::Prompt(n) => (n, 1),
+        Test::Decode(n) => (1, n + 1),
+    };
+    let start = Instant::now();
+    for &sequence in sequences {
+        let tokens: Vec<u32> = (0..prompt).map(|_| random.below(n_vocab)).collect();
+        engine.begin(sequence, &tokens, sampling, most)?;
+    }
+    let (mut came, mut first) = (0, start);
+    while engine.next_token()?.is_some() {
+        came += 1;
+        if came == sequences.len() {
+            first = Instant::now();
+        }
+    }
+    if came != most * sequences.len() {
+        bail!("only {came} of {} tokens came", most * sequences.len());
+    }
+    let end = Instant::now();
+    Ok(if most == 1 { (start, end) } else { (first, end) })
 }
 
 /// From when to when `n` tokens behind the first came; the times between pieces of text go to `gaps`.

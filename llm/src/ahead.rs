@@ -140,11 +140,11 @@ impl StepsAhead {
 
 impl PlacedModel {
     /// Has tokens read behind those of a sequence, and up to `most` tokens sampled behind them: fewer if the context is full before.
-    /// [`PlacedModel::next_token`] gives them, with those of other sequences.
+    /// Gives how many; [`PlacedModel::next_token`] gives them, with those of other sequences.
     ///
     /// Fails if the context has no room for the tokens, with [`Error::CacheFull`] if the cache has none now, and if the sequence has nothing
     /// to go on from.
-    pub fn begin(&mut self, sequence: Sequence, tokens: &[u32], sampling: Sampling, most: usize) -> Result<()> {
+    pub fn begin(&mut self, sequence: Sequence, tokens: &[u32], sampling: Sampling, most: usize) -> Result<usize> {
         self.check_vocabulary(tokens)?;
         let before = self.len(sequence)?;
         self.check_room(sequence, tokens.len())?;
@@ -156,7 +156,7 @@ impl PlacedModel {
         let most = most.min(self.n_ctx() + 1 - end);
         self.truncate(sequence, before)?;
         self.add_prompt(sequence, tokens)?;
-        self.share_beginning(sequence)?;
+        self.share_beginning(sequence.slot)?;
         let (state, blocks) = self.state_and_blocks(sequence)?;
         if state.n_past == end {
             // The last token is run again to sample from.
@@ -168,27 +168,27 @@ impl PlacedModel {
         }
         state.job = Some(Job { sampling, left: most });
         state.answered = 0;
-        Ok(())
+        Ok(most)
     }
 
     /// Uses blocks of others that begin as a sequence's text, if that is wanted, and reads the rest in micro-batches of its own.
-    fn share_beginning(&mut self, sequence: Sequence) -> Result<()> {
-        if !self.options.prefixes.are_shared() {
-            return Ok(());
-        }
+    pub(crate) fn share_beginning(&mut self, slot: usize) -> Result<()> {
         // What is left is to be rounded as the whole would be.
         let rest = self.uniform_rows().max(2);
-        let (state, blocks) = self.state_and_blocks(sequence)?;
-        let shared = state.share(blocks, rest);
+        let share = self.options.prefixes.are_shared();
+        let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut).filter(|_| share) else {
+            return Ok(());
+        };
+        let shared = state.share(&mut self.blocks, rest);
         if shared.is_empty() {
             return Ok(());
         }
         let (past, new) = (state.n_past, state.text.len() - state.n_past);
-        self.write_table(sequence.slot, shared)?;
         let sizes = self.micro_batches(past, new);
-        let (state, _) = self.state_and_blocks(sequence)?;
-        state.text.read_anew(past, &sizes);
-        Ok(())
+        if let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) {
+            state.text.read_anew(past, &sizes);
+        }
+        self.write_table(slot, shared)
     }
 
     /// The next token of any sequence, in the order in which they come; `None` if no sequence has anything to do. With failover, a fault of a

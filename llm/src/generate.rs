@@ -1,5 +1,6 @@
 //! From a prompt to a text.
 
+use crate::ahead::Token;
 use crate::arch::net::Sampling;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
@@ -8,6 +9,7 @@ use crate::stop::StopFilter;
 use crate::tokenizer::{SpecialTokens, TextStream, Tokenizer};
 use crate::watch::is_cancelled;
 use outboard_core::op::{Penalties, Sampler};
+use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -71,49 +73,186 @@ pub fn generate(
     options: &GenerateOptions,
     on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Generation> {
-    let mut out = Generation::default();
-    let limit = options.n_predict.unwrap_or(usize::MAX);
-    if limit == 0 {
-        return Ok(out);
+    if options.n_predict == Some(0) {
+        return Ok(Generation::default());
     }
-    let before = check_prompt(model, sequence, prompt)?;
-    let start = Instant::now();
-    let mut writer = Writer::new(tokenizer, options, on_text);
-    let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
-    model.begin(sequence, prompt, sampling, limit)?;
-    let mut decode_start = Instant::now();
+    let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options)?;
     let mut others = Vec::new();
-    out.finish = loop {
-        let token = match model.next_token() {
-            Ok(Some(token)) if token.sequence == sequence => token,
-            Ok(Some(other)) => {
-                others.push(other);
+    let finish = loop {
+        match next_token(model)? {
+            Next::Token(token) if token.sequence == sequence => {
+                if let Some(finish) = text.push(token, on_text) {
+                    break finish;
+                }
+            }
+            Next::Token(other) => others.push(other),
+            Next::Nothing => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
+            Next::Cancelled => break Finish::Cancelled,
+        }
+    };
+    model.put_back(others);
+    text.finish(model, finish, on_text)
+}
+
+/// A text to be generated beside others.
+#[derive(Clone, Debug)]
+pub struct TextRequest {
+    /// Tokens that it goes on from.
+    pub prompt: Vec<u32>,
+    /// How.
+    pub options: GenerateOptions,
+}
+
+/// Generates texts side by side, as many at a time as the model has room for, each in a sequence of its own. `on_text` gets pieces of text with
+/// the number of the request, and may end that text. Gives them in the order of the requests; those that a cancelled run has not begun are empty.
+///
+/// Fails as [`PlacedModel::begin`] does, for a text that would not fit if it were the only one, too. The sequences are closed in any case.
+pub fn generate_many(
+    model: &mut PlacedModel,
+    tokenizer: &Tokenizer,
+    requests: &[TextRequest],
+    on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
+) -> Result<Vec<Generation>> {
+    let mut ongoing = Vec::new();
+    let done = run_many(model, tokenizer, requests, &mut ongoing, on_text);
+    for (_, text) in ongoing {
+        model.close(text.sequence)?;
+    }
+    done
+}
+
+fn run_many<'t>(
+    model: &mut PlacedModel,
+    tokenizer: &'t Tokenizer,
+    requests: &[TextRequest],
+    ongoing: &mut Vec<(usize, Ongoing<'t>)>,
+    on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
+) -> Result<Vec<Generation>> {
+    let mut done = vec![Generation { finish: Finish::Cancelled, ..Generation::default() }; requests.len()];
+    let mut waiting: VecDeque<usize> = (0..requests.len()).collect();
+    loop {
+        while let Some(&number) = waiting.front()
+            && model.sequences().count() < model.n_seqs()
+        {
+            if requests[number].options.n_predict == Some(0) {
+                (done[number], _) = (Generation::default(), waiting.pop_front());
                 continue;
             }
-            Ok(None) if out.tokens.len() < limit => break Finish::Context,
-            Ok(None) => break Finish::Length,
-            Err(e) if is_cancelled(&e) => break Finish::Cancelled,
-            Err(e) => return Err(e),
+            match begin_beside(model, tokenizer, &requests[number]) {
+                Ok(text) => ongoing.push((number, text)),
+                // Somebody ends, or nobody is there to wait for.
+                Err(Error::CacheFull { needed, total, .. }) if needed <= total && !ongoing.is_empty() => break,
+                Err(e) => return Err(e),
+            }
+            waiting.pop_front();
+        }
+        let (at, finish) = match next_token(model)? {
+            Next::Token(token) => {
+                let Some(at) = ongoing.iter().position(|(_, text)| text.sequence == token.sequence) else { continue };
+                let (number, text) = &mut ongoing[at];
+                match text.push(token, &mut |text| on_text(*number, text)) {
+                    Some(finish) => (at, finish),
+                    None => continue,
+                }
+            }
+            Next::Nothing | Next::Cancelled if ongoing.is_empty() => return Ok(done),
+            Next::Nothing => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
+            Next::Cancelled => {
+                waiting.clear();
+                (0, Finish::Cancelled)
+            }
         };
+        let (number, text) = ongoing.remove(at);
+        let sequence = text.sequence;
+        done[number] = text.finish(model, finish, &mut |text| on_text(number, text))?;
+        model.close(sequence)?;
+    }
+}
+
+/// Opens a sequence for a text, or closes it again.
+fn begin_beside<'t>(model: &mut PlacedModel, tokenizer: &'t Tokenizer, request: &TextRequest) -> Result<Ongoing<'t>> {
+    let sequence = model.open()?;
+    let begun = Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options);
+    if begun.is_err() {
+        model.close(sequence)?;
+    }
+    begun
+}
+
+/// What comes next.
+enum Next {
+    Token(Token),
+    Nothing,
+    Cancelled,
+}
+
+fn next_token(model: &mut PlacedModel) -> Result<Next> {
+    match model.next_token() {
+        Ok(Some(token)) => Ok(Next::Token(token)),
+        Ok(None) => Ok(Next::Nothing),
+        Err(e) if is_cancelled(&e) => Ok(Next::Cancelled),
+        Err(e) => Err(e),
+    }
+}
+
+/// A text that is being generated.
+struct Ongoing<'t> {
+    sequence: Sequence,
+    /// Tokens of the sequence, the prompt included.
+    before: usize,
+    /// Most tokens, and why it ends with them.
+    most: (usize, Finish),
+    writer: Writer<'t>,
+    out: Generation,
+    start: Instant,
+    decode_start: Instant,
+}
+
+impl<'t> Ongoing<'t> {
+    fn begin(
+        model: &mut PlacedModel,
+        sequence: Sequence,
+        tokenizer: &'t Tokenizer,
+        prompt: &[u32],
+        options: &GenerateOptions,
+    ) -> Result<Ongoing<'t>> {
+        let limit = options.n_predict.unwrap_or(usize::MAX);
+        let before = check_prompt(model, sequence, prompt)? + prompt.len();
+        let start = Instant::now();
+        let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
+        let most = model.begin(sequence, prompt, sampling, limit)?;
+        let most = (most, if most < limit { Finish::Context } else { Finish::Length });
+        let (writer, out) = (Writer::new(tokenizer, options), Generation::default());
+        Ok(Ongoing { sequence, before, most, writer, out, start, decode_start: start })
+    }
+
+    /// Takes a token; gives the reason if the text ends with it.
+    fn push(&mut self, token: Token, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Option<Finish> {
+        let out = &mut self.out;
         if out.tokens.is_empty() {
-            out.prompt_time = start.elapsed();
-            decode_start = Instant::now();
+            out.prompt_time = self.start.elapsed();
+            self.decode_start = Instant::now();
         }
         out.tokens.push(token.id);
         out.log_probs.extend(token.log_prob);
-        if let Some(finish) = writer.push(token.id) {
-            break finish;
-        }
-        if out.tokens.len() >= limit {
-            break Finish::Length;
-        }
-    };
-    out.decode_time = decode_start.elapsed();
-    model.put_back(others);
-    // As if it had never run too far: the last token has not gone through the model, those behind it never were.
-    model.truncate(sequence, before + prompt.len() + out.tokens.len().saturating_sub(1))?;
-    (out.text, out.finish) = writer.finish(out.finish);
-    Ok(out)
+        let finish = self.writer.push(token.id, on_text);
+        let (most, end) = self.most;
+        finish.or((self.out.tokens.len() >= most).then_some(end))
+    }
+
+    /// The text. Its sequence is as if it had never run too far: the last token has not gone through the model, those behind it never were.
+    fn finish(
+        self,
+        model: &mut PlacedModel,
+        finish: Finish,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation> {
+        let Ongoing { sequence, before, writer, mut out, decode_start, .. } = self;
+        out.decode_time = decode_start.elapsed();
+        model.truncate(sequence, before + out.tokens.len().saturating_sub(1))?;
+        (out.text, out.finish) = writer.finish(finish, on_text);
+        Ok(out)
+    }
 }
 
 /// Whether the context has room for the prompt and a token behind it, and the model has its tokens; gives how many tokens there are before it.
@@ -132,49 +271,44 @@ fn check_prompt(model: &PlacedModel, sequence: Sequence, prompt: &[u32]) -> Resu
 }
 
 /// Turns tokens into text as they come: a character may need several of them, and what may be the beginning of a stop string waits.
-struct Writer<'w> {
-    tokenizer: &'w Tokenizer,
+struct Writer<'t> {
+    tokenizer: &'t Tokenizer,
     ignore_eos: bool,
     stream: TextStream,
     filter: StopFilter,
     text: String,
-    on_text: &'w mut dyn FnMut(&str) -> ControlFlow<()>,
 }
 
-impl<'w> Writer<'w> {
-    fn new(
-        tokenizer: &'w Tokenizer,
-        options: &GenerateOptions,
-        on_text: &'w mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Writer<'w> {
+impl<'t> Writer<'t> {
+    fn new(tokenizer: &'t Tokenizer, options: &GenerateOptions) -> Writer<'t> {
         let (stream, filter) = (TextStream::new(), StopFilter::new(&options.stop));
-        Writer { tokenizer, ignore_eos: options.ignore_eos, stream, filter, text: String::new(), on_text }
+        Writer { tokenizer, ignore_eos: options.ignore_eos, stream, filter, text: String::new() }
     }
 
     /// Takes a token; gives the reason if the text ends with it.
-    fn push(&mut self, id: u32) -> Option<Finish> {
+    fn push(&mut self, id: u32, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Option<Finish> {
         if self.tokenizer.is_eog(id) && !self.ignore_eos {
             return Some(Finish::Eos);
         }
         let text = self.filter.push(&self.stream.push(self.tokenizer, id, SpecialTokens::Skip));
-        if self.emit(&text).is_break() {
+        if self.emit(&text, on_text).is_break() {
             return Some(Finish::Cancelled);
         }
         self.filter.found().then_some(Finish::Stop)
     }
 
-    fn emit(&mut self, text: &str) -> ControlFlow<()> {
+    fn emit(&mut self, text: &str, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> ControlFlow<()> {
         if text.is_empty() {
             return ControlFlow::Continue(());
         }
         self.text.push_str(text);
-        (self.on_text)(text)
+        on_text(text)
     }
 
     /// The whole text, with what has waited for more, and why it ended.
-    fn finish(mut self, finish: Finish) -> (String, Finish) {
+    fn finish(mut self, finish: Finish, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> (String, Finish) {
         let rest = self.filter.push(&self.stream.finish()) + &self.filter.finish();
-        let ended = finish != Finish::Cancelled && self.emit(&rest).is_break();
+        let ended = finish != Finish::Cancelled && self.emit(&rest, on_text).is_break();
         (self.text, if ended { Finish::Cancelled } else { finish })
     }
 }

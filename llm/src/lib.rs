@@ -43,7 +43,7 @@ pub use arch::net::{Cache, Sampling};
 pub use describe::StepCopy;
 pub use error::{Error, Result};
 pub use failover::{Failover, Recovery};
-pub use generate::{Finish, GenerateOptions, Generation, generate};
+pub use generate::{Finish, GenerateOptions, Generation, TextRequest, generate, generate_many};
 pub use model::Model;
 pub use parts::{Part, Parts};
 pub use perplexity::{Estimate, perplexity};

@@ -163,6 +163,10 @@ impl State {
             self.beginnings.push(next);
             self.n_past = range.end;
         }
+        // So many it need not take any more.
+        let spared = (self.blocks.len() - had).min(self.promised);
+        self.promised -= spared;
+        blocks.release_promise(spared);
         had..self.blocks.len()
     }
 

@@ -19,7 +19,7 @@ const PROMPT_SHARE: f64 = 1.0;
 #[derive(Default)]
 struct Work {
     steps: Vec<(usize, usize)>,
-    reads: Vec<(usize, Range<usize>)>,
+    reads: Vec<usize>,
 }
 
 impl PlacedModel {
@@ -50,7 +50,7 @@ impl PlacedModel {
             match state.next() {
                 Next::Nothing => {}
                 Next::Step(position) => work.steps.push((slot, position)),
-                Next::Read(range) => work.reads.push((slot, range)),
+                Next::Read(_) => work.reads.push(slot),
             }
         }
         work
@@ -96,8 +96,10 @@ impl PlacedModel {
         if decoding > 0 {
             room = room.min(self.prompt_rows(work));
         }
-        for (slot, range) in &work.reads {
-            let range = self.part_of_prompt(*slot, range.clone(), room, rows.is_empty());
+        for slot in &work.reads {
+            // Others may have read the same since, this run's rows included: they are written before anybody sees them.
+            self.share_beginning(*slot)?;
+            let range = self.part_of_prompt(*slot, room, rows.is_empty());
             if range.is_empty() {
                 continue;
             }
@@ -130,13 +132,17 @@ impl PlacedModel {
         let pipeline = &self.placed.pipeline;
         let rows = self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups());
         let each = self.placed.parts.work();
-        let past = work.reads.first().map_or(0, |(_, range)| range.start);
+        let reader = work.reads.first().and_then(|slot| self.sequences.get(*slot)?.as_ref());
+        let past = reader.map_or(0, |state| state.n_past);
         let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
         each.within(past, PROMPT_SHARE * step).max(2 * self.uniform_rows())
     }
 
-    /// As much of a micro-batch as there is room for, and no part that would be rounded otherwise than the whole.
-    fn part_of_prompt(&mut self, slot: usize, range: Range<usize>, room: usize, first: bool) -> Range<usize> {
+    /// As much of a sequence's next micro-batch as there is room for, and no part that would be rounded otherwise than the whole. The first one of
+    /// a run is not left out.
+    fn part_of_prompt(&mut self, slot: usize, room: usize, first: bool) -> Range<usize> {
+        let next = self.sequences.get(slot).and_then(Option::as_ref).map(State::next);
+        let Some(Next::Read(range)) = next else { return 0..0 };
         let least = self.uniform_rows().max(2);
         let n = range.len();
         if n <= room {

@@ -15,7 +15,7 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sequence, generate,
+    Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sampling, Sequence, generate,
 };
 use outboard_reference::reference_device;
 use std::any::Any;
@@ -287,6 +287,56 @@ fn at_every_moment(memory: Memory, options: &GenerateOptions) -> usize {
         }
     }
     faults
+}
+
+/// Texts side by side: tokens and log-probabilities of each.
+fn side_by_side(engine: &mut PlacedModel) -> Vec<Vec<(u32, u32)>> {
+    let mut texts = vec![Vec::new(); 4];
+    let begin = |engine: &mut PlacedModel, i: usize| {
+        let GenerateOptions { sampler, penalties, .. } = if i == 2 { greedy() } else { sampled() };
+        let sampler = Sampler { seed: i as u64, ..sampler };
+        let sequence = engine.open().unwrap();
+        let sampling = Sampling { sampler, penalties: penalties.filter(|_| i != 1), log_prob: true };
+        engine.begin(sequence, &PROMPT[i..], sampling, 4 + 2 * i).unwrap();
+        sequence
+    };
+    // The last one begins when the first one has ended.
+    let mut open: Vec<(Sequence, usize)> = (0..3).map(|i| (begin(engine, i), i)).collect();
+    while let Some(token) = engine.next_token().unwrap() {
+        let at = open.iter().position(|(sequence, _)| *sequence == token.sequence).unwrap();
+        let (sequence, i) = open[at];
+        texts[i].push((token.id, token.log_prob.unwrap().to_bits()));
+        if texts[i].len() == 4 + 2 * i {
+            engine.close(sequence).unwrap();
+            open.remove(at);
+            if i == 0 {
+                open.push((begin(engine, 3), 3));
+            }
+        }
+    }
+    texts
+}
+
+#[test]
+fn texts_side_by_side_go_on_behind_a_fault() {
+    let world = World::new();
+    let model = |devices: Vec<Arc<dyn Device>>| {
+        let split = vec![1.0; devices.len()];
+        let options = LoadOptions { n_ctx: 64, n_seqs: 3, n_ubatch: 8, split, ..LoadOptions::default() };
+        PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap()
+    };
+    let expected = side_by_side(&mut model(world.pair(0, i64::MAX).0));
+    let mut faults = 0;
+    for (runs, forgets) in (0..RUNS).flat_map(|runs| [(runs, false), (runs, true)]) {
+        let (devices, fate) = world.pair(runs as usize % 2, runs);
+        fate.forgets.store(forgets, Ordering::SeqCst);
+        let mut engine = model(devices);
+        let helper = Helper::default();
+        engine.set_failover(Box::new(helper.clone()));
+        assert_eq!(side_by_side(&mut engine), expected, "lost after {runs} graphs, with its memory: {forgets}");
+        faults += helper.told.lock().unwrap().len();
+    }
+    assert!(faults >= RUNS as usize, "{faults} faults");
 }
 
 #[test]

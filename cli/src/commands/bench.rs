@@ -32,6 +32,9 @@ pub(crate) struct Args {
     /// Tokens to decode, or several numbers; 0 leaves the test out
     #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',', default_value = "128")]
     n_gen: Vec<u32>,
+    /// Sequences at once, or several numbers: every test is made with each of them
+    #[arg(long = "np", alias = "parallel", value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    n_parallel: Vec<u16>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repetitions: u32,
@@ -63,15 +66,20 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let loaded = model::open(&args.model.model)?;
     let available = Available::open(&args.devices)?;
     let tracer = Tracer::new(available.host());
-    let mut sides = sides(args, &loaded, &available, needed)?;
-    let mut table = report::Table::new(&loaded, sides.iter().map(|s| s.devices.as_slice()));
-    let mut rows = Vec::new();
-    for test in tests {
-        let new = rows_of(args, &loaded, &tracer, &mut sides, test)?;
-        if args.output == Output::Md {
-            new.iter().try_for_each(|row| output::out(table.lines(row)))?;
+    let (mut table, mut rows) = (None, Vec::new());
+    for &np in &args.n_parallel {
+        let np = usize::from(np);
+        // A model for one sequence does without what keeps several apart.
+        let mut sides = sides(args, &loaded, &available, needed, np)?;
+        let widest = || report::Table::new(&loaded, sides.iter().map(|s| s.devices.as_slice()));
+        let table = table.get_or_insert_with(widest);
+        for &test in &tests {
+            let new = rows_of(args, &loaded, &tracer, &mut sides, (test, np))?;
+            if args.output == Output::Md {
+                new.iter().try_for_each(|row| output::out(table.lines(row)))?;
+            }
+            rows.extend(new);
         }
-        rows.extend(new);
     }
     match args.output {
         Output::Md => output::out(report::comparisons(&rows))?,
@@ -86,8 +94,8 @@ fn tests(args: &Args) -> Vec<Test> {
     prompts.chain(args.n_gen.iter().filter(|&&n| n > 0).map(|&n| Test::Decode(n as usize))).collect()
 }
 
-/// The model on each set of devices, with a context of `needed` tokens at least.
-fn sides(args: &Args, loaded: &Loaded, available: &Available, needed: usize) -> Result<Vec<Side>> {
+/// The model on each set of devices for so many sequences, each with a context of `needed` tokens at least.
+fn sides(args: &Args, loaded: &Loaded, available: &Available, needed: usize, np: usize) -> Result<Vec<Side>> {
     let mut sets = vec![available.choose(&args.devices.dev)?];
     if args.local {
         sets.push(available.local());
@@ -96,7 +104,7 @@ fn sides(args: &Args, loaded: &Loaded, available: &Available, needed: usize) -> 
         let names: Vec<String> = names.split(['+', ',']).map(str::to_owned).collect();
         sets.push(available.choose(&names)?);
     }
-    let mut model_args = args.model.clone();
+    let mut model_args = ModelArgs { n_seqs: np, ..args.model.clone() };
     model_args.ctx.get_or_insert(u32::try_from(needed.next_multiple_of(CTX_STEP)).context("-p or -n is too large")?);
     let mut sides = Vec::new();
     for set in sets {
@@ -113,12 +121,18 @@ fn sides(args: &Args, loaded: &Loaded, available: &Available, needed: usize) -> 
 }
 
 /// Measures a test on all sides, and compares the first one with the others.
-fn rows_of(args: &Args, loaded: &Loaded, tracer: &Tracer, sides: &mut [Side], test: Test) -> Result<Vec<Row>> {
-    let samples = samples(args, loaded, sides, test)?;
+fn rows_of(
+    args: &Args,
+    loaded: &Loaded,
+    tracer: &Tracer,
+    sides: &mut [Side],
+    (test, np): (Test, usize),
+) -> Result<Vec<Row>> {
+    let samples = samples(args, loaded, sides, test, np)?;
     let mut rows = Vec::new();
     for (side, mine) in sides.iter_mut().zip(&samples) {
-        let mut row = Row::new(test.name(), side.devices.clone(), side.reach, mine);
-        if let Test::Decode(_) = test {
+        let mut row = Row::new(test.name(), np, side.devices.clone(), side.reach, mine);
+        if let (Test::Decode(_), 1) = (test, np) {
             // Once more, and not counted: recording takes a little time itself.
             let (sample, trace) = side.traced(tracer, loaded, test, 0)?;
             row.token_times = trace.token_times(sample.range, test.tokens()).unwrap_or_default();
@@ -133,11 +147,11 @@ fn rows_of(args: &Args, loaded: &Loaded, tracer: &Tracer, sides: &mut [Side], te
 }
 
 /// The repetitions of a test, by side, in turns.
-fn samples(args: &Args, loaded: &Loaded, sides: &mut [Side], test: Test) -> Result<Vec<Vec<Sample>>> {
+fn samples(args: &Args, loaded: &Loaded, sides: &mut [Side], test: Test, np: usize) -> Result<Vec<Vec<Sample>>> {
     let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); sides.len()];
     if !args.no_warmup {
         for side in sides.iter_mut() {
-            side.run(loaded, test.warm_up(), 0)?;
+            side.run_many(loaded, test.warm_up(), np, 0)?;
         }
     }
     for round in 0..args.repetitions as usize {
@@ -145,7 +159,7 @@ fn samples(args: &Args, loaded: &Loaded, sides: &mut [Side], test: Test) -> Resu
         // Who begins changes, so that nobody always comes after the same neighbour.
         for i in 0..sides.len() {
             let number = (i + round) % sides.len();
-            samples[number].push(sides[number].run(loaded, test, round as u64)?);
+            samples[number].push(sides[number].run_many(loaded, test, np, round as u64)?);
         }
     }
     Ok(samples)

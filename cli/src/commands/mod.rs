@@ -5,6 +5,7 @@ pub(crate) mod cert;
 pub(crate) mod demo;
 pub(crate) mod devices;
 pub(crate) mod fetch;
+pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod rpc_server;

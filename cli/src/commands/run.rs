@@ -1,5 +1,8 @@
 //! `outboard run`.
 
+mod conversation;
+mod many;
+
 use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
 use crate::devices::{self, Net};
@@ -12,12 +15,13 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{Finish, GenerateOptions, Generation, PlacedModel, generate};
+use outboard_llm::{Finish, GenerateOptions, Generation, PlacedModel, Prefixes, Sequence, generate};
 use outboard_output as output;
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -30,17 +34,20 @@ pub(crate) struct Args {
     #[command(flatten)]
     sample: SampleArgs,
     /// The prompt
-    #[arg(short, long, value_name = "PROMPT", required_unless_present = "file", allow_hyphen_values = true)]
+    #[arg(short, long, value_name = "PROMPT", required_unless_present_any = ["file", "chat"], allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file with the prompt
+    /// A file with the prompt, - for standard input
     #[arg(short, long, value_name = "FILE", conflicts_with = "prompt")]
     file: Option<PathBuf>,
-    /// Most tokens to generate [default: until the model ends the text or the context is full]
-    #[arg(short, long, value_name = "N")]
-    n_predict: Option<u32>,
-    /// Put the prompt into the model's chat template, as the user's message
+    /// Most tokens to generate; -1: until the model ends the text or the context is full [default: -1]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX as i64))]
+    n_predict: Option<i64>,
+    /// Put the prompt into the model's chat template, as the user's message; without a prompt, a conversation in the terminal
     #[arg(long)]
     chat: bool,
+    /// Generate so many texts side by side behind the prompt, with the seeds SEED, SEED + 1 and so on
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    parallel: u32,
     /// System message of the chat
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
@@ -68,32 +75,21 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let generate_options = generate_options(args)?;
     let prompt = prompt(args)?;
     let loaded = model::open(&args.model.model)?;
+    let Some(prompt) = prompt else {
+        return conversation::main(args, Opened::new(args, loaded, Vec::new())?, &generate_options);
+    };
     let tokens = encode(args, &loaded, &prompt)?;
-    let set = devices::open(&args.devices)?;
-    let load_options = model::load_options(&args.model, &loaded.model, &set)?;
-    check_room(tokens.len(), load_options.n_ctx)?;
-    output::errln(format_args!("model: {}", model::describe(&loaded)))?;
-    let tracer = Tracer::new(&set.host);
-    let start = Instant::now();
-    let mut engine = model::load(&loaded, set, &load_options)?;
-    let load_time = start.elapsed();
-    output::err(model::plan_table(&engine))?;
-    if args.verbose {
-        output::err(engine.describe()?)?;
-    }
+    let mut opened = Opened::new(args, loaded, tokens.clone())?;
     if generate_options.sampler.temperature > 0.0 {
         output::errln(format_args!("seed: {}", generate_options.sampler.seed))?;
     }
-    let interrupted = interrupt::watch(&engine)?;
-    engine.set_watch(print::stalls());
-    let recoveries = Recoveries::default();
-    if !args.no_failover {
-        engine.set_failover(Box::new(Servers::new(&args.devices, &recoveries)?));
+    if args.parallel > 1 {
+        return many::main(args, opened, &tokens, &generate_options);
     }
-    let timed = generate_timed(args, &tracer, &mut engine, &loaded, &tokens, &generate_options, &interrupted)?;
+    let timed = generate_timed(args, &mut opened, &tokens, &generate_options)?;
     let (phases, trace) = (timed.phases(), timed.trace);
-    let mut report = Report::new(&tokens, timed.generation, load_time, &engine);
-    report.recoveries = recoveries.list();
+    let mut report = Report::new(&tokens, timed.generation, opened.load_time, &opened.engine);
+    report.recoveries = opened.recoveries.list();
     // What lost servers did is not known.
     if report.recoveries.is_empty() {
         report.token_times = trace.token_times(phases.decode, report.decoded()).unwrap_or_default();
@@ -107,7 +103,44 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if let Some(path) = &args.trace {
         write_trace(&trace, path, &phases)?;
     }
-    Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(if opened.interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// A model on its devices, and what watches over it.
+struct Opened {
+    loaded: model::Loaded,
+    engine: PlacedModel,
+    tracer: Tracer,
+    load_time: Duration,
+    interrupted: Arc<AtomicBool>,
+    recoveries: Recoveries,
+}
+
+impl Opened {
+    /// Puts a model on its devices, with a context that has room for a prompt.
+    fn new(args: &Args, loaded: model::Loaded, prompt: Vec<u32>) -> Result<Opened> {
+        let set = devices::open(&args.devices)?;
+        let prefixes = if args.parallel > 1 { Prefixes::Shared } else { Prefixes::Apart };
+        let model_args = ModelArgs { n_seqs: args.parallel as usize, prefixes, ..args.model.clone() };
+        let load_options = model::load_options(&model_args, &loaded.model, &set)?;
+        check_room(prompt.len(), load_options.n_ctx)?;
+        output::errln(format_args!("model: {}", model::describe(&loaded)))?;
+        let tracer = Tracer::new(&set.host);
+        let start = Instant::now();
+        let mut engine = model::load(&loaded, set, &load_options)?;
+        let load_time = start.elapsed();
+        output::err(model::plan_table(&engine))?;
+        if args.verbose {
+            output::err(engine.describe()?)?;
+        }
+        let interrupted = interrupt::watch(&engine)?;
+        engine.set_watch(print::stalls());
+        let recoveries = Recoveries::default();
+        if !args.no_failover {
+            engine.set_failover(Box::new(Servers::new(&args.devices, &recoveries)?));
+        }
+        Ok(Opened { loaded, engine, tracer, load_time, interrupted, recoveries })
+    }
 }
 
 /// How to go on from the prompt.
@@ -116,7 +149,7 @@ fn generate_options(args: &Args) -> Result<GenerateOptions> {
     let (sampler, penalties) =
         sampling.map_err(|wrong| clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")))?;
     Ok(GenerateOptions {
-        n_predict: args.n_predict.map(|n| n as usize),
+        n_predict: args.n_predict.and_then(|n| usize::try_from(n).ok()),
         sampler,
         penalties,
         ignore_eos: args.ignore_eos,
@@ -125,12 +158,19 @@ fn generate_options(args: &Args) -> Result<GenerateOptions> {
     })
 }
 
-/// The prompt, of the command line or of a file.
-fn prompt(args: &Args) -> Result<String> {
+/// The prompt, of the command line or of a file; none for a conversation.
+fn prompt(args: &Args) -> Result<Option<String>> {
+    let read = |file: &Path| match file.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin()).context("cannot read standard input"),
+        _ => std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display())),
+    };
     match (&args.prompt, &args.file) {
-        (Some(prompt), _) => Ok(prompt.clone()),
-        (None, Some(file)) => std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display())),
-        (None, None) => bail!("there is no prompt: give -p or -f"),
+        (Some(prompt), _) => Ok(Some(prompt.clone())),
+        (None, Some(file)) => read(file).map(Some),
+        (None, None) if args.json || args.trace.is_some() || args.parallel > 1 => {
+            bail!("--json, --trace and --parallel need a prompt: give -p or -f")
+        }
+        (None, None) => Ok(None),
     }
 }
 
@@ -162,20 +202,13 @@ impl Timed {
 }
 
 /// Generates a text, shows it as it comes, and records what the devices do.
-fn generate_timed(
-    args: &Args,
-    tracer: &Tracer,
-    engine: &mut PlacedModel,
-    loaded: &model::Loaded,
-    tokens: &[u32],
-    options: &GenerateOptions,
-    interrupted: &AtomicBool,
-) -> Result<Timed> {
+fn generate_timed(args: &Args, opened: &mut Opened, tokens: &[u32], options: &GenerateOptions) -> Result<Timed> {
     let links = if args.trace.is_some() { Links::Sampled } else { Links::Left };
-    let recording = tracer.start(engine.devices(), links)?;
+    let recording = opened.tracer.start(opened.engine.devices(), links)?;
     let start = Instant::now();
     let show = if args.json { Show::Nothing } else { Show::Text };
-    let generated = generate_shown(engine, loaded, tokens, options, show, interrupted);
+    let sequence = opened.engine.open()?;
+    let generated = generate_in(opened, sequence, tokens, options, show);
     let trace = recording.finish();
     Ok(Timed { generation: generated?, start, trace })
 }
@@ -188,7 +221,7 @@ pub(crate) enum Show {
     Nothing,
 }
 
-/// Generates a text until its end, an interrupt, or the end of standard output, which is an error.
+/// Generates a text in a sequence of its own until its end, an interrupt, or the end of standard output, which is an error.
 pub(crate) fn generate_shown(
     engine: &mut PlacedModel,
     loaded: &model::Loaded,
@@ -196,6 +229,35 @@ pub(crate) fn generate_shown(
     options: &GenerateOptions,
     show: Show,
     interrupted: &AtomicBool,
+) -> Result<Generation> {
+    let sequence = engine.open()?;
+    let generated = show_text(show, interrupted, &mut |on_text| {
+        Ok(generate(engine, sequence, &loaded.tokenizer, tokens, options, on_text)?)
+    })?;
+    engine.close(sequence)?;
+    Ok(generated)
+}
+
+/// The same behind what a sequence has.
+fn generate_in(
+    opened: &mut Opened,
+    sequence: Sequence,
+    tokens: &[u32],
+    options: &GenerateOptions,
+    show: Show,
+) -> Result<Generation> {
+    let Opened { engine, loaded, interrupted, .. } = opened;
+    show_text(show, interrupted, &mut |on_text| {
+        Ok(generate(engine, sequence, &loaded.tokenizer, tokens, options, on_text)?)
+    })
+}
+
+type OnText<'t> = dyn FnMut(&str) -> ControlFlow<()> + 't;
+
+fn show_text(
+    show: Show,
+    interrupted: &AtomicBool,
+    generate: &mut dyn FnMut(&mut OnText<'_>) -> Result<Generation>,
 ) -> Result<Generation> {
     let mut shown = Ok(());
     let mut on_text = |text: &str| {
@@ -208,10 +270,9 @@ pub(crate) fn generate_shown(
         }
         ControlFlow::Continue(())
     };
-    let sequence = engine.open()?;
-    let generated = generate(engine, sequence, &loaded.tokenizer, tokens, options, &mut on_text);
+    let generated = generate(&mut on_text);
     shown?;
-    Ok(generated?)
+    generated
 }
 
 /// Writes what the devices did to the file of `--trace`.
@@ -241,6 +302,17 @@ fn encode(args: &Args, loaded: &model::Loaded, prompt: &str) -> Result<Vec<u32>>
         tokens.push(start.ok_or_else(|| anyhow!("the prompt is empty and the model has no token to begin with"))?);
     }
     Ok(tokens)
+}
+
+/// Why a text ended, in JSON; the names are fixed.
+fn finish_name(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos => "eos",
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::Context => "context",
+        Finish::Cancelled => "cancelled",
+    }
 }
 
 /// What `--json` prints; the names are fixed.
@@ -285,13 +357,7 @@ impl Report {
             devices: model::device_reports(engine),
             net: devices::net(engine.devices()),
             recoveries: Vec::new(),
-            finish: match g.finish {
-                Finish::Eos => "eos",
-                Finish::Stop => "stop",
-                Finish::Length => "length",
-                Finish::Context => "context",
-                Finish::Cancelled => "cancelled",
-            },
+            finish: finish_name(g.finish),
             text: g.text,
             tokens: g.tokens,
             log_probs: g.log_probs,

@@ -6,12 +6,16 @@ use crate::trace::{TokenTime, time_lines};
 use outboard_core::error::Bytes;
 use serde::Serialize;
 
-/// A test on a set of devices. `test`, `tps`, `stddev`, `n` and `devices` are names that scripts rely on.
+/// A test on a set of devices. `test`, `np`, `tps`, `tps_each`, `stddev`, `n` and `devices` are names that scripts rely on.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     test: String,
-    /// Mean of tokens per second.
+    /// Sequences at once.
+    np: usize,
+    /// Mean of tokens per second, of all sequences together.
     tps: f64,
+    /// Of each of them.
+    tps_each: f64,
     stddev: f64,
     /// Repetitions.
     n: usize,
@@ -70,7 +74,12 @@ impl Spread {
 }
 
 impl Row {
-    pub(super) fn new(test: String, devices: Vec<String>, reach: Reach, samples: &[Sample]) -> Row {
+    /// The test, and of how many sequences at once.
+    fn name(&self) -> String {
+        if self.np == 1 { self.test.clone() } else { format!("{} x{}", self.test, self.np) }
+    }
+
+    pub(super) fn new(test: String, np: usize, devices: Vec<String>, reach: Reach, samples: &[Sample]) -> Row {
         let tps: Vec<f64> = samples.iter().map(Sample::tps).collect();
         let ms: Vec<f64> = samples.iter().map(Sample::ms_per_token).collect();
         let per_token = |bytes: fn(&Sample) -> u64| {
@@ -84,7 +93,9 @@ impl Row {
         });
         Row {
             test,
+            np,
             tps: mean(&tps),
+            tps_each: mean(&tps) / np as f64,
             stddev: stddev(&tps),
             n: samples.len(),
             devices,
@@ -143,7 +154,7 @@ impl Table {
             model: format!("{} {}", loaded.model.hparams().arch, loaded.model.name()),
             size: Bytes(size).to_string(),
             params: format!("{:.2} M", params as f64 / 1e6),
-            widths: [0, 10, 10, 0, 8, 20],
+            widths: [0, 10, 10, 0, 10, 20],
             begun: false,
         };
         table.widths[0] = table.model.chars().count().max(HEADER[0].len());
@@ -164,7 +175,7 @@ impl Table {
             out += &format!("|{}|\n", rule.collect::<Vec<_>>().join("|"));
         }
         let (devices, speed) = (row.devices.join("+"), format!("{:.2} ± {:.2}", row.tps, row.stddev));
-        out + &format!("{}\n", self.line([&self.model, &self.size, &self.params, &devices, &row.test, &speed]))
+        out + &format!("{}\n", self.line([&self.model, &self.size, &self.params, &devices, &row.name(), &speed]))
     }
 
     fn line(&self, cells: [&str; 6]) -> String {
@@ -185,7 +196,7 @@ pub(super) fn comparisons(rows: &[Row]) -> String {
             let (ratio, cost) = (other.ratio, other.cost_ms);
             out += &format!(
                 "\n{}: {} {:.3} ms per token beside {} (pairs {:.3}..{:.3}), {:.2} times its speed ({:.2}..{:.2}), medians of {}\n",
-                row.test,
+                row.name(),
                 if other.network { "network cost" } else { "difference" },
                 cost.median,
                 other.devices.join("+"),
@@ -201,7 +212,7 @@ pub(super) fn comparisons(rows: &[Row]) -> String {
             out += &format!(
                 "{}{}: bytes per token: {:.0} sent, {:.0} received, {:.0} between servers\n",
                 if row.beside.is_empty() { "\n" } else { "" },
-                row.test,
+                row.name(),
                 row.sent_bytes,
                 row.recv_bytes,
                 row.peer_bytes
@@ -229,7 +240,7 @@ mod tests {
 
     #[test]
     fn names_that_scripts_rely_on() {
-        let row = Row::new("tg4".into(), vec!["a:1/CPU0".into()], Reach::Remote, &samples(&[40, 40]));
+        let row = Row::new("tg4".into(), 1, vec!["a:1/CPU0".into()], Reach::Remote, &samples(&[40, 40]));
         let json = serde_json::to_value(&row).unwrap();
         assert_eq!((json["test"].as_str(), json["n"].as_u64()), (Some("tg4"), Some(2)));
         assert_eq!((json["tps"].as_f64(), json["stddev"].as_f64()), (Some(100.0), Some(0.0)));
@@ -240,8 +251,8 @@ mod tests {
     fn pairs_decide() {
         // The machine became twice as slow in the middle; pairs do not mind.
         let (ours, theirs) = (samples(&[20, 40, 40]), samples(&[10, 20, 20]));
-        let mut row = Row::new("tg4".into(), vec![], Reach::Remote, &ours);
-        let other = Row::new("tg4".into(), vec!["CPU0".into()], Reach::Local, &theirs);
+        let mut row = Row::new("tg4".into(), 1, vec![], Reach::Remote, &ours);
+        let other = Row::new("tg4".into(), 1, vec!["CPU0".into()], Reach::Local, &theirs);
         row.compare(&ours, &[other], &[theirs]);
         assert!(row.beside[0].network);
         assert_eq!(row.beside[0].ratio, Spread { median: 0.5, min: 0.5, max: 0.5 });
