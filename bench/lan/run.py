@@ -358,6 +358,28 @@ def prefill_devices(b):
         yield from scaling(b, "prefill-2d", "prefill 2048, two devices of one endpoint, against one", argv, f"{address}/CPU0")
 
 
+@case("many-2s", "8 sequences at once: 2 servers pinned to a core each, loopback, against one of them")
+def many_servers(b):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise Failed("two cores are needed")
+    with ExitStack() as stack:
+        pinned = lambda i: stack.enter_context(b.server(["-p", "0", "-d", "cpu:1"], ["taskset", "-c", str(cores[i])]))
+        addresses = [pinned(0), pinned(1)]
+        rows = b.bench([*rpc(addresses), "--beside", addresses[0], "-np", "8"], gen=b.args.gen)
+        ratio = rows[0]["beside"][0]["ratio"]
+        note = f"{rows[0]['median_tps']:.0f} against {rows[1]['median_tps']:.0f} t/s, pairs {ratio['min']:.2f}..{ratio['max']:.2f}"
+        yield Result("many-2s", "decode of 8 sequences, 2 servers of one core each against one", ratio["median"], "times", 1.7, 2.0, at_most=False, note=note)
+
+
+@case("many-4s-20ms", "16 sequences at once against one: 4 servers, RTT 20 ms")
+def many_far(b):
+    with b.lan(4, 20) as (addresses, before, _):
+        one, many = b.bench([*rpc(addresses), "-np", "1,16"], before, gen=b.args.gen)
+        note = f"{many['median_tps']:.0f} against {one['median_tps']:.1f} t/s"
+        yield Result("many-4s-20ms", "decode of 16 sequences against one, 4 servers, RTT 20 ms", many["median_tps"] / one["median_tps"], "times", 10, 16, at_most=False, note=note)
+
+
 def cache(b, name):
     """Arguments that give each server a fresh cache, if they know what that is."""
     if not re.search(r"^\s*-c\b", b.server_help, re.M):

@@ -8,7 +8,7 @@ use crate::arch::net::{self, Sampling};
 use crate::batch::{Batch, Draw, Request};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
-use crate::runs::{Run, Turn};
+use crate::runs::Run;
 use crate::sequence::{Job, Sequence};
 use crate::watch::is_cancelled;
 use bytes::Bytes;
@@ -318,9 +318,4 @@ fn numbered(expected: Vec<Expected>, batch: &Batch) -> Vec<Expected> {
     let Request::Sample(draws) = &batch.request else { return expected };
     let number = |e: &Expected| draws.iter().position(|draw| draw.slot == e.sequence.slot).unwrap_or(0);
     expected.into_iter().map(|e| Expected { number: number(&e), ..e }).collect()
-}
-
-/// A turn of a group's steps, so many groups being at work on devices that may form a ring.
-pub(crate) fn turn_of_steps(group: usize, groups: usize, is_ring: bool) -> Turn {
-    Turn { group, lead: if is_ring { groups.saturating_sub(1) } else { 0 } }
 }

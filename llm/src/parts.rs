@@ -38,6 +38,9 @@ pub struct Parts {
     pub last: Part,
     /// Bytes of weights that count to both `first` and `last`, and take memory once where these are on one device.
     pub tied_bytes: u64,
+    /// What the head takes for a token that is sampled, where sequences are there side by side: then devices do steps at the same time, and not
+    /// only prompts. Nothing for one sequence.
+    pub steps: Work,
     /// Tokens of context of a sequence.
     pub n_ctx: usize,
     /// Rows of the cache, of all sequences.
@@ -53,11 +56,16 @@ impl Parts {
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
         let sections: Vec<Part> = step.layers().map(|layer| Part { layer, ..Part::default() }).collect();
         let last = Part { layer: sections.last().map_or(0, |section| section.layer), ..Part::default() };
-        let mut parts = Parts { sections, first: Part::default(), last, tied_bytes: 0, n_ctx, rows };
+        let mut parts =
+            Parts { sections, first: Part::default(), last, tied_bytes: 0, steps: Work::default(), n_ctx, rows };
         parts.weigh_leaves(model.hparams(), &step);
         for node in prompt.graph.nodes() {
             let work = Work::of_node(&prompt.graph, node, shape.n_tokens, rows, f64::from(attention));
             parts.at(prompt.part(node)).work += work;
+        }
+        if cache.slots > 1 {
+            let head = step.graph.nodes().filter(|&node| step.part(node) == ModelPart::Head);
+            parts.steps = head.map(|node| Work::of_node(&step.graph, node, 1, rows, f64::from(attention))).sum();
         }
         Ok(parts)
     }
@@ -111,9 +119,13 @@ impl Parts {
     /// What a split has to weigh.
     pub fn sizes(&self) -> Sizes {
         let bytes = |part: &Part| part.weight_bytes + part.cache_bytes;
+        let mut work: Vec<f64> = self.sections.iter().map(|part| part.work.cost(0, self.n_ctx)).collect();
+        if let Some(last) = work.last_mut() {
+            *last += self.steps.cost(0, self.n_ctx);
+        }
         Sizes {
             sections: self.sections.iter().map(bytes).collect(),
-            work: self.sections.iter().map(|part| part.work.cost(0, self.n_ctx)).collect(),
+            work,
             first: bytes(&self.first),
             last: bytes(&self.last),
             tied: self.tied_bytes,

@@ -137,7 +137,15 @@ mod tests {
             last.work = Work::default();
         }
         let last = Part { read_bytes: 5, ..Part::default() };
-        Parts { sections, first: Part { read_bytes: 1, ..Part::default() }, last, tied_bytes: 0, n_ctx: 8, rows: 128 }
+        Parts {
+            sections,
+            first: Part { read_bytes: 1, ..Part::default() },
+            last,
+            tied_bytes: 0,
+            steps: Work::default(),
+            n_ctx: 8,
+            rows: 128,
+        }
     }
 
     #[test]

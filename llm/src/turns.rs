@@ -4,7 +4,6 @@
 //! something to do while the others work. In a run go the next tokens of all sequences of a group. Those that still have a prompt to read add
 //! as much of it as lets nobody wait long, or a whole micro-batch where nobody waits.
 
-use crate::ahead::turn_of_steps;
 use crate::batch::{Batch, Draw, Request, Row};
 use crate::error::Result;
 use crate::placed_model::PlacedModel;
@@ -12,8 +11,9 @@ use crate::runs::Turn;
 use crate::sequence::{Next, State};
 use std::ops::Range;
 
-/// What a part of a prompt may take beside steps, compared with what the steps take: with it a token takes twice as long as without.
-const PROMPT_SHARE: f64 = 1.0;
+/// What a part of a prompt may take beside steps, compared with what the steps take. With it no token is to come more than three times as late as
+/// without; what is left of that is for how uneven steps are (measured with the example `side_by_side` of `outboard-integration`).
+const PROMPT_SHARE: f64 = 0.75;
 
 /// What a group's next run is made of, by slot.
 #[derive(Default)]
@@ -99,12 +99,9 @@ impl PlacedModel {
                 return Ok(None);
             }
             self.turn += 1;
-            let is_ring = self.placed.pipeline.ring;
-            let turn = match decoding {
-                0 => Turn { group, lead: self.prompt_lead() },
-                _ => turn_of_steps(group, decoding, is_ring),
-            };
-            return Ok(Some((self.compose(&work, decoding)?, turn)));
+            // The ids that steps sample come back to the first device: those of other groups begin before it waits for them.
+            let lead = if decoding == 0 { self.prompt_lead() } else { decoding - 1 };
+            return Ok(Some((self.compose(&work, decoding)?, Turn { group, lead })));
         }
         Ok(None)
     }
@@ -164,7 +161,7 @@ impl PlacedModel {
         let reader = work.reads.first().and_then(|slot| self.sequences.get(*slot)?.as_ref());
         let past = reader.map_or(0, |state| state.n_past);
         let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
-        each.within(past, PROMPT_SHARE * step).max(2 * self.uniform_rows())
+        each.within(past, PROMPT_SHARE * step).max(self.uniform_rows().max(2))
     }
 
     /// As much of a sequence's next micro-batch as there is room for, and no part that would be rounded otherwise than the whole. The first one of

@@ -267,7 +267,15 @@ mod tests {
         let part = |layer| Part { weight_bytes: 100, cache_bytes: 20, read_bytes: 100, work: UNIT, layer };
         let none = Part { weight_bytes: 200, ..Part::default() };
         let last = Part { read_bytes: 200, layer: layers - 1, ..none };
-        Parts { sections: (0..layers).map(part).collect(), first: none, last, tied_bytes: 0, n_ctx: 10, rows: 128 }
+        Parts {
+            sections: (0..layers).map(part).collect(),
+            first: none,
+            last,
+            tied_bytes: 0,
+            steps: Work::default(),
+            n_ctx: 10,
+            rows: 128,
+        }
     }
 
     pub(super) fn member(id: &str, host: &str, capacity: u64) -> Member {
