@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// What a part of a prompt may take beside steps, compared with what the steps take. With it no token is to come more than three times as late as
 /// without; what is left of that is for how uneven steps are (measured with the example `side_by_side` of `outboard-integration`).
-const PROMPT_SHARE: f64 = 0.75;
+const PROMPT_SHARE: f64 = 1.0;
 
 /// What a group's next run is made of, by slot.
 #[derive(Default)]
@@ -171,13 +171,13 @@ impl PlacedModel {
         let Some(Next::Read(range)) = next else { return 0..0 };
         let least = self.uniform_rows().max(2);
         let n = range.len();
-        if n <= room {
-            return range;
+        if room == 0 && !first {
+            return 0..0;
         }
-        // Two parts, neither too small.
-        let cut = room.min(n.saturating_sub(least));
-        if cut < least {
-            return if first { range } else { 0..0 };
+        // Two parts, neither too small: what cannot be cut goes as it is.
+        let cut = room.max(least).min(n.saturating_sub(least));
+        if n <= room || cut < least {
+            return range;
         }
         if let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) {
             state.text.cut(range.start, cut);
