@@ -15,7 +15,8 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sampling, Sequence, generate,
+    Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sampling, Sequence,
+    generate,
 };
 use outboard_reference::reference_device;
 use std::any::Any;
