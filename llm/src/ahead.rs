@@ -191,6 +191,21 @@ impl PlacedModel {
         self.write_table(slot, shared)
     }
 
+    /// Has numbers added to the logits of a sequence from its next token on that is not under way yet: for a vocabulary that is weighed, or with
+    /// minus infinity for one that is restricted, as a grammar does. One for each token of the vocabulary; `None` for nothing.
+    ///
+    /// What depends on the token before is set between two [beginnings](PlacedModel::begin) of one token each, the second one with no tokens of
+    /// its own or with the one that came. The numbers go to the device with the logits for every token.
+    pub fn set_bias(&mut self, sequence: Sequence, bias: Option<Arc<[f32]>>) -> Result<()> {
+        let n_vocab = self.model.hparams().n_vocab;
+        if let Some(given) = bias.as_ref().map(|bias| bias.len()).filter(|given| *given != n_vocab) {
+            return Err(Error::Request(format!("a bias of {given} tokens, the vocabulary has {n_vocab}")));
+        }
+        let (state, _) = self.state_and_blocks(sequence)?;
+        state.bias = bias;
+        Ok(())
+    }
+
     /// The next token of any sequence, in the order in which they come; `None` if no sequence has anything to do. With failover, a fault of a
     /// device is recovered from on the way.
     pub fn next_token(&mut self) -> Result<Option<Token>> {
@@ -223,7 +238,7 @@ impl PlacedModel {
     fn enqueue_ahead(&mut self) -> Result<()> {
         while let Some((mut batch, turn)) = self.next_batch()? {
             let expected = self.expected(&batch);
-            batch.fill_up(self.least_rows(), self.spare_rows());
+            self.fill_up(&mut batch);
             // Numbers are of the draws as they are enqueued.
             let expected = numbered(expected, &batch);
             let awaited = Awaited { group: turn.group, tokens: expected };

@@ -4,6 +4,7 @@ use crate::arch::net::{self, Cache, Feed, GraphShape, Outputs, Sampling};
 use bytes::Bytes;
 use outboard_core::op::Penalties;
 use outboard_core::{Graph, TensorId};
+use std::sync::Arc;
 
 /// A row: a token of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,7 +17,7 @@ pub(crate) struct Row {
 }
 
 /// A token to be sampled behind a row of a run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Draw {
     /// The row, by its number.
     pub(crate) row: usize,
@@ -25,6 +26,8 @@ pub(crate) struct Draw {
     pub(crate) position: usize,
     /// `None`: nobody wants it, it makes up a number.
     pub(crate) sampling: Option<Sampling>,
+    /// Added to its logits.
+    pub(crate) bias: Option<Arc<[f32]>>,
 }
 
 /// What a run is to give back.
@@ -55,17 +58,24 @@ pub(crate) struct Batch {
 pub(crate) type Inputs = Vec<(TensorId, Bytes)>;
 
 impl Batch {
-    /// Makes rows and draws up to as many as are rounded as many are. The rows that make up the number are of `spare`, which has one for each.
-    pub(crate) fn fill_up(&mut self, least: usize, spare: impl Iterator<Item = Row> + Clone) {
-        let missing = least.saturating_sub(self.rows.len());
+    /// Makes rows and draws up to `least`, and to a number that comes again: each is a graph that has to be compiled. There are `most` rows then,
+    /// unless there are more now. The rows that make up the number are of `spare`, which has one for each.
+    pub(crate) fn fill_up(&mut self, least: usize, most: usize, spare: impl Iterator<Item = Row> + Clone) {
+        let wanted = |n: usize| usual_number(n.max(least)).min(most.max(n)).max(least);
+        let missing = wanted(self.rows.len()) - self.rows.len();
         let token = self.rows.iter().find_map(|row| row.token).map(|_| 0);
         self.rows.extend(spare.clone().take(missing).map(|row| Row { token, ..row }));
         let Request::Sample(draws) = &mut self.request else { return };
-        let missing = least.saturating_sub(draws.len());
+        let missing = wanted(draws.len()).min(self.rows.len()).saturating_sub(draws.len());
         let unused = |row: &usize| draws.iter().all(|draw| draw.row != *row);
         let rows: Vec<usize> = (0..self.rows.len()).rev().filter(unused).take(missing).collect();
-        let fill =
-            |(row, spare): (usize, Row)| Draw { row, slot: spare.slot, position: spare.position, sampling: None };
+        let fill = |(row, spare): (usize, Row)| Draw {
+            row,
+            slot: spare.slot,
+            position: spare.position,
+            sampling: None,
+            bias: None,
+        };
         draws.extend(rows.into_iter().zip(spare).map(fill));
         draws.sort_by_key(|draw| draw.row);
     }
@@ -85,7 +95,8 @@ impl Batch {
             Request::Sample(draws) => {
                 let wanted = || draws.iter().filter_map(|draw| draw.sampling);
                 let penalties = wanted().any(|sampling| sampling.penalties.is_some());
-                Outputs::Sample { rows: draws.len(), penalties, log_prob: wanted().any(|s| s.log_prob) }
+                let bias = draws.iter().any(|draw| draw.bias.is_some());
+                Outputs::Sample { rows: draws.len(), penalties, bias, log_prob: wanted().any(|s| s.log_prob) }
             }
         };
         GraphShape { n_tokens: self.rows.len(), cache, feed, history: self.history, outputs }
@@ -112,6 +123,21 @@ impl Batch {
         inputs.inputs
     }
 }
+
+/// The next number that runs have: few of them, and none a tenth larger than it need be where there are many rows.
+pub(crate) fn usual_number(n: usize) -> usize {
+    let step = match n {
+        ..=8 => 1,
+        9..=16 => 2,
+        17..=32 => 4,
+        33..=64 => 8,
+        _ => MOST_MADE_UP + 1,
+    };
+    n.next_multiple_of(step)
+}
+
+/// The most rows that only make up a usual number.
+pub(crate) const MOST_MADE_UP: usize = 15;
 
 struct InputBytes<'g> {
     graph: &'g Graph,
@@ -146,6 +172,11 @@ impl InputBytes<'_> {
         self.floats(net::SAMPLE_PARAMS, samplers().flat_map(|(_, sampler)| sampler.params()));
         self.ints(net::SAMPLE_DRAWS, samplers().flat_map(|(draw, sampler)| sampler.draw_of(draw.position as i32)));
         self.floats(net::PENALTY_PARAMS, penalties.flat_map(|penalties| penalties.params()));
+        if let Some(n_vocab) = draws.iter().find_map(|draw| Some(draw.bias.as_ref()?.len())) {
+            let none: Arc<[f32]> = vec![0.0; n_vocab].into();
+            let rows = draws.iter().map(|draw| draw.bias.as_ref().unwrap_or(&none));
+            self.floats(net::VOCAB_BIAS, rows.flat_map(|row| row.iter().copied()));
+        }
         let (last, slots) = (draws.iter().map(|draw| draw.position), draws.iter().map(|draw| draw.slot));
         self.ints(net::PENALTY_STEPS, last.chain(slots).map(|v| v as i32));
     }
@@ -168,9 +199,9 @@ mod tests {
 
     #[test]
     fn few_rows_are_made_up_to_as_many_as_are_rounded_alike() {
-        let draw = Draw { row: 0, slot: 1, position: 7, sampling: Some(SAMPLING) };
+        let draw = Draw { row: 0, slot: 1, position: 7, sampling: Some(SAMPLING), bias: None };
         let mut step = Batch { rows: vec![row(None, 7, 1)], request: Request::Sample(vec![draw]), history: false };
-        step.fill_up(3, spare());
+        step.fill_up(3, 64, spare());
         let Request::Sample(draws) = &step.request else { panic!() };
         assert_eq!(draws.iter().map(|d| (d.row, d.slot)).collect::<Vec<_>>(), [(0, 1), (1, 9), (2, 8)]);
         assert_eq!(step.rows.iter().map(|r| r.slot).collect::<Vec<_>>(), [1, 8, 9]);
@@ -181,9 +212,9 @@ mod tests {
     #[test]
     fn the_end_of_a_prompt_is_not_alone_in_the_head() {
         let rows: Vec<Row> = (0..5).map(|i| row(Some(9), i, 0)).collect();
-        let draw = Draw { row: 4, slot: 0, position: 4, sampling: Some(SAMPLING) };
+        let draw = Draw { row: 4, slot: 0, position: 4, sampling: Some(SAMPLING), bias: None };
         let mut prompt = Batch { rows, request: Request::Sample(vec![draw]), history: false };
-        prompt.fill_up(3, spare());
+        prompt.fill_up(3, 64, spare());
         let Request::Sample(draws) = &prompt.request else { panic!() };
         assert_eq!(
             draws.iter().map(|d| (d.row, d.sampling.is_some())).collect::<Vec<_>>(),

@@ -47,7 +47,7 @@ pub struct Parts {
 impl Parts {
     /// The parts of a model with such a cache, on devices whose attention costs so much ([`Costs::attention`](outboard_core::Costs::attention)).
     pub fn new(model: &Model, cache: Cache, attention: f32) -> Result<Parts> {
-        let outputs = Outputs::Sample { rows: 1, penalties: false, log_prob: false };
+        let outputs = Outputs::Sample { rows: 1, penalties: false, bias: false, log_prob: false };
         let (n_ctx, rows) = (cache.n_ctx, cache.rows());
         let shape = GraphShape { n_tokens: 1, cache, feed: Feed::Input, history: true, outputs };
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::failover::{DeviceSlot, Failover};
 use crate::model::Model;
 use crate::pipeline::micro_batches;
-use crate::placement::{DeviceLoad, LoadOptions, Placed};
+use crate::placement::{Completed, DeviceLoad, LoadOptions, Placed};
 use crate::route::Route;
 use crate::runs::{Run, Runs, Turn};
 use crate::sequence::{Sequence, State};
@@ -35,6 +35,8 @@ pub struct PlacedModel {
     pub(crate) placed: Placed,
     pub(crate) programs: VecDeque<(GraphShape, Arc<Program>)>,
     pub(crate) cache: Cache,
+    /// Fewest rows of a run.
+    pub(crate) least_rows: usize,
     pub(crate) blocks: Blocks,
     pub(crate) sequences: Vec<Option<State>>,
     /// Sequences that were opened.
@@ -63,13 +65,14 @@ impl PlacedModel {
         options: &LoadOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<PlacedModel> {
-        let (options, cache) = options.clone().completed(&model, &devices);
+        let Completed { options, cache, least_rows } = options.clone().completed(&model, &devices);
         let slots = DeviceSlot::all(&devices);
         let placed = Placed::new(&model, devices, &options, cache, &Bound::new(), progress)?;
         let placed_model = PlacedModel {
             model,
             blocks: Blocks::new(cache.blocks - usize::from(cache.spare > 0)),
             cache,
+            least_rows,
             sequences: (0..options.n_seqs).map(|_| None).collect(),
             opened: 0,
             turn: 0,
@@ -228,9 +231,11 @@ impl PlacedModel {
         self.placed.pipeline.uniform_rows()
     }
 
-    /// Fewest rows of a run: with several sequences as many as are rounded alike, so that a text does not depend on those beside it.
-    pub(crate) fn least_rows(&self) -> usize {
-        1 + self.cache.spare
+    /// Makes up the number of a run's rows, where there are several sequences.
+    pub(crate) fn fill_up(&self, batch: &mut Batch) {
+        if self.n_seqs() > 1 {
+            batch.fill_up(self.least_rows, self.options.n_ubatch, self.spare_rows());
+        }
     }
 
     /// Micro-batches of a prompt that may begin before the oldest one goes on.
@@ -370,7 +375,7 @@ impl PlacedModel {
         state.enqueued(n, false);
         let mut batch = Batch { rows, request, history: self.options.prefixes.are_shared() };
         if let Request::Layers | Request::Part | Request::Sample(_) = batch.request {
-            batch.fill_up(self.least_rows(), self.spare_rows());
+            self.fill_up(&mut batch);
         }
         Ok(batch)
     }

@@ -3,6 +3,7 @@
 use crate::ahead::round_trip;
 use crate::allocate::{Bound, Item, Mapped, allocate, import, kept};
 use crate::arch::net::{self, Cache, Feed, GraphShape, ModelGraph, Outputs};
+use crate::batch::{MOST_MADE_UP, usual_number};
 use crate::blocks::blocks_of;
 use crate::division::{Member, divide};
 use crate::error::{Error, Result, Room};
@@ -12,6 +13,7 @@ use crate::pipeline::Pipeline;
 use crate::route::Route;
 use crate::split::{SplitDevice, split};
 use crate::upload::{Uploads, fill, upload};
+use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Costs, DType, Device, LeafKind, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
 use std::collections::{HashMap, HashSet};
@@ -86,19 +88,29 @@ impl Prefixes {
     }
 }
 
+/// Options with numbers for everything.
+pub(crate) struct Completed {
+    pub(crate) options: LoadOptions,
+    pub(crate) cache: Cache,
+    /// Fewest rows of a run: with several sequences as many as are rounded alike, so that a text does not depend on those beside it.
+    pub(crate) least_rows: usize,
+}
+
 impl LoadOptions {
     /// The same with numbers in place of those that depend on the model and the devices.
-    pub(crate) fn completed(self, model: &Model, devices: &[Arc<dyn Device>]) -> (LoadOptions, Cache) {
+    pub(crate) fn completed(self, model: &Model, devices: &[Arc<dyn Device>]) -> Completed {
         let n_ctx = if self.n_ctx == 0 { model.hparams().n_ctx_train } else { self.n_ctx };
         let n_seqs = self.n_seqs.max(1);
         let uniform = devices.iter().map(|d| d.info().costs.uniform_rows as usize).max().unwrap_or(1);
-        let spare = if n_seqs > 1 { uniform.max(1) - 1 } else { 0 };
+        let least_rows = if n_seqs > 1 { uniform.clamp(1, BLOCK_ROWS) } else { 1 };
+        let spare = if n_seqs > 1 { MOST_MADE_UP.max(least_rows) } else { 0 };
         let n_ubatch = if self.n_ubatch == 0 { default_ubatch(devices) } else { self.n_ubatch };
         // A step of all sequences is one run.
-        let n_ubatch = n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 { n_seqs + spare } else { 1 });
+        let n_ubatch =
+            n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 { usual_number(n_seqs.max(least_rows)) } else { 1 });
         let options = LoadOptions { n_ctx, n_seqs, n_ubatch, ..self };
         let cache = options.cache().with_spare(spare);
-        (options, cache)
+        Completed { options, cache, least_rows }
     }
 
     /// The shape of the cache, of options that say the context, without spare slots.
@@ -241,10 +253,12 @@ struct LargestGraphs {
 impl LargestGraphs {
     fn new(model: &Model, options: &LoadOptions, cache: Cache) -> Result<LargestGraphs> {
         let n_ubatch = options.n_ubatch;
-        let outputs = Outputs::Sample { rows: cache.slots, penalties: true, log_prob: true };
+        // A step of all sequences.
+        let rows = if options.n_seqs > 1 { usual_number(options.n_seqs).min(n_ubatch) } else { 1 };
+        let outputs = Outputs::Sample { rows, penalties: true, bias: false, log_prob: true };
         let feed = if cache.slots > 1 { Feed::Mixed } else { Feed::Input };
         let prompt = GraphShape { n_tokens: n_ubatch, cache, feed, history: true, outputs };
-        let step = model.graph(GraphShape { n_tokens: cache.slots, feed: Feed::Sampled, ..prompt })?;
+        let step = model.graph(GraphShape { n_tokens: rows, feed: Feed::Sampled, ..prompt })?;
         let scores = match options.scores.min(n_ubatch) {
             0 => None,
             rows => Some(model.graph(GraphShape {

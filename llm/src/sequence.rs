@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::text::Text;
 use outboard_core::op::BLOCK_ROWS;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A sequence of a [`PlacedModel`](crate::PlacedModel): a text in its cache. It is plain data, and of no use once it was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +47,8 @@ pub(crate) struct State {
     /// The position whose token the slot has sampled, or will have by the time of the next run.
     sampled: Option<usize>,
     pub(crate) job: Option<Job>,
+    /// Added to its logits.
+    pub(crate) bias: Option<Arc<[f32]>>,
     /// Ids that come for a count that is over are of steps that were forgotten.
     pub(crate) epoch: u64,
     /// Tokens that came since the last prompt.
@@ -66,6 +69,7 @@ impl State {
             n_past: 0,
             sampled: None,
             job: None,
+            bias: None,
             epoch: 0,
             answered: 0,
             blocks: Vec::new(),

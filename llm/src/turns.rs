@@ -34,6 +34,33 @@ impl PlacedModel {
         (0..self.groups()).min_by_key(size).unwrap_or(0)
     }
 
+    /// Deals sequences anew where one group has more to do than another one by two or more, or where there are fewer groups than there were.
+    fn balance(&mut self) -> Result<()> {
+        let groups = self.groups();
+        if groups == 1 && self.sequences.iter().flatten().all(|state| state.group == 0) {
+            return Ok(());
+        }
+        let mut sizes = vec![0usize; groups];
+        let mut moved = false;
+        let is_busy = |state: &&mut State| state.is_decoding() || state.next() != Next::Nothing;
+        for state in self.sequences.iter_mut().flatten().filter(is_busy) {
+            if state.group >= groups {
+                (state.group, moved) = (state.group % groups, true);
+            }
+            sizes[state.group] += 1;
+        }
+        for state in self.sequences.iter_mut().flatten().filter(is_busy) {
+            let Some((least, &size)) = sizes.iter().enumerate().min_by_key(|(_, size)| **size) else { continue };
+            if sizes[state.group] > size + 1 {
+                sizes[state.group] -= 1;
+                sizes[least] += 1;
+                (state.group, moved) = (least, true);
+            }
+        }
+        // What they go on from is enqueued before runs of another group.
+        if moved { self.finish_begun() } else { Ok(()) }
+    }
+
     fn states(&self) -> impl Iterator<Item = (usize, &State)> {
         self.sequences.iter().enumerate().filter_map(|(slot, state)| Some((slot, state.as_ref()?)))
     }
@@ -58,6 +85,7 @@ impl PlacedModel {
 
     /// The rows of the next run, if one should be enqueued before anything is waited for.
     pub(crate) fn next_batch(&mut self) -> Result<Option<(Batch, Turn)>> {
+        self.balance()?;
         let groups = self.groups();
         for _ in 0..groups {
             let (group, decoding) = (self.turn % groups, self.decoding_groups());
@@ -88,7 +116,7 @@ impl PlacedModel {
             self.grow(slot, position + 1)?;
             let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) else { continue };
             let sampling = state.job.map(|job| job.sampling);
-            draws.push(Draw { row: rows.len(), slot, position, sampling });
+            draws.push(Draw { row: rows.len(), slot, position, sampling, bias: state.bias.clone() });
             rows.push(Row { token: None, position, cache_row: state.cache_row(position), slot });
             state.enqueued(1, true);
         }
@@ -112,7 +140,8 @@ impl PlacedModel {
             let samples = end == state.text.len();
             if samples {
                 let sampling = state.job.map(|job| job.sampling);
-                draws.push(Draw { row: rows.len() - 1, slot: *slot, position: end - 1, sampling });
+                let bias = state.bias.clone();
+                draws.push(Draw { row: rows.len() - 1, slot: *slot, position: end - 1, sampling, bias });
             }
             state.enqueued(n, samples);
             if self.options.prefixes.are_shared() {

@@ -246,3 +246,35 @@ fn handles_are_of_no_use_once_they_are_closed() {
     }
     assert_eq!(came, 7);
 }
+
+/// A restricted vocabulary is that of one sequence, and of the tokens that it is set for.
+#[test]
+fn a_bias_is_of_one_sequence() {
+    let mut model = load("llama-dense", cpus(1), &options(3, 1));
+    let request = requests(1, &mut Random(5)).remove(0);
+    let want = alone(&mut model, &request);
+    let n_vocab = model.model().hparams().n_vocab;
+    let only = |id: usize| (0..n_vocab).map(|i| if i == id { 0.0 } else { f32::NEG_INFINITY }).collect();
+    let [free, bound] = [(); 2].map(|()| model.open().unwrap());
+    let wrong = model.set_bias(free, Some(vec![0.0; 3].into())).unwrap_err().to_string();
+    assert!(wrong.contains("bias of 3 tokens"), "{wrong}");
+    model.set_bias(bound, Some(only(5))).unwrap();
+    model.begin(free, &request.prompt, request.sampling, request.most).unwrap();
+    let sampling =
+        Sampling { sampler: Sampler { temperature: 1.0, ..Sampler::GREEDY }, penalties: None, log_prob: false };
+    model.begin(bound, &[1, 2, 3, 4], sampling, 6).unwrap();
+    let mut texts: HashMap<Sequence, Text> = HashMap::new();
+    while let Some(token) = model.next_token().unwrap() {
+        texts.entry(token.sequence).or_default().push((token.id, bits(token.log_prob)));
+    }
+    assert_eq!(texts[&free], want);
+    assert_eq!(texts[&bound].iter().map(|(id, _)| *id).collect::<Vec<_>>(), [5; 6]);
+    // Token by token, as a grammar has it.
+    for id in [9, 3, 77] {
+        model.set_bias(bound, Some(only(id))).unwrap();
+        model.begin(bound, &[], sampling, 1).unwrap();
+        let token = model.next_token().unwrap().unwrap();
+        assert_eq!((token.sequence, token.id as usize), (bound, id));
+    }
+    assert_eq!(model.len(bound).unwrap(), 4 + 6 + 3);
+}

@@ -134,6 +134,12 @@ fn errors_are_types_by_blame() {
 }
 
 #[test]
+fn everything_may_go_to_another_thread() {
+    fn is_send<T: Send>() {}
+    is_send::<(Model, Devices, outboard::Placed, Runner, outboard::Text, outboard::TextStream, Error)>();
+}
+
+#[test]
 fn a_chat_is_put_into_the_models_template() {
     let model = model();
     assert_eq!(model.chat(&[Message::new("user", "abcd")]).unwrap(), "abcd");

@@ -35,6 +35,8 @@ pub const SAMPLE_DRAWS: &str = "sample_draws";
 pub const PENALTY_PARAMS: &str = "penalty_params";
 /// Name of the input that says of each row of logits the last position that penalties count, and its slot: I32 `[n_outputs, 2]`.
 pub const PENALTY_STEPS: &str = "penalty_steps";
+/// Name of the input of what is added to logits before a token is drawn: F32 `[n_vocab, n_outputs]`.
+pub const VOCAB_BIAS: &str = "vocab_bias";
 /// Name of the state that holds the id sampled last in each slot, I32 `[1, slots]`, where the embedding is.
 pub const NEXT_TOKEN: &str = "next_token";
 /// Name of the state that holds the token of each row of the cache, I32 `[1, rows]`, where the logits are.
@@ -73,6 +75,8 @@ pub enum Outputs {
         rows: usize,
         /// Whether tokens count.
         penalties: bool,
+        /// Whether an input is added to the logits ([`VOCAB_BIAS`]).
+        bias: bool,
         /// The tokens' log-probabilities (before penalties) as well.
         log_prob: bool,
     },
@@ -447,7 +451,7 @@ impl Net<'_> {
                 let targets = self.g.input(TARGETS, DType::I32, &[rows])?;
                 self.log_probs(logits, targets)?;
             }
-            Outputs::Sample { rows, penalties, log_prob } => self.sample(x, rows, penalties, log_prob)?,
+            Outputs::Sample { .. } => self.sample(x)?,
         }
         Ok(())
     }
@@ -493,13 +497,19 @@ impl Net<'_> {
     }
 
     /// Tokens from the logits of some rows of x, and what the next steps need of them.
-    fn sample(&mut self, x: TensorId, rows: usize, penalties: bool, log_prob: bool) -> Result<()> {
+    fn sample(&mut self, x: TensorId) -> Result<()> {
+        let Outputs::Sample { rows, penalties, bias, log_prob } = self.shape.outputs else { return Ok(()) };
         let logits = self.logits(x, rows)?;
-        let weighed = match self.history {
+        let mut weighed = match self.history {
             Some(history) if penalties => self.weigh(logits, history, rows)?,
             None if penalties => return Err(Error::Plan("a penalty needs the history of tokens".into())),
             _ => logits,
         };
+        if bias {
+            let n_vocab = self.g.ne(logits)[0];
+            let added = self.g.input(VOCAB_BIAS, DType::F32, &[n_vocab, rows])?;
+            weighed = self.add(weighed, added)?;
+        }
         let params = self.g.input(SAMPLE_PARAMS, DType::F32, &[4, rows])?;
         let draws = self.g.input(SAMPLE_DRAWS, DType::I32, &[3, rows])?;
         let ids = self.g.push(op::Sample, &[weighed, params, draws])?;
