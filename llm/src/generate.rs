@@ -163,7 +163,8 @@ impl<'t> Ongoing<'t> {
     ) -> Result<Generation> {
         let Ongoing { sequence, before, writer, mut out, decode_start, .. } = self;
         out.decode_time = decode_start.elapsed();
-        model.truncate(sequence, before + out.tokens.len().saturating_sub(1))?;
+        let len = before + out.tokens.len().saturating_sub(1);
+        model.with_recovery(|model| model.truncate(sequence, len))?;
         (out.text, out.finish) = writer.finish(finish, on_text);
         Ok(out)
     }

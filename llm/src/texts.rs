@@ -5,6 +5,7 @@ use crate::blocks::blocks_of;
 use crate::error::{Error, Result};
 use crate::generate::{Finish, GenerateOptions, Generation, Next, Ongoing, next_token};
 use crate::placed_model::PlacedModel;
+use crate::sequence::Sequence;
 use crate::tokenizer::Tokenizer;
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::VecDeque;
@@ -111,7 +112,7 @@ impl<'t, K> Texts<'t, K> {
         let (kept, unwanted) = std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
         self.ongoing = kept;
         for (_, text) in unwanted {
-            model.close(text.sequence)?;
+            close(model, text.sequence)?;
         }
         Ok(())
     }
@@ -174,7 +175,7 @@ impl<'t, K> Texts<'t, K> {
             rest.push_str(text);
             ControlFlow::Continue(())
         })?;
-        model.close(sequence)?;
+        close(model, sequence)?;
         let _ = on_event(&key, TextEvent::Ended { rest, generation });
         Ok(())
     }
@@ -193,12 +194,20 @@ impl<'t, K> Texts<'t, K> {
 
 /// Opens a sequence for a text, or closes it again.
 fn open<'t>(model: &mut PlacedModel, tokenizer: &'t Tokenizer, request: &TextRequest) -> Result<Ongoing<'t>> {
-    let sequence = model.open()?;
-    let begun = Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options);
-    if begun.is_err() {
-        model.close(sequence)?;
+    loop {
+        let sequence = model.open()?;
+        let error = match Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options) {
+            Ok(text) => return Ok(text),
+            Err(e) => e,
+        };
+        let recovered = model.recover_lost(error);
+        close(model, sequence)?;
+        recovered?;
     }
-    begun
+}
+
+fn close(model: &mut PlacedModel, sequence: Sequence) -> Result<()> {
+    model.with_recovery(|model| model.close(sequence))
 }
 
 /// Generates texts side by side, as many at a time as the model has room for, each in a sequence of its own. `on_text` gets pieces of text with
