@@ -2,7 +2,7 @@
 """Measures what the network costs Outboard, on hosts that are made for it: namespaces on this machine with real latency and
 bandwidth (lanem.c). Python 3, standard library only; root, iproute2, util-linux and a C compiler.
 
-    cargo build --release -p outboard -p outboard-rpc-server && cargo build --release -p outboard-rpc-client --examples
+    cargo build --release -p outboard-cli -p outboard-rpc-server && cargo build --release -p outboard-rpc-client --examples
     bench/lan/run.py                      # every case, as a markdown table
     bench/lan/run.py cost-1s-1ms load     # some
     bench/lan/run.py --list
@@ -138,7 +138,7 @@ class Bench:
         self.bin = Path(args.bin)
         for name in ("outboard", "rpc-server"):
             if not (self.bin / name).is_file():
-                sys.exit(f"there is no {self.bin / name}: cargo build --release -p outboard -p outboard-rpc-server")
+                sys.exit(f"there is no {self.bin / name}: cargo build --release -p outboard-cli -p outboard-rpc-server")
         self.lanem = self.tmp / "lanem"
         subprocess.run(["cc", "-O2", "-pthread", "-o", self.lanem, HERE / "lanem.c"], check=True)
         self.server_help = output([self.bin / "rpc-server", "--help"])

@@ -2,10 +2,9 @@
 
 use crate::trust::TrustArgs;
 use clap::Args;
+use outboard::{ConnectOptions, Endpoint, Prefixes};
 use outboard_core::DType;
 use outboard_core::op::{Penalties, Sampler};
-use outboard_llm::Prefixes;
-use outboard_rpc_client::{ClientOptions, Endpoint};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -65,10 +64,10 @@ const MAX_STALL: u64 = 24 * 3600;
 
 impl DeviceArgs {
     /// How to connect to the servers. Reads the files of the trust arguments; errors name them.
-    pub(crate) fn options(&self) -> anyhow::Result<ClientOptions> {
+    pub(crate) fn options(&self) -> anyhow::Result<ConnectOptions> {
         let options = self.trust.options()?;
         let stall_after = self.stall_timeout.map_or(options.stall_after, Duration::from_secs);
-        Ok(ClientOptions { stall_after, ..options })
+        Ok(ConnectOptions { stall_after, ..options })
     }
 }
 

@@ -9,6 +9,7 @@ mod commands;
 mod devices;
 mod failover;
 mod fetch;
+mod hints;
 mod interrupt;
 mod measure;
 mod model;
@@ -104,6 +105,9 @@ fn end(done: anyhow::Result<ExitCode>) -> ExitCode {
     }
     match error.downcast_ref::<output::Lost>() {
         Some(lost) => output::fail_without(lost),
-        None => output::fail(format_args!("{error:#}"), ExitCode::FAILURE),
+        None => match hints::hint(&error) {
+            Some(hint) => output::fail(format_args!("{error:#}: {hint}"), ExitCode::FAILURE),
+            None => output::fail(format_args!("{error:#}"), ExitCode::FAILURE),
+        },
     }
 }

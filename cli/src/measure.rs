@@ -5,10 +5,11 @@ mod samples;
 pub(crate) use samples::{Range, Sample, mean, median, quantile, stddev};
 
 use crate::args::ModelArgs;
-use crate::devices::{self, DeviceSet};
+use crate::devices;
 use crate::model;
 use crate::trace::{Links, TokenTime, Trace, Tracer};
 use anyhow::{Result, bail};
+use outboard::{Devices, Model};
 use outboard_core::device::RoundTrips;
 use outboard_core::op::Sampler;
 use outboard_llm::{GenerateOptions, PlacedModel, Sampling, Sequence, generate};
@@ -87,9 +88,9 @@ pub(crate) struct Side {
 
 impl Side {
     /// Puts a model on devices.
-    pub(crate) fn load(loaded: &model::Loaded, set: DeviceSet, args: &ModelArgs) -> Result<Side> {
-        let options = model::load_options(args, &loaded.model, &set)?;
-        Side::new(model::load(loaded, set, &options)?)
+    pub(crate) fn load(loaded: &Model, set: Devices, args: &ModelArgs) -> Result<Side> {
+        let options = model::load_options(args, loaded, &set)?;
+        Side::new(model::load(loaded, &set, &options)?)
     }
 
     /// A model that is on its devices.
@@ -105,7 +106,7 @@ impl Side {
     pub(crate) fn traced(
         &mut self,
         tracer: &Tracer,
-        loaded: &model::Loaded,
+        loaded: &Model,
         test: Test,
         round: u64,
     ) -> Result<(Sample, Trace)> {
@@ -117,12 +118,7 @@ impl Side {
 
     /// How long each device computes for a token that only goes through the layers, in milliseconds, from `n` of them, the cache being
     /// empty; `None` if that is not known.
-    pub(crate) fn layers_alone(
-        &mut self,
-        tracer: &Tracer,
-        loaded: &model::Loaded,
-        n: usize,
-    ) -> Result<Option<Vec<TokenTime>>> {
+    pub(crate) fn layers_alone(&mut self, tracer: &Tracer, loaded: &Model, n: usize) -> Result<Option<Vec<TokenTime>>> {
         let (engine, sequence, token) = (&mut self.engine, self.sequence, [start_token(loaded)]);
         engine.truncate(sequence, 0)?;
         let recording = tracer.start(engine.devices(), Links::Left)?;
@@ -137,7 +133,7 @@ impl Side {
     }
 
     /// Runs a test once in so many sequences side by side, the cache being empty: the tokens of all of them count.
-    pub(crate) fn run_many(&mut self, loaded: &model::Loaded, test: Test, np: usize, round: u64) -> Result<Sample> {
+    pub(crate) fn run_many(&mut self, loaded: &Model, test: Test, np: usize, round: u64) -> Result<Sample> {
         if np == 1 {
             return self.run(loaded, test, round);
         }
@@ -154,7 +150,7 @@ impl Side {
     }
 
     /// Runs a test once, the cache being empty.
-    pub(crate) fn run(&mut self, loaded: &model::Loaded, test: Test, round: u64) -> Result<Sample> {
+    pub(crate) fn run(&mut self, loaded: &Model, test: Test, round: u64) -> Result<Sample> {
         let (engine, sequence) = (&mut self.engine, self.sequence);
         let n_vocab = engine.model().hparams().n_vocab;
         engine.truncate(sequence, 0)?;
@@ -210,7 +206,7 @@ fn measure_many(engine: &mut PlacedModel, sequences: &[Sequence], test: Test, ro
 fn decode(
     engine: &mut PlacedModel,
     sequence: Sequence,
-    loaded: &model::Loaded,
+    loaded: &Model,
     n: usize,
     gaps: &mut Vec<Duration>,
 ) -> Result<Range> {
@@ -231,7 +227,7 @@ fn decode(
         ControlFlow::Continue(())
     };
     let start = Instant::now();
-    let generation = generate(engine, sequence, &loaded.tokenizer, &[start_token(loaded)], &options, &mut on_text)?;
+    let generation = generate(engine, sequence, loaded.tokenizer(), &[start_token(loaded)], &options, &mut on_text)?;
     if generation.tokens.len() != n + 1 {
         bail!("only {} of {} tokens came: {:?}", generation.tokens.len(), n + 1, generation.finish);
     }
@@ -239,8 +235,8 @@ fn decode(
     Ok((first, first + generation.decode_time))
 }
 
-fn start_token(loaded: &model::Loaded) -> u32 {
-    loaded.tokenizer.bos().or(loaded.tokenizer.eos()).unwrap_or(0)
+fn start_token(loaded: &Model) -> u32 {
+    loaded.tokenizer().bos().or(loaded.tokenizer().eos()).unwrap_or(0)
 }
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): prompts without a pattern, the same in every run.

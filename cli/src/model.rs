@@ -1,141 +1,66 @@
 //! From `-m` and its companions to a model on its devices.
 
 use crate::args::{ModelArgs, SplitMode};
-use crate::devices::{self, DeviceSet};
 use crate::{fetch, print};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
+use outboard::{DeviceLoad, Devices, Layout, Mmap, Model, Overrides, PlaceOptions, Split};
 use outboard_core::Device;
 use outboard_core::error::Bytes;
-use outboard_llm::division::{Member, divide};
-use outboard_llm::gguf::{Digests, FileKey, Gguf};
-use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{
-    DeviceLoad, LoadOptions, Mmap, Model, Overrides, Parts, PlacedModel, attention_cost, default_ubatch,
-};
+use outboard_llm::{LoadOptions, Parts, PlacedModel};
 use outboard_output as output;
-use outboard_system::open_mapped;
 use regex::Regex;
 use serde::Serialize;
 use std::fmt;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Context when nothing is said: enough for a chat, and small beside the weights.
-const DEFAULT_CTX: usize = 4096;
-
-/// A model whose file, or files, have been read and checked.
-pub(crate) struct Loaded {
-    pub(crate) path: PathBuf,
-    pub(crate) model: Arc<Model>,
-    pub(crate) tokenizer: Tokenizer,
-    digests: Option<Remembered>,
-}
-
-/// Where digests of a model's tensors are remembered, so that servers can be asked for them without reading the files: `digests`
-/// in the cache directory, in a side file for each of the model's files.
-struct Remembered {
-    dir: PathBuf,
-    keys: Vec<FileKey>,
-}
-
-impl Remembered {
-    /// Nothing is remembered of files or for a user that have no place for it.
-    fn open(paths: &[PathBuf]) -> Option<Remembered> {
-        let keys = paths.iter().map(|path| FileKey::of(path)).collect::<io::Result<_>>().ok()?;
-        Some(Remembered { dir: fetch::cache_dir().ok()?.join("digests"), keys })
-    }
-
-    fn load(&self) -> Vec<Digests> {
-        self.keys.iter().map(|key| Digests::load(&self.dir, key)).collect()
-    }
-
-    /// Takes note of what a load had to compute. One that failed may have failed because of a wrong digest.
-    fn update(&self, model: &Model, known_before: &[usize], ok: bool) {
-        for ((key, digests), before) in self.keys.iter().zip(model.digests()).zip(known_before) {
-            if !ok {
-                Digests::forget(&self.dir, key);
-            } else if digests.known().len() > *before {
-                // Not remembered, they are computed again.
-                let _ = digests.save(&self.dir, key);
-            }
-        }
-    }
-}
-
 /// Reads and checks the file of `-m`, and those beside it that are of the same model.
-pub(crate) fn open(arg: &str) -> Result<Loaded> {
+pub(crate) fn open(arg: &str) -> Result<Model> {
     let path = fetch::resolve_model(arg)?;
-    let gguf = open_gguf(&path)?;
-    let name = path.display().to_string();
-    let tokenizer = Tokenizer::from_gguf(&gguf).with_context(|| name.clone())?;
-    let digests = Remembered::open(gguf.paths());
-    let known = digests.as_ref().map(Remembered::load).unwrap_or_default();
-    let model = Arc::new(Model::new(gguf).with_context(|| name)?.with_digests(known));
-    Ok(Loaded { path, model, tokenizer, digests })
-}
-
-/// Maps and parses a GGUF file, and those beside it that are of the same model.
-pub(crate) fn open_gguf(path: &Path) -> Result<Gguf> {
-    Ok(Gguf::open(path, open_mapped)?)
+    Ok(match fetch::cache_dir() {
+        Ok(cache) => Model::open_with_digests(path, cache.join("digests"))?,
+        Err(_) => Model::open(path)?,
+    })
 }
 
 /// How a model is put on devices. What was left to the defaults is decided here.
-pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &DeviceSet) -> Result<LoadOptions> {
+pub(crate) fn load_options(args: &ModelArgs, model: &Model, set: &Devices) -> Result<LoadOptions> {
     Ok(options_and_parts(args, model, set)?.0)
 }
 
 /// How a model is put on devices, and the parts that they divide among them.
-pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &DeviceSet) -> Result<(LoadOptions, Parts)> {
-    let trained = model.hparams().n_ctx_train;
-    let n_ctx = match args.ctx {
-        Some(0) => trained,
-        Some(n) => n as usize,
-        None => trained.min(DEFAULT_CTX),
-    };
-    let n_ubatch = args.ubatch_size.map_or_else(|| default_ubatch(&set.devices), |n| n as usize);
-    let options = LoadOptions {
-        n_ctx,
-        n_seqs: args.n_seqs,
+pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &Devices) -> Result<(LoadOptions, Parts)> {
+    let options = PlaceOptions {
+        context: match args.ctx {
+            Some(0) => Some(model.trained_context()),
+            other => other.map(|n| n as usize),
+        },
+        sequences: args.n_seqs,
+        cache_tokens: None,
         cache_types: [args.cache_type_k.dtype(), args.cache_type_v.dtype()],
         prefixes: args.prefixes,
-        n_ubatch: n_ubatch.min(args.batch_size as usize),
-        overrides: overrides(&args.override_tensor, &set.devices)?,
+        micro_batch: args.ubatch_size.map(|n| n as usize),
+        split: split(args)?,
+        overrides: overrides(&args.override_tensor, set.list())?,
         mmap: match (args.mmap, args.no_mmap) {
             (true, _) => Mmap::Always,
             (_, true) => Mmap::Never,
             _ => Mmap::Auto,
         },
-        ..LoadOptions::default()
     };
-    let parts = Parts::new(model, options.cache(), attention_cost(&set.devices))?;
-    let options = LoadOptions { split: shares(args, &parts, set)?, ..options };
-    Ok((options, parts))
-}
-
-/// What each device gets of a model, relative to the others.
-fn shares(args: &ModelArgs, parts: &Parts, set: &DeviceSet) -> Result<Vec<f64>> {
-    let usable = set.devices.len() - usize::from(set.fallback);
-    let mut shares = match (&args.tensor_split, args.split_mode) {
-        (Some(_), SplitMode::None) => bail!("-ts divides a model, -sm none does not: give one of them"),
-        (Some(given), _) if given.0.len() != usable => {
-            bail!("-ts has {} parts, but there are {usable} devices", given.0.len())
-        }
-        (Some(given), _) => given.0.clone(),
-        (None, SplitMode::None) => (0..usable).map(|d| if d == 0 { 1.0 } else { 0.0 }).collect(),
-        (None, SplitMode::Layer) => by_speed(parts, set.devices.get(..usable).unwrap_or_default())?,
-    };
-    shares.resize(set.devices.len(), 0.0);
-    Ok(shares)
-}
-
-/// Shares that nobody has given; says why they are so.
-fn by_speed(parts: &Parts, devices: &[Arc<dyn Device>]) -> Result<Vec<f64>> {
-    let division = divide(parts.sizes().bytes(), &Member::of(devices)?);
-    if !division.why.is_empty() {
-        output::errln(format_args!("layers are divided {}", division.why))?;
+    let Layout { load, parts, why } = model.layout(set, &options)?;
+    if !why.is_empty() {
+        output::errln(format_args!("layers are divided {why}"))?;
     }
-    Ok(division.parts)
+    Ok((LoadOptions { n_ubatch: load.n_ubatch.min(args.batch_size as usize), ..load }, parts))
+}
+
+fn split(args: &ModelArgs) -> Result<Split> {
+    Ok(match (&args.tensor_split, args.split_mode) {
+        (Some(_), SplitMode::None) => bail!("-ts divides a model, -sm none does not: give one of them"),
+        (Some(given), SplitMode::Layer) => Split::Parts(given.0.clone()),
+        (None, SplitMode::None) => Split::First,
+        (None, SplitMode::Layer) => Split::BySpeed,
+    })
 }
 
 fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides> {
@@ -147,7 +72,7 @@ fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides>
         let (pattern, device) =
             rule.rsplit_once('=').ok_or_else(|| anyhow!("-ot {rule}: should be REGEX=DEV, such as ffn_.*=CPU0"))?;
         let regex = Regex::new(pattern).map_err(|e| anyhow!("-ot {rule}: {e}"))?;
-        let found = devices::find(device, devices, &[])?;
+        let found = outboard::devices::find(device, devices)?;
         let index = devices.iter().position(|d| found.iter().any(|f| f.uid() == d.uid()));
         parsed.push((regex, index));
     }
@@ -156,20 +81,16 @@ fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides>
 }
 
 /// Puts a model on its devices, with a progress bar.
-pub(crate) fn load(loaded: &Loaded, set: DeviceSet, options: &LoadOptions) -> Result<PlacedModel> {
+pub(crate) fn load(model: &Model, set: &Devices, options: &LoadOptions) -> Result<PlacedModel> {
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
         bar.get_or_init(|| print::bytes_bar(total, "loading")).set_position(done);
     };
-    let known: Vec<usize> = loaded.model.digests().iter().map(|file| file.known().len()).collect();
-    let engine = PlacedModel::load(loaded.model.clone(), set.devices, options, &progress);
+    let placed = model.place_as(set, options, &progress);
     if let Some(bar) = bar.get() {
         bar.finish_and_clear();
     }
-    if let Some(digests) = loaded.digests.as_ref().filter(|_| !options.blank) {
-        digests.update(&loaded.model, &known, engine.is_ok());
-    }
-    Ok(engine?)
+    Ok(placed?.into_inner())
 }
 
 /// Layers of a device, in JSON; the names are fixed.
@@ -245,13 +166,12 @@ pub(crate) fn device_reports(engine: &PlacedModel) -> Vec<DeviceReport> {
 }
 
 /// A line about a model.
-pub(crate) fn describe(loaded: &Loaded) -> String {
-    let h = loaded.model.hparams();
-    let gguf = loaded.model.gguf();
-    let (size, path) = (Bytes(gguf.file_bytes()), loaded.path.display());
+pub(crate) fn describe(model: &Model) -> String {
+    let (h, gguf) = (model.inner().hparams(), model.inner().gguf());
+    let (size, path) = (Bytes(gguf.file_bytes()), model.path().display());
     let more = match gguf.files().len() {
         0 | 1 => String::new(),
         n => format!(" and {} more files", n - 1),
     };
-    format!("{} ({}, {} layers, {size}) from {path}{more}", loaded.model.name(), h.arch, h.n_layer)
+    format!("{} ({}, {} layers, {size}) from {path}{more}", model.name(), h.arch, h.n_layer)
 }

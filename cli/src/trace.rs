@@ -8,7 +8,6 @@ mod times;
 
 pub(crate) use times::{LastLayer, TokenTime, time_lines};
 
-use crate::devices;
 use anyhow::{Context, Result};
 use outboard_core::Host;
 use outboard_core::{Device, at_once};
@@ -113,7 +112,7 @@ impl Tracer {
         let local = self.0.clone();
         *local.spans.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
         local.on.store(true, Ordering::Relaxed);
-        let mut collector = Collector::new(devices::one_of_each_server(devices));
+        let mut collector = Collector::new(outboard::devices::one_of_each_server(devices));
         // Before this returns, so that what is enqueued next is recorded.
         collector.fetch(Tracing::GoOn);
         let (stop, stopped) = channel();

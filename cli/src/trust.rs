@@ -1,12 +1,9 @@
 //! Arguments that say which servers to trust, and who this client is.
 
 use anyhow::{Context, Result, bail};
-use outboard_rpc_client::{ClientOptions, ClientTls, TlsFiles, Token};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use outboard::{ClientTls, ConnectOptions, TlsFiles, Token, read_token};
+use std::path::PathBuf;
 
-/// Largest file of a client's token in bytes.
-const TOKEN_FILE: u64 = 64 << 10;
 /// Where a token is if no argument says it.
 const TOKEN_VAR: &str = "OUTBOARD_TOKEN";
 
@@ -35,9 +32,9 @@ pub(crate) struct TrustArgs {
 
 impl TrustArgs {
     /// Reads the files. Errors name them, and never say a token.
-    pub(crate) fn options(&self) -> Result<ClientOptions> {
+    pub(crate) fn options(&self) -> Result<ConnectOptions> {
         let files = TlsFiles { ca: self.ca.clone(), cert: self.cert.clone(), key: self.key.clone() };
-        Ok(ClientOptions { tls: ClientTls::load(files)?, token: self.token()?, ..Default::default() })
+        Ok(ConnectOptions { tls: ClientTls::load(files)?, token: self.token()?, ..Default::default() })
     }
 
     fn token(&self) -> Result<Option<Token>> {
@@ -48,7 +45,7 @@ impl TrustArgs {
             return Ok(Some(token));
         }
         match &self.token_file {
-            Some(path) => read(path).with_context(|| format!("--token-file {}", path.display())).map(Some),
+            Some(path) => Ok(Some(read_token(path).context("--token-file")?)),
             None => variable(TOKEN_VAR),
         }
     }
@@ -60,42 +57,5 @@ fn variable(name: &str) -> Result<Option<Token>> {
         Ok(text) => Ok(Some(Token::new(&text).with_context(|| format!("variable {name}"))?)),
         Err(std::env::VarError::NotPresent) => Ok(None),
         Err(std::env::VarError::NotUnicode(_)) => bail!("variable {name}: a token is ASCII"),
-    }
-}
-
-/// The token alone, or behind a name, as in the server's file.
-fn read(path: &Path) -> Result<Token> {
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(TOKEN_FILE).read_to_string(&mut text)?;
-    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let (Some(line), None) = (lines.next(), lines.next()) else {
-        bail!("it should have one line with this client's token");
-    };
-    let mut words = line.split_whitespace();
-    match (words.next(), words.next(), words.next()) {
-        (Some(token), None, _) | (Some(_), Some(token), None) => Ok(Token::new(token)?),
-        _ => bail!("it should have one line with this client's token"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_file_has_one_token() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("token");
-        let with = |text: &str| {
-            std::fs::write(&path, text).unwrap();
-            read(&path)
-        };
-        let token = Token::new("0123456789abcdef").unwrap();
-        for text in ["0123456789abcdef", "\n# mine\nlaptop 0123456789abcdef\n"] {
-            assert_eq!(with(text).unwrap(), token);
-        }
-        for text in ["", "a b 0123456789abcdef", "0123456789abcdef\n0123456789abcdef", "short"] {
-            assert!(with(text).is_err(), "{text}");
-        }
     }
 }

@@ -13,9 +13,11 @@ mod models;
 mod programs;
 mod reference;
 mod server;
+mod small;
 
 pub use client::{Client, Finished, RunReport};
 pub use models::{model, skip};
 pub use programs::program;
 pub use reference::{Case, Comparison, Forced, Step, cases};
 pub use server::Server;
+pub use small::small_model;

@@ -109,6 +109,26 @@ impl PlacedModel {
         }
     }
 
+    /// The same wherever else a lost device may be met; gives other errors back.
+    pub(crate) fn recover_lost(&mut self, error: Error) -> Result<()> {
+        if !matches!(error, Error::Core(outboard_core::Error::Peer { .. })) {
+            return Err(error);
+        }
+        self.runs = Default::default();
+        self.ahead.clear();
+        self.recover(error)
+    }
+
+    /// Does something that may meet a lost device, and again after each recovery.
+    pub(crate) fn with_recovery<T>(&mut self, mut act: impl FnMut(&mut PlacedModel) -> Result<T>) -> Result<T> {
+        loop {
+            match act(self) {
+                Ok(done) => return Ok(done),
+                Err(e) => self.recover_lost(e)?,
+            }
+        }
+    }
+
     fn try_again(&mut self, error: &Error) -> Result<()> {
         let start = Instant::now();
         let who = match error {

@@ -9,7 +9,6 @@ use crate::stop::StopFilter;
 use crate::tokenizer::{SpecialTokens, TextStream, Tokenizer};
 use crate::watch::is_cancelled;
 use outboard_core::op::{Penalties, Sampler};
-use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -94,99 +93,14 @@ pub fn generate(
     text.finish(model, finish, on_text)
 }
 
-/// A text to be generated beside others.
-#[derive(Clone, Debug)]
-pub struct TextRequest {
-    /// Tokens that it goes on from.
-    pub prompt: Vec<u32>,
-    /// How.
-    pub options: GenerateOptions,
-}
-
-/// Generates texts side by side, as many at a time as the model has room for, each in a sequence of its own. `on_text` gets pieces of text with
-/// the number of the request, and may end that text. Gives them in the order of the requests; those that a cancelled run has not begun are empty.
-///
-/// Fails as [`PlacedModel::begin`] does, for a text that would not fit if it were the only one, too. The sequences are closed in any case.
-pub fn generate_many(
-    model: &mut PlacedModel,
-    tokenizer: &Tokenizer,
-    requests: &[TextRequest],
-    on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
-) -> Result<Vec<Generation>> {
-    let mut ongoing = Vec::new();
-    let done = run_many(model, tokenizer, requests, &mut ongoing, on_text);
-    for (_, text) in ongoing {
-        model.close(text.sequence)?;
-    }
-    done
-}
-
-fn run_many<'t>(
-    model: &mut PlacedModel,
-    tokenizer: &'t Tokenizer,
-    requests: &[TextRequest],
-    ongoing: &mut Vec<(usize, Ongoing<'t>)>,
-    on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
-) -> Result<Vec<Generation>> {
-    let mut done = vec![Generation { finish: Finish::Cancelled, ..Generation::default() }; requests.len()];
-    let mut waiting: VecDeque<usize> = (0..requests.len()).collect();
-    loop {
-        while let Some(&number) = waiting.front()
-            && model.sequences().count() < model.n_seqs()
-        {
-            if requests[number].options.n_predict == Some(0) {
-                (done[number], _) = (Generation::default(), waiting.pop_front());
-                continue;
-            }
-            match begin_beside(model, tokenizer, &requests[number]) {
-                Ok(text) => ongoing.push((number, text)),
-                // Somebody ends, or nobody is there to wait for.
-                Err(Error::CacheFull { needed, total, .. }) if needed <= total && !ongoing.is_empty() => break,
-                Err(e) => return Err(e),
-            }
-            waiting.pop_front();
-        }
-        let (at, finish) = match next_token(model)? {
-            Next::Token(token) => {
-                let Some(at) = ongoing.iter().position(|(_, text)| text.sequence == token.sequence) else { continue };
-                let (number, text) = &mut ongoing[at];
-                match text.push(token, &mut |text| on_text(*number, text)) {
-                    Some(finish) => (at, finish),
-                    None => continue,
-                }
-            }
-            Next::Nothing | Next::Cancelled if ongoing.is_empty() => return Ok(done),
-            Next::Nothing => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
-            Next::Cancelled => {
-                waiting.clear();
-                (0, Finish::Cancelled)
-            }
-        };
-        let (number, text) = ongoing.remove(at);
-        let sequence = text.sequence;
-        done[number] = text.finish(model, finish, &mut |text| on_text(number, text))?;
-        model.close(sequence)?;
-    }
-}
-
-/// Opens a sequence for a text, or closes it again.
-fn begin_beside<'t>(model: &mut PlacedModel, tokenizer: &'t Tokenizer, request: &TextRequest) -> Result<Ongoing<'t>> {
-    let sequence = model.open()?;
-    let begun = Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options);
-    if begun.is_err() {
-        model.close(sequence)?;
-    }
-    begun
-}
-
 /// What comes next.
-enum Next {
+pub(crate) enum Next {
     Token(Token),
     Nothing,
     Cancelled,
 }
 
-fn next_token(model: &mut PlacedModel) -> Result<Next> {
+pub(crate) fn next_token(model: &mut PlacedModel) -> Result<Next> {
     match model.next_token() {
         Ok(Some(token)) => Ok(Next::Token(token)),
         Ok(None) => Ok(Next::Nothing),
@@ -196,8 +110,8 @@ fn next_token(model: &mut PlacedModel) -> Result<Next> {
 }
 
 /// A text that is being generated.
-struct Ongoing<'t> {
-    sequence: Sequence,
+pub(crate) struct Ongoing<'t> {
+    pub(crate) sequence: Sequence,
     /// Tokens of the sequence, the prompt included.
     before: usize,
     /// Most tokens, and why it ends with them.
@@ -209,7 +123,7 @@ struct Ongoing<'t> {
 }
 
 impl<'t> Ongoing<'t> {
-    fn begin(
+    pub(crate) fn begin(
         model: &mut PlacedModel,
         sequence: Sequence,
         tokenizer: &'t Tokenizer,
@@ -227,7 +141,7 @@ impl<'t> Ongoing<'t> {
     }
 
     /// Takes a token; gives the reason if the text ends with it.
-    fn push(&mut self, token: Token, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Option<Finish> {
+    pub(crate) fn push(&mut self, token: Token, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Option<Finish> {
         let out = &mut self.out;
         if out.tokens.is_empty() {
             out.prompt_time = self.start.elapsed();
@@ -241,7 +155,7 @@ impl<'t> Ongoing<'t> {
     }
 
     /// The text. Its sequence is as if it had never run too far: the last token has not gone through the model, those behind it never were.
-    fn finish(
+    pub(crate) fn finish(
         self,
         model: &mut PlacedModel,
         finish: Finish,
@@ -249,7 +163,8 @@ impl<'t> Ongoing<'t> {
     ) -> Result<Generation> {
         let Ongoing { sequence, before, writer, mut out, decode_start, .. } = self;
         out.decode_time = decode_start.elapsed();
-        model.truncate(sequence, before + out.tokens.len().saturating_sub(1))?;
+        let len = before + out.tokens.len().saturating_sub(1);
+        model.with_recovery(|model| model.truncate(sequence, len))?;
         (out.text, out.finish) = writer.finish(finish, on_text);
         Ok(out)
     }
@@ -258,14 +173,8 @@ impl<'t> Ongoing<'t> {
 /// Whether the context has room for the prompt and a token behind it, and the model has its tokens; gives how many tokens there are before it.
 fn check_prompt(model: &PlacedModel, sequence: Sequence, prompt: &[u32]) -> Result<usize> {
     let before = model.len(sequence)?;
-    let room = model.n_ctx().saturating_sub(before);
-    if prompt.len() >= room {
-        return Err(Error::Request(format!(
-            "the prompt has {} tokens, but the context has room for {room} and one has to be left for the answer: make it \
-             larger with -c, or the prompt shorter",
-            prompt.len()
-        )));
-    }
+    // With one for the answer.
+    model.check_room(sequence, prompt.len() + 1)?;
     model.check_vocabulary(prompt)?;
     Ok(before)
 }

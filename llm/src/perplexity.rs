@@ -77,12 +77,10 @@ struct Scores {
 /// How many chunks of `size` tokens a text of `tokens` tokens has. Fails if it has none, or if they are too short to have a second half.
 pub fn count_chunks(tokens: usize, size: usize) -> Result<usize> {
     if scored(size) == 0 {
-        return Err(Error::Request(format!("a chunk of {size} tokens has none to score: make it larger with -c")));
+        return Err(Error::ChunkTooShort { size });
     }
     match tokens / size {
-        0 => Err(Error::Request(format!(
-            "the text has {tokens} tokens, less than a chunk of {size}: take a longer one, or make chunks smaller with -c"
-        ))),
+        0 => Err(Error::TextTooShort { tokens, size }),
         chunks => Ok(chunks),
     }
 }
@@ -212,11 +210,8 @@ impl Reader<'_> {
             }
             for log_prob in scores.iter().skip(skip).map(|b| f32::from_le_bytes(*b)) {
                 if !log_prob.is_finite() {
-                    return Err(Error::Request(format!(
-                        "a token of chunk {} has the log-probability {log_prob}: either the model's weights are broken, or a device \
-                         computes wrongly, which `outboard smoke` finds out",
-                        self.estimate.chunks + 1
-                    )));
+                    let what = format!("the log-probability of a token of chunk {}", self.estimate.chunks + 1);
+                    return Err(Error::NotFinite { what, value: log_prob });
                 }
                 self.estimate.add(log_prob);
             }

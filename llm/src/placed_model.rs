@@ -213,9 +213,7 @@ impl PlacedModel {
         let (len, n_ctx) = (self.len(sequence)?, self.n_ctx());
         match len.checked_add(n) {
             Some(end) if end <= n_ctx => Ok(()),
-            _ => Err(Error::Request(format!(
-                "{n} tokens do not fit into the context of {n_ctx} ({len} are in it): make it larger with -c"
-            ))),
+            _ => Err(Error::ContextFull { tokens: n, used: len, n_ctx }),
         }
     }
 

@@ -6,14 +6,13 @@ use crate::arch::net::{self, Cache, Feed, GraphShape, ModelGraph, Outputs};
 use crate::batch::{MOST_MADE_UP, usual_number};
 use crate::blocks::blocks_of;
 use crate::division::{Member, divide};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Room};
 use crate::model::Model;
 use crate::parts::Parts;
 use crate::pipeline::Pipeline;
 use crate::route::Route;
 use crate::split::{SplitDevice, split};
 use crate::upload::{Uploads, fill, upload};
-use outboard_core::error::Bytes as Size;
 use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Costs, DType, Device, LeafKind, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
@@ -440,7 +439,7 @@ fn split_weights(parts: &Parts, devices: &[Arc<dyn Device>], options: &LoadOptio
     match options.split.as_slice() {
         [] => Ok(divide(parts.sizes().bytes(), &Member::of(devices)?).parts),
         given if given.len() == devices.len() => Ok(given.to_vec()),
-        given => Err(Error::Request(format!("-ts has {} parts for {} devices", given.len(), devices.len()))),
+        given => Err(Error::PartsOfSplit { parts: given.len(), devices: devices.len() }),
     }
 }
 
@@ -476,10 +475,8 @@ fn check_allocations(items: &[Item], devices: &[Arc<dyn Device>]) -> Result<()> 
     for item in items {
         let info = devices[item.device].info();
         if item.size > info.max_alloc {
-            let (leaf, id, size, most) = (&item.leaf, &info.id, Size(item.size), Size(info.max_alloc));
-            let why =
-                format!("{leaf} is {size} large, and {id} allocates {most} at once at most; place it elsewhere (-ot)");
-            return Err(Error::Request(why));
+            let (tensor, device) = (item.leaf.clone(), info.id.clone());
+            return Err(Error::TensorTooLarge { tensor, device, needed: item.size, most: info.max_alloc });
         }
     }
     Ok(())
@@ -503,18 +500,9 @@ fn check_fits(
         let sum = |bytes: &dyn Fn(usize) -> u64| sharing.iter().map(|&d| bytes(d)).sum::<u64>();
         let (weights, cache) = (sum(&weights_of), sum(&|d| loads[d].cache_bytes));
         let (results, free) = (sum(&|d| loads[d].compute_bytes), sharing.iter().map(|&d| free[d]).min().unwrap_or(0));
-        let needed = weights + cache + results;
-        if needed > free {
-            let ids = sharing.iter().map(|&d| loads[d].id.as_str()).collect::<Vec<_>>().join(" and ");
-            return Err(Error::Request(format!(
-                "{ids}: not enough memory: {} needed (weights {}, KV cache {}, results {}), {} free; use fewer layers there \
-                 (-ts), a smaller context (-c) or another device",
-                Size(needed),
-                Size(weights),
-                Size(cache),
-                Size(results),
-                Size(free)
-            )));
+        if weights + cache + results > free {
+            let room = Room { devices: sharing.iter().map(|&d| loads[d].id.clone()).collect(), free };
+            return Err(Error::MemoryFull { room, weights, cache, results });
         }
     }
     Ok(())

@@ -9,9 +9,8 @@
 //! without. Where embedding and output are one matrix, one device holds it, not two. And a prompt is through sooner: what a device waits
 //! for in the beginning, and others wait for in the end, is half of a part and not a whole one ([`crate::pipeline`]).
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Room};
 use crate::route::Route;
-use outboard_core::error::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
 /// What a split has to weigh.
@@ -74,16 +73,9 @@ fn split_homes(sizes: &Sizes, devices: &[SplitDevice]) -> Result<Vec<usize>> {
     fill(sizes, devices).ok_or_else(|| {
         let usable: Vec<&SplitDevice> = devices.iter().filter(|s| s.weight > 0.0).collect();
         let pools: BTreeMap<&str, &&SplitDevice> = usable.iter().rev().map(|s| (s.pool.as_str(), s)).collect();
-        let members = |pool: &str| {
-            let ids = usable.iter().filter(|s| s.pool == pool).map(|s| s.id.as_str());
-            ids.collect::<Vec<_>>().join(" and ")
-        };
-        let room = |(pool, device): (&&str, &&&SplitDevice)| format!("{} {}", members(pool), Bytes(device.capacity));
-        let list = pools.iter().map(room).collect::<Vec<_>>().join(", ");
-        Error::Request(format!(
-            "the model needs {} of memory and does not fit on its devices ({list}): add a device or make the context (-c) smaller",
-            Bytes(sizes.bytes())
-        ))
+        let members = |pool: &str| usable.iter().filter(|s| s.pool == pool).map(|s| s.id.clone()).collect::<Vec<_>>();
+        let room = |(pool, device): (&&str, &&&SplitDevice)| Room { devices: members(pool), free: device.capacity };
+        Error::DoesNotFit { needed: sizes.bytes(), rooms: pools.iter().map(room).collect() }
     })
 }
 

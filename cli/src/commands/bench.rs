@@ -7,12 +7,14 @@ mod report;
 
 use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs};
-use crate::devices::Available;
+use crate::devices;
 use crate::measure::{Sample, Side, Test, progress};
-use crate::model::{self, Loaded};
+use crate::model;
 use crate::trace::Tracer;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use outboard::Model;
+use outboard::devices::Available;
 use outboard_output as output;
 use report::Row;
 use std::process::ExitCode;
@@ -64,7 +66,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         bail!("there is nothing to measure: give -p or -n a number above 0")
     };
     let loaded = model::open(&args.model.model)?;
-    let available = Available::open(&args.devices)?;
+    let available = devices::available(&args.devices)?;
     let tracer = Tracer::new(available.host());
     let (mut table, mut rows) = (None, Vec::new());
     for &np in &args.n_parallel {
@@ -95,7 +97,7 @@ fn tests(args: &Args) -> Vec<Test> {
 }
 
 /// The model on each set of devices for so many sequences, each with a context of `needed` tokens at least.
-fn sides(args: &Args, loaded: &Loaded, available: &Available, needed: usize, np: usize) -> Result<Vec<Side>> {
+fn sides(args: &Args, loaded: &Model, available: &Available, needed: usize, np: usize) -> Result<Vec<Side>> {
     let mut sets = vec![available.choose(&args.devices.dev)?];
     if args.local {
         sets.push(available.local());
@@ -123,7 +125,7 @@ fn sides(args: &Args, loaded: &Loaded, available: &Available, needed: usize, np:
 /// Measures a test on all sides, and compares the first one with the others.
 fn rows_of(
     args: &Args,
-    loaded: &Loaded,
+    loaded: &Model,
     tracer: &Tracer,
     sides: &mut [Side],
     (test, np): (Test, usize),
@@ -147,7 +149,7 @@ fn rows_of(
 }
 
 /// The repetitions of a test, by side, in turns.
-fn samples(args: &Args, loaded: &Loaded, sides: &mut [Side], test: Test, np: usize) -> Result<Vec<Vec<Sample>>> {
+fn samples(args: &Args, loaded: &Model, sides: &mut [Side], test: Test, np: usize) -> Result<Vec<Vec<Sample>>> {
     let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); sides.len()];
     if !args.no_warmup {
         for side in sides.iter_mut() {

@@ -42,12 +42,12 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         output::errln(format_args!("  rpc-server, process {}, {}", server.child.id(), server.addr))?;
     }
     let loaded = model::open(&path.to_string_lossy())?;
-    let tokens = loaded.tokenizer.encode(PROMPT, SpecialText::Parse, Bos::Add)?;
+    let tokens = loaded.tokenizer().encode(PROMPT, SpecialText::Parse, Bos::Add)?;
     let set = devices::open(&device_args)?;
-    let options = model::load_options(&model_args(), &loaded.model, &set)?;
+    let options = model::load_options(&model_args(), &loaded, &set)?;
     output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let start = Instant::now();
-    let mut engine = model::load(&loaded, set, &options)?;
+    let mut engine = model::load(&loaded, &set, &options)?;
     let load_time = start.elapsed();
     output::errln(model::plan_table(&engine))?;
     let show = if args.json { Show::Nothing } else { Show::Text };

@@ -32,9 +32,9 @@ struct Row<'a> {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let devices = devices::all(&args.devices)?;
+    let all = devices::available(&args.devices)?.all();
     let mut rows = Vec::new();
-    for (device, memory) in devices.iter().zip(devices::memory(&devices)?) {
+    for (device, memory) in all.list().iter().zip(devices::memory(all.list())?) {
         let info = device.info();
         rows.push(Row {
             id: &info.id,

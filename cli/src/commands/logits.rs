@@ -40,12 +40,12 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let set = devices::open(&args.devices)?;
     let mut model_args = args.model.clone();
     model_args.ctx.get_or_insert(u32::try_from(args.ids.len()).context("too many ids")?);
-    let options = model::load_options(&model_args, &loaded.model, &set)?;
-    let mut engine = model::load(&loaded, set, &options)?;
+    let options = model::load_options(&model_args, &loaded, &set)?;
+    let mut engine = model::load(&loaded, &set, &options)?;
     engine.set_watch(print::stalls());
     let sequence = engine.open()?;
     let logits = engine.logits(sequence, &args.ids)?;
-    let n_vocab = loaded.model.hparams().n_vocab;
+    let n_vocab = loaded.inner().hparams().n_vocab;
     let rows: Vec<&[f32]> = logits.chunks(n_vocab).collect();
     if let Some(row) = rows.iter().position(|row| row.iter().any(|logit| !logit.is_finite())) {
         bail!(
@@ -59,11 +59,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     for (id, row) in args.ids.iter().zip(rows) {
-        output::outln(format_args!("{id:>8}  {:?}", loaded.tokenizer.decode(&[*id], SpecialTokens::Show)))?;
+        output::outln(format_args!("{id:>8}  {:?}", loaded.tokenizer().decode(&[*id], SpecialTokens::Show)))?;
         let mut best: Vec<(usize, f32)> = row.iter().copied().enumerate().collect();
         best.sort_by(|a, b| b.1.total_cmp(&a.1));
         for (next, logit) in best.into_iter().take(SHOWN) {
-            let text = loaded.tokenizer.decode(&[next as u32], SpecialTokens::Show);
+            let text = loaded.tokenizer().decode(&[next as u32], SpecialTokens::Show);
             output::outln(format_args!("          {logit:>9.4}  {next:>8}  {text:?}"))?;
         }
     }

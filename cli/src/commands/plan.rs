@@ -12,14 +12,15 @@ mod shortage;
 
 use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SplitMode};
-use crate::devices::{self, DeviceSet};
+use crate::devices;
 use crate::measure::{Side, Test, round_trip};
-use crate::model::{self, Loaded};
+use crate::model;
 use crate::print;
 use crate::trace::Tracer;
 use anyhow::{Result, bail};
 use gather::gather;
 use measured::Measurements;
+use outboard::{Devices, Model};
 use outboard_core::Device;
 use outboard_llm::{LoadOptions, Parts, PlacedModel};
 use outboard_output as output;
@@ -57,8 +58,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if !args.json {
         output::outln(format_args!("model: {}", model::describe(&loaded)))?;
     }
-    let tracer = Tracer::new(&set.host);
-    let mut engine = load(args, &loaded, set, &setup)?;
+    let tracer = Tracer::new(set.host());
+    let mut engine = load(args, &loaded, &set, &setup)?;
     if !args.json {
         output::out(model::plan_table(&engine))?;
     }
@@ -90,8 +91,8 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(args: &Args, loaded: &Loaded, set: &DeviceSet) -> Result<Setup> {
-        let (options, parts) = model::options_and_parts(&args.model, &loaded.model, set)?;
+    fn new(args: &Args, loaded: &Model, set: &Devices) -> Result<Setup> {
+        let (options, parts) = model::options_and_parts(&args.model, loaded, set)?;
         if options.n_ctx < Test::Decode(1).ctx() {
             bail!("a context of {} tokens is too small to measure anything: make it larger with -c", options.n_ctx);
         }
@@ -107,7 +108,7 @@ impl Setup {
 }
 
 /// Puts the model on the devices. If they have too little memory, says what is missing.
-fn load(args: &Args, loaded: &Loaded, set: DeviceSet, setup: &Setup) -> Result<PlacedModel> {
+fn load(args: &Args, loaded: &Model, set: &Devices, setup: &Setup) -> Result<PlacedModel> {
     let engine = model::load(loaded, set, &setup.options);
     if let Err(e) = &engine
         && setup.members.iter().any(|m| m.share > 0.0)
@@ -119,8 +120,8 @@ fn load(args: &Args, loaded: &Loaded, set: DeviceSet, setup: &Setup) -> Result<P
 }
 
 /// The devices as predictions see them; what they had to compute is not known yet.
-fn members(set: &DeviceSet, options: &LoadOptions) -> Result<Vec<Member>> {
-    let free = devices::free(&set.devices)?;
+fn members(set: &Devices, options: &LoadOptions) -> Result<Vec<Member>> {
+    let free = devices::free(set.list())?;
     let member = |(d, (device, capacity)): (usize, (&Arc<dyn Device>, u64))| {
         let info = device.info();
         Member {
@@ -133,7 +134,7 @@ fn members(set: &DeviceSet, options: &LoadOptions) -> Result<Vec<Member>> {
             speed: None,
         }
     };
-    Ok(set.devices.iter().zip(free).enumerate().map(member).collect())
+    Ok(set.list().iter().zip(free).enumerate().map(member).collect())
 }
 
 /// The server of a device, or a local device itself.
@@ -142,9 +143,9 @@ fn host(device: &dyn Device) -> String {
 }
 
 /// How far the servers are.
-fn servers(set: &DeviceSet) -> Result<Vec<ServerRow>> {
+fn servers(set: &Devices) -> Result<Vec<ServerRow>> {
     let mut rows = Vec::new();
-    for device in devices::one_of_each_server(&set.devices) {
+    for device in outboard::devices::one_of_each_server(set.list()) {
         let Some(remote) = RemoteDevice::of(device.as_ref()) else { continue };
         let queue = device.queue()?;
         let rtt_ms = print::ms(round_trip(|| queue.finish(DEADLINE))?);

@@ -6,13 +6,14 @@ mod many;
 use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
 use crate::devices::{self, Net};
-use crate::failover::{Recovered, Recoveries, Servers};
+use crate::failover::{Recovered, Recoveries};
 use crate::measure::Range;
 use crate::model::DeviceReport;
 use crate::trace::{Links, TokenTime, Trace, Tracer, time_lines};
 use crate::{interrupt, model, print};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::error::ErrorKind;
+use outboard::Model;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
 use outboard_llm::tokenizer::{Bos, SpecialText};
 use outboard_llm::{Finish, GenerateOptions, Generation, PlacedModel, Prefixes, Sequence, generate};
@@ -108,7 +109,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 
 /// A model on its devices, and what watches over it.
 struct Opened {
-    loaded: model::Loaded,
+    loaded: Model,
     engine: PlacedModel,
     tracer: Tracer,
     load_time: Duration,
@@ -118,16 +119,16 @@ struct Opened {
 
 impl Opened {
     /// Puts a model on its devices, with a context that has room for a prompt.
-    fn new(args: &Args, loaded: model::Loaded, prompt: Vec<u32>) -> Result<Opened> {
+    fn new(args: &Args, loaded: Model, prompt: Vec<u32>) -> Result<Opened> {
         let set = devices::open(&args.devices)?;
         let prefixes = if args.parallel > 1 { Prefixes::Shared } else { Prefixes::Apart };
         let model_args = ModelArgs { n_seqs: args.parallel as usize, prefixes, ..args.model.clone() };
-        let load_options = model::load_options(&model_args, &loaded.model, &set)?;
+        let load_options = model::load_options(&model_args, &loaded, &set)?;
         check_room(prompt.len(), load_options.n_ctx)?;
         output::errln(format_args!("model: {}", model::describe(&loaded)))?;
-        let tracer = Tracer::new(&set.host);
+        let tracer = Tracer::new(set.host());
         let start = Instant::now();
-        let mut engine = model::load(&loaded, set, &load_options)?;
+        let mut engine = model::load(&loaded, &set, &load_options)?;
         let load_time = start.elapsed();
         output::err(model::plan_table(&engine))?;
         if args.verbose {
@@ -137,7 +138,7 @@ impl Opened {
         engine.set_watch(print::stalls());
         let recoveries = Recoveries::default();
         if !args.no_failover {
-            engine.set_failover(Box::new(Servers::new(&args.devices, &recoveries)?));
+            engine.set_failover(Box::new(recoveries.reconnect(set.servers())));
         }
         Ok(Opened { loaded, engine, tracer, load_time, interrupted, recoveries })
     }
@@ -224,7 +225,7 @@ pub(crate) enum Show {
 /// Generates a text in a sequence of its own until its end, an interrupt, or the end of standard output, which is an error.
 pub(crate) fn generate_shown(
     engine: &mut PlacedModel,
-    loaded: &model::Loaded,
+    loaded: &Model,
     tokens: &[u32],
     options: &GenerateOptions,
     show: Show,
@@ -232,7 +233,7 @@ pub(crate) fn generate_shown(
 ) -> Result<Generation> {
     let sequence = engine.open()?;
     let generated = show_text(show, interrupted, &mut |on_text| {
-        Ok(generate(engine, sequence, &loaded.tokenizer, tokens, options, on_text)?)
+        Ok(generate(engine, sequence, loaded.tokenizer(), tokens, options, on_text)?)
     })?;
     engine.close(sequence)?;
     Ok(generated)
@@ -248,7 +249,7 @@ fn generate_in(
 ) -> Result<Generation> {
     let Opened { engine, loaded, interrupted, .. } = opened;
     show_text(show, interrupted, &mut |on_text| {
-        Ok(generate(engine, sequence, &loaded.tokenizer, tokens, options, on_text)?)
+        Ok(generate(engine, sequence, loaded.tokenizer(), tokens, options, on_text)?)
     })
 }
 
@@ -285,10 +286,10 @@ fn write_trace(trace: &Trace, path: &Path, phases: &Phases) -> Result<()> {
 }
 
 /// Tokens of the prompt.
-fn encode(args: &Args, loaded: &model::Loaded, prompt: &str) -> Result<Vec<u32>> {
-    let tokenizer = &loaded.tokenizer;
+fn encode(args: &Args, loaded: &Model, prompt: &str) -> Result<Vec<u32>> {
+    let tokenizer = loaded.tokenizer();
     let text = if args.chat {
-        let template = ChatTemplate::from_gguf(loaded.model.gguf(), tokenizer)?;
+        let template = ChatTemplate::from_gguf(loaded.inner().gguf(), tokenizer)?;
         let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
         let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
         template.render(&messages, GenerationPrompt::Add, SystemTime::now())?

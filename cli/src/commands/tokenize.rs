@@ -1,7 +1,7 @@
 //! `outboard tokenize`.
 
 use super::print_json;
-use crate::{fetch, model};
+use crate::fetch;
 use anyhow::{Context, Result};
 use outboard_llm::tokenizer::{Bos, SpecialText, SpecialTokens, Tokenizer};
 use outboard_output as output;
@@ -25,7 +25,7 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let path = fetch::resolve_model(&args.model)?;
-    let gguf = model::open_gguf(&path)?;
+    let gguf = outboard::open_gguf(&path)?;
     let tokenizer = Tokenizer::from_gguf(&gguf).with_context(|| path.display().to_string())?;
     let (special, bos) =
         if args.no_special { (SpecialText::Literal, Bos::Omit) } else { (SpecialText::Parse, Bos::Add) };

@@ -250,10 +250,7 @@ pub fn build(
 ) -> Result<ModelGraph> {
     let frame = arch.frame(hparams);
     if frame.max_ctx != 0 && shape.cache.n_ctx > frame.max_ctx {
-        let (arch, most) = (&hparams.arch, frame.max_ctx);
-        return Err(Error::Request(format!(
-            "this {arch} model has a context of {most} tokens here: make the context smaller (-c {most})"
-        )));
+        return Err(Error::ContextTooLarge { arch: hparams.arch.clone(), most: frame.max_ctx });
     }
     let mut g = GraphBuilder::new();
     let rows = g.input(ROWS, DType::I32, &[shape.n_tokens, 3])?;

@@ -229,7 +229,7 @@ fn the_context_of_mistral3_ends_where_queries_would_grow() {
     assert_eq!(h.n_ctx_train, 256);
     assert!(factors_of("mistral3", 256, &file, &h).is_ok());
     let error = factors_of("mistral3", 257, &file, &h).unwrap_err().to_string();
-    assert!(error.contains("-c 256"), "{error}");
+    assert!(error.contains("context of 256 tokens"), "{error}");
 }
 
 /// Sizes of tensors that do not belong together are errors that name them.

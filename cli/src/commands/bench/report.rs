@@ -1,8 +1,8 @@
 //! The results: rows of a markdown table as llama-bench prints them, and JSON.
 
 use crate::measure::{Reach, Sample, mean, median, quantile, stddev};
-use crate::model::Loaded;
 use crate::trace::{TokenTime, time_lines};
+use outboard::Model;
 use outboard_core::error::Bytes;
 use serde::Serialize;
 
@@ -146,12 +146,12 @@ const HEADER: [&str; 6] = ["model", "size", "params", "devices", "test", "t/s"];
 const RIGHT: [bool; 6] = [false, true, true, false, true, true];
 
 impl Table {
-    pub(super) fn new<'a>(loaded: &Loaded, devices: impl Iterator<Item = &'a [String]>) -> Table {
-        let gguf = loaded.model.gguf();
+    pub(super) fn new<'a>(loaded: &Model, devices: impl Iterator<Item = &'a [String]>) -> Table {
+        let gguf = loaded.inner().gguf();
         let params: usize = gguf.tensors().iter().map(|t| t.layout.elements()).sum();
         let size: u64 = gguf.tensors().iter().map(|t| gguf.data(t).len() as u64).sum();
         let mut table = Table {
-            model: format!("{} {}", loaded.model.hparams().arch, loaded.model.name()),
+            model: format!("{} {}", loaded.inner().hparams().arch, loaded.inner().name()),
             size: Bytes(size).to_string(),
             params: format!("{:.2} M", params as f64 / 1e6),
             widths: [0, 10, 10, 0, 10, 20],

@@ -6,8 +6,9 @@ use super::predict::{Computed, Latencies, Member, Outlook, Present, Speed, with_
 use super::report::{self, Change, CopyRow, DeviceRow, ModelRow, Report};
 use crate::devices;
 use crate::measure::median;
-use crate::model::{Layers, Loaded};
+use crate::model::Layers;
 use anyhow::Result;
+use outboard::Model;
 use outboard_core::Device;
 use outboard_llm::{DeviceLoad, Parts, PlacedModel, Route};
 use outboard_output as output;
@@ -15,7 +16,7 @@ use outboard_rpc_client::{PeerPath, RemoteDevice};
 
 /// Everything that there is to say.
 pub(super) fn gather(
-    loaded: &Loaded,
+    loaded: &Model,
     engine: &mut PlacedModel,
     setup: Setup,
     measured: &Measurements,
@@ -26,7 +27,7 @@ pub(super) fn gather(
     Ok(Report {
         model: ModelRow::of(loaded),
         n_ctx: setup.options.n_ctx,
-        n_ctx_train: loaded.model.hparams().n_ctx_train,
+        n_ctx_train: loaded.inner().hparams().n_ctx_train,
         fits: true,
         devices: device_rows(engine.loads(), &setup, &present, &times),
         token_ms: present.token_ms,
@@ -124,7 +125,7 @@ fn device_rows(loads: &[DeviceLoad], setup: &Setup, present: &Present, times: &T
 }
 
 /// What the figures leave out.
-fn notes(loaded: &Loaded, setup: &Setup, measured: &Measurements, times: &Times) -> Vec<String> {
+fn notes(loaded: &Model, setup: &Setup, measured: &Measurements, times: &Times) -> Vec<String> {
     let mut notes = Vec::new();
     if !times.are_known() {
         let why = measured.decode.trace.errors.iter().chain(&measured.prompt.trace.errors).next();
@@ -133,7 +134,7 @@ fn notes(loaded: &Loaded, setup: &Setup, measured: &Measurements, times: &Times)
             |e| format!("where the time went is not known: {}", output::one_line(e)),
         ));
     }
-    if loaded.model.hparams().n_expert > 0 && !setup.servers.is_empty() {
+    if loaded.inner().hparams().n_expert > 0 && !setup.servers.is_empty() {
         notes.push(
             "without their values the weights choose the same experts for every token: prompts may be slower".into(),
         );

@@ -2,10 +2,10 @@
 
 use super::picture::Timeline;
 use crate::measure::{Sample, Side, Test, median, progress};
-use crate::model::Loaded;
 use crate::print;
 use crate::trace::{LastLayer, TokenTime, Trace, Tracer};
 use anyhow::Result;
+use outboard::Model;
 use outboard_llm::PlacedModel;
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub(super) struct Measurements {
 }
 
 impl Measurements {
-    pub(super) fn take(side: &mut Side, tracer: &Tracer, loaded: &Loaded) -> Result<Measurements> {
+    pub(super) fn take(side: &mut Side, tracer: &Tracer, loaded: &Model) -> Result<Measurements> {
         let n_ctx = side.engine.n_ctx();
         let decode = Measured::take(side, tracer, loaded, Test::Decode(DECODE.min(n_ctx - 2)))?;
         let prompt = Measured::take(side, tracer, loaded, Test::Prompt(PROMPT.min(n_ctx)))?;
@@ -84,7 +84,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    fn take(side: &mut Side, tracer: &Tracer, loaded: &Loaded, test: Test) -> Result<Measured> {
+    fn take(side: &mut Side, tracer: &Tracer, loaded: &Model, test: Test) -> Result<Measured> {
         progress(&format!("{}: warm-up", test.name()))?;
         side.run(loaded, test.warm_up(), 0)?;
         let start = Instant::now();
@@ -119,7 +119,7 @@ impl Measured {
 
 /// What the head takes of a token, on the device with the end of the model, in milliseconds: the difference to tokens that go through
 /// the layers alone. `None` if that is not known.
-fn head_ms(side: &mut Side, tracer: &Tracer, loaded: &Loaded, decode: &Measured) -> Result<Option<f64>> {
+fn head_ms(side: &mut Side, tracer: &Tracer, loaded: &Model, decode: &Measured) -> Result<Option<f64>> {
     progress("head")?;
     let n = ALONE.min(side.engine.n_ctx());
     let load = side.engine.loads().get(side.engine.route().last());

@@ -1,8 +1,9 @@
 //! What `outboard plan` prints: JSON, and text for people.
 
 use crate::devices::Net;
-use crate::model::{Layers, Loaded};
+use crate::model::Layers;
 use crate::print;
+use outboard::Model;
 use outboard_core::error::Bytes;
 use serde::Serialize;
 
@@ -42,9 +43,9 @@ pub(super) struct ModelRow {
 }
 
 impl ModelRow {
-    pub(super) fn of(loaded: &Loaded) -> ModelRow {
-        let h = loaded.model.hparams();
-        ModelRow { name: loaded.model.name().to_owned(), arch: h.arch.clone(), layers: h.n_layer }
+    pub(super) fn of(loaded: &Model) -> ModelRow {
+        let h = loaded.inner().hparams();
+        ModelRow { name: loaded.inner().name().to_owned(), arch: h.arch.clone(), layers: h.n_layer }
     }
 }
 

@@ -3,11 +3,12 @@
 use super::predict::{Member, longest_context, missing};
 use super::report::ModelRow;
 use crate::commands::print_json;
-use crate::model::Loaded;
 use crate::print;
 use anyhow::Result;
+use outboard::Error;
+use outboard::Model;
 use outboard_core::error::Bytes;
-use outboard_llm::{Error, Parts};
+use outboard_llm::Parts;
 use outboard_output as output;
 use serde::Serialize;
 
@@ -39,22 +40,11 @@ struct Room {
 
 /// Whether a load failed for want of memory.
 pub(super) fn is_shortage(error: &anyhow::Error) -> bool {
-    let out_of_memory = |e: &outboard_core::Error| matches!(e, outboard_core::Error::OutOfMemory { .. });
-    match error.downcast_ref::<Error>() {
-        Some(Error::Request(_)) => true,
-        Some(Error::Core(e)) => out_of_memory(e),
-        _ => false,
-    }
+    matches!(error.downcast_ref::<Error>(), Some(Error::DoesNotFit { .. }))
 }
 
 /// Says what is there, what is needed, and what would help.
-pub(super) fn tell(
-    json: bool,
-    loaded: &Loaded,
-    parts: &Parts,
-    members: &[Member],
-    error: &anyhow::Error,
-) -> Result<()> {
+pub(super) fn tell(json: bool, loaded: &Model, parts: &Parts, members: &[Member], error: &anyhow::Error) -> Result<()> {
     let shortage = Shortage::new(loaded, parts, members, error);
     if json {
         print_json(&shortage)?;
@@ -65,7 +55,7 @@ pub(super) fn tell(
 }
 
 impl Shortage {
-    fn new(loaded: &Loaded, parts: &Parts, members: &[Member], error: &anyhow::Error) -> Shortage {
+    fn new(loaded: &Model, parts: &Parts, members: &[Member], error: &anyhow::Error) -> Shortage {
         let missing_bytes = missing(parts, members);
         let room = |m: &Member| Room { id: m.id.clone(), host: m.host.clone(), free_bytes: m.capacity };
         Shortage {

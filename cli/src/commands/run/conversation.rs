@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 pub(super) fn main(args: &Args, mut opened: Opened, options: &GenerateOptions) -> Result<ExitCode> {
-    let template = ChatTemplate::from_gguf(opened.loaded.model.gguf(), &opened.loaded.tokenizer)?;
+    let template = ChatTemplate::from_gguf(opened.loaded.inner().gguf(), opened.loaded.tokenizer())?;
     let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
     let mut talk = Talk {
         template,
@@ -50,7 +50,7 @@ impl Talk {
     fn turn(&mut self, opened: &mut Opened, options: &GenerateOptions, line: String) -> Result<()> {
         self.messages.push(Message::new("user", line));
         let text = self.template.render(&self.messages, GenerationPrompt::Add, self.begun)?;
-        let all = opened.loaded.tokenizer.encode(&text, SpecialText::Parse, Bos::Add)?;
+        let all = opened.loaded.tokenizer().encode(&text, SpecialText::Parse, Bos::Add)?;
         // One token at least is read, to go on from.
         let most = all.len().saturating_sub(1);
         let known = self.tokens.iter().zip(&all).take(most).take_while(|(a, b)| a == b).count();

@@ -52,7 +52,7 @@ pub(super) fn main(args: &Args, mut opened: Opened, tokens: &[u32], options: &Ge
     let start = Instant::now();
     let mut shown = Ok(());
     let interrupted = opened.interrupted.clone();
-    let generations = generate_many(&mut opened.engine, &opened.loaded.tokenizer, &requests, &mut |_, _| {
+    let generations = generate_many(&mut opened.engine, opened.loaded.tokenizer(), &requests, &mut |_, _| {
         shown = output::check();
         if shown.is_err() || interrupted.load(Ordering::Relaxed) {
             return ControlFlow::Break(());

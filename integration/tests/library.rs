@@ -1,0 +1,113 @@
+//! The library over servers: a program outside the workspace, and what becomes of texts when a server is lost.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use outboard::{ConnectOptions, Error, Model, PlaceOptions, Request, RunOptions, Split, devices};
+use outboard_integration::{Server, small_model};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Ten lines, of which the last match an error on its type.
+const PROGRAM: &str = r#"use outboard::{ConnectOptions, Error, Model, PlaceOptions, Request, devices};
+fn main() -> Result<(), Error> {
+    let [file, servers] = [1, 2].map(|n| std::env::args().nth(n).unwrap_or_default());
+    let devices = devices::connect(&servers, &ConnectOptions::default());
+    if let Err(Error::Peer { endpoint, .. }) = &devices { println!("no server at {endpoint}"); }
+    let runner = Model::open(file)?.place(&devices?, &PlaceOptions::default())?.run()?;
+    println!("on {}", runner.plan().devices.iter().map(|d| d.id.as_str()).collect::<Vec<_>>().join(" and "));
+    println!("{}", runner.generate(Request::new("abcd").max_tokens(12).ignore_eos())?.complete()?.text);
+    Ok(())
+}
+"#;
+
+fn servers() -> [Server; 2] {
+    [(); 2].map(|()| Server::start(&["-d", "cpu:1"]))
+}
+
+/// A package of its own, which knows the library by its path.
+fn write_package(dir: &Path) {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let library = workspace.join("outboard").canonicalize().unwrap();
+    // As it is built there, so that most of it is there already.
+    let text = std::fs::read_to_string(workspace.join("Cargo.toml")).unwrap();
+    let (_, profiles) = text.split_once("[profile.dev]").unwrap();
+    let (profiles, _) = profiles.split_once("[profile.release]").unwrap();
+    let manifest = format!(
+        "[package]\nname = \"ten-lines\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\noutboard = {{ path = {library:?} }}\n\n[profile.dev]{profiles}"
+    );
+    std::fs::create_dir(dir.join("src")).unwrap();
+    std::fs::write(dir.join("Cargo.toml"), manifest).unwrap();
+    std::fs::write(dir.join("src/main.rs"), PROGRAM).unwrap();
+    // The same versions, so that nothing is fetched.
+    std::fs::copy(workspace.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+}
+
+/// Builds and runs it, in the folder for what the workspace builds, where most of it is already.
+fn run(dir: &Path, args: &[&str]) -> Output {
+    let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(dir).env("CARGO_TARGET_DIR", target).args(["run", "--quiet", "--offline", "--"]);
+    cargo.args(args).output().unwrap()
+}
+
+#[test]
+fn a_program_of_ten_lines_outside_the_workspace() {
+    assert_eq!(PROGRAM.lines().count(), 10);
+    let dir = tempfile::tempdir().unwrap();
+    write_package(dir.path());
+    let file = small_model(dir.path());
+    let model = Model::open(&file).unwrap();
+    let local = model.place(&devices::local(Some(1)).unwrap(), &PlaceOptions::default()).unwrap().run().unwrap();
+    let expected = local.generate(Request::new("abcd").max_tokens(12).ignore_eos()).unwrap().complete().unwrap();
+    let [mut one, two] = servers();
+    let list = format!("{},{}", one.addr, two.addr);
+    let done = run(dir.path(), &[file.to_str().unwrap(), &list]);
+    let out = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert_eq!(out, format!("on {}/CPU0 and {}/CPU0\n{}\n", one.addr, two.addr, expected.text));
+    one.kill();
+    let done = run(dir.path(), &[file.to_str().unwrap(), &list]);
+    assert_eq!(String::from_utf8(done.stdout).unwrap(), format!("no server at {}\n", one.addr));
+    assert_eq!(done.status.code(), Some(1));
+}
+
+#[test]
+fn a_lost_server_ends_every_text_or_none() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::open(small_model(dir.path())).unwrap();
+    let options = PlaceOptions {
+        sequences: 2,
+        context: Some(2048),
+        split: Split::Parts(vec![1.0, 1.0]),
+        ..PlaceOptions::default()
+    };
+    let request = || Request::new("abcd").max_tokens(400).ignore_eos();
+    let alone =
+        model.place(&devices::local(Some(1)).unwrap(), &PlaceOptions { split: Split::First, ..options.clone() });
+    let expected = alone.unwrap().run().unwrap().generate(request()).unwrap().complete().unwrap().tokens;
+    for goes_on in [true, false] {
+        let [one, mut two] = servers();
+        let on = devices::connect(&format!("{},{}", one.addr, two.addr), &ConnectOptions::default()).unwrap();
+        let recoveries = Arc::new(AtomicUsize::new(0));
+        let noted = recoveries.clone();
+        let run = RunOptions::default().on_recovery(move |_| {
+            noted.fetch_add(1, Ordering::Relaxed);
+        });
+        let run = if goes_on { run } else { run.without_failover() };
+        let runner = model.place(&on, &options).unwrap().run_with(run).unwrap();
+        let mut texts = [(); 3].map(|()| runner.generate(request()).unwrap());
+        assert!(texts[0].next().unwrap().is_ok());
+        two.kill();
+        let ended: Vec<_> = texts.into_iter().map(outboard::Text::complete).collect();
+        if goes_on {
+            assert!(recoveries.load(Ordering::Relaxed) > 0);
+            ended.into_iter().for_each(|text| assert_eq!(text.unwrap().tokens, expected));
+        } else {
+            let is_lost = |e: &Error| matches!(e, Error::Peer { endpoint, .. } if *endpoint == two.addr);
+            assert!(ended.iter().all(|text| text.as_ref().is_err_and(is_lost)), "{ended:?}");
+            // What is asked for later is told the same.
+            assert!(is_lost(&runner.generate(request()).unwrap().complete().unwrap_err()));
+        }
+    }
+}

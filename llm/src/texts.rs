@@ -1,0 +1,245 @@
+//! Texts side by side, each in a sequence of its own, and a queue of those for which there is no room yet.
+
+use crate::ahead::Token;
+use crate::blocks::blocks_of;
+use crate::error::{Error, Result};
+use crate::generate::{Finish, GenerateOptions, Generation, Next, Ongoing, next_token};
+use crate::placed_model::PlacedModel;
+use crate::sequence::Sequence;
+use crate::tokenizer::Tokenizer;
+use outboard_core::op::BLOCK_ROWS;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+
+/// A text to be generated beside others.
+#[derive(Clone, Debug)]
+pub struct TextRequest {
+    /// Tokens that it goes on from.
+    pub prompt: Vec<u32>,
+    /// How.
+    pub options: GenerateOptions,
+}
+
+/// What a placed model has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Tokens of a sequence.
+    pub n_ctx: usize,
+    /// Tokens that the cache has room for, of all sequences.
+    pub cache_tokens: usize,
+}
+
+impl Capacity {
+    /// Whether there would be room for a text if it were the only one. Fails with [`Error::ContextFull`] and [`Error::CacheFull`].
+    pub fn check(&self, request: &TextRequest) -> Result<()> {
+        let (tokens, n_ctx, total) = (request.prompt.len(), self.n_ctx, self.cache_tokens);
+        let Some(room) = n_ctx.checked_sub(tokens).filter(|room| *room > 0) else {
+            // With one for the answer.
+            return Err(Error::ContextFull { tokens: tokens + 1, used: 0, n_ctx });
+        };
+        // What is sampled last needs no room.
+        let new = request.options.n_predict.unwrap_or(usize::MAX).min(room + 1).saturating_sub(1);
+        let needed = blocks_of(tokens + new) * BLOCK_ROWS;
+        if needed > total { Err(Error::CacheFull { needed, free: total, total }) } else { Ok(()) }
+    }
+}
+
+impl PlacedModel {
+    /// What there is room for.
+    pub fn capacity(&self) -> Capacity {
+        Capacity { n_ctx: self.n_ctx(), cache_tokens: self.cache_tokens() }
+    }
+}
+
+/// What becomes of a text.
+#[derive(Debug)]
+pub enum TextEvent {
+    /// A token has come, and perhaps text with it: a character may need several tokens, and what may be the beginning of a stop string waits.
+    Token {
+        /// The token.
+        id: u32,
+        /// Its log-probability, if that was asked for.
+        log_prob: Option<f32>,
+        /// The text that is known since the last event.
+        text: String,
+    },
+    /// It has ended.
+    Ended {
+        /// What was still waiting for more.
+        rest: String,
+        /// All of it.
+        generation: Generation,
+    },
+    /// It cannot be generated. Others go on.
+    Failed(Error),
+}
+
+/// Texts that are generated side by side, as many at a time as the model has room for; the others wait in the order in which they came. Each has a
+/// key, by which events say whose they are.
+pub struct Texts<'t, K> {
+    tokenizer: &'t Tokenizer,
+    waiting: VecDeque<(K, TextRequest)>,
+    ongoing: Vec<(K, Ongoing<'t>)>,
+}
+
+/// Is told what becomes of each text, and may end it.
+pub type OnEvent<'e, K> = dyn FnMut(&K, TextEvent) -> ControlFlow<()> + 'e;
+
+impl<'t, K> Texts<'t, K> {
+    /// None yet.
+    pub fn new(tokenizer: &'t Tokenizer) -> Texts<'t, K> {
+        Texts { tokenizer, waiting: VecDeque::new(), ongoing: Vec::new() }
+    }
+
+    /// One more.
+    pub fn push(&mut self, key: K, request: TextRequest) {
+        self.waiting.push_back((key, request));
+    }
+
+    /// Whether all have ended.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.ongoing.is_empty()
+    }
+
+    /// The keys of those that have not ended.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.ongoing.iter().map(|(key, _)| key).chain(self.waiting.iter().map(|(key, _)| key))
+    }
+
+    /// Ends those that nobody wants any more, without an event.
+    pub fn retain(&mut self, model: &mut PlacedModel, wanted: impl Fn(&K) -> bool) -> Result<()> {
+        self.waiting.retain(|(key, _)| wanted(key));
+        let (kept, unwanted) = std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
+        self.ongoing = kept;
+        for (_, text) in unwanted {
+            close(model, text.sequence)?;
+        }
+        Ok(())
+    }
+
+    /// Begins texts for which there is room, and takes the next token of any. If the run is cancelled, all end.
+    ///
+    /// Fails with what happens to a device, and then none of the texts goes on.
+    pub fn step(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        self.begin(model, on_event);
+        if self.ongoing.is_empty() {
+            return Ok(());
+        }
+        match next_token(model)? {
+            Next::Token(token) => self.take(model, token, on_event),
+            Next::Nothing => Err(Error::Plan("a text has not ended, and nothing is under way".into())),
+            Next::Cancelled => self.cancel(model, on_event),
+        }
+    }
+
+    fn begin(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) {
+        while model.sequences().count() < model.n_seqs()
+            && let Some((key, request)) = self.waiting.pop_front()
+        {
+            if request.options.n_predict == Some(0) {
+                let _ = on_event(&key, TextEvent::Ended { rest: String::new(), generation: Generation::default() });
+                continue;
+            }
+            match open(model, self.tokenizer, &request) {
+                Ok(text) => self.ongoing.push((key, text)),
+                // Somebody ends, or nobody is there to wait for.
+                Err(Error::CacheFull { needed, total, .. }) if needed <= total && !self.ongoing.is_empty() => {
+                    self.waiting.push_front((key, request));
+                    return;
+                }
+                Err(e) => drop(on_event(&key, TextEvent::Failed(e))),
+            }
+        }
+    }
+
+    fn take(&mut self, model: &mut PlacedModel, token: Token, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        let Some(at) = self.ongoing.iter().position(|(_, text)| text.sequence == token.sequence) else { return Ok(()) };
+        let (key, text) = &mut self.ongoing[at];
+        let mut new = String::new();
+        let finish = text.push(token, &mut |text| {
+            new.push_str(text);
+            ControlFlow::Continue(())
+        });
+        let event = TextEvent::Token { id: token.id, log_prob: token.log_prob, text: new };
+        let finish = if on_event(key, event).is_break() { Some(Finish::Cancelled) } else { finish };
+        match finish {
+            Some(finish) => self.end(model, at, finish, on_event),
+            None => Ok(()),
+        }
+    }
+
+    fn end(&mut self, model: &mut PlacedModel, at: usize, finish: Finish, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        let (key, text) = self.ongoing.remove(at);
+        let (sequence, mut rest) = (text.sequence, String::new());
+        let generation = text.finish(model, finish, &mut |text| {
+            rest.push_str(text);
+            ControlFlow::Continue(())
+        })?;
+        close(model, sequence)?;
+        let _ = on_event(&key, TextEvent::Ended { rest, generation });
+        Ok(())
+    }
+
+    fn cancel(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        while !self.ongoing.is_empty() {
+            self.end(model, 0, Finish::Cancelled, on_event)?;
+        }
+        for (key, _) in self.waiting.drain(..) {
+            let generation = Generation { finish: Finish::Cancelled, ..Generation::default() };
+            let _ = on_event(&key, TextEvent::Ended { rest: String::new(), generation });
+        }
+        Ok(())
+    }
+}
+
+/// Opens a sequence for a text, or closes it again.
+fn open<'t>(model: &mut PlacedModel, tokenizer: &'t Tokenizer, request: &TextRequest) -> Result<Ongoing<'t>> {
+    loop {
+        let sequence = model.open()?;
+        let error = match Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options) {
+            Ok(text) => return Ok(text),
+            Err(e) => e,
+        };
+        let recovered = model.recover_lost(error);
+        close(model, sequence)?;
+        recovered?;
+    }
+}
+
+fn close(model: &mut PlacedModel, sequence: Sequence) -> Result<()> {
+    model.with_recovery(|model| model.close(sequence))
+}
+
+/// Generates texts side by side, as many at a time as the model has room for, each in a sequence of its own. `on_text` gets pieces of text with
+/// the number of the request, and may end that text. Gives them in the order of the requests; those that a cancelled run has not begun are empty.
+///
+/// Fails as [`PlacedModel::begin`] does, for a text that would not fit if it were the only one, too. The sequences are closed in any case.
+pub fn generate_many(
+    model: &mut PlacedModel,
+    tokenizer: &Tokenizer,
+    requests: &[TextRequest],
+    on_text: &mut dyn FnMut(usize, &str) -> ControlFlow<()>,
+) -> Result<Vec<Generation>> {
+    let mut texts = Texts::new(tokenizer);
+    requests.iter().cloned().enumerate().for_each(|(number, request)| texts.push(number, request));
+    let mut done = vec![Generation::default(); requests.len()];
+    let mut outcome = Ok(());
+    while !texts.is_empty() && outcome.is_ok() {
+        let mut failed = Ok(());
+        let stepped = texts.step(model, &mut |&number, event| match event {
+            TextEvent::Token { text, .. } if text.is_empty() => ControlFlow::Continue(()),
+            TextEvent::Token { text, .. } => on_text(number, &text),
+            TextEvent::Ended { rest, generation } => {
+                done[number] = generation;
+                if rest.is_empty() { ControlFlow::Continue(()) } else { on_text(number, &rest) }
+            }
+            TextEvent::Failed(e) => {
+                failed = Err(e);
+                ControlFlow::Break(())
+            }
+        });
+        outcome = stepped.and(failed);
+    }
+    let closed = texts.retain(model, |_| false);
+    outcome.and(closed).map(|()| done)
+}

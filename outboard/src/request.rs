@@ -1,0 +1,114 @@
+//! What to generate.
+
+use crate::error::Result;
+use crate::model::Model;
+use outboard_core::op::{Penalties, Sampler};
+use outboard_llm::chat::Message;
+use outboard_llm::{GenerateOptions, TextRequest};
+
+/// A text to generate. Without more being said it takes the most probable token each time, until the model ends the text or the context is full.
+#[derive(Clone, Debug)]
+pub struct Request {
+    prompt: Prompt,
+    options: GenerateOptions,
+}
+
+#[derive(Clone, Debug)]
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    Chat(Vec<Message>),
+}
+
+impl Request {
+    /// Goes on from a text.
+    pub fn new(prompt: impl Into<String>) -> Request {
+        Request::of(Prompt::Text(prompt.into()))
+    }
+
+    /// Answers the last message of a chat.
+    pub fn chat(messages: impl IntoIterator<Item = Message>) -> Request {
+        Request::of(Prompt::Chat(messages.into_iter().collect()))
+    }
+
+    /// Goes on from tokens.
+    pub fn tokens(tokens: impl Into<Vec<u32>>) -> Request {
+        Request::of(Prompt::Tokens(tokens.into()))
+    }
+
+    fn of(prompt: Prompt) -> Request {
+        let options = GenerateOptions {
+            n_predict: None,
+            sampler: Sampler::GREEDY,
+            penalties: None,
+            ignore_eos: false,
+            stop: Vec::new(),
+            log_probs: false,
+        };
+        Request { prompt, options }
+    }
+
+    /// Most tokens.
+    #[must_use]
+    pub fn max_tokens(mut self, most: usize) -> Request {
+        self.options.n_predict = Some(most);
+        self
+    }
+
+    /// How tokens are chosen. The same seed gives the same text, whatever is generated beside it.
+    #[must_use]
+    pub fn sampler(mut self, sampler: Sampler) -> Request {
+        self.options.sampler = sampler;
+        self
+    }
+
+    /// Makes tokens less probable that were used a short while ago.
+    #[must_use]
+    pub fn penalties(mut self, penalties: Penalties) -> Request {
+        self.options.penalties = Some(penalties);
+        self
+    }
+
+    /// A string that ends the text, and is not part of it. There may be several.
+    #[must_use]
+    pub fn stop(mut self, stop: impl Into<String>) -> Request {
+        self.options.stop.push(stop.into());
+        self
+    }
+
+    /// Goes on behind tokens that end a text.
+    #[must_use]
+    pub fn ignore_eos(mut self) -> Request {
+        self.options.ignore_eos = true;
+        self
+    }
+
+    /// Gives the log-probability of each token as well.
+    #[must_use]
+    pub fn log_probs(mut self) -> Request {
+        self.options.log_probs = true;
+        self
+    }
+
+    /// In the model's tokens.
+    pub(crate) fn encode(self, model: &Model) -> Result<TextRequest> {
+        let prompt = match self.prompt {
+            Prompt::Text(text) => model.encode(&text)?,
+            Prompt::Chat(messages) => model.encode(&model.chat(&messages)?)?,
+            Prompt::Tokens(tokens) => tokens,
+        };
+        Ok(TextRequest { prompt, options: self.options })
+    }
+}
+
+impl From<&str> for Request {
+    fn from(prompt: &str) -> Request {
+        Request::new(prompt)
+    }
+}
+
+impl From<String> for Request {
+    fn from(prompt: String) -> Request {
+        Request::new(prompt)
+    }
+}

@@ -1,0 +1,200 @@
+//! A thread that generates texts side by side on one placed model.
+
+use crate::error::{Error, Result};
+use crate::failover::{OnRecovery, Reconnect};
+use crate::model::Model;
+use crate::place::{Placed, Plan};
+use crate::request::Request;
+use crate::text::{Piece, Pieces, Text};
+use outboard_llm::texts::Capacity;
+use outboard_llm::tokenizer::Tokenizer;
+use outboard_llm::{PlacedModel, Recovery, TextEvent, TextRequest, Texts, Watch};
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use tokio::sync::mpsc::unbounded_channel;
+
+/// How texts go on when something does not go as it should.
+pub struct RunOptions {
+    on_loss: OnLoss,
+    on_stall: Option<Arc<Watch>>,
+}
+
+/// What happens when a server is lost.
+enum OnLoss {
+    End,
+    GoOn(Box<OnRecovery>),
+}
+
+impl Default for RunOptions {
+    /// Goes on without a word.
+    fn default() -> RunOptions {
+        RunOptions { on_loss: OnLoss::GoOn(Box::new(|_| {})), on_stall: None }
+    }
+}
+
+impl fmt::Debug for RunOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let goes_on = matches!(self.on_loss, OnLoss::GoOn(_));
+        f.debug_struct("RunOptions").field("goes_on", &goes_on).finish_non_exhaustive()
+    }
+}
+
+impl RunOptions {
+    /// Ends all texts with [`Error::Peer`] when a server is lost, in place of going on with what is left.
+    #[must_use]
+    pub fn without_failover(mut self) -> RunOptions {
+        self.on_loss = OnLoss::End;
+        self
+    }
+
+    /// Is told how texts go on after a server was lost.
+    #[must_use]
+    pub fn on_recovery(mut self, told: impl FnMut(&Recovery) + Send + 'static) -> RunOptions {
+        self.on_loss = OnLoss::GoOn(Box::new(told));
+        self
+    }
+
+    /// Is told of waits for devices that take long, every few seconds while they last.
+    #[must_use]
+    pub fn on_stall(mut self, watch: Arc<Watch>) -> RunOptions {
+        self.on_stall = Some(watch);
+        self
+    }
+}
+
+/// Generates texts, as many side by side as the model was placed for; further ones wait for their turn.
+///
+/// Clones are the same runner. Its thread, and what the model has on devices, stay until the last clone and the last [`Text`] are dropped; whoever drops
+/// that waits until devices are free.
+#[derive(Clone)]
+pub struct Runner(Arc<Shared>);
+
+/// What keeps the thread alive.
+pub(crate) struct Shared {
+    model: Model,
+    plan: Plan,
+    capacity: Capacity,
+    /// `None` only while it is dropped.
+    jobs: Option<Sender<Job>>,
+    cancel: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A text, and where its pieces go.
+struct Job {
+    request: TextRequest,
+    pieces: Pieces,
+}
+
+impl fmt::Debug for Runner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runner").field("model", &self.0.model).field("plan", &self.0.plan).finish_non_exhaustive()
+    }
+}
+
+impl Placed {
+    /// Starts the thread that generates texts. If a server is lost, texts go on with what is left.
+    pub fn run(self) -> Result<Runner> {
+        self.run_with(RunOptions::default())
+    }
+
+    /// The same, and says what happens when something goes wrong.
+    pub fn run_with(self, options: RunOptions) -> Result<Runner> {
+        let plan = self.plan();
+        let Placed { model, mut placed, servers } = self;
+        if let OnLoss::GoOn(told) = options.on_loss {
+            placed.set_failover(Box::new(Reconnect::new(&servers, told)));
+        }
+        if let Some(watch) = options.on_stall {
+            placed.set_watch(watch);
+        }
+        let (jobs, received) = channel();
+        let (cancel, capacity) = (placed.cancel_token(), placed.capacity());
+        let tokenizer = model.tokenizer().clone();
+        let thread = std::thread::Builder::new().name("outboard-runner".into());
+        let thread = thread.spawn(move || work(placed, &tokenizer, &received));
+        let thread = thread.map_err(|e| Error::Request(format!("cannot start a thread: {e}")))?;
+        Ok(Runner(Arc::new(Shared { model, plan, capacity, jobs: Some(jobs), cancel, thread: Some(thread) })))
+    }
+}
+
+impl Runner {
+    /// Has a text generated, after those that were asked for before if there is no room now. Nothing is waited for here. Dropping the [`Text`] ends it.
+    ///
+    /// Fails at once with [`Error::ContextFull`] and [`Error::CacheFull`] if the text would not fit if it were alone, and if the prompt cannot be encoded.
+    pub fn generate(&self, request: impl Into<Request>) -> Result<Text> {
+        let request = request.into().encode(&self.0.model)?;
+        self.0.capacity.check(&request)?;
+        let (pieces, received) = unbounded_channel();
+        let gone = || Error::Bug("the thread that generates texts has ended".into());
+        let jobs = self.0.jobs.as_ref().ok_or_else(gone)?;
+        jobs.send(Job { request, pieces }).map_err(|_| gone())?;
+        Ok(Text::new(received, self.0.clone()))
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.0.model
+    }
+
+    /// What lay where when the model was placed.
+    pub fn plan(&self) -> &Plan {
+        &self.0.plan
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Nobody is there to read what is under way.
+        self.cancel.store(true, Ordering::Relaxed);
+        self.jobs = None;
+        let Some(thread) = self.thread.take() else { return };
+        // A callback may have had the last clone.
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Generates texts until nobody can ask for one.
+fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>) {
+    let mut texts: Texts<'_, Pieces> = Texts::new(tokenizer);
+    let error = loop {
+        if texts.is_empty() {
+            match jobs.recv() {
+                Ok(Job { request, pieces }) => texts.push(pieces, request),
+                Err(_) => return,
+            }
+        }
+        jobs.try_iter().for_each(|Job { request, pieces }| texts.push(pieces, request));
+        let ended = texts.retain(&mut model, |pieces| !pieces.is_closed());
+        if let Err(e) = ended.and_then(|()| texts.step(&mut model, &mut tell)) {
+            break Error::from(e);
+        }
+    };
+    // Devices are free before anybody hears of it.
+    drop(model);
+    let fail = |pieces: &Pieces| drop(pieces.send(Err(error.clone())));
+    texts.keys().for_each(fail);
+    drop(texts);
+    jobs.iter().for_each(|job| fail(&job.pieces));
+}
+
+/// Gives a text's owner what has become of it.
+fn tell(pieces: &Pieces, event: TextEvent) -> ControlFlow<()> {
+    let piece = match event {
+        TextEvent::Token { id, log_prob, text } => Ok(Piece { text, token: Some(id), log_prob, end: None }),
+        TextEvent::Ended { rest, generation } => {
+            Ok(Piece { text: rest, token: None, log_prob: None, end: Some(Box::new(generation)) })
+        }
+        TextEvent::Failed(e) => Err(e.into()),
+    };
+    match pieces.send(piece) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
+}
