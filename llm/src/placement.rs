@@ -105,9 +105,9 @@ impl LoadOptions {
         let least_rows = if n_seqs > 1 { uniform.clamp(1, BLOCK_ROWS) } else { 1 };
         let spare = if n_seqs > 1 { MOST_MADE_UP.max(least_rows) } else { 0 };
         let n_ubatch = if self.n_ubatch == 0 { default_ubatch(devices) } else { self.n_ubatch };
-        // A step of all sequences is one run.
+        // A step of all sequences is one run, with a part of a prompt that cannot be cut.
         let n_ubatch =
-            n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 { usual_number(n_seqs.max(least_rows)) } else { 1 });
+            n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 { usual_number(n_seqs + 2 * least_rows) } else { 1 });
         let options = LoadOptions { n_ctx, n_seqs, n_ubatch, ..self };
         let cache = options.cache().with_spare(spare);
         Completed { options, cache, least_rows }

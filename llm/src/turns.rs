@@ -121,10 +121,11 @@ impl PlacedModel {
         if decoding > 0 {
             room = room.min(self.prompt_rows(work));
         }
+        let n_steps = rows.len();
         for slot in &work.reads {
             // Others may have read the same since, this run's rows included: they are written before anybody sees them.
             self.share_beginning(*slot)?;
-            let range = self.part_of_prompt(*slot, room, rows.is_empty());
+            let range = self.part_of_prompt(*slot, room, rows.len() == n_steps);
             if range.is_empty() {
                 continue;
             }
@@ -171,7 +172,7 @@ impl PlacedModel {
         let Some(Next::Read(range)) = next else { return 0..0 };
         let least = self.uniform_rows().max(2);
         let n = range.len();
-        if room == 0 && !first {
+        if room < least && !first {
             return 0..0;
         }
         // Two parts, neither too small: what cannot be cut goes as it is.

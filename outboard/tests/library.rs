@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../integration/src/small.rs"]
+#[allow(unreachable_pub)]
 mod small;
 
 use outboard::{ConnectOptions, Devices, Error, Finish, Message, Model, PlaceOptions, Request, Runner, Split, devices};
