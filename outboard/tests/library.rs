@@ -1,6 +1,7 @@
 //! The library as a program sees it, on this machine's devices.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[allow(unreachable_pub)]
 #[path = "../../integration/src/small.rs"]
 #[allow(unreachable_pub)]
 mod small;
