@@ -107,7 +107,7 @@ pub(crate) struct ModelArgs {
     /// A GGUF file, or a name of the catalogue (see `outboard fetch`)
     #[arg(short, long, value_name = "MODEL")]
     pub(crate) model: String,
-    /// Tokens of context; 0 for what the model was trained with [default: 4096, or less if the model was]
+    /// Tokens of context of each sequence; 0 for what the model was trained with [default: 4096, or less if the model was]
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     pub(crate) ctx: Option<u32>,
     /// Most tokens of a prompt that are worked on together

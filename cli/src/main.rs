@@ -48,7 +48,7 @@ enum Command {
     Perplexity(commands::perplexity::Args),
     /// Check servers: connection, memory, every op, copies, a graph over all devices
     Smoke(commands::smoke::Args),
-    /// Print what a model says of given tokens: rows of logits
+    /// Print the logits behind each of given tokens
     Logits(commands::logits::Args),
     /// Turn text into token ids
     Tokenize(commands::tokenize::Args),

@@ -149,8 +149,11 @@ impl PlacedModel {
         let before = self.len(sequence)?;
         self.check_room(sequence, tokens.len())?;
         let end = before + tokens.len();
-        if end == 0 || most == 0 {
-            return Err(Error::Request("there is nothing to go on from, or nothing to sample".into()));
+        if end == 0 {
+            return Err(Error::Request("the sequence is empty and no tokens were given".into()));
+        }
+        if most == 0 {
+            return Err(Error::Request("no token was asked for: ask for one at least".into()));
         }
         // What is sampled last needs no room.
         let most = most.min(self.n_ctx() + 1 - end);
@@ -191,11 +194,11 @@ impl PlacedModel {
         self.write_table(slot, shared)
     }
 
-    /// Has numbers added to the logits of a sequence from its next token on that is not under way yet: for a vocabulary that is weighed, or with
-    /// minus infinity for one that is restricted, as a grammar does. One for each token of the vocabulary; `None` for nothing.
+    /// Adds numbers to a sequence's logits, one for each token of the vocabulary, from its next token on that is not under way. Minus infinity
+    /// excludes a token. `None` adds nothing.
     ///
-    /// What depends on the token before is set between two [beginnings](PlacedModel::begin) of one token each, the second one with no tokens of
-    /// its own or with the one that came. The numbers go to the device with the logits for every token.
+    /// What depends on the token before (a grammar) is set token by token: [`PlacedModel::begin`] with `most` 1, [`PlacedModel::next_token`], this,
+    /// and then `begin` with no tokens. The numbers go to the device with the logits for every token.
     pub fn set_bias(&mut self, sequence: Sequence, bias: Option<Arc<[f32]>>) -> Result<()> {
         let n_vocab = self.model.hparams().n_vocab;
         if let Some(given) = bias.as_ref().map(|bias| bias.len()).filter(|given| *given != n_vocab) {
@@ -230,7 +233,7 @@ impl PlacedModel {
     }
 
     /// Tokens of other sequences are given out by [`PlacedModel::next_token`] again, before further ones.
-    pub fn put_back(&mut self, tokens: Vec<Token>) {
+    pub(crate) fn put_back(&mut self, tokens: Vec<Token>) {
         self.ahead.put_back(tokens);
     }
 

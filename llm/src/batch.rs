@@ -58,8 +58,8 @@ pub(crate) struct Batch {
 pub(crate) type Inputs = Vec<(TensorId, Bytes)>;
 
 impl Batch {
-    /// Makes rows and draws up to `least`, and to a number that comes again: each is a graph that has to be compiled. There are `most` rows then,
-    /// unless there are more now. The rows that make up the number are of `spare`, which has one for each.
+    /// Pads rows and draws to at least `least`, then to the next [usual number](usual_number), at most `most` unless there are more already: each
+    /// number of rows is a graph to compile. Padding is of `spare`, which has enough.
     pub(crate) fn fill_up(&mut self, least: usize, most: usize, spare: impl Iterator<Item = Row> + Clone) {
         let wanted = |n: usize| usual_number(n.max(least)).min(most.max(n)).max(least);
         let missing = wanted(self.rows.len()) - self.rows.len();
@@ -124,7 +124,7 @@ impl Batch {
     }
 }
 
-/// The next number that runs have: few of them, and none a tenth larger than it need be where there are many rows.
+/// Rounds a number of rows up to one of a few: to a multiple of 1 up to 8 rows, 2 up to 16, 4 up to 32, 8 up to 64, and 16 above.
 pub(crate) fn usual_number(n: usize) -> usize {
     let step = match n {
         ..=8 => 1,
@@ -136,7 +136,7 @@ pub(crate) fn usual_number(n: usize) -> usize {
     n.next_multiple_of(step)
 }
 
-/// The most rows that only make up a usual number.
+/// The most rows that are padding.
 pub(crate) const MOST_MADE_UP: usize = 15;
 
 struct InputBytes<'g> {

@@ -8,8 +8,8 @@ use crate::sequence::Sequence;
 use outboard_core::op::Sampler;
 
 impl PlacedModel {
-    /// Runs tokens through the model behind those of a sequence, and samples the next one from the last. Gives its id and
-    /// its log-probability.
+    /// Reads tokens behind those of a sequence and samples one. Gives its id and its log-probability. It does not become a part of the sequence:
+    /// who wants that passes it to the next call.
     pub fn eval(&mut self, sequence: Sequence, tokens: &[u32], sampler: Sampler) -> Result<(u32, f32)> {
         self.begin(sequence, tokens, Sampling { sampler, penalties: None, log_prob: true }, 1)?;
         let mut others = Vec::new();
@@ -21,12 +21,15 @@ impl PlacedModel {
             }
         };
         self.put_back(others);
+        let len = self.len(sequence)?;
+        self.truncate(sequence, len.saturating_sub(1))?;
         Ok((found.id, found.log_prob.unwrap_or(f32::NAN)))
     }
 
     /// Runs tokens as [`PlacedModel::eval`] does, and gives the logits of each, `n_vocab` apart.
     pub fn logits(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<Vec<f32>> {
         self.check_vocabulary(tokens)?;
+        self.stop(sequence)?;
         self.add_prompt(sequence, tokens)?;
         let len = self.len(sequence)?;
         let mut all = Vec::new();
@@ -54,8 +57,16 @@ impl PlacedModel {
     /// Runs tokens through the layers behind those of a sequence, and returns when the cache has them. Nothing is sampled: what a
     /// step takes longer than one token is the time of the head.
     pub fn fill_cache(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<()> {
+        self.check_vocabulary(tokens)?;
+        self.stop(sequence)?;
         self.add_prompt(sequence, tokens)?;
         self.run_text(sequence, Request::Layers)?;
         Ok(self.scheduler().finish()?)
+    }
+
+    /// Forgets steps of a sequence that are under way.
+    fn stop(&mut self, sequence: Sequence) -> Result<()> {
+        let len = self.len(sequence)?;
+        self.truncate(sequence, len)
     }
 }

@@ -28,8 +28,8 @@ const MAX_PROGRAMS: usize = 64;
 
 /// A model on devices, with its sequences.
 ///
-/// Sequences are [opened](PlacedModel::open), given tokens to [read](PlacedModel::begin), and then [`PlacedModel::next`] gives the tokens that are
-/// sampled behind them, of whichever sequence has one next.
+/// A sequence is [opened](PlacedModel::open) and [given tokens](PlacedModel::begin); [`PlacedModel::next_token`] gives what is sampled behind them, of
+/// whichever sequence has a token next.
 pub struct PlacedModel {
     pub(crate) model: Arc<Model>,
     pub(crate) placed: Placed,

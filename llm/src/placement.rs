@@ -63,7 +63,7 @@ pub struct LoadOptions {
     pub scores: usize,
     /// Each device's part of the model; empty for the parts that [`crate::division`] gives.
     pub split: Vec<f64>,
-    /// Devices for weights by name, before the split: the first function that gives a device decides.
+    /// Devices for weights by name, before the split: `None` leaves one to the split.
     pub overrides: Overrides,
     /// Allocates weights without their values, for measurements: nothing is uploaded, kernels take as long. Devices that use the
     /// mapped file in place have the real ones.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sequence {
     pub(crate) slot: usize,
-    /// How many sequences had the slot before.
+    /// Its number among all sequences that were opened: tells a closed handle from an open one.
     pub(crate) generation: u64,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct State {
     pub(crate) job: Option<Job>,
     /// Added to its logits.
     pub(crate) bias: Option<Arc<[f32]>>,
-    /// Ids that come for a count that is over are of steps that were forgotten.
+    /// Goes up when steps under way are dropped: ids of an older epoch are ignored.
     pub(crate) epoch: u64,
     /// Tokens that came since the last prompt.
     pub(crate) answered: usize,

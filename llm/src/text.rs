@@ -1,4 +1,4 @@
-//! The text in an engine's cache, and how it got there: enough to read it again and get the same cache, bit for bit.
+//! The tokens of a sequence, and the micro-batches that they were read in: enough to read them again and get the same cache, bit for bit.
 //!
 //! What a device rounds depends on how many tokens it computes at a time, so those of a prompt are read again in the same
 //! micro-batches, and those that were generated one by one.

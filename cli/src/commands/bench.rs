@@ -34,7 +34,8 @@ pub(crate) struct Args {
     /// Tokens to decode, or several numbers; 0 leaves the test out
     #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',', default_value = "128")]
     n_gen: Vec<u32>,
-    /// Sequences at once, or several numbers: every test is made with each of them
+    /// Sequences at once, or several numbers: every test is made with each of them, of a model that is loaded anew; tokens per second are those of all
+    /// together
     #[arg(long = "np", alias = "parallel", value_name = "N,..", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1024))]
     n_parallel: Vec<u16>,
     /// Repetitions of each test

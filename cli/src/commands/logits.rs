@@ -18,7 +18,7 @@ pub(crate) struct Args {
     model: ModelArgs,
     #[command(flatten)]
     devices: DeviceArgs,
-    /// Token ids, as `outboard tokenize` gives them
+    /// Token ids, such as 1,2,3; `outboard tokenize --json` prints them in brackets
     #[arg(long, value_name = "ID,..", value_delimiter = ',', required = true)]
     ids: Vec<u32>,
     /// Print JSON: all logits of every token

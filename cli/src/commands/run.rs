@@ -43,11 +43,13 @@ pub(crate) struct Args {
     /// Most tokens to generate; -1: until the model ends the text or the context is full [default: -1]
     #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=u32::MAX as i64))]
     n_predict: Option<i64>,
-    /// Put the prompt into the model's chat template, as the user's message; without a prompt, a conversation in the terminal
+    /// Put the prompt into the model's chat template, as the user's message; without a prompt, a conversation in the terminal: a line is a message, an
+    /// empty one ends it, -n is for each answer
     #[arg(long)]
     chat: bool,
-    /// Generate so many texts side by side behind the prompt, with the seeds SEED, SEED + 1 and so on
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    /// Generate so many texts side by side behind the prompt, with the seeds SEED, SEED + 1 and so on, each with a context of -c tokens; they are printed
+    /// when all have ended
+    #[arg(long, alias = "np", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     parallel: u32,
     /// System message of the chat
     #[arg(long, value_name = "TEXT", requires = "chat")]
@@ -75,9 +77,16 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let generate_options = generate_options(args)?;
     let prompt = prompt(args)?;
+    if args.parallel > 1 && args.trace.is_some() {
+        return Err(usage("--trace records one text: leave --parallel out"));
+    }
+    if args.parallel > 1 && generate_options.sampler.is_greedy() {
+        return Err(usage("--parallel with --temp 0 gives the same text again and again: raise --temp"));
+    }
     let loaded = model::open(&args.model.model)?;
     let Some(prompt) = prompt else {
-        return conversation::main(args, Opened::new(args, loaded, Vec::new())?, &generate_options);
+        let talk = conversation::Talk::new(args, &loaded)?;
+        return conversation::main(talk, Opened::new(args, loaded, Vec::new())?, &generate_options);
     };
     let tokens = encode(args, &loaded, &prompt)?;
     let mut opened = Opened::new(args, loaded, tokens.clone())?;
@@ -159,6 +168,11 @@ fn generate_options(args: &Args) -> Result<GenerateOptions> {
     })
 }
 
+/// An error of the command line.
+fn usage(wrong: &str) -> anyhow::Error {
+    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{wrong}\n")).into()
+}
+
 /// The prompt, of the command line or of a file; none for a conversation.
 fn prompt(args: &Args) -> Result<Option<String>> {
     let read = |file: &Path| match file.to_str() {
@@ -169,8 +183,9 @@ fn prompt(args: &Args) -> Result<Option<String>> {
         (Some(prompt), _) => Ok(Some(prompt.clone())),
         (None, Some(file)) => read(file).map(Some),
         (None, None) if args.json || args.trace.is_some() || args.parallel > 1 => {
-            bail!("--json, --trace and --parallel need a prompt: give -p or -f")
+            Err(usage("--json, --trace and --parallel need a prompt: give -p or -f"))
         }
+        (None, None) if args.n_predict == Some(0) => Err(usage("-n 0 leaves a conversation without answers")),
         (None, None) => Ok(None),
     }
 }

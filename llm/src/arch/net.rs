@@ -69,11 +69,11 @@ pub enum Outputs {
     Logits(usize),
     /// How probable the given tokens are, each behind one of the last so many tokens. The logits stay where they are.
     Scores(usize),
-    /// A sampled token for each of so many rows, for which tokens may count that were used a short while ago.
+    /// A sampled token for each of so many rows.
     Sample {
         /// How many, the rows that an input says.
         rows: usize,
-        /// Whether tokens count.
+        /// Whether penalties are applied, over [`HISTORY`].
         penalties: bool,
         /// Whether an input is added to the logits ([`VOCAB_BIAS`]).
         bias: bool,
@@ -114,7 +114,7 @@ pub enum Feed {
     Mixed,
 }
 
-/// The memory of sequences, in blocks of [`BLOCK_ROWS`](op::BLOCK_ROWS) rows.
+/// The shape of the KV cache, which all sequences share: blocks of [`BLOCK_ROWS`](op::BLOCK_ROWS) rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cache {
     /// Most tokens of a sequence.
@@ -123,7 +123,7 @@ pub struct Cache {
     pub blocks: usize,
     /// Places for sequences, the spare ones included.
     pub slots: usize,
-    /// Slots, the last ones, for rows that only make up a number. They share a block, the last one.
+    /// Slots, the last ones, for padding rows. They share a block, the last one.
     pub spare: usize,
     /// Element types of keys and of values.
     pub dtypes: [DType; 2],
@@ -135,7 +135,7 @@ impl Cache {
         Cache { n_ctx, blocks: n_ctx.div_ceil(op::BLOCK_ROWS), slots: 1, spare: 0, dtypes: [CACHE_DTYPE; 2] }
     }
 
-    /// The same with slots for rows that only make up a number.
+    /// The same with slots for padding rows.
     pub fn with_spare(self, spare: usize) -> Cache {
         Cache { blocks: self.blocks + usize::from(spare > 0), slots: self.slots + spare, spare, ..self }
     }
@@ -298,7 +298,7 @@ enum Column {
 }
 
 impl Column {
-    /// It of all rows, I32 `[n_tokens]`. Each device has a view of its own, so that none asks another one for it.
+    /// This column, of all rows, I32 `[n_tokens]`. Each device has a view of its own, so that none asks another one for it.
     fn of(self, g: &mut GraphBuilder, rows: TensorId) -> Result<TensorId> {
         column(g, rows, self as usize)
     }

@@ -2,32 +2,26 @@
 //! new.
 
 use super::{Args, Opened, Show, generate_in};
+use crate::hints::hint;
 use anyhow::Result;
+use outboard::Model;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{Finish, GenerateOptions, Sequence};
+use outboard_llm::{Error, Finish, GenerateOptions, Sequence};
 use outboard_output as output;
 use std::io::BufRead;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-pub(super) fn main(args: &Args, mut opened: Opened, options: &GenerateOptions) -> Result<ExitCode> {
-    let template = ChatTemplate::from_gguf(opened.loaded.inner().gguf(), opened.loaded.tokenizer())?;
-    let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
-    let mut talk = Talk {
-        template,
-        messages: system.collect(),
-        sequence: opened.engine.open()?,
-        tokens: Vec::new(),
-        begun: SystemTime::now(),
-    };
+pub(super) fn main(mut talk: Talk, mut opened: Opened, options: &GenerateOptions) -> Result<ExitCode> {
+    let sequence = opened.engine.open()?;
     output::errln("say something; an empty line or the end of the input ends the conversation")?;
     let mut lines = std::io::stdin().lock().lines();
     loop {
         output::err("> ")?;
         let Some(line) = lines.next().transpose()?.filter(|line| !line.trim().is_empty()) else { break };
-        talk.turn(&mut opened, options, line)?;
+        talk.turn(&mut opened, sequence, options, line)?;
         if opened.interrupted.load(Ordering::Relaxed) {
             return Ok(ExitCode::from(130));
         }
@@ -35,10 +29,9 @@ pub(super) fn main(args: &Args, mut opened: Opened, options: &GenerateOptions) -
     Ok(ExitCode::SUCCESS)
 }
 
-struct Talk {
+pub(super) struct Talk {
     template: ChatTemplate,
     messages: Vec<Message>,
-    sequence: Sequence,
     /// What the sequence has.
     tokens: Vec<u32>,
     /// The date that templates ask for stays that of the first turn, so that what was read stays as it was.
@@ -46,26 +39,34 @@ struct Talk {
 }
 
 impl Talk {
+    /// One in which nothing was said yet, of a model that has a chat template.
+    pub(super) fn new(args: &Args, model: &Model) -> Result<Talk> {
+        let template = ChatTemplate::from_gguf(model.inner().gguf(), model.tokenizer())?;
+        let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
+        Ok(Talk { template, messages: system.collect(), tokens: Vec::new(), begun: SystemTime::now() })
+    }
+
     /// What somebody has said, and the answer.
-    fn turn(&mut self, opened: &mut Opened, options: &GenerateOptions, line: String) -> Result<()> {
+    fn turn(&mut self, opened: &mut Opened, sequence: Sequence, options: &GenerateOptions, line: String) -> Result<()> {
         self.messages.push(Message::new("user", line));
         let text = self.template.render(&self.messages, GenerationPrompt::Add, self.begun)?;
         let all = opened.loaded.tokenizer().encode(&text, SpecialText::Parse, Bos::Add)?;
         // One token at least is read, to go on from.
         let most = all.len().saturating_sub(1);
         let known = self.tokens.iter().zip(&all).take(most).take_while(|(a, b)| a == b).count();
-        opened.engine.truncate(self.sequence, known)?;
+        opened.engine.truncate(sequence, known)?;
         self.tokens.truncate(known);
         let new = all.get(known..).unwrap_or_default();
-        let answer = match generate_in(opened, self.sequence, new, options, Show::Text) {
+        let answer = match generate_in(opened, sequence, new, options, Show::Text) {
             Ok(answer) => answer,
-            Err(e) => {
+            Err(e) if matches!(e.downcast_ref(), Some(Error::ContextFull { .. })) => {
                 // The conversation can go on with something shorter.
-                output::errln(format_args!("{e:#}"))?;
-                opened.engine.truncate(self.sequence, known)?;
+                let hint = hint(&e).unwrap_or_default();
+                output::errln(format_args!("{e:#}: {hint}"))?;
                 self.messages.pop();
                 return Ok(());
             }
+            Err(e) => return Err(e),
         };
         self.tokens.extend_from_slice(new);
         // The last token has not gone through the model.
