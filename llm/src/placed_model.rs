@@ -28,7 +28,7 @@ const MAX_PROGRAMS: usize = 64;
 
 /// A model on devices, with its sequences.
 ///
-/// Sequences are [opened](PlacedModel::open), given tokens to [read](PlacedModel::begin), and then [`PlacedModel::next`] gives the tokens that are
+/// Sequences are [opened](PlacedModel::open), given tokens to [read](PlacedModel::begin), and then [`PlacedModel::next_token`] gives the tokens that are
 /// sampled behind them, of whichever sequence has one next.
 pub struct PlacedModel {
     pub(crate) model: Arc<Model>,
