@@ -34,3 +34,22 @@ fn of(error: &Error) -> Option<String> {
     };
     Some(hint.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_come_with_errors_of_either_library() {
+        let of = |error: anyhow::Error| hint(&error).unwrap_or_default();
+        let full = outboard_llm::Error::ContextFull { tokens: 9, used: 0, n_ctx: 8 };
+        assert!(of(full.clone().into()).contains("-c") && of(Error::from(full).into()).contains("-c"));
+        let large = outboard_llm::Error::ContextTooLarge { arch: "llama".into(), most: 256 };
+        assert!(of(large.into()).contains("-c 256"));
+        let rooms = Vec::new();
+        assert!(of(outboard_llm::Error::DoesNotFit { needed: 1, rooms }.into()).contains("-ts"));
+        assert!(of(Error::PartsOfSplit { parts: 1, devices: 2 }.into()).contains("-ts"));
+        assert_eq!(hint(&Error::Cancelled.into()), None);
+        assert_eq!(hint(&anyhow::anyhow!("something else")), None);
+    }
+}

@@ -148,6 +148,8 @@ impl PlacedModel {
         self.check_vocabulary(tokens)?;
         let before = self.len(sequence)?;
         self.check_room(sequence, tokens.len())?;
+        self.prompts += 1;
+        let begun = self.prompts;
         let end = before + tokens.len();
         if end == 0 {
             return Err(Error::Request("the sequence is empty and no tokens were given".into()));
@@ -159,17 +161,25 @@ impl PlacedModel {
         let most = most.min(self.n_ctx() + 1 - end);
         self.truncate(sequence, before)?;
         self.add_prompt(sequence, tokens)?;
-        self.share_beginning(sequence.slot)?;
+        let shared = self.share_beginning(sequence.slot);
         let (state, blocks) = self.state_and_blocks(sequence)?;
+        if let Err(e) = shared {
+            state.truncate(blocks, before);
+            return Err(e);
+        }
+        if sampling.penalties.is_some() {
+            state.read_unnoted();
+        }
         if state.n_past == end {
             // The last token is run again to sample from.
-            state.rewind(end - 1);
+            state.go_back_before(blocks, end - 1);
         }
         if let Err(full) = state.reserve(blocks, end + most - 1) {
             state.truncate(blocks, before);
             return Err(full);
         }
         state.job = Some(Job { sampling, left: most });
+        state.begun = begun;
         state.answered = 0;
         Ok(most)
     }
@@ -220,13 +230,18 @@ impl PlacedModel {
             match came {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
+                Err(e) if is_cancelled(&e) => {
+                    self.give_up();
+                    return Err(e);
+                }
                 Err(e) => {
+                    // What they have handed over goes with the queues.
                     self.runs = Default::default();
                     self.ahead.clear();
-                    if is_cancelled(&e) {
+                    if let Err(e) = self.recover(e) {
+                        self.give_up();
                         return Err(e);
                     }
-                    self.recover(e)?;
                 }
             }
         }

@@ -119,6 +119,14 @@ impl PlacedModel {
         self.recover(error)
     }
 
+    /// After an error that ends what is under way: sequences are as far as their tokens have come, and nobody shares what may not have been read.
+    pub(crate) fn give_up(&mut self) {
+        let mut runs = std::mem::take(&mut self.runs);
+        runs.abandon(self);
+        self.ahead.clear();
+        self.go_back(|state| state.text.confirmed().min(state.n_past));
+    }
+
     /// Does something that may meet a lost device, and again after each recovery.
     pub(crate) fn with_recovery<T>(&mut self, mut act: impl FnMut(&mut PlacedModel) -> Result<T>) -> Result<T> {
         loop {

@@ -13,7 +13,7 @@ use crate::placement::{Completed, DeviceLoad, LoadOptions, Placed};
 use crate::route::Route;
 use crate::runs::{Run, Runs, Turn};
 use crate::sequence::{Sequence, State};
-use crate::watch::Watch;
+use crate::watch::{Watch, is_cancelled};
 use bytes::Bytes;
 use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Device, LeafKind, Pending};
@@ -41,6 +41,8 @@ pub struct PlacedModel {
     pub(crate) sequences: Vec<Option<State>>,
     /// Sequences that were opened.
     opened: u64,
+    /// Prompts that were given.
+    pub(crate) prompts: u64,
     /// The group whose turn it is.
     pub(crate) turn: usize,
     pub(crate) runs: Runs<Awaited>,
@@ -75,6 +77,7 @@ impl PlacedModel {
             least_rows,
             sequences: (0..options.n_seqs).map(|_| None).collect(),
             opened: 0,
+            prompts: 0,
             turn: 0,
             runs: Runs::default(),
             ahead: StepsAhead::new(placed.round_trip),
@@ -190,7 +193,10 @@ impl PlacedModel {
     pub fn truncate(&mut self, sequence: Sequence, n: usize) -> Result<()> {
         self.state(sequence)?;
         // Their rest would be computed with blocks of others.
-        self.finish_begun()?;
+        match self.finish_begun() {
+            Err(e) if is_cancelled(&e) => self.give_up(),
+            done => done?,
+        }
         let (state, blocks) = self.state_and_blocks(sequence)?;
         state.truncate(blocks, n);
         self.ahead.forget(sequence);
@@ -371,9 +377,11 @@ impl PlacedModel {
         state.reserve(blocks, end)?;
         let n = range.len();
         let rows = self.read_rows(sequence.slot, range)?;
+        let history = self.options.prefixes.are_shared();
         let (state, _) = self.state_and_blocks(sequence)?;
+        state.note_history(history, n);
         state.enqueued(n, false);
-        let mut batch = Batch { rows, request, history: self.options.prefixes.are_shared() };
+        let mut batch = Batch { rows, request, history };
         if let Request::Layers | Request::Part | Request::Sample(_) = batch.request {
             self.fill_up(&mut batch);
         }

@@ -106,8 +106,11 @@ impl LoadOptions {
         let spare = if n_seqs > 1 { MOST_MADE_UP.max(least_rows) } else { 0 };
         let n_ubatch = if self.n_ubatch == 0 { default_ubatch(devices) } else { self.n_ubatch };
         // A step of all sequences is one run, with a part of a prompt that cannot be cut.
-        let n_ubatch =
-            n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 { usual_number(n_seqs + 2 * least_rows) } else { 1 });
+        let n_ubatch = n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 {
+            usual_number(n_seqs.saturating_add(2 * least_rows))
+        } else {
+            1
+        });
         let options = LoadOptions { n_ctx, n_seqs, n_ubatch, ..self };
         let cache = options.cache().with_spare(spare);
         Completed { options, cache, least_rows }
@@ -253,8 +256,8 @@ struct LargestGraphs {
 impl LargestGraphs {
     fn new(model: &Model, options: &LoadOptions, cache: Cache) -> Result<LargestGraphs> {
         let n_ubatch = options.n_ubatch;
-        // A step of all sequences.
-        let rows = if options.n_seqs > 1 { usual_number(options.n_seqs).min(n_ubatch) } else { 1 };
+        // A step of all sequences, with as much padding as there may be.
+        let rows = if options.n_seqs > 1 { usual_number(options.n_seqs.max(cache.spare)).min(n_ubatch) } else { 1 };
         let outputs = Outputs::Sample { rows, penalties: true, bias: false, log_prob: true };
         let feed = if cache.slots > 1 { Feed::Mixed } else { Feed::Input };
         let prompt = GraphShape { n_tokens: n_ubatch, cache, feed, history: true, outputs };

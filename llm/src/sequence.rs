@@ -39,6 +39,8 @@ pub(crate) enum Next {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) generation: u64,
+    /// When its last prompt was given, by a count of the model's.
+    pub(crate) begun: u64,
     /// The runs that it goes with.
     pub(crate) group: usize,
     pub(crate) text: Text,
@@ -58,12 +60,15 @@ pub(crate) struct State {
     promised: usize,
     /// Of the first blocks, those that a prompt has filled.
     beginnings: Vec<Beginning>,
+    /// So many of its first tokens are noted in the history, for penalties.
+    noted: usize,
 }
 
 impl State {
     pub(crate) fn new(generation: u64, group: usize) -> State {
         State {
             generation,
+            begun: 0,
             group,
             text: Text::default(),
             n_past: 0,
@@ -75,6 +80,7 @@ impl State {
             blocks: Vec::new(),
             promised: 0,
             beginnings: Vec::new(),
+            noted: 0,
         }
     }
 
@@ -107,6 +113,32 @@ impl State {
         if let Some(job) = self.job.as_mut().filter(|_| samples) {
             job.left = job.left.saturating_sub(1);
         }
+    }
+
+    /// Takes note of whether the next rows, so many, are noted in the history.
+    pub(crate) fn note_history(&mut self, history: bool, rows: usize) {
+        if history && self.noted >= self.n_past {
+            self.noted = self.n_past + rows;
+        }
+    }
+
+    /// Has tokens that the history lacks read again: blocks of others may have left theirs there.
+    pub(crate) fn read_unnoted(&mut self) {
+        if self.noted < self.n_past {
+            self.rewind(self.noted);
+        }
+    }
+
+    /// Reads what is behind the first `n` tokens again; of a block that others may use, all of it, in another one.
+    pub(crate) fn go_back_before(&mut self, blocks: &mut Blocks, n: usize) {
+        let whole = n / BLOCK_ROWS;
+        let is_shared = self.blocks.get(whole).is_some_and(|&block| blocks.is_shared(block));
+        let n_past = if is_shared { whole * BLOCK_ROWS } else { n };
+        let kept = blocks_of(n_past).min(self.blocks.len());
+        self.beginnings.truncate(whole);
+        self.blocks.drain(kept..).for_each(|block| blocks.give_back(block));
+        self.noted = self.noted.min(n_past);
+        self.rewind(n_past);
     }
 
     /// Tokens that were enqueued and have not come.
@@ -166,6 +198,8 @@ impl State {
             self.blocks.push(block);
             self.beginnings.push(next);
             self.n_past = range.end;
+            // Who shares notes all.
+            self.noted = self.noted.max(range.end);
         }
         // So many it need not take any more.
         let spared = (self.blocks.len() - had).min(self.promised);
@@ -193,28 +227,22 @@ impl State {
     pub(crate) fn truncate(&mut self, blocks: &mut Blocks, n: usize) {
         self.text.truncate(n);
         self.job = None;
-        let mut n_past = self.n_past.min(n);
-        let whole = n_past / BLOCK_ROWS;
-        if self.blocks.get(whole).is_some_and(|&block| blocks.is_shared(block)) {
-            n_past = whole * BLOCK_ROWS;
-        }
-        let kept = blocks_of(n_past);
-        self.beginnings.truncate(whole);
-        self.blocks.drain(kept.min(self.blocks.len())..).for_each(|block| blocks.give_back(block));
+        self.go_back_before(blocks, self.n_past.min(n));
         blocks.release_promise(std::mem::take(&mut self.promised));
-        self.rewind(n_past);
     }
 
     /// Begins again with nothing, in the blocks that it has.
     pub(crate) fn restart(&mut self) {
         self.text.truncate(0);
         self.job = None;
+        self.noted = 0;
         self.rewind(0);
     }
 
     /// After a fault: what the cache has is right up to `n_past` tokens, and nobody knows what others share.
     pub(crate) fn recover(&mut self, n_past: usize) {
         self.beginnings.clear();
+        self.noted = self.noted.min(n_past);
         self.rewind(n_past);
     }
 }

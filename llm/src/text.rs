@@ -42,6 +42,10 @@ impl Text {
         drop(self.batches.split_off(&n));
         if let Some((&start, len)) = self.batches.iter_mut().next_back() {
             *len = (*len).min(n - start);
+            // One token is read as those that were generated.
+            if *len == 1 {
+                self.batches.remove(&start);
+            }
         }
     }
 

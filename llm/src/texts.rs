@@ -80,6 +80,8 @@ pub struct Texts<'t, K> {
     tokenizer: &'t Tokenizer,
     waiting: VecDeque<(K, TextRequest)>,
     ongoing: Vec<(K, Ongoing<'t>)>,
+    /// The cache had no room for the first one that waits; it has when another one has ended.
+    is_full: bool,
 }
 
 /// Is told what becomes of each text, and may end it.
@@ -88,7 +90,7 @@ pub type OnEvent<'e, K> = dyn FnMut(&K, TextEvent) -> ControlFlow<()> + 'e;
 impl<'t, K> Texts<'t, K> {
     /// None yet.
     pub fn new(tokenizer: &'t Tokenizer) -> Texts<'t, K> {
-        Texts { tokenizer, waiting: VecDeque::new(), ongoing: Vec::new() }
+        Texts { tokenizer, waiting: VecDeque::new(), ongoing: Vec::new(), is_full: false }
     }
 
     /// One more.
@@ -109,6 +111,7 @@ impl<'t, K> Texts<'t, K> {
     /// Ends those that nobody wants any more, without an event.
     pub fn retain(&mut self, model: &mut PlacedModel, wanted: impl Fn(&K) -> bool) -> Result<()> {
         self.waiting.retain(|(key, _)| wanted(key));
+        self.is_full = false;
         let (kept, unwanted) = std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
         self.ongoing = kept;
         for (_, text) in unwanted {
@@ -123,7 +126,15 @@ impl<'t, K> Texts<'t, K> {
     pub fn step(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
         self.begin(model, on_event);
         if self.ongoing.is_empty() {
-            return Ok(());
+            // Somebody else has all sequences, and nobody here is to end.
+            return match self.waiting.pop_front() {
+                Some((key, _)) => {
+                    let why = Error::Request("other sequences are open, and there is no place for a text".into());
+                    let _ = on_event(&key, TextEvent::Failed(why));
+                    Ok(())
+                }
+                None => Ok(()),
+            };
         }
         match next_token(model)? {
             Next::Token(token) => self.take(model, token, on_event),
@@ -133,7 +144,8 @@ impl<'t, K> Texts<'t, K> {
     }
 
     fn begin(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) {
-        while model.sequences().count() < model.n_seqs()
+        while !self.is_full
+            && model.sequences().count() < model.n_seqs()
             && let Some((key, request)) = self.waiting.pop_front()
         {
             if request.options.n_predict == Some(0) {
@@ -145,7 +157,7 @@ impl<'t, K> Texts<'t, K> {
                 // Somebody ends, or nobody is there to wait for.
                 Err(Error::CacheFull { needed, total, .. }) if needed <= total && !self.ongoing.is_empty() => {
                     self.waiting.push_front((key, request));
-                    return;
+                    self.is_full = true;
                 }
                 Err(e) => drop(on_event(&key, TextEvent::Failed(e))),
             }
@@ -169,13 +181,21 @@ impl<'t, K> Texts<'t, K> {
     }
 
     fn end(&mut self, model: &mut PlacedModel, at: usize, finish: Finish, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        self.is_full = false;
         let (key, text) = self.ongoing.remove(at);
         let (sequence, mut rest) = (text.sequence, String::new());
         let generation = text.finish(model, finish, &mut |text| {
             rest.push_str(text);
             ControlFlow::Continue(())
-        })?;
-        close(model, sequence)?;
+        });
+        let ended = generation.and_then(|generation| close(model, sequence).map(|()| generation));
+        let generation = match ended {
+            Ok(generation) => generation,
+            Err(e) => {
+                let _ = on_event(&key, TextEvent::Failed(e.clone()));
+                return Err(e);
+            }
+        };
         let _ = on_event(&key, TextEvent::Ended { rest, generation });
         Ok(())
     }

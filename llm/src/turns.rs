@@ -80,6 +80,8 @@ impl PlacedModel {
                 Next::Read(_) => work.reads.push(slot),
             }
         }
+        // Who has waited longest reads first.
+        work.reads.sort_by_key(|&slot| self.sequences.get(slot).and_then(Option::as_ref).map(|state| state.begun));
         work
     }
 
@@ -108,6 +110,7 @@ impl PlacedModel {
 
     /// The rows of a run.
     fn compose(&mut self, work: &Work, decoding: usize) -> Result<Batch> {
+        let history = self.needs_history(work);
         let (mut rows, mut draws) = (Vec::new(), Vec::new());
         for &(slot, position) in &work.steps {
             self.grow(slot, position + 1)?;
@@ -115,6 +118,7 @@ impl PlacedModel {
             let sampling = state.job.map(|job| job.sampling);
             draws.push(Draw { row: rows.len(), slot, position, sampling, bias: state.bias.clone() });
             rows.push(Row { token: None, position, cache_row: state.cache_row(position), slot });
+            state.note_history(history, 1);
             state.enqueued(1, true);
         }
         let mut room = self.options.n_ubatch.saturating_sub(rows.len());
@@ -141,16 +145,24 @@ impl PlacedModel {
                 let bias = state.bias.clone();
                 draws.push(Draw { row: rows.len() - 1, slot: *slot, position: end - 1, sampling, bias });
             }
+            state.note_history(history, n);
             state.enqueued(n, samples);
             if self.options.prefixes.are_shared() {
                 state.note_beginnings(&mut self.blocks);
             }
         }
-        let penalties = |state: &State| state.job.is_some_and(|job| job.sampling.penalties.is_some());
-        let history = self.options.prefixes.are_shared()
-            || rows.iter().any(|row| self.sequences[row.slot].as_ref().is_some_and(penalties));
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
         Ok(Batch { rows, request, history })
+    }
+
+    /// Whether tokens are to be noted: somebody's penalties count them, or may if they are shared.
+    fn needs_history(&self, work: &Work) -> bool {
+        let slots = work.steps.iter().map(|(slot, _)| slot).chain(&work.reads);
+        let penalties = |slot: &usize| {
+            let job = self.sequences.get(*slot).and_then(Option::as_ref).and_then(|state| state.job);
+            job.is_some_and(|job| job.sampling.penalties.is_some())
+        };
+        self.options.prefixes.are_shared() || slots.into_iter().any(penalties)
     }
 
     /// Rows of prompts that go with the steps of a run, so that these do not wait long: by what a run takes beside its rows and by what

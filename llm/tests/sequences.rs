@@ -11,6 +11,7 @@ use outboard_host::MemoryBudget;
 use outboard_llm::{Error, LoadOptions, Penalties, PlacedModel, Prefixes, Sampler, Sampling, Sequence};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A text to be generated.
 #[derive(Clone, Debug)]
@@ -277,4 +278,68 @@ fn a_bias_is_of_one_sequence() {
         assert_eq!((token.sequence, token.id as usize), (bound, id));
     }
     assert_eq!(model.len(bound).unwrap(), 4 + 6 + 3);
+}
+
+/// What a cancelled run has not read, nobody shares, and the sequence reads it later.
+#[test]
+fn a_run_that_was_cancelled_leaves_nothing_half_read() {
+    let prompt: Vec<u32> = (0..600).map(|i| i * 37 % 128).collect();
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let request = Request { prompt, sampling, most: 5 };
+    let options = LoadOptions { n_ctx: 1024, prefixes: Prefixes::Shared, ..options(2, 2) };
+    let want = alone(&mut load("llama-dense", cpus(2), &options), &request);
+    let mut model = load("llama-dense", cpus(2), &options);
+    let first = model.open().unwrap();
+    model.begin(first, &request.prompt, sampling, 5).unwrap();
+    model.cancel_token().store(true, Ordering::SeqCst);
+    let cancelled = model.next_token().unwrap_err();
+    assert!(matches!(cancelled, Error::Core(outboard_core::Error::Cancelled)), "{cancelled}");
+    model.cancel_token().store(false, Ordering::SeqCst);
+    // The other one does not find what the first one was about to read; both go on to their ends.
+    let second = model.open().unwrap();
+    model.begin(second, &request.prompt, sampling, 5).unwrap();
+    let mut texts: HashMap<Sequence, Text> = HashMap::new();
+    while let Some(token) = model.next_token().unwrap() {
+        texts.entry(token.sequence).or_default().push((token.id, bits(token.log_prob)));
+    }
+    assert_eq!((&texts[&first], &texts[&second]), (&want, &want));
+}
+
+/// Penalties count a sequence's own tokens, whoever had its blocks before.
+#[test]
+fn penalties_do_not_count_what_others_have_left() {
+    let plain = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let penalties = Penalties { last_n: 256, repeat: 4.0, frequency: 1.0, presence: 1.0 };
+    let weighed = Sampling { penalties: Some(penalties), ..plain };
+    let text = |model: &mut PlacedModel| {
+        let sequence = model.open().unwrap();
+        model.begin(sequence, &[7; 60], plain, 3).unwrap();
+        while model.next_token().unwrap().is_some() {}
+        model.begin(sequence, &[9, 8, 7], weighed, 8).unwrap();
+        let tokens: Text =
+            std::iter::from_fn(|| model.next_token().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+        model.close(sequence).unwrap();
+        tokens
+    };
+    let want = text(&mut load("llama-dense", cpus(1), &options(2, 1)));
+    let mut model = load("llama-dense", cpus(1), &options(2, 1));
+    let other = Request { prompt: (0..128).collect(), sampling: weighed, most: 9 };
+    alone(&mut model, &other);
+    assert_eq!(text(&mut model), want);
+}
+
+/// Whoever asks for a token more without new tokens does not write to blocks that others use.
+#[test]
+fn nobody_writes_to_a_block_that_is_shared() {
+    let options = LoadOptions { prefixes: Prefixes::Shared, ..options(3, 1) };
+    let mut model = load("llama-dense", cpus(1), &options);
+    let prompt: Vec<u32> = (0..128).map(|i| i * 3 % 128).collect();
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let longer = Request { prompt: [&prompt[..], &[1, 2, 3, 4]].concat(), sampling, most: 6 };
+    let want = alone(&mut model, &longer);
+    let one = model.open().unwrap();
+    let first = model.eval(one, &prompt, Sampler::GREEDY).unwrap();
+    assert_eq!(model.len(one).unwrap(), 128);
+    assert_eq!(model.eval(one, &[], Sampler::GREEDY).unwrap().0, first.0);
+    assert_eq!(alone(&mut model, &longer), want);
 }

@@ -4,6 +4,7 @@ use super::print_json;
 use crate::args::{DeviceArgs, ModelArgs};
 use crate::{devices, model, print};
 use anyhow::{Context, Result, bail};
+use outboard_llm::LoadOptions;
 use outboard_llm::tokenizer::SpecialTokens;
 use outboard_output as output;
 use serde::Serialize;
@@ -37,15 +38,19 @@ struct Report<'a> {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let loaded = model::open(&args.model.model)?;
+    let n_vocab = loaded.inner().hparams().n_vocab;
+    if let Some(id) = args.ids.iter().find(|&&id| id as usize >= n_vocab) {
+        bail!("token {id} is outside the model's vocabulary of {n_vocab}");
+    }
     let set = devices::open(&args.devices)?;
     let mut model_args = args.model.clone();
     model_args.ctx.get_or_insert(u32::try_from(args.ids.len()).context("too many ids")?);
     let options = model::load_options(&model_args, &loaded, &set)?;
+    let options = LoadOptions { scores: options.n_ubatch, ..options };
     let mut engine = model::load(&loaded, &set, &options)?;
     engine.set_watch(print::stalls());
     let sequence = engine.open()?;
     let logits = engine.logits(sequence, &args.ids)?;
-    let n_vocab = loaded.inner().hparams().n_vocab;
     let rows: Vec<&[f32]> = logits.chunks(n_vocab).collect();
     if let Some(row) = rows.iter().position(|row| row.iter().any(|logit| !logit.is_finite())) {
         bail!(

@@ -25,7 +25,7 @@ pub mod mul_mat;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-mod panel;
+pub(crate) mod panel;
 pub mod rows;
 mod simd;
 #[cfg(target_arch = "x86_64")]

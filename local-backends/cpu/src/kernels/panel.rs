@@ -11,7 +11,7 @@ pub(super) const MAX_ROWS: usize = 16;
 
 /// Columns from which unpacking rows into panels is better than unpacking them for each column: faster on x86-64, measured with weights
 /// in memory, which panels read less evenly than rows; fewer instructions on aarch64.
-pub(super) const PANEL_COLUMNS: usize = 3;
+pub(crate) const PANEL_COLUMNS: usize = 3;
 
 /// With few columns, bytes of a panel that meet them before it goes on along the rows: 768 elements of 16 rows, or twice as many of 8. Two of
 /// them stay in a nearest cache of 48 KiB, one in one of 32.

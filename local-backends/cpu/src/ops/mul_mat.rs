@@ -4,6 +4,7 @@ use super::*;
 use crate::kernels::act::{ActBlock, act_blocks, quantize_act};
 use crate::kernels::float::mul_mat_float;
 use crate::kernels::mul_mat::{Out, Rows, mul_mat, scratch_floats};
+use crate::kernels::panel::PANEL_COLUMNS;
 
 /// Rows of weights in a piece are a multiple of this, those of the largest panel.
 const ROW_UNIT: usize = 16;
@@ -97,16 +98,27 @@ pub(super) fn product(isa: Isa, workers: Workers<'_>, w: Rows, m: usize, x: &[Ac
     let (w, out) = (SendPtr(w), SendPtr(out));
     workers.divide(m, ROW_UNIT, w.get().k * n, &|rows, memory| {
         let Ok(mut scratch) = memory.rest() else { return };
-        for first in (0..n).step_by(group).take_while(|_| !workers.aborted()) {
-            let count = (n - first).min(group);
+        let mut first = 0;
+        while first < n && !workers.aborted() {
+            let count = columns_now(n - first, group);
             let out = out.get();
             // SAFETY: rows and columns are inside their tensors by the op's shape rule; pieces have different rows of the result.
             unsafe {
                 let to = Out { data: out.data.add(first * out.stride), stride: out.stride };
                 mul_mat(isa, w.get(), rows.clone(), &x[first * blocks..][..count * blocks], count, to, &mut scratch);
             }
+            first += count;
         }
     });
+}
+
+/// How many of `left` columns are worked on together: a group, but for as many as leave no rest that would be rounded otherwise.
+fn columns_now(left: usize, group: usize) -> usize {
+    let count = left.min(group);
+    match left - count {
+        rest @ 1.. if rest < PANEL_COLUMNS => count - (PANEL_COLUMNS - rest),
+        _ => count,
+    }
 }
 
 /// The same with weights that are floats; `x` is the first column and the floats from one to the next.
@@ -145,5 +157,24 @@ unsafe impl<P: Copy> Sync for SendPtr<P> {}
 impl<P: Copy> SendPtr<P> {
     pub(super) fn get(&self) -> P {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_group_is_rounded_otherwise_than_the_rest() {
+        for (n, group) in (0..400).flat_map(|n| [64, 85, 170].map(|group| (n, group))) {
+            let (mut left, mut least) = (n, usize::MAX);
+            while left > 0 {
+                let count = columns_now(left, group);
+                assert!((1..=group).contains(&count));
+                least = least.min(count);
+                left -= count;
+            }
+            assert!(least >= n.min(PANEL_COLUMNS), "{n} in groups of {group}: {least}");
+        }
     }
 }
