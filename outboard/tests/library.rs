@@ -3,7 +3,6 @@
 
 #[allow(unreachable_pub)]
 #[path = "../../integration/src/small.rs"]
-#[allow(unreachable_pub)]
 mod small;
 
 use outboard::{ConnectOptions, Devices, Error, Finish, Message, Model, PlaceOptions, Request, Runner, Split, devices};
