@@ -273,8 +273,8 @@ mod tests {
             last,
             tied_bytes: 0,
             steps: Work::default(),
-            n_ctx: 10,
-            rows: 128,
+            n_ctx: 1280,
+            rows: 1280,
         }
     }
 

@@ -42,9 +42,9 @@ mod tests {
 
     #[test]
     fn the_longest_context() {
-        // 400 bytes and eight layers of 100 and 2 for each token of context.
-        assert_eq!(longest_context(&parts(8), &[member("a", "a", 1300)], 1), Some(6));
-        assert_eq!(longest_context(&parts(8), &[member("a", "a", 9000)], 5), Some(10));
-        assert_eq!(longest_context(&parts(8), &[member("a", "a", 1200)], 1), None);
+        // 400 bytes and eight layers of 100 and 2 for each block of context, of 128 tokens.
+        assert_eq!(longest_context(&parts(8), &[member("a", "a", 1300)], 128), Some(6 * 128));
+        assert_eq!(longest_context(&parts(8), &[member("a", "a", 9000)], 5 * 128), Some(1280));
+        assert_eq!(longest_context(&parts(8), &[member("a", "a", 1200)], 128), None);
     }
 }
