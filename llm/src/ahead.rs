@@ -110,11 +110,6 @@ impl StepsAhead {
         self.ready.retain(|token| token.sequence != sequence);
     }
 
-    /// Tokens that have come are given out later.
-    pub(crate) fn put_back(&mut self, tokens: Vec<Token>) {
-        tokens.into_iter().rev().for_each(|token| self.ready.push_front(token));
-    }
-
     /// Whether one more step of a group should be enqueued before the next ids are waited for, so many groups being at work.
     pub(crate) fn has_time(&self, group: usize, groups: usize) -> bool {
         self.steps.iter().filter(|step| step.group == group).count() < self.depth(groups)
@@ -222,9 +217,19 @@ impl PlacedModel {
     /// The next token of any sequence, in the order in which they come; `None` if no sequence has anything to do. With failover, a fault of a
     /// device is recovered from on the way.
     pub fn next_token(&mut self) -> Result<Option<Token>> {
+        self.next_where(|_| true)
+    }
+
+    /// The next token of one sequence. Those of others that come meanwhile are given out by [`PlacedModel::next_token`], in their order.
+    pub fn next_token_of(&mut self, sequence: Sequence) -> Result<Option<Token>> {
+        self.next_where(|token| token.sequence == sequence)
+    }
+
+    /// The next token that somebody wants.
+    pub(crate) fn next_where(&mut self, is_wanted: impl Fn(&Token) -> bool) -> Result<Option<Token>> {
         loop {
-            if let Some(token) = self.ahead.ready.pop_front() {
-                return Ok(Some(token));
+            if let Some(at) = self.ahead.ready.iter().position(&is_wanted) {
+                return Ok(self.ahead.ready.remove(at));
             }
             let came = self.enqueue_ahead().and_then(|()| self.take_step());
             match came {
@@ -245,11 +250,6 @@ impl PlacedModel {
                 }
             }
         }
-    }
-
-    /// Tokens of other sequences are given out by [`PlacedModel::next_token`] again, before further ones.
-    pub(crate) fn put_back(&mut self, tokens: Vec<Token>) {
-        self.ahead.put_back(tokens);
     }
 
     /// Enqueues runs as long as there is something to run that should not wait.

@@ -76,20 +76,17 @@ pub fn generate(
         return Ok(Generation::default());
     }
     let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options)?;
-    let mut others = Vec::new();
     let finish = loop {
-        match next_token(model)? {
-            Next::Token(token) if token.sequence == sequence => {
+        match Next::of(model.next_token_of(sequence))? {
+            Next::Token(token) => {
                 if let Some(finish) = text.push(token, on_text) {
                     break finish;
                 }
             }
-            Next::Token(other) => others.push(other),
             Next::Nothing => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
             Next::Cancelled => break Finish::Cancelled,
         }
     };
-    model.put_back(others);
     text.finish(model, finish, on_text)
 }
 
@@ -100,12 +97,14 @@ pub(crate) enum Next {
     Cancelled,
 }
 
-pub(crate) fn next_token(model: &mut PlacedModel) -> Result<Next> {
-    match model.next_token() {
-        Ok(Some(token)) => Ok(Next::Token(token)),
-        Ok(None) => Ok(Next::Nothing),
-        Err(e) if is_cancelled(&e) => Ok(Next::Cancelled),
-        Err(e) => Err(e),
+impl Next {
+    pub(crate) fn of(next: Result<Option<Token>>) -> Result<Next> {
+        match next {
+            Ok(Some(token)) => Ok(Next::Token(token)),
+            Ok(None) => Ok(Next::Nothing),
+            Err(e) if is_cancelled(&e) => Ok(Next::Cancelled),
+            Err(e) => Err(e),
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::ahead::Token;
 use crate::blocks::blocks_of;
 use crate::error::{Error, Result};
-use crate::generate::{Finish, GenerateOptions, Generation, Next, Ongoing, next_token};
+use crate::generate::{Finish, GenerateOptions, Generation, Next, Ongoing};
 use crate::placed_model::PlacedModel;
 use crate::sequence::Sequence;
 use crate::tokenizer::Tokenizer;
@@ -136,7 +136,10 @@ impl<'t, K> Texts<'t, K> {
                 None => Ok(()),
             };
         }
-        match next_token(model)? {
+        // Sequences of others keep their tokens.
+        let ongoing = &self.ongoing;
+        let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
+        match Next::of(model.next_where(is_ours))? {
             Next::Token(token) => self.take(model, token, on_event),
             Next::Nothing => Err(Error::Plan("a text has not ended, and nothing is under way".into())),
             Next::Cancelled => self.cancel(model, on_event),
