@@ -52,6 +52,9 @@ fn check(name: &str) {
             let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", &case.prompt, "--temp", "0", "-n", &n];
             args.extend(["-c", "512", "--ignore-eos", "--json"]);
             args.extend(cluster.args.iter().map(String::as_str));
+            // All are to be used, however fast they were while other tests ran.
+            let parts = vec!["1"; cluster.devices].join(",");
+            args.extend(["-ts", &parts].iter().filter(|_| cluster.devices > 1));
             let report: RunReport = Client::run(&args, LIMIT).json();
             let what = format!("{name}, {}, {:?}", cluster.name, case.prompt);
             assert_eq!(report.prompt_tokens, case.tokens, "{what}");
