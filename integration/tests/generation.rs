@@ -43,7 +43,7 @@ fn servers() -> [Server; 4] {
 fn check(name: &str) {
     let Some(path) = model(name) else { return };
     let servers = servers();
-    let mut comparison = Comparison::default();
+    let mut comparison = Comparison::of(name);
     let clusters = clusters(&servers);
     for case in cases(name) {
         let mut first: Option<RunReport> = None;
