@@ -181,21 +181,19 @@ impl PlacedModel {
 
     /// Uses blocks of others that begin as a sequence's text, if that is wanted, and reads the rest in micro-batches of its own.
     pub(crate) fn share_beginning(&mut self, slot: usize) -> Result<()> {
-        // What is left is to be rounded as the whole would be.
-        let rest = self.uniform_rows().max(2);
-        let share = self.options.prefixes.are_shared();
-        let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut).filter(|_| share) else {
+        if !self.options.prefixes.are_shared() {
             return Ok(());
-        };
-        let shared = state.share(&mut self.blocks, rest);
+        }
+        // What is left is to be rounded as the whole would be.
+        let rest = self.smallest_part();
+        let (state, blocks) = self.slot_and_blocks(slot)?;
+        let shared = state.share(blocks, rest);
         if shared.is_empty() {
             return Ok(());
         }
         let (past, new) = (state.n_past, state.text.len() - state.n_past);
         let sizes = self.micro_batches(past, new);
-        if let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) {
-            state.text.read_anew(past, &sizes);
-        }
+        self.slot_and_blocks(slot)?.0.text.read_anew(past, &sizes);
         self.write_table(slot, shared)
     }
 
@@ -255,11 +253,8 @@ impl PlacedModel {
     /// Enqueues runs as long as there is something to run that should not wait.
     fn enqueue_ahead(&mut self) -> Result<()> {
         while let Some((mut batch, turn)) = self.next_batch()? {
-            let expected = self.expected(&batch);
             self.fill_up(&mut batch);
-            // Numbers are of the draws as they are enqueued.
-            let expected = numbered(expected, &batch);
-            let awaited = Awaited { group: turn.group, tokens: expected };
+            let awaited = Awaited { group: turn.group, tokens: self.expected(&batch)? };
             let mut runs = std::mem::take(&mut self.runs);
             let done = runs.push(self, &batch, awaited, turn, &mut |model, run, awaited| model.expect(run, awaited));
             self.runs = runs;
@@ -268,16 +263,16 @@ impl PlacedModel {
         Ok(())
     }
 
-    /// The tokens that a batch samples, in the order of its draws.
-    fn expected(&self, batch: &Batch) -> Vec<Expected> {
-        let Request::Sample(draws) = &batch.request else { return Vec::new() };
-        let expected = |draw: &Draw| {
-            let state = self.sequences.get(draw.slot)?.as_ref()?;
+    /// The tokens that a batch samples and somebody wants.
+    fn expected(&self, batch: &Batch) -> Result<Vec<Expected>> {
+        let Request::Sample(draws) = &batch.request else { return Ok(Vec::new()) };
+        let expected = |(number, draw, log_prob): (usize, &Draw, bool)| {
+            let state = self.slot(draw.slot)?;
             let sequence = Sequence { slot: draw.slot, generation: state.generation };
-            let log_prob = draw.sampling?.log_prob;
-            Some(Expected { sequence, epoch: state.epoch, at: draw.position + 1, number: 0, log_prob })
+            Ok(Expected { sequence, epoch: state.epoch, at: draw.position + 1, number, log_prob })
         };
-        draws.iter().filter_map(expected).collect()
+        let wanted = draws.iter().enumerate().filter_map(|(i, draw)| Some((i, draw, draw.sampling?.log_prob)));
+        wanted.map(expected).collect()
     }
 
     /// Asks for what a run samples.
@@ -329,11 +324,4 @@ impl PlacedModel {
         self.recoveries = 0;
         self.ahead.ready.push_back(Token { sequence, id, log_prob });
     }
-}
-
-/// Which of a batch's draws is which token.
-fn numbered(expected: Vec<Expected>, batch: &Batch) -> Vec<Expected> {
-    let Request::Sample(draws) = &batch.request else { return expected };
-    let number = |e: &Expected| draws.iter().position(|draw| draw.slot == e.sequence.slot).unwrap_or(0);
-    expected.into_iter().map(|e| Expected { number: number(&e), ..e }).collect()
 }

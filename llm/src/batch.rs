@@ -80,13 +80,17 @@ impl Batch {
         draws.sort_by_key(|draw| draw.row);
     }
 
-    /// The shape of its graph.
-    pub(crate) fn shape(&self, cache: Cache) -> GraphShape {
-        let feed = match self.rows.iter().filter(|row| row.token.is_none()).count() {
+    /// Where its tokens come from.
+    pub(crate) fn feed(&self) -> Feed {
+        match self.rows.iter().filter(|row| row.token.is_none()).count() {
             0 => Feed::Input,
             sampled if sampled == self.rows.len() => Feed::Sampled,
             _ => Feed::Mixed,
-        };
+        }
+    }
+
+    /// The shape of its graph.
+    pub(crate) fn shape(&self, cache: Cache) -> GraphShape {
         let outputs = match &self.request {
             Request::Part => Outputs::None,
             Request::Layers => Outputs::Layers,
@@ -99,7 +103,7 @@ impl Batch {
                 Outputs::Sample { rows: draws.len(), penalties, bias, log_prob: wanted().any(|s| s.log_prob) }
             }
         };
-        GraphShape { n_tokens: self.rows.len(), cache, feed, history: self.history, outputs }
+        GraphShape { n_tokens: self.rows.len(), cache, feed: self.feed(), history: self.history, outputs }
     }
 
     /// The inputs that its graph takes.

@@ -45,7 +45,7 @@ impl PlacedModel {
     fn step_program(&mut self) -> Result<Arc<Program>> {
         let rows = self.least_rows;
         let outputs = Outputs::Sample { rows, penalties: false, bias: false, log_prob: false };
-        let cache = self.cache();
+        let cache = self.cache;
         self.program(GraphShape { n_tokens: rows, cache, feed: Feed::Sampled, history: false, outputs })
     }
 }

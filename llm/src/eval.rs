@@ -4,6 +4,7 @@ use crate::arch::net::{self, Sampling};
 use crate::batch::Request;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
+use crate::runs::{Runs, Turn};
 use crate::sequence::Sequence;
 use outboard_core::op::Sampler;
 
@@ -36,7 +37,6 @@ impl PlacedModel {
             let skip = range.len() - wanted;
             let batch = self.batch_of(sequence, range, request)?;
             let (program, inputs) = self.program_of(&batch)?;
-            self.finish_begun()?;
             self.scheduler().run(&program, &inputs)?;
             if wanted > 0 {
                 let logits = self.wait(self.read(&program, net::LOGITS)?)?;
@@ -49,11 +49,31 @@ impl PlacedModel {
     /// Runs tokens through the layers behind those of a sequence, and returns when the cache has them. Nothing is sampled: what a
     /// step takes longer than one token is the time of the head.
     pub fn fill_cache(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<()> {
+        if tokens.is_empty() {
+            return Err(Error::Request("the prompt is empty".into()));
+        }
         self.check_vocabulary(tokens)?;
         self.stop(sequence)?;
         self.add_prompt(sequence, tokens)?;
-        self.run_text(sequence, Request::Layers)?;
+        let turn = Turn { group: 0, lead: self.prompt_lead() };
+        let mut runs = Runs::default();
+        let done = self.enqueue_layers(sequence, turn, &mut runs);
+        runs.abandon(self);
+        done?;
         Ok(self.scheduler().finish()?)
+    }
+
+    fn enqueue_layers(&mut self, sequence: Sequence, turn: Turn, runs: &mut Runs<()>) -> Result<()> {
+        loop {
+            let state = self.state(sequence)?;
+            let range = state.text.batch(state.n_past);
+            if range.is_empty() {
+                return runs.finish(self, &mut |_, _, ()| Ok(()));
+            }
+            let request = if range.end == state.text.len() { Request::Layers } else { Request::Part };
+            let batch = self.batch_of(sequence, range, request)?;
+            runs.push(self, &batch, (), turn, &mut |_, _, ()| Ok(()))?;
+        }
     }
 
     /// Forgets steps of a sequence that are under way.

@@ -11,7 +11,7 @@ use crate::model::Model;
 use crate::pipeline::micro_batches;
 use crate::placement::{Completed, DeviceLoad, LoadOptions, Placed};
 use crate::route::Route;
-use crate::runs::{Run, Runs, Turn};
+use crate::runs::Runs;
 use crate::sequence::{Sequence, State};
 use crate::watch::{Watch, is_cancelled};
 use bytes::Bytes;
@@ -72,7 +72,7 @@ impl PlacedModel {
         let placed = Placed::new(&model, devices, &options, cache, &Bound::new(), progress)?;
         let placed_model = PlacedModel {
             model,
-            blocks: Blocks::new(cache.blocks - usize::from(cache.spare > 0)),
+            blocks: Blocks::new(cache.blocks_of_sequences()),
             cache,
             least_rows,
             sequences: (0..options.n_seqs).map(|_| None).collect(),
@@ -204,13 +204,22 @@ impl PlacedModel {
     }
 
     pub(crate) fn state(&self, sequence: Sequence) -> Result<&State> {
-        let state = self.sequences.get(sequence.slot).and_then(Option::as_ref);
-        state.filter(|state| state.generation == sequence.generation).ok_or_else(closed)
+        let state = self.slot(sequence.slot)?;
+        if state.generation == sequence.generation { Ok(state) } else { Err(closed()) }
     }
 
     pub(crate) fn state_and_blocks(&mut self, sequence: Sequence) -> Result<(&mut State, &mut Blocks)> {
-        let state = self.sequences.get_mut(sequence.slot).and_then(Option::as_mut);
-        let state = state.filter(|state| state.generation == sequence.generation).ok_or_else(closed)?;
+        self.state(sequence)?;
+        self.slot_and_blocks(sequence.slot)
+    }
+
+    /// The sequence in a slot.
+    pub(crate) fn slot(&self, slot: usize) -> Result<&State> {
+        self.sequences.get(slot).and_then(Option::as_ref).ok_or_else(closed)
+    }
+
+    pub(crate) fn slot_and_blocks(&mut self, slot: usize) -> Result<(&mut State, &mut Blocks)> {
+        let state = self.sequences.get_mut(slot).and_then(Option::as_mut).ok_or_else(closed)?;
         Ok((state, &mut self.blocks))
     }
 
@@ -235,6 +244,11 @@ impl PlacedModel {
     /// Tokens from which all are rounded alike ([`outboard_core::Costs::uniform_rows`]).
     pub(crate) fn uniform_rows(&self) -> usize {
         self.placed.pipeline.uniform_rows()
+    }
+
+    /// Fewest tokens of a part of a prompt that is rounded as the whole is: attention takes a token alone as one that was generated.
+    pub(crate) fn smallest_part(&self) -> usize {
+        self.uniform_rows().max(2)
     }
 
     /// Makes up the number of a run's rows, where there are several sequences.
@@ -273,7 +287,7 @@ impl PlacedModel {
     /// Rows of a sequence's text that go into a run, with blocks for them.
     pub(crate) fn read_rows(&mut self, slot: usize, range: Range<usize>) -> Result<Vec<Row>> {
         self.grow(slot, range.end)?;
-        let Some(state) = self.sequences.get(slot).and_then(Option::as_ref) else { return Err(closed()) };
+        let state = self.slot(slot)?;
         let tokens = state.text.tokens(range.clone());
         let row = |(&token, position)| Row { token: Some(token), position, cache_row: state.cache_row(position), slot };
         Ok(tokens.iter().zip(range).map(row).collect())
@@ -281,17 +295,17 @@ impl PlacedModel {
 
     /// Makes sure that a sequence has blocks for so many tokens, and that devices know of them.
     pub(crate) fn grow(&mut self, slot: usize, tokens: usize) -> Result<()> {
-        let state = self.sequences.get_mut(slot).and_then(Option::as_mut).ok_or_else(closed)?;
+        let (state, blocks) = self.slot_and_blocks(slot)?;
         if blocks_of(tokens) <= state.blocks.len() {
             return Ok(());
         }
-        let new = state.grow(&mut self.blocks, tokens)?;
+        let new = state.grow(blocks, tokens)?;
         self.write_table(slot, new)
     }
 
     /// Tells the devices some of a sequence's blocks.
     pub(crate) fn write_table(&self, slot: usize, which: Range<usize>) -> Result<()> {
-        let state = self.sequences.get(slot).and_then(Option::as_ref).ok_or_else(closed)?;
+        let state = self.slot(slot)?;
         self.write_blocks(slot, which.start, state.blocks.get(which).unwrap_or_default())
     }
 
@@ -300,7 +314,7 @@ impl PlacedModel {
             return Ok(());
         }
         let bytes: Bytes = blocks.iter().flat_map(|&block| (block as i32).to_le_bytes()).collect::<Vec<u8>>().into();
-        let at = 4 * (slot * self.cache().blocks_each() + first) as u64;
+        let at = 4 * (slot * self.cache.blocks_each() + first) as u64;
         for (device, table) in &self.placed.tables {
             let Some(queue) = self.scheduler().queue(*device) else { continue };
             queue.write(&table.part(at, bytes.len() as u64)?, bytes.clone())?;
@@ -310,8 +324,8 @@ impl PlacedModel {
 
     /// Tells the devices the blocks of all sequences, and of the rows that only make up a number.
     pub(crate) fn write_tables(&self) -> Result<()> {
-        let cache = self.cache();
-        let spare = vec![cache.blocks - 1; cache.blocks_each()];
+        let cache = self.cache;
+        let spare = vec![cache.spare_block(); cache.blocks_each()];
         for slot in self.n_seqs()..cache.slots {
             self.write_blocks(slot, 0, &spare)?;
         }
@@ -323,14 +337,9 @@ impl PlacedModel {
 
     /// Rows that only make up a number: of slots and of a block that no sequence has.
     pub(crate) fn spare_rows(&self) -> impl Iterator<Item = Row> + Clone + use<> {
-        let (first, row) = (self.n_seqs(), (self.cache().blocks - 1) * BLOCK_ROWS);
+        let (first, row) = (self.n_seqs(), self.cache.spare_block() * BLOCK_ROWS);
         let spare = move |i| Row { token: None, position: 0, cache_row: row + i, slot: first + i };
         (0..self.cache.spare).map(spare)
-    }
-
-    /// The shape of the cache.
-    pub(crate) fn cache(&self) -> Cache {
-        self.cache
     }
 
     /// Enqueues the rest of all runs that have begun.
@@ -339,35 +348,6 @@ impl PlacedModel {
         let done = runs.finish(self, &mut |model, run, awaited| model.expect(run, awaited));
         self.runs = runs;
         done
-    }
-
-    /// Runs a sequence's text from what the cache has of it to `end`, micro-batch by micro-batch, the last one with outputs.
-    pub(crate) fn run_text(&mut self, sequence: Sequence, last: Request) -> Result<Run> {
-        self.finish_begun()?;
-        let lead = self.prompt_lead();
-        let mut runs = Runs::default();
-        let mut newest = None;
-        let mut enqueue = |model: &mut PlacedModel| -> Result<()> {
-            let mut ended = |_: &mut PlacedModel, run: Run, ()| {
-                newest = Some(run);
-                Ok(())
-            };
-            loop {
-                let state = model.state(sequence)?;
-                let range = state.text.batch(state.n_past);
-                if range.is_empty() {
-                    return runs.finish(model, &mut ended);
-                }
-                let is_last = range.end == state.text.len();
-                let request = if is_last { last.clone() } else { Request::Part };
-                let batch = model.batch_of(sequence, range, request)?;
-                runs.push(model, &batch, (), Turn { group: 0, lead }, &mut ended)?;
-            }
-        };
-        let done = enqueue(self);
-        runs.abandon(self);
-        done?;
-        newest.ok_or_else(|| Error::Request("the prompt is empty".into()))
     }
 
     /// A batch of nothing but a part of one sequence's text, which it counts as read.
@@ -390,8 +370,8 @@ impl PlacedModel {
 
     /// The program of a batch, and its inputs.
     pub(crate) fn program_of(&mut self, batch: &Batch) -> Result<(Arc<Program>, Inputs)> {
-        let program = self.program(batch.shape(self.cache()))?;
-        let inputs = batch.inputs(program.graph(), self.cache());
+        let program = self.program(batch.shape(self.cache))?;
+        let inputs = batch.inputs(program.graph(), self.cache);
         Ok((program, inputs))
     }
 

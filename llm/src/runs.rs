@@ -56,7 +56,7 @@ impl<T> Runs<T> {
         ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
     ) -> Result<()> {
         let (program, inputs) = model.program_of(batch)?;
-        let samples_before = batch.shape(model.cache()).feed != Feed::Input;
+        let samples_before = batch.feed() != Feed::Input;
         let Turn { group, lead } = turn;
         while self.begun.len() > lead || samples_before && self.begun.iter().any(|begun| begun.group == group) {
             self.end(model, ended)?;

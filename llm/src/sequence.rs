@@ -137,7 +137,6 @@ impl State {
         let kept = blocks_of(n_past).min(self.blocks.len());
         self.beginnings.truncate(whole);
         self.blocks.drain(kept..).for_each(|block| blocks.give_back(block));
-        self.noted = self.noted.min(n_past);
         self.rewind(n_past);
     }
 
@@ -156,6 +155,7 @@ impl State {
         self.epoch += 1;
         self.sampled = None;
         self.n_past = n_past;
+        self.noted = self.noted.min(n_past);
     }
 
     /// Promises room for `tokens` in all.
@@ -235,14 +235,12 @@ impl State {
     pub(crate) fn restart(&mut self) {
         self.text.truncate(0);
         self.job = None;
-        self.noted = 0;
         self.rewind(0);
     }
 
     /// After a fault: what the cache has is right up to `n_past` tokens, and nobody knows what others share.
     pub(crate) fn recover(&mut self, n_past: usize) {
         self.beginnings.clear();
-        self.noted = self.noted.min(n_past);
         self.rewind(n_past);
     }
 }

@@ -81,7 +81,7 @@ impl PlacedModel {
             }
         }
         // Who has waited longest reads first.
-        work.reads.sort_by_key(|&slot| self.sequences.get(slot).and_then(Option::as_ref).map(|state| state.begun));
+        work.reads.sort_by_key(|&slot| self.slot(slot).map_or(0, |state| state.begun));
         work
     }
 
@@ -114,7 +114,7 @@ impl PlacedModel {
         let (mut rows, mut draws) = (Vec::new(), Vec::new());
         for &(slot, position) in &work.steps {
             self.grow(slot, position + 1)?;
-            let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) else { continue };
+            let (state, _) = self.slot_and_blocks(slot)?;
             let sampling = state.job.map(|job| job.sampling);
             draws.push(Draw { row: rows.len(), slot, position, sampling, bias: state.bias.clone() });
             rows.push(Row { token: None, position, cache_row: state.cache_row(position), slot });
@@ -126,29 +126,29 @@ impl PlacedModel {
             room = room.min(self.prompt_rows(work));
         }
         let n_steps = rows.len();
-        for slot in &work.reads {
+        let note = self.options.prefixes.are_shared();
+        for &slot in &work.reads {
             // Others may have read the same since, this run's rows included: they are written before anybody sees them.
-            self.share_beginning(*slot)?;
-            let range = self.part_of_prompt(*slot, room, rows.len() == n_steps);
+            self.share_beginning(slot)?;
+            let range = self.part_of_prompt(slot, room, rows.len() == n_steps)?;
             if range.is_empty() {
                 continue;
             }
             let n = range.len();
             room = room.saturating_sub(n);
             let end = range.end;
-            let new = self.read_rows(*slot, range)?;
-            let Some(state) = self.sequences.get_mut(*slot).and_then(Option::as_mut) else { continue };
-            rows.extend(new);
+            rows.extend(self.read_rows(slot, range)?);
+            let (state, blocks) = self.slot_and_blocks(slot)?;
             let samples = end == state.text.len();
             if samples {
                 let sampling = state.job.map(|job| job.sampling);
                 let bias = state.bias.clone();
-                draws.push(Draw { row: rows.len() - 1, slot: *slot, position: end - 1, sampling, bias });
+                draws.push(Draw { row: rows.len() - 1, slot, position: end - 1, sampling, bias });
             }
             state.note_history(history, n);
             state.enqueued(n, samples);
-            if self.options.prefixes.are_shared() {
-                state.note_beginnings(&mut self.blocks);
+            if note {
+                state.note_beginnings(blocks);
             }
         }
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
@@ -159,7 +159,7 @@ impl PlacedModel {
     fn needs_history(&self, work: &Work) -> bool {
         let slots = work.steps.iter().map(|(slot, _)| slot).chain(&work.reads);
         let penalties = |slot: &usize| {
-            let job = self.sequences.get(*slot).and_then(Option::as_ref).and_then(|state| state.job);
+            let job = self.slot(*slot).ok().and_then(|state| state.job);
             job.is_some_and(|job| job.sampling.penalties.is_some())
         };
         self.options.prefixes.are_shared() || slots.into_iter().any(penalties)
@@ -171,30 +171,27 @@ impl PlacedModel {
         let pipeline = &self.placed.pipeline;
         let rows = self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups());
         let each = self.placed.parts.work();
-        let reader = work.reads.first().and_then(|slot| self.sequences.get(*slot)?.as_ref());
-        let past = reader.map_or(0, |state| state.n_past);
+        let past = work.reads.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
         let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
-        each.within(past, PROMPT_SHARE * step).max(self.uniform_rows().max(2))
+        each.within(past, PROMPT_SHARE * step).max(self.smallest_part())
     }
 
     /// As much of a sequence's next micro-batch as there is room for, and no part that would be rounded otherwise than the whole. The first one of
     /// a run is not left out.
-    fn part_of_prompt(&mut self, slot: usize, room: usize, first: bool) -> Range<usize> {
-        let next = self.sequences.get(slot).and_then(Option::as_ref).map(State::next);
-        let Some(Next::Read(range)) = next else { return 0..0 };
-        let least = self.uniform_rows().max(2);
+    fn part_of_prompt(&mut self, slot: usize, room: usize, first: bool) -> Result<Range<usize>> {
+        let least = self.smallest_part();
+        let (state, _) = self.slot_and_blocks(slot)?;
+        let Next::Read(range) = state.next() else { return Ok(0..0) };
         let n = range.len();
         if room < least && !first {
-            return 0..0;
+            return Ok(0..0);
         }
         // Two parts, neither too small: what cannot be cut goes as it is.
         let cut = room.max(least).min(n.saturating_sub(least));
         if n <= room || cut < least {
-            return range;
+            return Ok(range);
         }
-        if let Some(state) = self.sequences.get_mut(slot).and_then(Option::as_mut) {
-            state.text.cut(range.start, cut);
-        }
-        range.start..range.start + cut
+        state.text.cut(range.start, cut);
+        Ok(range.start..range.start + cut)
     }
 }

@@ -140,6 +140,16 @@ impl Cache {
         Cache { blocks: self.blocks + usize::from(spare > 0), slots: self.slots + spare, spare, ..self }
     }
 
+    /// Blocks that sequences may have: all but the spare one.
+    pub fn blocks_of_sequences(&self) -> usize {
+        self.blocks - usize::from(self.spare > 0)
+    }
+
+    /// The block of padding rows, where there are spare slots.
+    pub(crate) fn spare_block(&self) -> usize {
+        self.blocks_of_sequences()
+    }
+
     /// Rows in all.
     pub fn rows(&self) -> usize {
         self.blocks.saturating_mul(op::BLOCK_ROWS)
