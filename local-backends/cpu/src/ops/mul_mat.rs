@@ -98,27 +98,31 @@ pub(super) fn product(isa: Isa, workers: Workers<'_>, w: Rows, m: usize, x: &[Ac
     let (w, out) = (SendPtr(w), SendPtr(out));
     workers.divide(m, ROW_UNIT, w.get().k * n, &|rows, memory| {
         let Ok(mut scratch) = memory.rest() else { return };
-        let mut first = 0;
-        while first < n && !workers.aborted() {
-            let count = columns_now(n - first, group);
+        for (first, count) in column_groups(n, group).take_while(|_| !workers.aborted()) {
             let out = out.get();
             // SAFETY: rows and columns are inside their tensors by the op's shape rule; pieces have different rows of the result.
             unsafe {
                 let to = Out { data: out.data.add(first * out.stride), stride: out.stride };
                 mul_mat(isa, w.get(), rows.clone(), &x[first * blocks..][..count * blocks], count, to, &mut scratch);
             }
-            first += count;
         }
     });
 }
 
-/// How many of `left` columns are worked on together: a group, but for as many as leave no rest that would be rounded otherwise.
-fn columns_now(left: usize, group: usize) -> usize {
-    let count = left.min(group);
-    match left - count {
-        rest @ 1.. if rest < PANEL_COLUMNS => count - (PANEL_COLUMNS - rest),
-        _ => count,
-    }
+/// The columns that are worked on together, `most` at a time: the first of each group and how many. A group is smaller where the rest behind it would
+/// be rounded otherwise.
+fn column_groups(n: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let mut first = 0;
+    std::iter::from_fn(move || {
+        let left = n - first;
+        let count = match left.min(most) {
+            count if (1..PANEL_COLUMNS).contains(&(left - count)) => left - PANEL_COLUMNS,
+            count => count,
+        };
+        let group = (first, count);
+        first += count;
+        (count > 0).then_some(group)
+    })
 }
 
 /// The same with weights that are floats; `x` is the first column and the floats from one to the next.
@@ -134,8 +138,7 @@ pub(super) fn float_product(
     let shared = SendPtr((w, x, out));
     workers.divide(m, ROW_UNIT, w.k * n, &|rows, _| {
         let (w, (x, stride), out) = shared.get();
-        for first in (0..n).step_by(FLOAT_COLUMNS).take_while(|_| !workers.aborted()) {
-            let count = (n - first).min(FLOAT_COLUMNS);
+        for (first, count) in column_groups(n, FLOAT_COLUMNS).take_while(|_| !workers.aborted()) {
             // SAFETY: as in `product`.
             unsafe {
                 let to = Out { data: out.data.add(first * out.stride), stride: out.stride };
@@ -167,13 +170,13 @@ mod tests {
     #[test]
     fn no_group_is_rounded_otherwise_than_the_rest() {
         for (n, group) in (0..400).flat_map(|n| [64, 85, 170].map(|group| (n, group))) {
-            let (mut left, mut least) = (n, usize::MAX);
-            while left > 0 {
-                let count = columns_now(left, group);
-                assert!((1..=group).contains(&count));
+            let (mut next, mut least) = (0, usize::MAX);
+            for (first, count) in column_groups(n, group) {
+                assert!(first == next && (1..=group).contains(&count));
                 least = least.min(count);
-                left -= count;
+                next = first + count;
             }
+            assert_eq!(next, n);
             assert!(least >= n.min(PANEL_COLUMNS), "{n} in groups of {group}: {least}");
         }
     }
