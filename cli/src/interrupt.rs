@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use outboard_llm::PlacedModel;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,4 +18,9 @@ pub(crate) fn watch(engine: &PlacedModel) -> Result<Arc<AtomicBool>> {
     })
     .context("cannot watch for Ctrl-C")?;
     Ok(flag)
+}
+
+/// The exit status of a command that Ctrl-C may have ended.
+pub(crate) fn status(interrupted: &AtomicBool) -> ExitCode {
+    if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS }
 }

@@ -4,7 +4,7 @@ use super::print_json;
 use super::run::{Report, Show, generate_shown};
 use crate::args::{CacheType, DeviceArgs, ModelArgs, RpcList, SplitMode};
 use crate::trust::TrustArgs;
-use crate::{devices, fetch, model};
+use crate::{devices, fetch, interrupt, model};
 use anyhow::{Context, Result, anyhow, bail};
 use outboard_core::op::Sampler;
 use outboard_llm::tokenizer::{Bos, SpecialText};
@@ -62,7 +62,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         stop: Vec::new(),
         log_probs: args.json,
     };
-    let generation = generate_shown(&mut engine, &loaded, &tokens, &options, show, &interrupted)?;
+    let sequence = engine.open()?;
+    let generation = generate_shown(&mut engine, sequence, &loaded, &tokens, &options, show, &interrupted)?;
     let report = Report::new(&tokens, generation, load_time, &engine);
     if args.json {
         print_json(&report)?;
@@ -77,7 +78,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     output::errln(
         "both servers have stopped; to do the same over your own hosts: rpc-server there, outboard run --rpc here",
     )?;
-    Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(interrupt::status(&interrupted))
 }
 
 /// Set by the first Ctrl-C; the second one ends this process. The servers end with this process's end of their standard input, however

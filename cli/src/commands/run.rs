@@ -11,11 +11,10 @@ use crate::measure::Range;
 use crate::model::DeviceReport;
 use crate::trace::{Links, TokenTime, Trace, Tracer, time_lines};
 use crate::{interrupt, model, print};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use outboard::Model;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
-use outboard_llm::tokenizer::{Bos, SpecialText};
 use outboard_llm::{Finish, GenerateOptions, Generation, PlacedModel, Prefixes, Sequence, generate};
 use outboard_output as output;
 use serde::Serialize;
@@ -86,10 +85,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let loaded = model::open(&args.model.model)?;
     let Some(prompt) = prompt else {
         let talk = conversation::Talk::new(args, &loaded)?;
-        return conversation::main(talk, Opened::new(args, loaded, Vec::new())?, &generate_options);
+        return conversation::main(talk, Opened::new(args, loaded, &[])?, &generate_options);
     };
     let tokens = encode(args, &loaded, &prompt)?;
-    let mut opened = Opened::new(args, loaded, tokens.clone())?;
+    let mut opened = Opened::new(args, loaded, &tokens)?;
     if generate_options.sampler.temperature > 0.0 {
         output::errln(format_args!("seed: {}", generate_options.sampler.seed))?;
     }
@@ -113,7 +112,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if let Some(path) = &args.trace {
         write_trace(&trace, path, &phases)?;
     }
-    Ok(if opened.interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(interrupt::status(&opened.interrupted))
 }
 
 /// A model on its devices, and what watches over it.
@@ -127,8 +126,19 @@ struct Opened {
 }
 
 impl Opened {
+    /// Generates a text behind what a sequence has, and shows it.
+    fn generate(
+        &mut self,
+        sequence: Sequence,
+        tokens: &[u32],
+        options: &GenerateOptions,
+        show: Show,
+    ) -> Result<Generation> {
+        generate_shown(&mut self.engine, sequence, &self.loaded, tokens, options, show, &self.interrupted)
+    }
+
     /// Puts a model on its devices, with a context that has room for a prompt.
-    fn new(args: &Args, loaded: Model, prompt: Vec<u32>) -> Result<Opened> {
+    fn new(args: &Args, loaded: Model, prompt: &[u32]) -> Result<Opened> {
         let set = devices::open(&args.devices)?;
         let prefixes = if args.parallel > 1 { Prefixes::Shared } else { Prefixes::Apart };
         let model_args = ModelArgs { n_seqs: args.parallel as usize, prefixes, ..args.model.clone() };
@@ -224,7 +234,7 @@ fn generate_timed(args: &Args, opened: &mut Opened, tokens: &[u32], options: &Ge
     let start = Instant::now();
     let show = if args.json { Show::Nothing } else { Show::Text };
     let sequence = opened.engine.open()?;
-    let generated = generate_in(opened, sequence, tokens, options, show);
+    let generated = opened.generate(sequence, tokens, options, show);
     let trace = recording.finish();
     Ok(Timed { generation: generated?, start, trace })
 }
@@ -237,43 +247,15 @@ pub(crate) enum Show {
     Nothing,
 }
 
-/// Generates a text in a sequence of its own until its end, an interrupt, or the end of standard output, which is an error.
+/// Generates a text behind what a sequence has until its end, an interrupt, or the end of standard output, which is an error.
 pub(crate) fn generate_shown(
     engine: &mut PlacedModel,
+    sequence: Sequence,
     loaded: &Model,
     tokens: &[u32],
     options: &GenerateOptions,
     show: Show,
     interrupted: &AtomicBool,
-) -> Result<Generation> {
-    let sequence = engine.open()?;
-    let generated = show_text(show, interrupted, &mut |on_text| {
-        Ok(generate(engine, sequence, loaded.tokenizer(), tokens, options, on_text)?)
-    })?;
-    engine.close(sequence)?;
-    Ok(generated)
-}
-
-/// The same behind what a sequence has.
-fn generate_in(
-    opened: &mut Opened,
-    sequence: Sequence,
-    tokens: &[u32],
-    options: &GenerateOptions,
-    show: Show,
-) -> Result<Generation> {
-    let Opened { engine, loaded, interrupted, .. } = opened;
-    show_text(show, interrupted, &mut |on_text| {
-        Ok(generate(engine, sequence, loaded.tokenizer(), tokens, options, on_text)?)
-    })
-}
-
-type OnText<'t> = dyn FnMut(&str) -> ControlFlow<()> + 't;
-
-fn show_text(
-    show: Show,
-    interrupted: &AtomicBool,
-    generate: &mut dyn FnMut(&mut OnText<'_>) -> Result<Generation>,
 ) -> Result<Generation> {
     let mut shown = Ok(());
     let mut on_text = |text: &str| {
@@ -286,9 +268,9 @@ fn show_text(
         }
         ControlFlow::Continue(())
     };
-    let generated = generate(&mut on_text);
+    let generated = generate(engine, sequence, loaded.tokenizer(), tokens, options, &mut on_text);
     shown?;
-    generated
+    Ok(generated?)
 }
 
 /// Writes what the devices did to the file of `--trace`.
@@ -302,22 +284,15 @@ fn write_trace(trace: &Trace, path: &Path, phases: &Phases) -> Result<()> {
 
 /// Tokens of the prompt.
 fn encode(args: &Args, loaded: &Model, prompt: &str) -> Result<Vec<u32>> {
-    let tokenizer = loaded.tokenizer();
     let text = if args.chat {
-        let template = ChatTemplate::from_gguf(loaded.inner().gguf(), tokenizer)?;
+        let template = ChatTemplate::from_gguf(loaded.inner().gguf(), loaded.tokenizer())?;
         let system = args.system.iter().map(|s| Message::new("system", s.as_str()));
         let messages: Vec<Message> = system.chain([Message::new("user", prompt)]).collect();
         template.render(&messages, GenerationPrompt::Add, SystemTime::now())?
     } else {
         prompt.to_owned()
     };
-    let mut tokens = tokenizer.encode(&text, SpecialText::Parse, Bos::Add)?;
-    if tokens.is_empty() {
-        // Nothing to go on from: begin as a text begins.
-        let start = tokenizer.bos().or(tokenizer.eos());
-        tokens.push(start.ok_or_else(|| anyhow!("the prompt is empty and the model has no token to begin with"))?);
-    }
-    Ok(tokens)
+    Ok(loaded.encode(&text)?)
 }
 
 /// Why a text ended, in JSON; the names are fixed.

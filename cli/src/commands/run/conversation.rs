@@ -1,7 +1,7 @@
 //! `outboard run --chat` without a prompt: a conversation in the terminal. What the cache has of it is not read again: a turn reads only what is
 //! new.
 
-use super::{Args, Opened, Show, generate_in};
+use super::{Args, Opened, Show};
 use crate::hints::hint;
 use anyhow::Result;
 use outboard::Model;
@@ -57,7 +57,7 @@ impl Talk {
         opened.engine.truncate(sequence, known)?;
         self.tokens.truncate(known);
         let new = all.get(known..).unwrap_or_default();
-        let answer = match generate_in(opened, sequence, new, options, Show::Text) {
+        let answer = match opened.generate(sequence, new, options, Show::Text) {
             Ok(answer) => answer,
             Err(e) if matches!(e.downcast_ref(), Some(Error::ContextFull { .. })) => {
                 // The conversation can go on with something shorter.

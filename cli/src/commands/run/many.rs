@@ -5,7 +5,7 @@ use crate::commands::print_json;
 use crate::devices::{self, Net};
 use crate::failover::Recovered;
 use crate::model::{self, DeviceReport};
-use crate::print;
+use crate::{interrupt, print};
 use anyhow::Result;
 use outboard_llm::{GenerateOptions, Generation, Sampler, TextRequest, generate_many};
 use outboard_output as output;
@@ -61,7 +61,7 @@ pub(super) fn main(args: &Args, mut opened: Opened, tokens: &[u32], options: &Ge
     })?;
     shown?;
     report(args, &opened, tokens, &requests, generations, start.elapsed())?;
-    Ok(if interrupted.load(Ordering::Relaxed) { ExitCode::from(130) } else { ExitCode::SUCCESS })
+    Ok(interrupt::status(&interrupted))
 }
 
 fn report(
