@@ -5,6 +5,8 @@
 #[path = "../../rpc-client/tests/common/proxy.rs"]
 #[allow(unreachable_pub)]
 mod proxy;
+#[path = "../../llm/tests/texts/mod.rs"]
+mod texts;
 
 use outboard_core::op::{Penalties, Sampler};
 use outboard_core::{Device, Host};
@@ -13,38 +15,17 @@ use outboard_host::MemoryBudget;
 use outboard_integration::{Server, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::tokenizer::{Bos, SpecialText, Tokenizer};
-use outboard_llm::{Failover, LoadOptions, Model, PlacedModel, Prefixes, Recovery, Sampling, Sequence};
+use outboard_llm::{Failover, LoadOptions, Model, PlacedModel, Prefixes, Recovery, Sampling};
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use outboard_system::open_mapped;
 use proxy::Proxy;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
+use texts::{Random, Request, Text, alone, rest, together};
 
 const TEXTS: usize = 16;
 const WORDS: [&str; 8] =
     ["The", " ship left the harbour", " at dawn,", " and nobody", " could say when", " it would", " be back.", " Once"];
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) % n as u64) as usize
-    }
-}
-
-#[derive(Clone)]
-struct Request {
-    prompt: Vec<u32>,
-    sampling: Sampling,
-    most: usize,
-}
-
-/// Tokens with their log-probabilities, bit by bit.
-type Text = Vec<(u32, u32)>;
 
 struct World {
     model: Arc<Model>,
@@ -81,42 +62,12 @@ impl World {
 
     /// Each text with no other one beside it.
     fn alone(&self, model: &mut PlacedModel) -> Vec<Text> {
-        let one = |request: &Request| {
-            let sequence = model.open().unwrap();
-            model.begin(sequence, &request.prompt, request.sampling, request.most).unwrap();
-            let mut text = Vec::new();
-            while let Some(token) = model.next_token().unwrap() {
-                text.push((token.id, token.log_prob.unwrap().to_bits()));
-            }
-            model.close(sequence).unwrap();
-            text
-        };
-        self.requests.iter().map(one).collect()
+        self.requests.iter().map(|request| alone(model, request)).collect()
     }
 
     /// All texts, which begin at random moments. `came` is told how many tokens there are by now.
     fn together(&self, model: &mut PlacedModel, random: &mut Random, came: &mut dyn FnMut(usize)) -> Vec<Text> {
-        let mut texts: Vec<Text> = vec![Vec::new(); TEXTS];
-        let mut open: HashMap<Sequence, usize> = HashMap::new();
-        let (mut next, mut n) = (0, 0);
-        loop {
-            while next < TEXTS && (open.is_empty() || random.below(3) == 0) {
-                let sequence = model.open().unwrap();
-                let Request { prompt, sampling, most } = &self.requests[next];
-                model.begin(sequence, prompt, *sampling, *most).unwrap();
-                open.insert(sequence, next);
-                next += 1;
-            }
-            let Some(token) = model.next_token().unwrap() else { return texts };
-            let i = open[&token.sequence];
-            texts[i].push((token.id, token.log_prob.unwrap().to_bits()));
-            if texts[i].len() == self.requests[i].most {
-                model.close(token.sequence).unwrap();
-                open.remove(&token.sequence);
-            }
-            n += 1;
-            came(n);
-        }
+        together(model, &self.requests, &HashMap::new(), random, came)
     }
 
     fn tokens(&self) -> usize {
@@ -245,9 +196,7 @@ fn a_long_beginning_is_read_once() {
         model.begin(sequence, &prompt, sampling, 4).unwrap();
         let held = free - model.free_tokens();
         assert_eq!(held, if i == 0 { 2048 } else { 128 }, "blocks of text {i}");
-        let text: Text = std::iter::from_fn(|| model.next_token().unwrap())
-            .map(|token| (token.id, token.log_prob.unwrap().to_bits()))
-            .collect();
+        let text = rest(&mut model, sequence, sampling);
         texts.push((prompt, text));
     }
     let mut apart = PlacedModel::load(
@@ -258,12 +207,7 @@ fn a_long_beginning_is_read_once() {
     )
     .unwrap();
     for (prompt, text) in texts {
-        let sequence = apart.open().unwrap();
-        apart.begin(sequence, &prompt, sampling, 4).unwrap();
-        let want: Text = std::iter::from_fn(|| apart.next_token().unwrap())
-            .map(|token| (token.id, token.log_prob.unwrap().to_bits()))
-            .collect();
+        let want = alone(&mut apart, &Request { prompt, sampling, most: 4 });
         assert_eq!(text, want);
-        apart.close(sequence).unwrap();
     }
 }

@@ -3,6 +3,7 @@
 
 #[path = "small/mod.rs"]
 mod small;
+mod texts;
 
 use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
@@ -12,29 +13,7 @@ use outboard_llm::{Error, LoadOptions, Penalties, PlacedModel, Prefixes, Sampler
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// A text to be generated.
-#[derive(Clone, Debug)]
-struct Request {
-    prompt: Vec<u32>,
-    sampling: Sampling,
-    most: usize,
-}
-
-/// Tokens with their log-probabilities, bit by bit.
-type Text = Vec<(u32, u32)>;
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) % n as u64) as usize
-    }
-}
+use texts::{Random, Request, Text, alone, bits, rest, together};
 
 /// Requests of all kinds: prompts of one token up to some blocks, all samplers, with and without penalties.
 fn requests(n: usize, random: &mut Random) -> Vec<Request> {
@@ -69,53 +48,6 @@ fn load(name: &str, devices: Vec<Arc<dyn Device>>, options: &LoadOptions) -> Pla
     PlacedModel::load(small::model(name), devices, options, &|_, _| {}).unwrap()
 }
 
-fn bits(log_prob: Option<f32>) -> u32 {
-    log_prob.map_or(0, f32::to_bits)
-}
-
-/// A text with no other one beside it.
-fn alone(model: &mut PlacedModel, request: &Request) -> Text {
-    let sequence = model.open().unwrap();
-    model.begin(sequence, &request.prompt, request.sampling, request.most).unwrap();
-    let mut text = Vec::new();
-    while let Some(token) = model.next_token().unwrap() {
-        assert_eq!(token.sequence, sequence);
-        text.push((token.id, bits(token.log_prob)));
-    }
-    model.close(sequence).unwrap();
-    text
-}
-
-/// All texts, which begin at random moments, `most` of them at a time. Those in `cut` end after so many tokens, before they wanted to.
-fn together(
-    model: &mut PlacedModel,
-    requests: &[Request],
-    cut: &HashMap<usize, usize>,
-    random: &mut Random,
-) -> Vec<Text> {
-    let mut texts: Vec<Text> = vec![Vec::new(); requests.len()];
-    let mut open: HashMap<Sequence, usize> = HashMap::new();
-    let mut next = 0;
-    loop {
-        while next < requests.len() && open.len() < model.n_seqs() && (open.is_empty() || random.below(4) == 0) {
-            let sequence = model.open().unwrap();
-            let Request { prompt, sampling, most } = &requests[next];
-            model.begin(sequence, prompt, *sampling, *most).unwrap();
-            open.insert(sequence, next);
-            next += 1;
-        }
-        let Some(token) = model.next_token().unwrap() else { break };
-        let i = open[&token.sequence];
-        texts[i].push((token.id, bits(token.log_prob)));
-        if texts[i].len() == requests[i].most || cut.get(&i) == Some(&texts[i].len()) {
-            model.close(token.sequence).unwrap();
-            open.remove(&token.sequence);
-        }
-    }
-    assert!(open.is_empty() && next == requests.len());
-    texts
-}
-
 fn check(name: &str, devices: &dyn Fn() -> Vec<Arc<dyn Device>>, n_seqs: usize) {
     let mut random = Random(n_seqs as u64);
     let requests = requests(16, &mut random);
@@ -126,7 +58,7 @@ fn check(name: &str, devices: &dyn Fn() -> Vec<Arc<dyn Device>>, n_seqs: usize) 
     for round in 0..3 {
         let cut: HashMap<usize, usize> = (0..4).map(|_| (random.below(16), 1 + random.below(3))).collect();
         let cut = cut.into_iter().filter(|(i, n)| *n < requests[*i].most).collect();
-        let got = together(&mut model, &requests, &cut, &mut random);
+        let got = together(&mut model, &requests, &cut, &mut random, &mut |_| {});
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             let want = &want[..cut.get(&i).copied().unwrap_or(want.len())];
             assert_eq!(got, want, "{name}, {n_devices} devices, round {round}, text {i}: {:?}", requests[i]);
@@ -171,14 +103,14 @@ fn a_beginning_in_common_is_read_and_kept_once() {
     let mut model = load("llama-dense", cpus(1), &LoadOptions { prefixes: Prefixes::Shared, ..options });
     let first = model.open().unwrap();
     model.begin(first, &requests[0].prompt, sampling, 5).unwrap();
-    let text: Text = (0..5).map(|_| model.next_token().unwrap().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+    let text: Text = (0..5).map(|_| bits(&model.next_token().unwrap().unwrap())).collect();
     assert_eq!(text, want[0]);
     let before = model.free_tokens();
     let second = model.open().unwrap();
     model.begin(second, &requests[1].prompt, sampling, 5).unwrap();
     // 600 tokens are four whole blocks and a part of one.
     assert_eq!(before - model.free_tokens(), 128);
-    let text: Text = (0..5).map(|_| model.next_token().unwrap().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+    let text: Text = (0..5).map(|_| bits(&model.next_token().unwrap().unwrap())).collect();
     assert_eq!(text, want[1]);
     // What one of them does to its own text, the other one does not see: it goes back into what both have.
     model.truncate(second, 300).unwrap();
@@ -188,7 +120,7 @@ fn a_beginning_in_common_is_read_and_kept_once() {
     };
     let expected = alone(&mut apart, &other);
     model.begin(second, &[99, 98, 97], sampling, 5).unwrap();
-    let text: Text = (0..5).map(|_| model.next_token().unwrap().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+    let text: Text = (0..5).map(|_| bits(&model.next_token().unwrap().unwrap())).collect();
     assert_eq!(text, expected);
     model.close(first).unwrap();
     model.close(second).unwrap();
@@ -266,7 +198,7 @@ fn a_bias_is_of_one_sequence() {
     model.begin(bound, &[1, 2, 3, 4], sampling, 6).unwrap();
     let mut texts: HashMap<Sequence, Text> = HashMap::new();
     while let Some(token) = model.next_token().unwrap() {
-        texts.entry(token.sequence).or_default().push((token.id, bits(token.log_prob)));
+        texts.entry(token.sequence).or_default().push(bits(&token));
     }
     assert_eq!(texts[&free], want);
     assert_eq!(texts[&bound].iter().map(|(id, _)| *id).collect::<Vec<_>>(), [5; 6]);
@@ -300,7 +232,7 @@ fn a_run_that_was_cancelled_leaves_nothing_half_read() {
     model.begin(second, &request.prompt, sampling, 5).unwrap();
     let mut texts: HashMap<Sequence, Text> = HashMap::new();
     while let Some(token) = model.next_token().unwrap() {
-        texts.entry(token.sequence).or_default().push((token.id, bits(token.log_prob)));
+        texts.entry(token.sequence).or_default().push(bits(&token));
     }
     assert_eq!((&texts[&first], &texts[&second]), (&want, &want));
 }
@@ -316,8 +248,7 @@ fn penalties_do_not_count_what_others_have_left() {
         model.begin(sequence, &[7; 60], plain, 3).unwrap();
         while model.next_token().unwrap().is_some() {}
         model.begin(sequence, &[9, 8, 7], weighed, 8).unwrap();
-        let tokens: Text =
-            std::iter::from_fn(|| model.next_token().unwrap()).map(|t| (t.id, bits(t.log_prob))).collect();
+        let tokens = rest(model, sequence, weighed);
         model.close(sequence).unwrap();
         tokens
     };
