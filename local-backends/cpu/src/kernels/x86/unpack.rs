@@ -1,7 +1,7 @@
 //! How each format's groups become vectors: the AVX2 versions of [`Format::unpack`] and [`Format::scales`].
 
 use super::pair::UnpackPair;
-use super::words::Transposed;
+use super::words::{Transposed, offset_by};
 use crate::kernels::format::*;
 use outboard_core::quant::{IQ4_VALUES, MXFP4_VALUES, e8m0_half};
 use std::arch::x86_64::*;
@@ -26,6 +26,46 @@ pub(in crate::kernels) trait Unpack: Transposed + UnpackPair {
     /// # Safety
     /// AVX2; `w` points to a step that has group `j`.
     unsafe fn vunpack(w: *const u8, j: usize) -> __m256i;
+
+    /// Group `j` of eight rows, transposed: vector i has the elements 4 i to 4 i + 3 of each row.
+    ///
+    /// # Safety
+    /// As [`Unpack::vunpack`], for each of `w`.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn vunpack_rows(w: &[*const u8; 8], j: usize) -> [__m256i; 8] {
+        let mut rows = [_mm256_setzero_si256(); 8];
+        for (row, &w) in rows.iter_mut().zip(w) {
+            // SAFETY: the caller's.
+            *row = unsafe { Self::vunpack(w, j) };
+        }
+        transpose(rows)
+    }
+}
+
+/// Transposes 8 x 8 lanes of 32 bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
+    let [a0, a1, a2, a3] = transpose_halves([r[0], r[1], r[2], r[3]]);
+    let [b0, b1, b2, b3] = transpose_halves([r[4], r[5], r[6], r[7]]);
+    let low = |a, b| _mm256_permute2x128_si256::<0x20>(a, b);
+    let high = |a, b| _mm256_permute2x128_si256::<0x31>(a, b);
+    [low(a0, b0), low(a1, b1), low(a2, b2), low(a3, b3), high(a0, b0), high(a1, b1), high(a2, b2), high(a3, b3)]
+}
+
+/// Transposes 4 x 4 lanes of 32 bits in each half.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_halves([a, b, c, d]: [__m256i; 4]) -> [__m256i; 4] {
+    let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+    let (ab_high, cd_high) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+    [
+        _mm256_unpacklo_epi64(ab, cd),
+        _mm256_unpackhi_epi64(ab, cd),
+        _mm256_unpacklo_epi64(ab_high, cd_high),
+        _mm256_unpackhi_epi64(ab_high, cd_high),
+    ]
 }
 
 /// Bytes of a vector from memory.
@@ -49,6 +89,26 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
     // SAFETY: the caller's 16 bytes.
     let v = unsafe { _mm_loadu_si128(p.cast()) };
     _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(v), v), _mm256_set1_epi8(15))
+}
+
+/// [`nibbles`] of eight rows from byte `at` on, transposed: while they are packed, that is half as much.
+///
+/// # Safety
+/// AVX2; 16 bytes there in each row.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn nibbles_of_rows(w: &[*const u8; 8], at: usize) -> [__m256i; 8] {
+    let mut halves = [_mm256_setzero_si256(); 4];
+    for (r, half) in halves.iter_mut().enumerate() {
+        // SAFETY: the caller's 16 bytes.
+        let [low, high] = [w[r], w[r + 4]].map(|w| unsafe { _mm_loadu_si128(w.add(at).cast()) });
+        *half = _mm256_set_m128i(high, low);
+    }
+    let mask = _mm256_set1_epi8(15);
+    let [a, b, c, d] = transpose_halves(halves);
+    let low = |v| _mm256_and_si256(v, mask);
+    let high = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
+    [low(a), low(b), low(c), low(d), high(a), high(b), high(c), high(d)]
 }
 
 /// 16 in the bytes whose bit is set in the 32 bits at `p`.
@@ -91,6 +151,16 @@ fn lookup(table: &[i8; 16], index: __m256i) -> __m256i {
     // SAFETY: the table has 16 bytes.
     let t = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
     _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), index)
+}
+
+/// [`lookup`] of eight vectors.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lookups(table: &[i8; 16], mut index: [__m256i; 8]) -> [__m256i; 8] {
+    for v in &mut index {
+        *v = lookup(table, *v);
+    }
+    index
 }
 
 /// The f16 at the start of each of `n` blocks of `bytes` bytes; above, that of the last: reading it is cheaper than not to,
@@ -177,7 +247,7 @@ fn offset(d: [__m256; 2], by: f32) -> VScales {
 }
 
 macro_rules! unpack {
-    ($name:ident, $w:ident, $n:ident, $j:ident, scales $scales:expr, group $group:expr) => {
+    ($name:ident, $w:ident, $n:ident, $j:ident, scales $scales:expr, group $group:expr $(, rows $rows:expr)?) => {
         impl Unpack for $name {
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
@@ -192,19 +262,30 @@ macro_rules! unpack {
                 // SAFETY: as above, group j being in the step.
                 unsafe { $group }
             }
+
+            $(
+                #[inline]
+                #[target_feature(enable = "avx2,f16c")]
+                unsafe fn vunpack_rows($w: &[*const u8; 8], $j: usize) -> [__m256i; 8] {
+                    // SAFETY: as above, for each row.
+                    unsafe { $rows }
+                }
+            )?
         }
     };
 }
 
 unpack!(Q4_0, w, n, j,
     scales offset([block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()], -8.0),
-    group nibbles(w.add(j * Self::BYTES + Self::QS)));
+    group nibbles(w.add(j * Self::BYTES + Self::QS)),
+    rows nibbles_of_rows(w, j * Self::BYTES + Self::QS));
 unpack!(Q4_1, w, n, j,
     scales {
         let (d, m) = block_scales_mins(w.add(Self::D), Self::BYTES, n);
         only(d, m)
     },
-    group nibbles(w.add(j * Self::BYTES + Self::QS)));
+    group nibbles(w.add(j * Self::BYTES + Self::QS)),
+    rows nibbles_of_rows(w, j * Self::BYTES + Self::QS));
 unpack!(Q5_0, w, n, j,
     scales offset([block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()], -16.0),
     group five(w.add(j * Self::BYTES + Self::QH)));
@@ -219,7 +300,8 @@ unpack!(Q8_0, w, n, j,
     group load(w.add(j * Self::BYTES + Self::QS)));
 unpack!(IQ4_NL, w, n, j,
     scales only(block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()),
-    group lookup(&IQ4_VALUES, nibbles(w.add(j * Self::BYTES + Self::QS))));
+    group lookup(&IQ4_VALUES, nibbles(w.add(j * Self::BYTES + Self::QS))),
+    rows lookups(&IQ4_VALUES, nibbles_of_rows(w, j * Self::BYTES + Self::QS)));
 unpack!(MXFP4, w, n, j,
 scales {
     let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * Self::BYTES + Self::E)));
@@ -228,7 +310,8 @@ scales {
 group {
     let v = lookup(&MXFP4_VALUES, nibbles(w.add(j * Self::BYTES + Self::QS)));
     _mm256_add_epi8(v, _mm256_set1_epi8(MXFP4_OFFSET))
-});
+},
+rows lookups(&const { offset_by(MXFP4_VALUES, MXFP4_OFFSET) }, nibbles_of_rows(w, j * Self::BYTES + Self::QS)));
 
 unpack!(Q2_K, w, _n, j,
     scales {
@@ -331,10 +414,27 @@ mod tests {
         }
     }
 
+    enum Avx2Rows {}
+
+    impl Unpacks for Avx2Rows {
+        const ROWS: usize = 8;
+
+        unsafe fn unpack<F: Unpack>(rows: &[Vec<u8>], n: usize) -> Vec<Unpacked> {
+            let w = std::array::from_fn(|r| rows[r].as_ptr());
+            // SAFETY: the caller's; both are 8 times 32 bytes.
+            let words = |j| -> [[[u8; 4]; 8]; 8] { unsafe { std::mem::transmute(F::vunpack_rows(&w, j)) } };
+            let columns: Vec<_> = (0..n).map(words).collect();
+            let group = |words: &[[[u8; 4]; 8]; 8], r: usize| std::array::from_fn(|i| words[i / 4][r][i % 4]);
+            let groups = |r| columns.iter().map(|words| group(words, r)).collect();
+            (0..rows.len()).map(|r| Unpacked { scales: None, groups: groups(r) }).collect()
+        }
+    }
+
     #[test]
     fn rows_are_unpacked_as_by_the_plain_version() {
         if has(Kind::Avx2) {
             unpacks_as_the_plain_version::<Avx2>();
+            unpacks_as_the_plain_version::<Avx2Rows>();
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Panels of 8 rows with 256 bits: AVX2 with FMA and F16C, and the same with AVX-VNNI.
 //!
-//! Unpacking takes rows one by one, and transposes what comes out. A tile is a panel times up to four columns, or six with AVX-VNNI: its integer
-//! sums and its float sums stay in 16 registers. The two instruction sets differ in how bytes are multiplied ([`Span`]); with VPDPBUSD they
+//! Unpacking takes rows one by one, and transposes what comes out. A tile is a panel or two times up to four columns, or a panel times six with
+//! AVX-VNNI: its integer sums stay in 16 registers. The two instruction sets differ in how bytes are multiplied ([`Span`]); with VPDPBUSD they
 //! are unsigned, those of a signed format plus 128, and minimums make up for it.
 
-use super::super::unpack::Unpack;
+use super::super::unpack::{Unpack, transpose};
 use crate::kernels::act::ActBlock;
 use crate::kernels::ahead::Ahead;
-use crate::kernels::panel::{FILL_COLUMNS, MAX_ROWS, Panels, Part, Tile, mins_at, scales_at, step_floats, tiles};
+use crate::kernels::panel::{FILL_COLUMNS, Fill, MAX_ROWS, Panels, Part, Tile, mins_at, scales_at, step_floats, tiles};
 use std::arch::x86_64::*;
 
 /// Rows of a panel.
@@ -22,37 +22,25 @@ pub(in crate::kernels::x86) fn avxvnni<F: Unpack>() -> Panels {
     Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill: fill::<F, true>, tiles, pairs: None }
 }
 
-/// Panels with AVX2 and FMA.
+/// Panels with AVX2 and FMA. With two panels, a column's number is read once for both.
 pub(in crate::kernels::x86) fn avx2<F: Unpack>() -> Panels {
-    // Two products of 63 * 127 fit 16 bits twice, two of 31 * 127 four times.
-    let tiles: &[Tile] = match (F::SPAN, F::BITS) {
-        (32, 8) => tiles!(4, tile_avx2, 32, 0, false),
-        (32, 6..) => tiles!(4, tile_avx2, 32, 2, true),
-        (32, _) => tiles!(4, tile_avx2, 32, 4, true),
-        (_, 8) => tiles!(4, tile_avx2, 16, 0, false),
-        (_, 6..) => tiles!(4, tile_avx2, 16, 2, true),
-        (_, _) => tiles!(4, tile_avx2, 16, 4, true),
+    macro_rules! both {
+        ($span:literal, $depth:literal, $mins:literal) => {
+            (tiles!(4, tile_avx2, 1, $span, $depth, $mins), tiles!(4, tile_avx2, 2, $span, $depth, $mins))
+        };
+    }
+    // Sums of two products of 63 * 127 fit 16 bits twice, of 31 * 127 four times, of 15 * 127 eight times.
+    let (tiles, pairs): (&[Tile], &[Tile]) = match (F::SPAN, F::BITS) {
+        (32, 8) => both!(32, 0, false),
+        (32, 6..) => both!(32, 2, true),
+        (32, 5) => both!(32, 4, true),
+        (32, _) => both!(32, 8, true),
+        (_, 8) => both!(16, 0, false),
+        (_, 6..) => both!(16, 2, true),
+        (_, _) => both!(16, 4, true),
     };
-    Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill: fill::<F, false>, tiles, pairs: None }
-}
-
-/// Transposes 8 x 8 lanes of 32 bits.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn transpose(r: [__m256i; 8]) -> [__m256i; 8] {
-    let pair = |a, b| (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-    let (a0, a1) = pair(r[0], r[1]);
-    let (a2, a3) = pair(r[2], r[3]);
-    let (a4, a5) = pair(r[4], r[5]);
-    let (a6, a7) = pair(r[6], r[7]);
-    let quad = |a, b| (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    let (b0, b1) = quad(a0, a2);
-    let (b2, b3) = quad(a1, a3);
-    let (b4, b5) = quad(a4, a6);
-    let (b6, b7) = quad(a5, a7);
-    let low = |a, b| _mm256_permute2x128_si256::<0x20>(a, b);
-    let high = |a, b| _mm256_permute2x128_si256::<0x31>(a, b);
-    [low(b0, b4), low(b1, b5), low(b2, b6), low(b3, b7), high(b0, b4), high(b1, b5), high(b2, b6), high(b3, b7)]
+    let (fill, pairs) = (fill::<F, false> as Fill, Some(pairs));
+    Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill, tiles, pairs }
 }
 
 /// Unpacks a panel. With `UNSIGNED`, signed bytes become unsigned (plus 128), and minimums make up for it.
@@ -76,8 +64,7 @@ unsafe fn fill<F: Unpack, const UNSIGNED: bool>(
             let q = panel.add(b * step_floats(ROWS, F::SPAN));
             store_scales::<F, UNSIGNED>(&w, n, q);
             for j in 0..n {
-                let rows = w.map(|w| F::vunpack(w, j));
-                for (kk, v) in transpose(rows).into_iter().enumerate() {
+                for (kk, v) in F::vunpack_rows(&w, j).into_iter().enumerate() {
                     let v = if UNSIGNED && F::BITS == 8 { _mm256_xor_si256(v, _mm256_set1_epi8(-128)) } else { v };
                     _mm256_store_si256(q.add((j * 8 + kk) * ROWS).cast(), v);
                 }
@@ -117,13 +104,13 @@ unsafe fn store_scales<F: Unpack, const UNSIGNED: bool>(w: &[*const u8; ROWS], n
     }
 }
 
-/// Products of a span of the panel's rows and of `N` columns, where the two instruction sets of 256 bits differ. Exact.
-pub(super) trait Span<const N: usize, const SPAN: usize> {
-    /// By column, the sums of each row.
+/// Products of a span of `V` panels' rows and of `N` columns, where the two instruction sets of 256 bits differ. Exact.
+pub(super) trait Span<const N: usize, const V: usize, const SPAN: usize> {
+    /// By column and panel, the sums of each row.
     ///
     /// # Safety
-    /// The implementor's features; `w` points to the span in the panel, aligned to 32 bytes, each of `x` to `SPAN` bytes.
-    unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N];
+    /// The implementor's features; each of `w` points to the span in a panel, aligned to 32 bytes, each of `x` to `SPAN` bytes.
+    unsafe fn sums(w: [*const __m256i; V], x: [*const i8; N]) -> [[__m256i; V]; N];
 }
 
 /// VPMADDUBSW: `DEPTH` products of the format's size, times two, fit 16 bits (0: the bytes are signed and need a sign trick).
@@ -143,57 +130,121 @@ pub(super) unsafe fn four(x: *const i8, kk: usize) -> __m256i {
     _mm256_set1_epi32(unsafe { x.cast::<i32>().add(kk).read_unaligned() })
 }
 
-impl<const N: usize, const SPAN: usize, const DEPTH: usize> Span<N, SPAN> for Pairs<DEPTH> {
+/// Bytes `4 kk` to `4 kk + 3` of the span of each panel's rows.
+///
+/// # Safety
+/// AVX2; the panels have them, aligned to 32 bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) unsafe fn fours_of<const V: usize>(w: [*const __m256i; V], kk: usize) -> [__m256i; V] {
+    let mut fours = [_mm256_setzero_si256(); V];
+    for v in 0..V {
+        // SAFETY: the caller's.
+        fours[v] = unsafe { _mm256_load_si256(w[v].add(kk)) };
+    }
+    fours
+}
+
+impl<const N: usize, const V: usize, const SPAN: usize, const DEPTH: usize> Span<N, V, SPAN> for Pairs<DEPTH> {
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
-        let ones = _mm256_set1_epi16(1);
-        let mut acc = [_mm256_setzero_si256(); N];
+    unsafe fn sums(w: [*const __m256i; V], x: [*const i8; N]) -> [[__m256i; V]; N] {
+        // SAFETY: the caller's.
+        unsafe { if DEPTH == 0 { signed_sums::<N, V, SPAN>(w, x) } else { unsigned_sums::<N, V, SPAN, DEPTH>(w, x) } }
+    }
+}
+
+/// The same, computed where it stands. Left to itself the compiler goes through a span column by column, and has to put its weights into memory
+/// again, as they are more than there are registers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(mut v: __m256i) -> __m256i {
+    // SAFETY: no instruction.
+    unsafe { std::arch::asm!("/* {0} */", inout(ymm_reg) v, options(nomem, nostack, preserves_flags)) };
+    v
+}
+
+/// [`Span::sums`] of bytes that are signed.
+///
+/// # Safety
+/// As there; AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn signed_sums<const N: usize, const V: usize, const SPAN: usize>(
+    w: [*const __m256i; V],
+    x: [*const i8; N],
+) -> [[__m256i; V]; N] {
+    let ones = _mm256_set1_epi16(1);
+    let mut acc = [[_mm256_setzero_si256(); V]; N];
+    for kk in 0..SPAN / 4 {
         // SAFETY: the caller's span.
-        unsafe {
-            if DEPTH == 0 {
-                for kk in 0..SPAN / 4 {
-                    let w = _mm256_load_si256(w.add(kk));
-                    let abs = _mm256_abs_epi8(w);
-                    for c in 0..N {
-                        let t = _mm256_maddubs_epi16(abs, _mm256_sign_epi8(four(x[c], kk), w));
-                        acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t, ones));
-                    }
-                }
-                return acc;
+        let w = unsafe { fours_of(w, kk) };
+        for c in 0..N {
+            // SAFETY: as above.
+            let x = unsafe { four(x[c], kk) };
+            for v in 0..V {
+                let products = _mm256_maddubs_epi16(_mm256_abs_epi8(w[v]), _mm256_sign_epi8(x, w[v]));
+                acc[c][v] = in_order(_mm256_add_epi32(acc[c][v], _mm256_madd_epi16(products, ones)));
             }
-            for kk in (0..SPAN / 4).step_by(DEPTH.max(1)) {
-                let mut t = [_mm256_setzero_si256(); N];
-                for i in 0..DEPTH {
-                    let w = _mm256_load_si256(w.add(kk + i));
-                    for c in 0..N {
-                        let p = _mm256_maddubs_epi16(w, four(x[c], kk + i));
-                        t[c] = if i == 0 { p } else { _mm256_add_epi16(t[c], p) };
-                    }
-                }
-                for c in 0..N {
-                    acc[c] = _mm256_add_epi32(acc[c], _mm256_madd_epi16(t[c], ones));
+        }
+    }
+    acc
+}
+
+/// [`Span::sums`] of unsigned bytes: `DEPTH` of their products are summed up with 16 bits, and those sums with 32.
+///
+/// # Safety
+/// As there; AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn unsigned_sums<const N: usize, const V: usize, const SPAN: usize, const DEPTH: usize>(
+    w: [*const __m256i; V],
+    x: [*const i8; N],
+) -> [[__m256i; V]; N] {
+    let ones = _mm256_set1_epi16(1);
+    let mut acc = [[_mm256_setzero_si256(); V]; N];
+    for kk in (0..SPAN / 4).step_by(DEPTH) {
+        let mut short = [[_mm256_setzero_si256(); V]; N];
+        for i in 0..DEPTH {
+            // SAFETY: the caller's span.
+            let w = unsafe { fours_of(w, kk + i) };
+            for c in 0..N {
+                // SAFETY: as above.
+                let x = unsafe { four(x[c], kk + i) };
+                for v in 0..V {
+                    let products = _mm256_maddubs_epi16(w[v], x);
+                    short[c][v] = if i == 0 { products } else { _mm256_add_epi16(short[c][v], products) };
+                    short[c][v] = in_order(short[c][v]);
                 }
             }
         }
-        acc
+        for c in 0..N {
+            for v in 0..V {
+                let sums = _mm256_madd_epi16(short[c][v], ones);
+                acc[c][v] = if kk == 0 { sums } else { _mm256_add_epi32(acc[c][v], sums) };
+            }
+        }
     }
+    acc
 }
 
 /// [`Span`] by VPDPBUSD, which AVX-VNNI and AVX-512 write in their own ways.
 macro_rules! fours {
     ($name:ident, $features:literal, $dpbusd:ident) => {
-        impl<const N: usize, const SPAN: usize> Span<N, SPAN> for $name {
+        impl<const N: usize, const V: usize, const SPAN: usize> Span<N, V, SPAN> for $name {
             #[inline]
             #[target_feature(enable = $features)]
-            unsafe fn sums(w: *const __m256i, x: [*const i8; N]) -> [__m256i; N] {
-                let mut acc = [_mm256_setzero_si256(); N];
+            unsafe fn sums(w: [*const __m256i; V], x: [*const i8; N]) -> [[__m256i; V]; N] {
+                let mut acc = [[_mm256_setzero_si256(); V]; N];
                 for kk in 0..SPAN / 4 {
                     // SAFETY: the caller's span.
                     unsafe {
-                        let w = _mm256_load_si256(w.add(kk));
+                        let w = fours_of(w, kk);
                         for c in 0..N {
-                            acc[c] = $dpbusd(acc[c], w, four(x[c], kk));
+                            let x = four(x[c], kk);
+                            for v in 0..V {
+                                acc[c][v] = $dpbusd(acc[c][v], w[v], x);
+                            }
                         }
                     }
                 }
@@ -206,25 +257,32 @@ macro_rules! fours {
 pub(super) use fours;
 fours!(Fours, "avx2,avxvnni", _mm256_dpbusd_avx_epi32);
 
-/// Float sums of `N` columns.
-type Sums<const N: usize> = [__m256; N];
+/// Float sums of `V` panels and `N` columns.
+type Sums<const N: usize, const V: usize> = [[__m256; V]; N];
 
-/// A panel times `N` columns.
+/// `V` panels times `N` columns.
 ///
 /// # Safety
 /// AVX2, FMA and S's features; the part has `N` columns from `first` on.
 #[inline(always)]
-pub(super) unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, const MINS: bool>(
+pub(super) unsafe fn tile<S, const N: usize, const V: usize, const SPAN: usize, const MINS: bool>(
     part: &Part,
     first: usize,
     ahead: &mut Ahead,
-) {
+) where
+    S: Span<N, V, SPAN>,
+{
+    // From a panel to the one beside it.
+    let beside = part.groups.div_ceil(8) * step_floats(ROWS, SPAN);
     // SAFETY: the features are the caller's; steps and blocks are within the part, and only its rows are read and written.
     unsafe {
         let (x, out) = part.column(first);
-        let mut sum = load_sums::<N>(part, out);
+        let mut sum = load_sums::<N, V>(part, out);
         for b in 0..part.groups.div_ceil(8) {
-            let step = part.panel.add(b * step_floats(ROWS, SPAN));
+            let mut steps = [part.panel.add(b * step_floats(ROWS, SPAN)); V];
+            for v in 1..V {
+                steps[v] = steps[0].add(v * beside);
+            }
             ahead.more(N);
             let cols = part.blocks_of::<N>(x, b);
             for g in 0..(part.groups - 8 * b).min(8) * (32 / SPAN) {
@@ -232,36 +290,47 @@ pub(super) unsafe fn tile<S: Span<N, SPAN>, const N: usize, const SPAN: usize, c
                 for c in 0..N {
                     xq[c] = (*cols[c]).q.as_ptr().add(g * SPAN);
                 }
-                let products = S::sums(step.add(g * (SPAN / 4) * ROWS).cast(), xq);
-                add_scaled::<N, SPAN, MINS>(&mut sum, products, step, g, cols);
+                let mut wq = [std::ptr::null(); V];
+                for v in 0..V {
+                    wq[v] = steps[v].add(g * (SPAN / 4) * ROWS).cast();
+                }
+                let products = S::sums(wq, xq);
+                add_scaled::<N, V, SPAN, MINS>(&mut sum, products, steps, g, cols);
             }
         }
-        store_sums::<N>(part, out, sum);
+        store_sums::<N, V>(part, out, sum);
     }
 }
 
 /// Adds integer products of span `g` times scales and, with `MINS`, minimums times sums of activations.
 ///
 /// # Safety
-/// AVX2 and FMA; the panel and columns have the span.
+/// AVX2 and FMA; the panels and columns have the span.
 #[inline(always)]
-unsafe fn add_scaled<const N: usize, const SPAN: usize, const MINS: bool>(
-    sum: &mut Sums<N>,
-    products: [__m256i; N],
-    step: *const f32,
+unsafe fn add_scaled<const N: usize, const V: usize, const SPAN: usize, const MINS: bool>(
+    sum: &mut Sums<N, V>,
+    products: [[__m256i; V]; N],
+    steps: [*const f32; V],
     g: usize,
     cols: [*const ActBlock; N],
 ) {
     // SAFETY: the caller's.
     unsafe {
-        let dw = _mm256_load_ps(step.add(scales_at(ROWS) + g * ROWS));
-        let mw = _mm256_load_ps(step.add(mins_at(ROWS, SPAN) + g * ROWS));
+        let (mut dw, mut mw) = ([_mm256_setzero_ps(); V], [_mm256_setzero_ps(); V]);
+        for v in 0..V {
+            dw[v] = _mm256_load_ps(steps[v].add(scales_at(ROWS) + g * ROWS));
+            mw[v] = _mm256_load_ps(steps[v].add(mins_at(ROWS, SPAN) + g * ROWS));
+        }
         for c in 0..N {
             let dx = _mm256_set1_ps(*(*cols[c]).d.as_ptr().add(g * SPAN / 32));
-            sum[c] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[c]), _mm256_mul_ps(dw, dx), sum[c]);
-            if MINS {
-                let sx = if SPAN == 32 { (*cols[c]).s.as_ptr() } else { (*cols[c]).s16.as_ptr() };
-                sum[c] = _mm256_fmadd_ps(mw, _mm256_set1_ps(*sx.add(g)), sum[c]);
+            let sx = if SPAN == 32 { (*cols[c]).s.as_ptr() } else { (*cols[c]).s16.as_ptr() };
+            let sx = _mm256_set1_ps(*sx.add(g));
+            for v in 0..V {
+                let scaled = _mm256_mul_ps(dw[v], dx);
+                sum[c][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(products[c][v]), scaled, sum[c][v]);
+                if MINS {
+                    sum[c][v] = _mm256_fmadd_ps(mw[v], sx, sum[c][v]);
+                }
             }
         }
     }
@@ -272,18 +341,35 @@ unsafe fn add_scaled<const N: usize, const SPAN: usize, const MINS: bool>(
 /// # Safety
 /// AVX2; `out` has `N` columns of the part's rows.
 #[inline(always)]
-unsafe fn load_sums<const N: usize>(part: &Part, out: *const f32) -> Sums<N> {
+unsafe fn load_sums<const N: usize, const V: usize>(part: &Part, out: *const f32) -> Sums<N, V> {
     // SAFETY: the caller's.
     unsafe {
-        let mut sum = [_mm256_setzero_ps(); N];
+        let mut sum = [[_mm256_setzero_ps(); V]; N];
         if part.accumulate {
             for (c, sum) in sum.iter_mut().enumerate() {
-                let mut lanes = [0f32; ROWS];
-                std::ptr::copy_nonoverlapping(out.add(c * part.out.stride), lanes.as_mut_ptr(), part.rows);
-                *sum = _mm256_loadu_ps(lanes.as_ptr());
+                for (v, sum) in sum.iter_mut().enumerate() {
+                    let (first, rows) = rows_of(part, v);
+                    let from = out.add(c * part.out.stride + first);
+                    *sum = if rows == ROWS { _mm256_loadu_ps(from) } else { load_some(from, rows) };
+                }
             }
         }
         sum
+    }
+}
+
+/// The first `n` floats of a vector.
+///
+/// # Safety
+/// AVX2; `n` floats at `from`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn load_some(from: *const f32, n: usize) -> __m256 {
+    let mut lanes = [0f32; ROWS];
+    // SAFETY: the caller's.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), n);
+        _mm256_loadu_ps(lanes.as_ptr())
     }
 }
 
@@ -292,15 +378,37 @@ unsafe fn load_sums<const N: usize>(part: &Part, out: *const f32) -> Sums<N> {
 /// # Safety
 /// As [`load_sums`].
 #[inline(always)]
-unsafe fn store_sums<const N: usize>(part: &Part, out: *mut f32, sum: Sums<N>) {
-    for (c, v) in sum.into_iter().enumerate() {
-        let mut lanes = [0f32; ROWS];
-        // SAFETY: the caller's.
-        unsafe {
-            _mm256_storeu_ps(lanes.as_mut_ptr(), v);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), out.add(c * part.out.stride), part.rows);
+unsafe fn store_sums<const N: usize, const V: usize>(part: &Part, out: *mut f32, sum: Sums<N, V>) {
+    for (c, sum) in sum.into_iter().enumerate() {
+        for (v, sum) in sum.into_iter().enumerate() {
+            let (first, rows) = rows_of(part, v);
+            // SAFETY: the caller's.
+            unsafe {
+                let to = out.add(c * part.out.stride + first);
+                if rows == ROWS { _mm256_storeu_ps(to, sum) } else { store_some(to, rows, sum) }
+            }
         }
     }
+}
+
+/// Writes the first `n` floats of a vector.
+///
+/// # Safety
+/// AVX2; room for `n` floats at `to`.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn store_some(to: *mut f32, n: usize, v: __m256) {
+    let mut lanes = [0f32; ROWS];
+    // SAFETY: the caller's.
+    unsafe {
+        _mm256_storeu_ps(lanes.as_mut_ptr(), v);
+        std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, n);
+    }
+}
+
+/// The first row of panel `v` of a part, and how many are its.
+fn rows_of(part: &Part, v: usize) -> (usize, usize) {
+    (v * ROWS, (part.rows - v * ROWS).min(ROWS))
 }
 
 /// [`tile`] by VPMADDUBSW, with minimums unless bytes are signed.
@@ -308,13 +416,13 @@ unsafe fn store_sums<const N: usize>(part: &Part, out: *mut f32, sum: Sums<N>) {
 /// # Safety
 /// AVX2 and FMA; the rest as there.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize, const MINS: bool>(
+unsafe fn tile_avx2<const N: usize, const V: usize, const SPAN: usize, const DEPTH: usize, const MINS: bool>(
     part: &Part,
     first: usize,
     ahead: &mut Ahead,
 ) {
     // SAFETY: the features are on, the rest is the caller's.
-    unsafe { tile::<Pairs<DEPTH>, N, SPAN, MINS>(part, first, ahead) }
+    unsafe { tile::<Pairs<DEPTH>, N, V, SPAN, MINS>(part, first, ahead) }
 }
 
 /// [`tile`] by VPDPBUSD.
@@ -324,5 +432,5 @@ unsafe fn tile_avx2<const N: usize, const SPAN: usize, const DEPTH: usize, const
 #[target_feature(enable = "avx2,fma,avxvnni")]
 unsafe fn tile_avxvnni<const N: usize, const SPAN: usize>(part: &Part, first: usize, ahead: &mut Ahead) {
     // SAFETY: the features are on, the rest is the caller's.
-    unsafe { tile::<Fours, N, SPAN, true>(part, first, ahead) }
+    unsafe { tile::<Fours, N, 1, SPAN, true>(part, first, ahead) }
 }

@@ -15,7 +15,7 @@ pub(super) use avx512::panels as avx512;
 
 #[cfg(test)]
 mod tests {
-    use super::avx2::{Span, four, fours, tile};
+    use super::avx2::{Span, four, fours, fours_of, tile};
     use super::*;
     use crate::kernels::act::{ActBlock, act_blocks};
     use crate::kernels::ahead::Ahead;
@@ -36,7 +36,7 @@ mod tests {
     #[target_feature(enable = "avx2,fma,avx512vnni,avx512vl")]
     unsafe fn tile_wide<const N: usize, const SPAN: usize>(part: &Part, first: usize, ahead: &mut Ahead) {
         // SAFETY: the features are on, the rest is the caller's.
-        unsafe { tile::<Wide, N, SPAN, true>(part, first, ahead) }
+        unsafe { tile::<Wide, N, 1, SPAN, true>(part, first, ahead) }
     }
 
     /// # Safety
@@ -53,6 +53,15 @@ mod tests {
         unsafe fn multiply<F: Unpack>(w: Rows, n_rows: usize, x: &[ActBlock], n_cols: usize, out: Out) {
             // SAFETY: the caller's.
             unsafe { multiply(avx2::<F>(), w, n_rows, x, n_cols, out) };
+        }
+    }
+
+    enum BySinglePanels {}
+
+    impl Multiplies for BySinglePanels {
+        unsafe fn multiply<F: Unpack>(w: Rows, n_rows: usize, x: &[ActBlock], n_cols: usize, out: Out) {
+            // SAFETY: the caller's.
+            unsafe { multiply(Panels { pairs: None, ..avx2::<F>() }, w, n_rows, x, n_cols, out) };
         }
     }
 
@@ -84,6 +93,13 @@ mod tests {
         unsafe fn multiply<F: Unpack>(w: Rows, n_rows: usize, x: &[ActBlock], n_cols: usize, out: Out) {
             // SAFETY: the caller's.
             unsafe { multiply(avx512::<F>(n_cols), w, n_rows, x, n_cols, out) };
+        }
+    }
+
+    #[test]
+    fn panels_beside_one_another_do_not_change_a_bit() {
+        if has(Kind::Avx2) {
+            give_the_same_products::<ByAvx2, BySinglePanels>(&[1, 3, 4, 6, 13], None);
         }
     }
 
