@@ -3,7 +3,7 @@
 use crate::file::ParsedFile;
 use crate::metadata::Metadata;
 use crate::split::{self, Split};
-use crate::{FileRange, GgufError, TensorInfo, Value, shown};
+use crate::{FileRange, GgufError, Part, TensorInfo, Value, WeightRef, shown};
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::io;
@@ -113,6 +113,18 @@ impl Gguf {
     /// The tensor of that name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.get(*self.by_name.get(name)?)
+    }
+
+    /// The tensor of that name as weights.
+    pub fn weight(&self, name: &str) -> Option<WeightRef> {
+        let tensor = *self.by_name.get(name)?;
+        Some(WeightRef { file: self.tensors.get(tensor)?.file, tensor, part: Part::Whole })
+    }
+
+    /// Which bytes weights have; `None` if they are not this model's.
+    pub fn range(&self, weight: WeightRef) -> Option<FileRange> {
+        let tensor = self.tensors.get(weight.tensor).filter(|tensor| tensor.file == weight.file)?;
+        tensor.range_of(weight.part)
     }
 
     /// The bytes of a tensor of this model, without a copy.

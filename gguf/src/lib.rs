@@ -27,7 +27,7 @@ pub use error::GgufError;
 pub use gguf::Gguf;
 pub use head::{MAX_HEAD, read_tensors};
 pub use split::MAX_FILES;
-pub use tensor::{FileRange, TensorInfo};
+pub use tensor::{FileRange, Part, TensorInfo, WeightRef};
 pub use value::Value;
 pub use writer::GgufWriter;
 

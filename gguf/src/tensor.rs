@@ -22,6 +22,42 @@ impl TensorInfo {
     pub fn range(&self) -> FileRange {
         FileRange { file: self.file, offset: self.offset as u64, len: self.layout.span() as u64 }
     }
+
+    /// Which bytes a part of it has; `None` if it has no such part.
+    pub fn range_of(&self, part: Part) -> Option<FileRange> {
+        let whole = self.range();
+        let Part::Rows { first, count } = part else { return Some(whole) };
+        let [rows, row] = [self.layout.rows(), self.layout.nb()[1]].map(|n| n as u64);
+        if first.checked_add(count)? > rows {
+            return None;
+        }
+        Some(FileRange { offset: whole.offset + first * row, len: count * row, ..whole })
+    }
+}
+
+/// Weights: a tensor of a model, or a part of it. By this they are known from the file to the memory that holds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WeightRef {
+    /// Which of the model's files has it.
+    pub file: usize,
+    /// Its number among the [tensors](crate::Gguf::tensors) of all files.
+    pub tensor: usize,
+    /// What of it.
+    pub part: Part,
+}
+
+/// What of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// All.
+    Whole,
+    /// Rows of `ne[0]` elements that lie behind one another, such as those of some experts, or of a part of a matrix.
+    Rows {
+        /// The first of them.
+        first: u64,
+        /// How many.
+        count: u64,
+    },
 }
 
 /// Bytes of one of a model's files, such as those of a tensor: what they are known by where the bytes themselves are not at hand.

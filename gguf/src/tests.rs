@@ -28,6 +28,24 @@ fn what_is_written_is_read() {
 }
 
 #[test]
+fn weights_are_found_by_file_tensor_and_part() {
+    let g = Gguf::parse(sample().into()).unwrap();
+    let a = g.weight("a").unwrap();
+    assert_eq!((a.file, a.tensor, a.part, g.weight("c")), (0, 0, Part::Whole, None));
+    let whole = g.range(a).unwrap();
+    assert_eq!(whole, g.tensor("a").unwrap().range());
+    let rows = |first, count| g.range(WeightRef { part: Part::Rows { first, count }, ..a });
+    assert_eq!(rows(0, 2), Some(whole));
+    assert_eq!(rows(1, 1), Some(FileRange { offset: whole.offset + 12, len: 12, ..whole }));
+    for (first, count) in [(0, 3), (2, 1), (1, 2), (u64::MAX, 2)] {
+        assert_eq!(rows(first, count), None, "{count} rows from {first} on, of two");
+    }
+    for wrong in [WeightRef { tensor: 2, ..a }, WeightRef { file: 1, ..a }] {
+        assert_eq!(g.range(wrong), None);
+    }
+}
+
+#[test]
 fn every_truncation_is_an_error() {
     let file = sample();
     // Behind the last tensor is nothing but padding.

@@ -1,29 +1,32 @@
 //! Memory for a model's weights and states on its devices.
 
-use crate::arch::net;
+use crate::arch::net::Stored;
 use crate::error::{Error, Result};
 use crate::gguf::FileRange;
 use crate::model::Model;
 use crate::upload::{Upload, Uploads};
 use bytes::Bytes;
-use outboard_core::{Buffer, Device, LeafKind, Slice, Usage, try_at_once};
+use outboard_core::{Buffer, Device, Slice, Usage, try_at_once};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Memory of every weight and state, by leaf.
-pub(crate) type Bound = HashMap<String, Slice>;
+/// Memory of every weight and state, by what it holds and the device's uid.
+pub(crate) type Bound = HashMap<(Stored, u64), Slice>;
 
-/// Memory that has a weight already, if it is of this device.
-pub(crate) fn kept<'k>(kept: &'k Bound, leaf: &str, device: &dyn Device) -> Option<&'k Slice> {
-    kept.get(leaf).filter(|slice| slice.buffer().device() == device.uid())
+/// What a device will hold.
+pub(crate) struct Item {
+    pub(crate) stored: Stored,
+    /// What a leaf that stands for it is called.
+    pub(crate) name: String,
+    /// The device's number.
+    pub(crate) device: usize,
+    pub(crate) bytes: u64,
 }
 
-/// Where a leaf will lie: its name, its device's number, its bytes.
-pub(crate) struct Item {
-    pub(crate) leaf: String,
-    pub(crate) device: usize,
-    pub(crate) kind: LeafKind,
-    pub(crate) size: u64,
+impl Item {
+    pub(crate) fn is_weight(&self) -> bool {
+        matches!(self.stored, Stored::Weight(_))
+    }
 }
 
 /// The model's files as memory of a device, if it uses all of them in place.
@@ -35,7 +38,7 @@ pub(crate) fn import(device: &dyn Device, files: &[Bytes]) -> outboard_core::Res
     files.iter().map(|file| device.import(file)).collect()
 }
 
-/// Memory for every leaf: for each device and kind as many buffers as its largest allocation asks for, mapped weights where the device can
+/// Memory for everything: for each device and usage as many buffers as its largest allocation asks for, mapped weights where the device can
 /// use them in place.
 pub(crate) fn allocate(
     model: &Model,
@@ -50,8 +53,8 @@ pub(crate) fn allocate(
         allocate_on(model, device, items, mapped.as_deref().unwrap_or_default(), kept_weights)
     })?;
     let (mut bound, mut uploads) = (HashMap::new(), Vec::new());
-    for (leaves, parts) in on_each {
-        bound.extend(leaves);
+    for (memory, parts) in on_each {
+        bound.extend(memory);
         uploads.push(parts);
     }
     Ok((bound, uploads))
@@ -65,52 +68,46 @@ fn allocate_on<'i>(
     mapped: &[Arc<dyn Buffer>],
     kept_weights: &Bound,
 ) -> Result<(Bound, Upload)> {
-    let mut bound = HashMap::new();
+    let uid = device.uid();
     let (align, most) = (device.info().alignment as u64, device.info().max_alloc);
-    let (mut weights, mut state) = (Packing::new(align, most), Packing::new(align, most));
-    let mut uploads: Vec<(Range, FileRange)> = Vec::new();
-    let mut leaves: Vec<(&Item, Range)> = Vec::new();
-    // Leaves of one tensor on one device (embedding and output of a tied model, the table of blocks) share its memory.
-    let mut placed: HashMap<&str, Range> = HashMap::new();
+    let (mut weights, mut states) = (Packing::new(align, most), Packing::new(align, most));
+    let (mut bound, mut new_weights, mut new_states) = (HashMap::new(), Vec::new(), Vec::new());
     for item in items {
-        if item.kind != LeafKind::Weight {
-            let range = *placed.entry(net::file_name(&item.leaf)).or_insert_with(|| state.add(item.size));
-            leaves.push((item, range));
+        let Stored::Weight(weight) = item.stored else {
+            new_states.push((item.stored, states.add(item.bytes)));
             continue;
+        };
+        let key = (item.stored, uid);
+        if let Some(slice) = kept_weights.get(&key) {
+            bound.insert(key, slice.clone());
+        } else if let Some(slice) = in_place(model.range(weight)?, mapped, align)? {
+            bound.insert(key, slice);
+        } else {
+            new_weights.push((weight, weights.add(item.bytes)));
         }
-        if let Some(slice) = kept(kept_weights, &item.leaf, device.as_ref()) {
-            bound.insert(item.leaf.clone(), slice.clone());
-            continue;
-        }
-        let name = net::file_name(&item.leaf);
-        let info = model.gguf().tensor(name).ok_or_else(|| Error::Model(format!("tensor {name} is missing")))?;
-        if let Some(buffer) = mapped.get(info.file).filter(|_| info.offset as u64 % align == 0) {
-            bound.insert(item.leaf.clone(), Slice::new(buffer.clone(), info.offset as u64, item.size)?);
-            continue;
-        }
-        let range = *placed.entry(name).or_insert_with(|| {
-            let range = weights.add(item.size);
-            uploads.push((range, info.range()));
-            range
-        });
-        leaves.push((item, range));
     }
-    let allocations = weights.allocations(Usage::Weights).chain(state.allocations(Usage::Compute)).collect::<Vec<_>>();
-    let mut buffers = try_at_once(&allocations, |&(bytes, usage)| device.alloc(bytes, usage))?;
-    let states = buffers.split_off(weights.sizes.len());
-    let slice = |kind: LeafKind, range: Range| {
-        let buffers = if kind == LeafKind::Weight { &buffers } else { &states };
-        let buffer = buffers.get(range.buffer).ok_or_else(|| Error::Plan("a leaf has no memory".into()))?;
-        Ok::<_, Error>(Slice::new(buffer.clone(), range.offset, range.size)?)
-    };
-    for (item, range) in leaves {
-        bound.insert(item.leaf.clone(), slice(item.kind, range)?);
+    let allocations = weights.allocations(Usage::Weights).chain(states.allocations(Usage::Compute)).collect::<Vec<_>>();
+    let buffers = try_at_once(&allocations, |&(bytes, usage)| device.alloc(bytes, usage))?;
+    let (of_weights, of_states) = buffers.split_at(weights.sizes.len());
+    let mut uploads = Vec::new();
+    for (weight, range) in new_weights {
+        let slice = range.of(of_weights)?;
+        bound.insert((Stored::Weight(weight), uid), slice.clone());
+        uploads.push((slice, weight));
     }
-    let upload = |(range, tensor): (Range, FileRange)| Ok((slice(LeafKind::Weight, range)?, tensor));
-    Ok((bound, uploads.into_iter().map(upload).collect::<Result<_>>()?))
+    for (state, range) in new_states {
+        bound.insert((state, uid), range.of(of_states)?);
+    }
+    Ok((bound, uploads))
 }
 
-/// Memory of a leaf in one of several buffers.
+/// Bytes of mapped files as memory of a device, where it can use them in place.
+fn in_place(range: FileRange, mapped: &[Arc<dyn Buffer>], alignment: u64) -> Result<Option<Slice>> {
+    let buffer = mapped.get(range.file).filter(|_| range.offset % alignment == 0);
+    Ok(buffer.map(|buffer| Slice::new(buffer.clone(), range.offset, range.len)).transpose()?)
+}
+
+/// Memory of an item in one of several buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     buffer: usize,
@@ -118,7 +115,14 @@ struct Range {
     size: u64,
 }
 
-/// Puts leaves one behind the other into as few buffers as their order allows.
+impl Range {
+    fn of(self, buffers: &[Arc<dyn Buffer>]) -> Result<Slice> {
+        let buffer = buffers.get(self.buffer).ok_or_else(|| Error::Plan("a leaf has no memory".into()))?;
+        Ok(Slice::new(buffer.clone(), self.offset, self.size)?)
+    }
+}
+
+/// Puts items one behind the other into as few buffers as their order allows.
 struct Packing {
     alignment: u64,
     /// Bytes of the largest buffer.
@@ -131,7 +135,7 @@ impl Packing {
         Packing { alignment, most, sizes: Vec::new() }
     }
 
-    /// A leaf that fits into one buffer.
+    /// An item that fits into one buffer.
     fn add(&mut self, size: u64) -> Range {
         let room = |start: &u64| start.checked_add(size).is_some_and(|end| end <= self.most);
         let start = self.sizes.last().map(|used| used.next_multiple_of(self.alignment)).filter(room);
@@ -154,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leaves_fill_buffers_in_their_order() {
+    fn items_fill_buffers_in_their_order() {
         let mut packing = Packing::new(32, 100);
         let places: Vec<_> = [40, 30, 10, 100, 0, 1].map(|size| packing.add(size)).into();
         let at: Vec<_> = places.iter().map(|r| (r.buffer, r.offset)).collect();

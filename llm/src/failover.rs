@@ -7,7 +7,7 @@
 
 use crate::ahead::StepsAhead;
 use crate::allocate::Bound;
-use crate::arch::net;
+use crate::arch::net::Stored;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::placement::{LoadOptions, Overrides, Placed};
@@ -234,11 +234,9 @@ impl PlacedModel {
 
     /// Frees states, and weights on devices that are lost; gives the other weights.
     fn take_weights_on(&mut self, devices: &[Arc<dyn Device>]) -> Bound {
-        let gguf = self.model.gguf();
         let mut bound = std::mem::take(&mut self.placed.bound);
-        bound.retain(|leaf, slice| {
-            let is_weight = gguf.tensor(net::file_name(leaf)).is_some();
-            is_weight && devices.iter().any(|d| d.uid() == slice.buffer().device())
+        bound.retain(|(stored, device), _| {
+            matches!(stored, Stored::Weight(_)) && devices.iter().any(|d| d.uid() == *device)
         });
         bound
     }

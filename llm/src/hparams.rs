@@ -1,14 +1,18 @@
 //! Hyperparameters of a model, read from its file's metadata and checked.
 
 use crate::error::{Error, Result};
-use crate::gguf::{Gguf, Value};
+use crate::gguf::{Gguf, Value, WeightRef};
 use outboard_core::Layout;
 use outboard_core::op::{Rope, RopeMode};
 
 /// What architectures ask of a model's file.
 pub trait ModelFile {
+    /// The tensor of that name, with its type and layout.
+    fn weight(&self, tensor: &str) -> Option<(WeightRef, Layout)>;
     /// Type and layout of the tensor of that name.
-    fn layout(&self, tensor: &str) -> Option<Layout>;
+    fn layout(&self, tensor: &str) -> Option<Layout> {
+        Some(self.weight(tensor)?.1)
+    }
     /// A whole number that is not negative; for an array that has one value throughout, that value.
     fn int(&self, key: &str) -> Option<u64>;
     /// An array of at most `most` whole numbers that are not negative, or truth values as 0 and 1; `None` if there is no array of that
@@ -21,8 +25,8 @@ pub trait ModelFile {
 }
 
 impl ModelFile for Gguf {
-    fn layout(&self, tensor: &str) -> Option<Layout> {
-        Some(self.tensor(tensor)?.layout)
+    fn weight(&self, tensor: &str) -> Option<(WeightRef, Layout)> {
+        Some((Gguf::weight(self, tensor)?, self.tensor(tensor)?.layout))
     }
 
     fn int(&self, key: &str) -> Option<u64> {

@@ -2,8 +2,9 @@
 
 use crate::arch::{self, Architecture, net};
 use crate::error::{Error, Result};
-use crate::gguf::{Digests, FileRange, Gguf};
+use crate::gguf::{Digests, FileRange, Gguf, WeightRef};
 use crate::hparams::Hparams;
+use bytes::Bytes;
 use net::{GraphShape, ModelGraph};
 use outboard_core::Digest;
 use std::fmt;
@@ -66,9 +67,20 @@ impl Model {
         &self.digests
     }
 
-    /// The digest of a tensor's bytes; whoever computes it sets it.
-    pub fn digest(&self, tensor: FileRange) -> Arc<OnceLock<Digest>> {
-        self.digests.get(tensor.file).map(|file| file.of(tensor.offset, tensor.len)).unwrap_or_default()
+    /// The bytes of weights, without a copy.
+    pub fn bytes(&self, weight: WeightRef) -> Result<Bytes> {
+        Ok(self.gguf.bytes(self.range(weight)?))
+    }
+
+    /// The digest of the bytes of weights; whoever computes it sets it.
+    pub fn digest(&self, weight: WeightRef) -> Result<Arc<OnceLock<Digest>>> {
+        let range = self.range(weight)?;
+        Ok(self.digests.get(range.file).map(|file| file.of(range.offset, range.len)).unwrap_or_default())
+    }
+
+    /// Which bytes of its files weights are.
+    pub fn range(&self, weight: WeightRef) -> Result<FileRange> {
+        self.gguf.range(weight).ok_or_else(|| Error::Model(format!("{weight:?} is of another model")))
     }
 
     /// Its numbers.

@@ -1,6 +1,6 @@
 //! What each part of a model weighs, and how much of it a token reads: what a split divides, and what predictions are made of.
 
-use crate::arch::net::{BLOCK_TABLE, Cache, Feed, GraphShape, ModelGraph, ModelPart, Outputs, file_name};
+use crate::arch::net::{Cache, Feed, GraphShape, ModelGraph, ModelPart, Outputs, State, Stored};
 use crate::blocks::blocks_of;
 use crate::error::Result;
 use crate::hparams::Hparams;
@@ -8,7 +8,6 @@ use crate::model::Model;
 use crate::split::Sizes;
 use crate::work::Work;
 use outboard_core::op::BLOCK_ROWS;
-use outboard_core::{LeafKind, TensorId};
 use std::collections::HashSet;
 
 /// A part of a model: a section, or what lies before or behind all sections.
@@ -74,27 +73,26 @@ impl Parts {
         let graph = &model.graph;
         let mut embedding = HashSet::new();
         // The table of blocks is next to nothing.
-        let counts = |(id, kind): &(TensorId, LeafKind)| {
-            *kind != LeafKind::Input && file_name(graph.tensor(*id).name()) != BLOCK_TABLE
-        };
-        for (id, kind) in graph.leaves().filter(counts) {
-            let (name, bytes) = (graph.tensor(id).name(), graph.tensor(id).layout().span() as u64);
+        for (id, stored) in model.all_stored().filter(|(_, stored)| *stored != Stored::State(State::BlockTable)) {
+            let bytes = graph.tensor(id).layout().span() as u64;
             let home = model.part(id);
             match home {
-                ModelPart::Embedding => drop(embedding.insert(file_name(name))),
-                ModelPart::Head if embedding.contains(file_name(name)) => self.tied_bytes += bytes,
+                ModelPart::Embedding => drop(embedding.insert(stored)),
+                ModelPart::Head if embedding.contains(&stored) => self.tied_bytes += bytes,
                 _ => {}
             }
             let part = self.at(home);
-            if kind == LeafKind::Weight {
-                part.weight_bytes += bytes;
-                part.read_bytes += match home {
-                    ModelPart::Embedding => 0,
-                    _ => read_bytes(hparams.n_expert, hparams.n_expert_used, name, bytes),
-                };
-            } else {
+            let Stored::Weight(_) = stored else {
                 part.cache_bytes += bytes;
-            }
+                continue;
+            };
+            part.weight_bytes += bytes;
+            part.read_bytes += match home {
+                // Of an embedding a token reads a row.
+                ModelPart::Embedding => 0,
+                _ if model.is_of_experts(id) => bytes / hparams.n_expert.max(1) as u64 * hparams.n_expert_used as u64,
+                _ => bytes,
+            };
         }
     }
 
@@ -151,19 +149,24 @@ impl Parts {
     }
 }
 
-/// Of a weight's bytes: all of them, unless it is that of `n` experts of which a token uses some.
-fn read_bytes(n: usize, used: usize, name: &str, bytes: u64) -> u64 {
-    if n > 0 && name.contains("_exps.") { bytes / n as u64 * used as u64 } else { bytes }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::read_bytes;
+    use super::*;
+    use crate::gguf::Gguf;
 
     #[test]
     fn experts_that_are_not_used_are_not_read() {
-        assert_eq!(read_bytes(8, 2, "blk.3.ffn_up_exps.weight", 800), 200);
-        assert_eq!(read_bytes(8, 2, "blk.3.ffn_gate_inp.weight", 800), 800);
-        assert_eq!(read_bytes(0, 0, "blk.3.ffn_up.weight", 800), 800);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/arch/llama-moe.gguf");
+        let model = Model::new(Gguf::parse(std::fs::read(path).unwrap().into()).unwrap()).unwrap();
+        let (n, used) = (model.hparams().n_expert as u64, model.hparams().n_expert_used as u64);
+        assert!(used < n);
+        let parts = Parts::new(&model, Cache::of_one(128), 0.0).unwrap();
+        let of_layers = model.gguf().tensors().iter().filter(|t| t.name.starts_with("blk."));
+        let read = |t: &crate::gguf::TensorInfo| {
+            let bytes = t.layout.span() as u64;
+            if t.name.contains("_exps.") { bytes / n * used } else { bytes }
+        };
+        let want: u64 = of_layers.map(read).sum();
+        assert_eq!(parts.sections.iter().map(|part| part.read_bytes).sum::<u64>(), want);
     }
 }

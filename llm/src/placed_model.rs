@@ -16,9 +16,9 @@ use crate::sequence::{Sequence, State};
 use crate::watch::{Watch, is_cancelled};
 use bytes::Bytes;
 use outboard_core::op::BLOCK_ROWS;
-use outboard_core::{Device, LeafKind, Pending};
+use outboard_core::{Device, Pending};
 use outboard_scheduler::{Program, Scheduler};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -391,14 +391,8 @@ impl PlacedModel {
         let model_graph = self.model.graph(shape)?;
         let graph = model_graph.graph.clone();
         let plan = self.placed.scheduler.plan(graph.clone(), &self.placed.homes.hints(&model_graph))?;
-        let mut bound = HashMap::new();
-        for (id, kind) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
-            let name = graph.tensor(id).name();
-            let slice =
-                self.placed.bound.get(name).ok_or_else(|| Error::Plan(format!("{kind:?} {name} was not loaded")))?;
-            bound.insert(id, slice.clone());
-        }
-        let program = Arc::new(self.placed.scheduler.prepare(plan, &bound)?);
+        let memory = self.placed.memory_of(&model_graph)?;
+        let program = Arc::new(self.placed.scheduler.prepare(plan, &memory)?);
         if self.programs.len() >= MAX_PROGRAMS {
             self.programs.pop_front();
         }

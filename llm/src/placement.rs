@@ -1,8 +1,8 @@
 //! A model's place on its devices: what lies where, whether it fits, memory, upload.
 
 use crate::ahead::round_trip;
-use crate::allocate::{Bound, Item, Mapped, allocate, import, kept};
-use crate::arch::net::{self, Cache, Feed, GraphShape, ModelGraph, Outputs};
+use crate::allocate::{Bound, Item, Mapped, allocate, import};
+use crate::arch::net::{self, Cache, Feed, GraphShape, ModelGraph, Outputs, State, Stored};
 use crate::batch::{MOST_MADE_UP, usual_number};
 use crate::blocks::blocks_of;
 use crate::division::{Member, divide};
@@ -14,7 +14,7 @@ use crate::route::Route;
 use crate::split::{SplitDevice, split};
 use crate::upload::{Uploads, fill, upload};
 use outboard_core::op::BLOCK_ROWS;
-use outboard_core::{Costs, DType, Device, LeafKind, Slice, TensorId, try_at_once};
+use outboard_core::{Costs, DType, Device, Slice, TensorId, try_at_once};
 use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -215,33 +215,30 @@ pub(crate) struct Homes {
 }
 
 impl Homes {
-    fn of_leaf(&self, model: &ModelGraph, id: TensorId, kind: LeafKind) -> usize {
+    pub(crate) fn of_leaf(&self, model: &ModelGraph, id: TensorId, stored: Stored) -> usize {
         let by_route = self.route.device_of(model.part(id));
-        match kind {
-            LeafKind::Weight => self.overrides.device(model.graph.tensor(id).name()).unwrap_or(by_route),
-            _ => by_route,
+        match stored {
+            Stored::Weight(_) => self.overrides.device(model.graph.tensor(id).name()).unwrap_or(by_route),
+            Stored::State(_) => by_route,
         }
     }
 
     /// What the scheduler is told of a graph's leaves and nodes.
     pub(crate) fn hints(&self, model: &ModelGraph) -> Hints {
         let graph = &model.graph;
-        let leaves = graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
-        let leaves = leaves.map(|(id, kind)| (id, self.of_leaf(model, id, kind))).collect();
+        let leaves = model.all_stored().map(|(id, stored)| (id, self.of_leaf(model, id, stored))).collect();
         let prefer = graph.nodes().map(|id| (id, self.route.device_of(model.part(id)))).collect();
         Hints { leaves, pins: HashMap::new(), prefer }
     }
 
-    /// Every weight and state with its device and its size.
+    /// What each device will hold. Leaves of one device that stand for the same are one item.
     fn items(&self, model: &ModelGraph) -> Vec<Item> {
-        let graph = &model.graph;
-        let leaves = graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input);
-        let item = |(id, kind): (TensorId, LeafKind)| {
-            let t = graph.tensor(id);
-            let device = self.of_leaf(model, id, kind);
-            Item { leaf: t.name().to_owned(), device, kind, size: t.layout().span() as u64 }
+        let item = |(id, stored): (TensorId, Stored)| {
+            let (t, device) = (model.graph.tensor(id), self.of_leaf(model, id, stored));
+            Item { stored, name: t.name().to_owned(), device, bytes: t.layout().span() as u64 }
         };
-        leaves.map(item).collect()
+        let mut seen = HashSet::new();
+        model.all_stored().map(item).filter(|item| seen.insert((item.device, item.stored))).collect()
     }
 }
 
@@ -288,6 +285,17 @@ struct Layout {
 }
 
 impl Placed {
+    /// The memory of what each leaf of a graph stands for.
+    pub(crate) fn memory_of(&self, model: &ModelGraph) -> Result<HashMap<TensorId, Slice>> {
+        let memory = |(id, stored): (TensorId, Stored)| {
+            let device = self.scheduler.devices().get(self.homes.of_leaf(model, id, stored));
+            let slice = device.and_then(|device| self.bound.get(&(stored, device.uid())));
+            let missing = || Error::Plan(format!("{} was not loaded", model.graph.tensor(id).name()));
+            Ok((id, slice.ok_or_else(missing)?.clone()))
+        };
+        model.all_stored().map(memory).collect()
+    }
+
     /// Places the model, checks that it fits, allocates, uploads. Weights that are kept are not uploaded again.
     pub(crate) fn new(
         model: &Model,
@@ -330,9 +338,7 @@ impl Placed {
 /// The table of blocks on each device that has one.
 fn tables(bound: &Bound, devices: &[Arc<dyn Device>]) -> Vec<(usize, Slice)> {
     let of = |(d, device): (usize, &Arc<dyn Device>)| {
-        let mut tables = bound.iter().filter(|(leaf, _)| net::file_name(leaf) == net::BLOCK_TABLE);
-        let (_, table) = tables.find(|(_, slice)| slice.buffer().device() == device.uid())?;
-        Some((d, table.clone()))
+        Some((d, bound.get(&(Stored::State(State::BlockTable), device.uid()))?.clone()))
     };
     devices.iter().enumerate().filter_map(of).collect()
 }
@@ -345,8 +351,8 @@ fn loads(devices: &[Arc<dyn Device>], items: &[Item], plans: &[Plan], parts: &Pa
             id: device.info().id.clone(),
             costs: device.info().costs,
             layers: route.layers_on(parts, d),
-            weight_bytes: bytes_of(here().filter(|item| item.kind == LeafKind::Weight)),
-            cache_bytes: bytes_of(here().filter(|item| item.kind != LeafKind::Weight)),
+            weight_bytes: bytes_of(here().filter(|item| item.is_weight())),
+            cache_bytes: bytes_of(here().filter(|item| !item.is_weight())),
             compute_bytes: results(plans, d),
         }
     };
@@ -370,9 +376,9 @@ fn map(
     Ok(each.map(map).collect::<outboard_core::Result<_>>()?)
 }
 
-/// Bytes of leaves of a device that are there already.
+/// Bytes of weights of a device that are there already.
 fn kept_bytes(items: &[Item], kept_weights: &Bound, d: usize, device: &dyn Device) -> u64 {
-    let there = |item: &&Item| item.device == d && kept(kept_weights, &item.leaf, device).is_some();
+    let there = |item: &&Item| item.device == d && kept_weights.contains_key(&(item.stored, device.uid()));
     bytes_of(items.iter().filter(there))
 }
 
@@ -446,10 +452,8 @@ fn split_weights(parts: &Parts, devices: &[Arc<dyn Device>], options: &LoadOptio
     }
 }
 
-/// Bytes of leaves on one device, where those of one tensor share its memory.
 fn bytes_of<'i>(items: impl Iterator<Item = &'i Item>) -> u64 {
-    let mut seen = HashSet::new();
-    items.filter(|i| seen.insert(net::file_name(&i.leaf))).map(|i| i.size).sum()
+    items.map(|item| item.bytes).sum()
 }
 
 /// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
@@ -473,13 +477,13 @@ fn has_room_for_copies(devices: &[Arc<dyn Device>], free: &[u64], loads: &[Devic
     each.map(|(sharing, &free)| free >= sharing.iter().map(needed).sum()).collect()
 }
 
-/// Says before anything is allocated which leaf no buffer of its device can hold.
+/// Says before anything is allocated which weight or state no buffer of its device can hold.
 fn check_allocations(items: &[Item], devices: &[Arc<dyn Device>]) -> Result<()> {
     for item in items {
         let info = devices[item.device].info();
-        if item.size > info.max_alloc {
-            let (tensor, device) = (item.leaf.clone(), info.id.clone());
-            return Err(Error::TensorTooLarge { tensor, device, needed: item.size, most: info.max_alloc });
+        if item.bytes > info.max_alloc {
+            let (tensor, device) = (item.name.clone(), info.id.clone());
+            return Err(Error::TensorTooLarge { tensor, device, needed: item.bytes, most: info.max_alloc });
         }
     }
     Ok(())

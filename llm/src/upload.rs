@@ -4,7 +4,7 @@
 //! does not travel at all. The others are written to through their queues, all at once.
 
 use crate::error::{Error, Result};
-use crate::gguf::FileRange;
+use crate::gguf::WeightRef;
 use crate::model::Model;
 use outboard_core::{Content, DeviceContents, Queue, Slice};
 use outboard_scheduler::Scheduler;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes of one write through a queue: small enough for a smooth progress bar, large enough to cost nothing.
 const UPLOAD_PART: usize = 4 << 20;
 
-/// What goes to one device: where to, and which bytes of the model's files.
-pub(crate) type Upload = Vec<(Slice, FileRange)>;
+/// What goes to one device: where to, and which weights.
+pub(crate) type Upload = Vec<(Slice, WeightRef)>;
 /// What goes where, for each device of the scheduler.
 pub(crate) type Uploads = Vec<Upload>;
 
@@ -37,7 +37,7 @@ pub(crate) fn upload(
             writes.push((queue, parts));
             continue;
         };
-        let contents = parts.into_iter().map(|part| with_bytes(model, part)).collect();
+        let contents = parts.into_iter().map(|part| with_bytes(model, part)).collect::<Result<_>>()?;
         let contents = DeviceContents { device: device.clone(), contents };
         match batches.iter_mut().find(|b| b.first().is_some_and(|first| content.together(first.device.as_ref()))) {
             Some(batch) => batch.push(contents),
@@ -58,9 +58,9 @@ pub(crate) fn upload(
     })
 }
 
-/// A tensor with its bytes and what is known of their digest.
-fn with_bytes(model: &Model, (dst, tensor): (Slice, FileRange)) -> Content {
-    Content { dst, data: model.gguf().bytes(tensor), digest: model.digest(tensor) }
+/// Weights with their bytes and what is known of their digest.
+fn with_bytes(model: &Model, (dst, weight): (Slice, WeightRef)) -> Result<Content> {
+    Ok(Content { dst, data: model.bytes(weight)?, digest: model.digest(weight)? })
 }
 
 /// The byte of which weights are that nobody uploads. Every format reads it as numbers that are finite and not denormal, scales
@@ -90,8 +90,8 @@ fn write(
     parts: Upload,
     add: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
-    for (slice, tensor) in parts {
-        let data = model.gguf().bytes(tensor);
+    for (slice, weight) in parts {
+        let data = model.bytes(weight)?;
         for at in (0..data.len()).step_by(UPLOAD_PART) {
             let part = data.slice(at..data.len().min(at + UPLOAD_PART));
             let len = part.len() as u64;

@@ -10,7 +10,7 @@ use outboard_core::{DType, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::{Gguf, GgufWriter};
-use outboard_llm::{LoadOptions, Mmap, Model, PlacedModel};
+use outboard_llm::{LoadOptions, Mmap, Model, PlacedModel, Sampler, Sampling, Sequence};
 use outboard_reference::reference_device;
 use outboard_system::open_mapped;
 use std::path::Path;
@@ -80,6 +80,74 @@ fn check_model(name: &str, model: &Arc<Model>, references: &[Reference]) {
 }
 
 small::each!(check);
+
+/// A sequence that is to say what the reference says.
+struct Follower {
+    sequence: Sequence,
+    /// When it begins, in steps of the others, and how many tokens it is given then.
+    start: usize,
+    given: usize,
+    /// Tokens of the reference that it has read or said.
+    said: usize,
+}
+
+/// Follows the reference in four sequences at once, which begin one after the other with more and more of it: prompts and steps of several are
+/// in one run. A bias excludes every token but the one that is next, so that the log-probabilities are those of the reference's tokens.
+fn check_together(name: &str) {
+    let (host, budget) = (Host::new(), MemoryBudget::new(None));
+    let cpu = |id: &str| cpu_device(&host, id, CpuOptions::with_threads(1), &budget);
+    let sets: [Vec<Arc<dyn Device>>; 2] = [vec![cpu("CPU0")], vec![cpu("CPU1"), cpu("CPU2")]];
+    for (set, reference) in sets.iter().flat_map(|set| references(name).into_iter().map(move |r| (set, r))) {
+        let split = vec![1.0; set.len()];
+        let options = LoadOptions { n_ctx: 96, n_seqs: 4, n_ubatch: 16, split, ..LoadOptions::default() };
+        let mut model = PlacedModel::load(small::model(name), set.clone(), &options, &|_, _| {}).unwrap();
+        let (got, want) = follow(&mut model, &reference);
+        let error = nmse(&got, &want);
+        println!("{name} in four sequences on {} devices: NMSE {error:.2e}", set.len());
+        assert!(error <= MAX_NMSE, "{name} in four sequences on {} devices: NMSE {error:e}", set.len());
+    }
+}
+
+/// The log-probabilities of what each sequence says, and the reference's.
+fn follow(model: &mut PlacedModel, Reference { tokens, logits }: &Reference) -> (Vec<f32>, Vec<f32>) {
+    let n_vocab = model.model().hparams().n_vocab;
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let mut followers: Vec<Follower> = [(0, 3), (1, 1), (3, 7), (6, 18)]
+        .map(|(start, given)| Follower { sequence: model.open().unwrap(), start, given, said: 0 })
+        .into();
+    let (mut got, mut want, mut step) = (Vec::new(), Vec::new(), 0);
+    while followers.iter().any(|f| f.said < tokens.len()) {
+        for f in followers.iter_mut().filter(|f| f.start <= step && f.said < tokens.len()) {
+            let prompt = if f.said == 0 { &tokens[..f.given] } else { &[] };
+            f.said += prompt.len();
+            let next = tokens[f.said] as usize;
+            let only_next = (0..n_vocab).map(|id| if id == next { 0.0 } else { f32::NEG_INFINITY }).collect();
+            model.set_bias(f.sequence, Some(only_next)).unwrap();
+            model.begin(f.sequence, prompt, sampling, 1).unwrap();
+        }
+        while let Some(token) = model.next_token().unwrap() {
+            let f = followers.iter_mut().find(|f| f.sequence == token.sequence).unwrap();
+            assert_eq!(token.id, tokens[f.said]);
+            got.push(token.log_prob.unwrap());
+            want.push(log_prob(&logits[(f.said - 1) * n_vocab..][..n_vocab], token.id as usize));
+            f.said += 1;
+        }
+        step += 1;
+    }
+    assert_eq!(got.len(), 4 * tokens.len() - 29, "each token that none was given");
+    (got, want)
+}
+
+fn log_prob(logits: &[f32], id: usize) -> f32 {
+    let sum: f64 = logits.iter().map(|&v| f64::from(v).exp()).sum();
+    (f64::from(logits[id]) - sum.ln()) as f32
+}
+
+mod together {
+    use super::{check_together, small};
+
+    small::each!(check_together);
+}
 
 /// Files of Phi-3 have q, k and v in one matrix; the small one has three.
 #[test]

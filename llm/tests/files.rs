@@ -7,7 +7,7 @@ use outboard_core::device::Bytes;
 use outboard_core::{Device, Digest, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::gguf::{Digests, FileRange, Gguf, GgufWriter};
+use outboard_llm::gguf::{Digests, Gguf, GgufWriter, WeightRef};
 use outboard_llm::{LoadOptions, Mmap, Model, PlacedModel};
 use outboard_reference::reference_device;
 use outboard_system::open_mapped;
@@ -84,16 +84,17 @@ small::each!(check);
 fn digests_are_those_of_a_file() {
     let dir = split("digests", small::model("llama-dense").gguf(), 32);
     let gguf = Gguf::open(&dir, open_mapped).unwrap();
-    let range = gguf.tensors().iter().map(|t| t.range()).find(|range| range.file == 2).unwrap();
+    let first_of = |file| gguf.weight(&gguf.tensors().iter().find(|t| t.file == file).unwrap().name).unwrap();
+    let [first, second, last] = [0, 1, 2].map(first_of);
+    let range = gguf.range(last).unwrap();
     let known = Digests::default();
     let _ = known.of(range.offset, range.len).set(Digest([7; 32]));
     // Of the last file; of the first two nothing is known.
     let model = Model::new(gguf).unwrap().with_digests(vec![Digests::default(), Digests::default(), known]);
-    assert_eq!(model.digest(range).get(), Some(&Digest([7; 32])));
-    for file in 0..2 {
-        assert_eq!(model.digest(FileRange { file, ..range }).get(), None);
-    }
-    let _ = model.digest(FileRange { file: 0, ..range }).set(Digest([8; 32]));
+    let known = |weight| model.digest(weight).unwrap().get().copied();
+    assert_eq!([first, second, last].map(known), [None, None, Some(Digest([7; 32]))]);
+    assert!(model.digest(WeightRef { file: 0, ..last }).is_err(), "no tensor of the first file");
+    let _ = model.digest(first).unwrap().set(Digest([8; 32]));
     let known: Vec<_> = model.digests().iter().map(|d| d.known().iter().map(|k| k.2).collect::<Vec<_>>()).collect();
     assert_eq!(known, [vec![Digest([8; 32])], vec![], vec![Digest([7; 32])]]);
     std::fs::remove_dir_all(dir.parent().unwrap()).unwrap();

@@ -6,6 +6,7 @@
 
 mod attention;
 mod feed_forward;
+mod stored;
 
 use super::Architecture;
 use super::layer::{Frame, Norms};
@@ -13,7 +14,9 @@ use crate::error::{Error, Result};
 use crate::hparams::{Hparams, ModelFile};
 use outboard_core::op::{self, BinaryKind, NormKind, UnaryKind};
 use outboard_core::{DType, Graph, GraphBuilder, TensorId};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+pub use stored::{State, Stored};
 
 /// Name of the input of token ids, I32 `[n_tokens]`.
 pub const TOKENS: &str = "tokens";
@@ -37,12 +40,6 @@ pub const PENALTY_PARAMS: &str = "penalty_params";
 pub const PENALTY_STEPS: &str = "penalty_steps";
 /// Name of the input of what is added to logits before a token is drawn: F32 `[n_vocab, n_outputs]`.
 pub const VOCAB_BIAS: &str = "vocab_bias";
-/// Name of the state that holds the id sampled last in each slot, I32 `[1, slots]`, where the embedding is.
-pub const NEXT_TOKEN: &str = "next_token";
-/// Name of the state that holds the token of each row of the cache, I32 `[1, rows]`, where the logits are.
-pub const HISTORY: &str = "history";
-/// Name of the states that hold the blocks of each slot's sequence in the order of its positions, I32 `[n_blocks, slots]`: the same on every device.
-pub const BLOCK_TABLE: &str = "block_table";
 /// Name of the input of the tokens that [`Outputs::Scores`] asks for, I32 `[n_outputs]`.
 pub const TARGETS: &str = "targets";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
@@ -51,12 +48,6 @@ pub const LOGITS: &str = "logits";
 pub const SAMPLED: &str = "sampled";
 /// Name of the output of log-probabilities, of the sampled ids or of [`TARGETS`], F32 `[n_outputs]`.
 pub const LOG_PROBS: &str = "log_probs";
-
-/// A leaf is called after its tensor in the file; one tensor that several devices need has a leaf for each use, with the use
-/// in brackets: `token_embd.weight (output)`, `rope_freqs.weight (blk.3)`.
-pub fn file_name(leaf: &str) -> &str {
-    leaf.split_once(" (").map_or(leaf, |(name, _)| name)
-}
 
 /// What a graph gives back.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,7 +64,7 @@ pub enum Outputs {
     Sample {
         /// How many, the rows that an input says.
         rows: usize,
-        /// Whether penalties are applied, over [`HISTORY`].
+        /// Whether penalties are applied, over [`State::History`].
         penalties: bool,
         /// Whether an input is added to the logits ([`VOCAB_BIAS`]).
         bias: bool,
@@ -170,7 +161,7 @@ pub struct GraphShape {
     pub cache: Cache,
     /// Where they come from.
     pub feed: Feed,
-    /// Whether the tokens are noted in [`HISTORY`].
+    /// Whether the tokens are noted in [`State::History`].
     pub history: bool,
     /// What comes out.
     pub outputs: Outputs,
@@ -189,11 +180,16 @@ pub struct Net<'a> {
     /// The history, after this graph's tokens were noted.
     history: Option<TensorId>,
     sections: Vec<Section>,
+    leaves: Leaves,
 }
 
-/// Names of layer `il`'s cache of keys and of values.
-pub fn cache_names(il: usize) -> [String; 2] {
-    [format!("cache_k.{il}"), format!("cache_v.{il}")]
+/// What is known of the leaves of a graph beside their tensors.
+#[derive(Clone, Debug, Default)]
+struct Leaves {
+    /// What they stand for, but for inputs.
+    stored: HashMap<TensorId, Stored>,
+    /// Those that have a part for each expert.
+    of_experts: HashSet<TensorId>,
 }
 
 /// Element type of the cache where nothing is said.
@@ -210,6 +206,7 @@ pub struct ModelGraph {
     sections: Vec<Section>,
     /// Where the head begins among the tensors.
     head: usize,
+    leaves: Leaves,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -234,15 +231,30 @@ impl ModelGraph {
     /// Where a tensor belongs: leaves to what first uses them, states of the sampler to where they are written or read.
     pub fn part(&self, id: TensorId) -> ModelPart {
         let at = id.index();
-        match self.graph.tensor(id).name() {
-            NEXT_TOKEN => ModelPart::Embedding,
-            HISTORY => ModelPart::Head,
+        match self.stored(id) {
+            Some(Stored::State(State::NextToken)) => ModelPart::Embedding,
+            Some(Stored::State(State::History)) => ModelPart::Head,
             _ if at >= self.head => ModelPart::Head,
             _ => match self.sections.partition_point(|section| section.start <= at) {
                 0 => ModelPart::Embedding,
                 begun => ModelPart::Section(begun - 1),
             },
         }
+    }
+
+    /// What a leaf stands for; `None` for an input, and what is no leaf.
+    pub fn stored(&self, id: TensorId) -> Option<Stored> {
+        self.leaves.stored.get(&id).copied()
+    }
+
+    /// Everything that devices hold, leaf by leaf.
+    pub fn all_stored(&self) -> impl Iterator<Item = (TensorId, Stored)> {
+        self.graph.leaves().filter_map(|(id, _)| Some((id, self.stored(id)?)))
+    }
+
+    /// Whether a weight has a part for each expert, of which a token reads those that it uses.
+    pub fn is_of_experts(&self, id: TensorId) -> bool {
+        self.leaves.of_experts.contains(&id)
     }
 
     /// The layer of each section.
@@ -265,16 +277,12 @@ pub fn build(
     let mut g = GraphBuilder::new();
     let rows = g.input(ROWS, DType::I32, &[shape.n_tokens, 3])?;
     let slots = Column::Slot.of(&mut g, rows)?;
-    let tokens = tokens(&mut g, shape, slots)?;
-    let history = if shape.history {
-        let history = g.state(HISTORY, DType::I32, &[1, shape.cache.rows()])?;
-        let noted = g.push(op::Reshape { ne: [1, shape.n_tokens, 1, 1] }, &[tokens])?;
-        let cache_rows = Column::CacheRow.of(&mut g, rows)?;
-        Some(g.push(op::SetRows, &[history, noted, cache_rows])?)
-    } else {
-        None
-    };
-    let mut net = Net { g, hparams, weights, frame, shape, rows, slots, history, sections: Vec::new() };
+    let (history, sections, leaves) = (None, Vec::new(), Leaves::default());
+    let mut net = Net { g, hparams, weights, frame, shape, rows, slots, history, sections, leaves };
+    let tokens = net.tokens()?;
+    if shape.history {
+        net.note(tokens)?;
+    }
     let table = net.weight("token_embd.weight")?;
     let embedding = net.g.push(op::GetRows, &[table, tokens])?;
     let mut x = net.scale(embedding, frame.embedding_scale)?;
@@ -291,12 +299,26 @@ pub fn build(
     }
     let head = net.g.len();
     net.head(x)?;
-    let Net { g, mut sections, .. } = net;
+    let Net { g, mut sections, leaves, .. } = net;
     // Without the head nobody reads what the last layer makes beside its part of the cache.
     let (graph, kept) = g.finish()?.prune();
     let pruned = |start: usize| kept.partition_point(|id| id.index() < start);
     sections.iter_mut().for_each(|section| section.start = pruned(section.start));
-    Ok(ModelGraph { graph: Arc::new(graph), sections, head: pruned(head) })
+    let leaves = leaves.pruned(&graph, &kept);
+    Ok(ModelGraph { graph: Arc::new(graph), sections, head: pruned(head), leaves })
+}
+
+impl Leaves {
+    /// What is left of them in a graph whose tensors had these ids before.
+    fn pruned(&self, graph: &Graph, before: &[TensorId]) -> Leaves {
+        let left = graph.leaves().filter_map(|(id, _)| Some((id, before.get(id.index())?)));
+        let mut leaves = Leaves::default();
+        for (id, before) in left {
+            leaves.stored.extend(self.stored.get(before).map(|&stored| (id, stored)));
+            leaves.of_experts.extend(self.of_experts.contains(before).then_some(id));
+        }
+        leaves
+    }
 }
 
 /// What [`ROWS`] says of a row.
@@ -320,25 +342,49 @@ fn column(g: &mut GraphBuilder, input: TensorId, i: usize) -> Result<TensorId> {
     Ok(g.push(op::View { ne: [n, 1, 1, 1], nb: [4, 4 * n, 4 * n, 4 * n], offset: 4 * n * i }, &[input])?)
 }
 
-/// The token of each row, I32 `[n_tokens]`.
-fn tokens(g: &mut GraphBuilder, shape: GraphShape, slots: TensorId) -> Result<TensorId> {
-    let GraphShape { n_tokens, feed, .. } = shape;
-    if feed == Feed::Input {
-        return Ok(g.input(TOKENS, DType::I32, &[n_tokens])?);
-    }
-    let sampled = g.state(NEXT_TOKEN, DType::I32, &[1, shape.cache.slots])?;
-    let (from, picks) = match feed {
-        Feed::Mixed => {
-            let given = g.input(TOKENS, DType::I32, &[1, n_tokens])?;
-            (g.push(op::Concat { dim: 1 }, &[sampled, given])?, g.input(PICKS, DType::I32, &[n_tokens])?)
-        }
-        _ => (sampled, slots),
-    };
-    let picked = g.push(op::GetRows, &[from, picks])?;
-    Ok(g.push(op::Reshape { ne: [n_tokens, 1, 1, 1] }, &[picked])?)
+/// The name of a leaf that is for one of several users: for people, who see it in messages.
+fn for_user(name: &str, user: &str) -> String {
+    format!("{name} ({user})")
+}
+
+fn missing(tensor: &str) -> Error {
+    Error::Model(format!("tensor {tensor} is missing"))
 }
 
 impl Net<'_> {
+    /// The token of each row, I32 `[n_tokens]`.
+    fn tokens(&mut self) -> Result<TensorId> {
+        let GraphShape { n_tokens, feed, .. } = self.shape;
+        if feed == Feed::Input {
+            return Ok(self.g.input(TOKENS, DType::I32, &[n_tokens])?);
+        }
+        let sampled = self.next_token()?;
+        let (from, picks) = match feed {
+            Feed::Mixed => {
+                let given = self.g.input(TOKENS, DType::I32, &[1, n_tokens])?;
+                let both = self.g.push(op::Concat { dim: 1 }, &[sampled, given])?;
+                (both, self.g.input(PICKS, DType::I32, &[n_tokens])?)
+            }
+            _ => (sampled, self.slots),
+        };
+        let picked = self.g.push(op::GetRows, &[from, picks])?;
+        self.reshape(picked, [n_tokens, 1, 1, 1])
+    }
+
+    /// Notes the token of each row in the history.
+    fn note(&mut self, tokens: TensorId) -> Result<()> {
+        let history = self.state(State::History, None, DType::I32, &[1, self.shape.cache.rows()])?;
+        let noted = self.reshape(tokens, [1, self.shape.n_tokens, 1, 1])?;
+        let cache_rows = self.column(Column::CacheRow)?;
+        self.history = Some(self.g.push(op::SetRows, &[history, noted, cache_rows])?);
+        Ok(())
+    }
+
+    /// The ids sampled last.
+    fn next_token(&mut self) -> Result<TensorId> {
+        self.state(State::NextToken, None, DType::I32, &[1, self.shape.cache.slots])
+    }
+
     /// Begins a section of layer `il`: of what the layer has computed up to here, nothing but the residual stream goes on to later nodes. A
     /// layer begins with one of its own.
     fn section(&mut self, il: usize) {
@@ -346,17 +392,39 @@ impl Net<'_> {
     }
 
     /// A weight that must be there.
-    fn weight(&mut self, name: &str) -> Result<TensorId> {
-        self.opt_weight(name)?.ok_or_else(|| Error::Model(format!("tensor {name} is missing")))
+    fn weight(&mut self, tensor: &str) -> Result<TensorId> {
+        self.opt_weight(tensor)?.ok_or_else(|| missing(tensor))
     }
 
     /// A weight that may be there. Asking twice gives the same leaf.
-    fn opt_weight(&mut self, name: &str) -> Result<Option<TensorId>> {
-        let Some(layout) = self.weights.layout(file_name(name)) else { return Ok(None) };
-        if let Some(id) = self.g.find(name) {
+    fn opt_weight(&mut self, tensor: &str) -> Result<Option<TensorId>> {
+        self.weight_leaf(tensor, tensor)
+    }
+
+    /// A weight that several devices may need: a leaf for this user.
+    fn weight_for(&mut self, user: &str, tensor: &str) -> Result<TensorId> {
+        self.weight_leaf(&for_user(tensor, user), tensor)?.ok_or_else(|| missing(tensor))
+    }
+
+    fn weight_leaf(&mut self, leaf: &str, tensor: &str) -> Result<Option<TensorId>> {
+        let Some((weight, layout)) = self.weights.weight(tensor) else { return Ok(None) };
+        if let Some(id) = self.g.find(leaf) {
             return Ok(Some(id));
         }
-        Ok(Some(self.g.weight(name, layout.dtype(), &layout.ne())?))
+        let id = self.g.weight(leaf, layout.dtype(), &layout.ne())?;
+        self.leaves.stored.insert(id, Stored::Weight(weight));
+        Ok(Some(id))
+    }
+
+    /// A state, as a leaf for this user if several devices may need it. Asking twice gives the same leaf.
+    fn state(&mut self, state: State, user: Option<&str>, dtype: DType, ne: &[usize]) -> Result<TensorId> {
+        let leaf = user.map_or_else(|| state.to_string(), |user| for_user(&state.to_string(), user));
+        if let Some(id) = self.g.find(&leaf) {
+            return Ok(id);
+        }
+        let id = self.g.state(&leaf, dtype, ne)?;
+        self.leaves.stored.insert(id, Stored::State(state));
+        Ok(id)
     }
 
     /// x plus what a block makes of it, with norms around the block and a factor of its result.
@@ -475,7 +543,7 @@ impl Net<'_> {
     fn block_table(&mut self, user: &str) -> Result<TensorId> {
         let Cache { slots, .. } = self.shape.cache;
         let ne = [self.shape.cache.blocks_each(), slots];
-        Ok(self.g.state(&format!("{BLOCK_TABLE} ({user})"), DType::I32, &ne)?)
+        self.state(State::BlockTable, Some(user), DType::I32, &ne)
     }
 
     /// The final norm and the output matrix: of all rows of x if it has as many, else of those that the input says.
@@ -489,7 +557,7 @@ impl Net<'_> {
             Some(_) => self.linear(x, "output")?,
             // Models without an output matrix use the embedding: the same bytes, where the last layer is.
             None => {
-                let w = self.weight("token_embd.weight (output)")?;
+                let w = self.weight_for("output", "token_embd.weight")?;
                 self.g.push(op::MulMat, &[w, x])?
             }
         };
@@ -528,10 +596,7 @@ impl Net<'_> {
         if log_prob {
             self.log_probs(logits, ids)?;
         }
-        let next = match self.g.find(NEXT_TOKEN) {
-            Some(state) => state,
-            None => self.g.state(NEXT_TOKEN, DType::I32, &[1, self.shape.cache.slots])?,
-        };
+        let next = self.next_token()?;
         // Steps sample for every row, in their order.
         let slots = if self.shape.feed == Feed::Sampled && rows == self.shape.n_tokens {
             self.slots

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::arch::net::{self, Feed, GraphShape, Outputs};
-use crate::gguf::{Gguf, GgufWriter};
+use crate::gguf::{Gguf, GgufWriter, WeightRef};
 use outboard_core::op::Op;
 use outboard_core::{DType, Layout};
 
@@ -162,7 +162,7 @@ fn factors_of(model: &str, n_ctx: usize, file: &dyn ModelFile, h: &Hparams) -> R
     let factors = |id| {
         let rope = matches!(graph.tensor(id).op(), Some(Op::Rope(_)));
         let factors = graph.tensor(id).srcs().get(2).copied().flatten().filter(|_| rope)?;
-        Some(net::file_name(graph.tensor(factors).name()).to_owned())
+        graph.tensor(factors).name().split(" (").next().map(str::to_owned)
     };
     let mut names: Vec<String> = graph.nodes().filter_map(factors).collect();
     names.dedup();
@@ -193,11 +193,12 @@ struct Changed<'a> {
 }
 
 impl ModelFile for Changed<'_> {
-    fn layout(&self, tensor: &str) -> Option<Layout> {
+    fn weight(&self, tensor: &str) -> Option<(WeightRef, Layout)> {
+        let (weight, layout) = ModelFile::weight(self.file, tensor)?;
         if tensor != self.tensor {
-            return self.file.layout(tensor);
+            return Some((weight, layout));
         }
-        Layout::contiguous(DType::F32, [self.width?, 1, 1, 1]).ok()
+        Some((weight, Layout::contiguous(DType::F32, [self.width?, 1, 1, 1]).ok()?))
     }
 
     fn int(&self, key: &str) -> Option<u64> {

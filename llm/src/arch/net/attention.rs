@@ -13,10 +13,10 @@ impl Net<'_> {
         let q = self.query_or_key(il, attention, q, "attn_q_norm", h.n_head)?;
         let k = self.query_or_key(il, attention, k, "attn_k_norm", h.n_head_kv)?;
         let v = self.heads(v, h.head_dim_v, h.n_head_kv)?;
-        let ([name_k, name_v], [dtype_k, dtype_v]) = (cache_names(il), self.shape.cache.dtypes);
+        let [dtype_k, dtype_v] = self.shape.cache.dtypes;
         let cache_rows = self.column(Column::CacheRow)?;
-        let keys = self.cached(&name_k, dtype_k, k, cache_rows)?;
-        let values = self.cached(&name_v, dtype_v, v, cache_rows)?;
+        let keys = self.cached(State::Keys(il), dtype_k, k, cache_rows)?;
+        let values = self.cached(State::Values(il), dtype_v, v, cache_rows)?;
         let q = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[q])?;
         let sinks = attention.sinks.map(|name| self.weight(&format!("{prefix}.{name}.weight"))).transpose()?;
         let &Attention { scale, window, softcap, .. } = attention;
@@ -87,7 +87,7 @@ impl Net<'_> {
     /// Rotary embedding of layer `il`'s heads, `[head_dim, heads, n_tokens]`.
     fn rotated(&mut self, il: usize, rope: Rope, heads: TensorId) -> Result<TensorId> {
         let factors = match self.factors_name()? {
-            Some(name) => Some(self.weight(&format!("{name} (blk.{il})"))?),
+            Some(name) => Some(self.weight_for(&format!("blk.{il}"), name)?),
             None => None,
         };
         let positions = self.column(Column::Position)?;
@@ -116,11 +116,11 @@ impl Net<'_> {
 
     /// Writes x `[head_dim, n_head_kv, n_tokens]` into rows of a cache and gives all of it, `[head_dim, rows, n_head_kv]`: the rows of a head
     /// lie behind one another, because attention reads one head after the other.
-    fn cached(&mut self, name: &str, dtype: DType, x: TensorId, cache_rows: TensorId) -> Result<TensorId> {
+    fn cached(&mut self, state: State, dtype: DType, x: TensorId, cache_rows: TensorId) -> Result<TensorId> {
         let [head_dim, heads, ..] = self.g.ne(x);
-        let cache = self.g.state(name, dtype, &[head_dim, self.shape.cache.rows(), heads])?;
+        let cache = self.state(state, None, dtype, &[head_dim, self.shape.cache.rows(), heads])?;
         let rows = self.g.push(op::Permute { axes: [0, 2, 1, 3] }, &[x])?;
         let written = self.g.push(op::SetRows, &[cache, rows, cache_rows])?;
-        Ok(self.g.name(written, &format!("{name}.written")))
+        Ok(self.g.name(written, &format!("{state}.written")))
     }
 }

@@ -102,17 +102,20 @@ impl Net<'_> {
     fn linear_id(&mut self, x: TensorId, ids: TensorId, name: &str, scales: Scales) -> Result<TensorId> {
         let n_expert = self.hparams.n_expert;
         let w = self.weight(&format!("{name}.weight"))?;
+        self.leaves.of_experts.insert(w);
         let mut y = self.g.push(op::MulMatId, &[w, x, ids])?;
         self.g.name(y, name);
         if scales == Scales::Used
             && let Some(scale) = self.opt_weight(&format!("{name}.scale"))?
         {
+            self.leaves.of_experts.insert(scale);
             let scale = self.reshape(scale, [1, n_expert, 1, 1])?;
             let scale = self.g.push(op::Repeat { ne: [1, n_expert, self.shape.n_tokens, 1] }, &[scale])?;
             let scale = self.g.push(op::GetRows, &[scale, ids])?;
             y = self.mul(y, scale)?;
         }
         if let Some(bias) = self.opt_weight(&format!("{name}.bias"))? {
+            self.leaves.of_experts.insert(bias);
             y = self.g.push(op::AddId, &[y, bias, ids])?;
         }
         Ok(y)
