@@ -89,7 +89,9 @@ impl<'a> Llama<'a> {
     /// Flash attention is left to llama.cpp ("auto"), which is its default.
     pub(crate) fn new(backend: &LlamaBackend, model: &'a LlamaModel, setup: &Setup) -> Result<Llama<'a>> {
         let params = LlamaContextParams::default()
-            .with_n_ctx(NonZeroU32::new(setup.n_ctx))
+            // Of all sequences together.
+            .with_n_ctx(NonZeroU32::new(setup.n_ctx.saturating_mul(setup.n_seqs)))
+            .with_n_seq_max(setup.n_seqs)
             .with_n_batch(N_BATCH)
             .with_n_ubatch(setup.n_ubatch)
             .with_n_threads(setup.threads.into())
@@ -124,5 +126,20 @@ impl Side for Llama<'_> {
         let logits = self.context.get_logits_ith(-1).iter().enumerate();
         let best = logits.max_by(|a, b| a.1.total_cmp(b.1)).context("llama.cpp gave no logits")?;
         Ok(u32::try_from(best.0)?)
+    }
+
+    /// As `llama-batched-bench`: the tokens are the same at each step, and nothing is sampled.
+    fn side_by_side(&mut self, tokens: &[u32], steps: u32) -> Result<()> {
+        let mut batch = LlamaBatch::new(tokens.len(), 1);
+        for step in 0..i32::try_from(steps)? {
+            batch.clear();
+            for (sequence, &token) in (0..).zip(tokens) {
+                batch.add(LlamaToken(i32::try_from(token)?), step, &[sequence], true)?;
+            }
+            self.context.decode(&mut batch)?;
+        }
+        self.context.synchronize();
+        self.context.clear_kv_cache();
+        Ok(())
     }
 }

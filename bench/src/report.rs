@@ -10,7 +10,7 @@ pub(crate) struct Test {
     n_tokens: u32,
     ours: Vec<f64>,
     llama: Vec<f64>,
-    agreed: usize,
+    agreed: Option<usize>,
 }
 
 /// One line of the table.
@@ -26,8 +26,8 @@ pub(crate) struct Line {
     ratio: f64,
     /// Of the pairs: the least and the greatest.
     ratio_range: [f64; 2],
-    /// Pairs after which both sides held the same token for the most probable one.
-    agreed: usize,
+    /// Pairs after which both sides held the same token for the most probable one, where that was looked at.
+    agreed: Option<usize>,
 }
 
 /// Everything that is printed.
@@ -43,15 +43,17 @@ pub(crate) struct Report {
 
 impl Test {
     pub(crate) fn new(name: String, n_tokens: u32) -> Test {
-        Test { name, n_tokens, ours: Vec::new(), llama: Vec::new(), agreed: 0 }
+        Test { name, n_tokens, ours: Vec::new(), llama: Vec::new(), agreed: None }
     }
 
-    /// Adds a pair: the times of Outboard and of llama.cpp.
-    pub(crate) fn add(&mut self, (ours, llama): (Duration, Duration), agreed: bool) {
+    /// Adds a pair: the times of Outboard and of llama.cpp, and whether they agree, if that was looked at.
+    pub(crate) fn add(&mut self, (ours, llama): (Duration, Duration), agreed: Option<bool>) {
         let speed = |t: Duration| f64::from(self.n_tokens) / t.as_secs_f64();
         self.ours.push(speed(ours));
         self.llama.push(speed(llama));
-        self.agreed += usize::from(agreed);
+        if let Some(agreed) = agreed {
+            self.agreed = Some(self.agreed.unwrap_or(0) + usize::from(agreed));
+        }
     }
 
     pub(crate) fn finish(self) -> Line {
@@ -97,7 +99,7 @@ impl fmt::Display for Report {
                 format!("{:.2}", line.llama_median),
                 format!("{:.3}", line.ratio),
                 format!("{:.3}..{:.3}", line.ratio_range[0], line.ratio_range[1]),
-                format!("{}/{}", line.agreed, line.outboard.len()),
+                line.agreed.map_or("-".into(), |agreed| format!("{agreed}/{}", line.outboard.len())),
             ]);
         }
         let width = |c: usize| rows.iter().map(|r| r[c].len()).max().unwrap_or(0);
@@ -135,10 +137,10 @@ mod tests {
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         let mut test = Test::new("pp8".into(), 8);
         let seconds = Duration::from_secs_f64;
-        test.add((seconds(1.0), seconds(2.0)), true);
-        test.add((seconds(2.0), seconds(2.0)), false);
+        test.add((seconds(1.0), seconds(2.0)), Some(true));
+        test.add((seconds(2.0), seconds(2.0)), Some(false));
         let line = test.finish();
         assert_eq!((line.outboard_median, line.llama_median, line.ratio), (6.0, 4.0, 1.5));
-        assert_eq!((line.ratio_range, line.agreed), ([1.0, 2.0], 1));
+        assert_eq!((line.ratio_range, line.agreed), ([1.0, 2.0], Some(1)));
     }
 }
