@@ -76,7 +76,7 @@ trait Side {
 fn main() -> Result<()> {
     let args = Args::parse();
     let n_ctx = args.n_prompt.checked_add(args.n_gen).context("-p and -n are too large")?;
-    let setup = Setup { model: args.model, threads: args.threads, n_ctx, n_ubatch: args.ubatch_size, n_seqs: 1 };
+    let setup = Setup { model: args.model.clone(), threads: args.threads, n_ctx, n_ubatch: args.ubatch_size, n_seqs: 1 };
     let backend = llama::init(args.verbose)?;
     llama::check_build()?;
     let mut ours = outboard::Outboard::load(&setup)?;

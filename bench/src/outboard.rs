@@ -32,7 +32,7 @@ impl Outboard {
             n_seqs: setup.n_seqs as usize,
             ..LoadOptions::default()
         };
-        let mut engine = PlacedModel::load(model, vec![device.clone()], &options, &|_, _| ())?;
+        let engine = PlacedModel::load(model, vec![device.clone()], &options, &|_, _| ())?;
         Ok(Outboard { engine, sequence: None, device, next: None })
     }
 
