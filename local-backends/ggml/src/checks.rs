@@ -56,12 +56,23 @@ impl Mask {
         of(self) == of(other)
     }
 
-    /// F16 `[keys, tokens]`, or what is wrong with the positions, the table (with its blocks for each sequence) or the sequences.
-    pub(crate) fn make(&self, pos: &[i32], paging: Option<(&[i32], usize, &[i32])>) -> Result<Vec<u8>, String> {
-        let mut mask = HIDDEN.repeat(self.keys * self.tokens);
+    /// How many rows are made at once: a megabyte of them, or one.
+    pub(crate) fn rows_at_once(&self) -> usize {
+        ((1 << 20) / (2 * self.keys).max(1)).max(1)
+    }
+
+    /// These rows of F16 `[keys, tokens]`, or what is wrong with the positions, the table (with its blocks for each sequence) or the sequences.
+    pub(crate) fn make(
+        &self,
+        rows: Range<usize>,
+        pos: &[i32],
+        paging: Option<(&[i32], usize, &[i32])>,
+    ) -> Result<Vec<u8>, String> {
+        let mut mask = HIDDEN.repeat(self.keys * rows.len());
         // How often a query sees each key.
         let mut seen = vec![0u16; self.keys];
-        for ((i, &p), row) in pos.iter().enumerate().zip(mask.chunks_exact_mut(2 * self.keys)) {
+        for (i, row) in rows.zip(mask.chunks_exact_mut(2 * self.keys)) {
+            let p = pos.get(i).copied().unwrap_or(-1);
             let most = paging.map_or(self.keys, |(_, blocks, _)| blocks * self.block);
             let last = below(p, most).ok_or_else(|| format!("position {p} is outside 0..{most}"))?;
             let first = if self.window == 0 { 0 } else { (last + 1).saturating_sub(self.window) };
@@ -156,12 +167,15 @@ mod tests {
 
     #[test]
     fn positions_see_what_is_not_behind_them() {
-        let made = mask(0, 0, 5, 2).make(&[0, 3], None).unwrap();
+        let made = mask(0, 0, 5, 2).make(0..2, &[0, 3], None).unwrap();
         assert_eq!(seen(&made, 5), ["10000", "11110"]);
-        let made = mask(2, 0, 5, 2).make(&[0, 3], None).unwrap();
-        assert_eq!(seen(&made, 5), ["10000", "00110"]);
+        let made = mask(2, 0, 5, 2).make(1..2, &[0, 3], None).unwrap();
+        assert_eq!(seen(&made, 5), ["00110"]);
         for wrong in [5, -1, i32::MIN, i32::MAX] {
-            assert_eq!(mask(0, 0, 5, 1).make(&[wrong], None).unwrap_err(), format!("position {wrong} is outside 0..5"));
+            assert_eq!(
+                mask(0, 0, 5, 1).make(0..1, &[wrong], None).unwrap_err(),
+                format!("position {wrong} is outside 0..5")
+            );
         }
     }
 
@@ -169,7 +183,7 @@ mod tests {
     fn blocks_are_found_in_the_table() {
         // Sequence 0 has blocks 2 and 0, sequence 1 has 1, and one that is not there, sequence 2 has 1 twice.
         let table = [2, 0, 1, 9, 1, 1];
-        let paged = |window, pos: i32, seq: i32| mask(window, 2, 6, 1).make(&[pos], Some((&table, 2, &[seq])));
+        let paged = |window, pos: i32, seq: i32| mask(window, 2, 6, 1).make(0..1, &[pos], Some((&table, 2, &[seq])));
         assert_eq!(seen(&paged(0, 2, 0).unwrap(), 6), ["100011"]);
         assert_eq!(seen(&paged(2, 2, 0).unwrap(), 6), ["100001"]);
         assert_eq!(seen(&paged(0, 1, 1).unwrap(), 6), ["001100"]);

@@ -9,8 +9,8 @@ use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// The oldest ggml that was tried, and the newest: others are opened as well, if they have all functions.
-pub const TRIED: [&str; 1] = ["0.25.1"];
+/// Versions of ggml that were tried: others are opened as well, if they have all functions.
+pub const TRIED: [&str; 3] = ["0.19.0", "0.23.0", "0.25.1"];
 
 /// Why a ggml could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

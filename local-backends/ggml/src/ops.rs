@@ -20,11 +20,7 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
             of2(t, id, |f| binary(f, op.kind), sources)
         }
         Op::Cast(Cast { dtype }) => cast(t, id, *dtype),
-        Op::Clamp(Clamp { min, max }) => {
-            let x = contiguous(t, id, 0)?;
-            let clamped = t.tensors.clamp(x, *min, *max)?;
-            t.result(id, clamped)
-        }
+        Op::Clamp(op) => clamp(t, id, op),
         Op::Concat(Concat { dim }) => concat(t, id, *dim),
         Op::Cont(_) => {
             let x = t.source(id, 0)?;
@@ -173,6 +169,18 @@ fn glu(t: &mut Translator<'_>, id: TensorId, kind: GluKind, sources: [T; 2]) -> 
             t.result(id, node)
         }
     }
+}
+
+fn clamp(t: &mut Translator<'_>, id: TensorId, op: &Clamp) -> Option<()> {
+    let x = contiguous(t, id, 0)?;
+    if t.tensors.functions().clamp_has_a_result {
+        let clamped = t.tensors.clamp(x, op.min, op.max)?;
+        return t.result(id, clamped);
+    }
+    let copy = t.tensors.of1(x.layout, |f| f.ggml_cont, x)?;
+    t.result(id, copy)?;
+    let clamped = t.tensors.clamp(copy, op.min, op.max)?;
+    t.written(clamped)
 }
 
 /// One behind the other; of a source with nothing in it there is nothing to add.

@@ -48,7 +48,13 @@ pub(crate) fn folder() -> Result<Option<PathBuf>, PathBuf> {
         let given = PathBuf::from(given);
         return if parts(&given).is_some() { Ok(Some(given)) } else { Err(given) };
     }
-    Ok(usual().into_iter().find(|place| parts(place).is_some()))
+    Ok(usual().into_iter().find(|place| has_base(place) && parts(place).is_some()))
+}
+
+/// Whether a folder, which may have thousands of files, has ggml among them.
+fn has_base(folder: &Path) -> bool {
+    let names = ["libggml-base.so", "libggml-base.so.0", "libggml-base.dylib", "ggml-base.dll"];
+    names.iter().any(|name| folder.join(name).exists())
 }
 
 /// Beside `llama-server`, and where systems have libraries.

@@ -125,10 +125,15 @@ impl Program {
             None => None,
         };
         let paging = paging.as_ref().map(|(table, blocks, seqs)| (table.as_slice(), *blocks, seqs.as_slice()));
-        match mask.make(&pos, paging) {
-            Ok(bytes) => self.scratch.write(self.kept + mask.to, &bytes).map(Ok),
-            Err(wrong) => Ok(Err(wrong)),
+        let row = 2 * mask.keys as u64;
+        for start in (0..mask.tokens).step_by(mask.rows_at_once()) {
+            let rows = start..mask.tokens.min(start + mask.rows_at_once());
+            match mask.make(rows, &pos, paging) {
+                Ok(bytes) => self.scratch.write(self.kept + mask.to + start as u64 * row, &bytes)?,
+                Err(wrong) => return Ok(Err(wrong)),
+            }
         }
+        Ok(Ok(()))
     }
 
     /// What an I32 tensor holds now.

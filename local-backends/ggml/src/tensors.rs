@@ -152,6 +152,10 @@ impl Tensors {
 
     /// Notes in nodes that they are to be computed, as backends ask; `all` is the number of tensors that there are. `None` without memory.
     pub(crate) fn mark(&mut self, nodes: impl Iterator<Item = Object>, all: usize) -> Option<()> {
+        let mut nodes = nodes.peekable();
+        if nodes.peek().is_none() {
+            return Some(());
+        }
         // SAFETY: as below; a graph of all tensors has room for whatever a node is made of. It is not run.
         unsafe {
             let size = (self.functions().ggml_graph_overhead_custom)(all, false);
