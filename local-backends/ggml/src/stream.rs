@@ -31,21 +31,29 @@ pub(crate) struct GgmlStream {
 pub(crate) struct Compute {
     heap: Arc<Heap>,
     backend: Object,
-    /// What its abort callback looks at.
-    _cancel: Arc<AtomicBool>,
+    /// What its abort callback has.
+    _watch: Box<Watch>,
+}
+
+/// What a backend that asks after every node is given to ask.
+struct Watch {
+    cancel: Arc<AtomicBool>,
+    steps: Arc<AtomicU64>,
 }
 
 // SAFETY: it is used by the thread that has it, and may move to another.
 unsafe impl Send for Compute {}
 
-/// Whether a graph that runs is not wanted any more.
-unsafe extern "C" fn is_cancelled(flag: *mut c_void) -> bool {
-    // SAFETY: the flag of the stream that was given with the callback, which the stream keeps.
-    unsafe { (*flag.cast::<AtomicBool>()).load(Ordering::Relaxed) }
+/// Notes that a node was computed, and says whether the graph is not wanted any more.
+unsafe extern "C" fn is_cancelled(watch: *mut c_void) -> bool {
+    // SAFETY: what was given with the callback, which the stream keeps as long as the backend.
+    let watch = unsafe { &*watch.cast::<Watch>() };
+    watch.steps.fetch_add(1, Ordering::Relaxed);
+    watch.cancel.load(Ordering::Relaxed)
 }
 
 impl Compute {
-    fn open(heap: &Arc<Heap>, id: &str, threads: usize, cancel: &Arc<AtomicBool>) -> Result<Compute> {
+    fn open(heap: &Arc<Heap>, id: &str, threads: usize, watch: Watch) -> Result<Compute> {
         let _order = heap.lock();
         // SAFETY: a device of this library; no parameters.
         let backend =
@@ -54,9 +62,9 @@ impl Compute {
             let detail = format!("ggml cannot open it{}", log::last_words());
             return Err(Error::Device { device: id.to_owned(), op: None, detail });
         }
-        let device = &heap.device;
+        let (device, watch) = (&heap.device, Box::new(watch));
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
-        // SAFETY: ggml-backend.h says what the functions of these names are; the flag lives as long as the stream.
+        // SAFETY: ggml-backend.h says what the functions of these names are; what is watched lives as long as the stream.
         unsafe {
             let set_threads = device.extra(c"ggml_backend_set_n_threads");
             if !set_threads.is_null() {
@@ -66,10 +74,10 @@ impl Compute {
             let set_abort = device.extra(c"ggml_backend_set_abort_callback");
             if !set_abort.is_null() {
                 let set: unsafe extern "C" fn(Object, AbortCallback, *mut c_void) = std::mem::transmute(set_abort);
-                set(backend, is_cancelled, Arc::as_ptr(cancel).cast_mut().cast());
+                set(backend, is_cancelled, (&raw const *watch).cast_mut().cast());
             }
         }
-        Ok(Compute { heap: heap.clone(), backend, _cancel: cancel.clone() })
+        Ok(Compute { heap: heap.clone(), backend, _watch: watch })
     }
 
     /// Runs a graph to its end.
@@ -104,7 +112,10 @@ impl GgmlStream {
         let _alone = program.lock();
         let compute = match self.backend.take() {
             Some(open) => open,
-            None => Compute::open(&self.heap, &self.id, self.threads, &self.cancel)?,
+            None => {
+                let watch = Watch { cancel: self.cancel.clone(), steps: self.steps.clone() };
+                Compute::open(&self.heap, &self.id, self.threads, watch)?
+            }
         };
         let compute = self.backend.insert(compute);
         let start = Instant::now();

@@ -4,13 +4,13 @@
 
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{Argsort, GetRows, Order, SetRows};
+use outboard_core::op::{Argsort, GetRows, MulMat, Order, SetRows};
 use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, Usage};
 use outboard_ggml::{Library, OpenError, VARIABLE, find, ggml_device};
 use outboard_host::MemoryBudget;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const WAIT: Duration = Duration::from_secs(30);
 
@@ -100,6 +100,44 @@ fn a_row_that_is_not_there_is_an_error_and_nothing_is_written() {
             (_, other) => panic!("{set} {get}: {other:?}"),
         }
     }
+}
+
+/// Products one behind the other that take seconds.
+fn long() -> Graph {
+    let mut g = GraphBuilder::new();
+    let w = g.weight("w", DType::F32, &[2048, 2048]).unwrap();
+    let mut x = g.input("x", DType::F32, &[2048, 512]).unwrap();
+    for _ in 0..100 {
+        x = g.push(MulMat, &[w, x]).unwrap();
+    }
+    g.output(x);
+    g.finish().unwrap()
+}
+
+#[test]
+fn a_graph_that_runs_counts_its_nodes_and_stops_when_its_queue_is_dropped() {
+    let Some(device) = cpu() else { return };
+    let graph = Arc::new(long());
+    let place = |id| Slice::whole(device.alloc(graph.tensor(id).layout().span() as u64, Usage::Any).unwrap());
+    // Every second result lies where the one before the last did.
+    let two = [2, 3].map(|i| place(graph.ids().nth(i).unwrap()));
+    let slices = graph.ids().map(|id| Some(if id.index() < 2 { place(id) } else { two[id.index() % 2].clone() }));
+    let placement = Placement::new(&graph, device.as_ref(), slices.collect()).unwrap();
+    let executable = device.compile(graph.clone(), placement).unwrap();
+    let queue = device.queue().unwrap();
+    let start = Instant::now();
+    queue.execute(&executable).unwrap();
+    let (mut last, mut changes) = (device.progress(), 0);
+    while changes < 3 {
+        assert!(start.elapsed() < WAIT, "it computes nothing");
+        std::thread::sleep(Duration::from_millis(1));
+        changes += usize::from(std::mem::replace(&mut last, device.progress()) != last);
+    }
+    let done = queue.marker().unwrap();
+    let dropped = Instant::now();
+    drop(queue);
+    assert!(done.wait(WAIT).is_err(), "it was done after {:?}", start.elapsed());
+    assert!(dropped.elapsed() < Duration::from_secs(5), "it took {:?} to stop", dropped.elapsed());
 }
 
 #[test]
