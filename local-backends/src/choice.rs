@@ -1,6 +1,6 @@
 //! Which devices there are, and which of them somebody means.
 
-use crate::list::{BACKENDS, Backend, Class, Found};
+use crate::list::{Argument, BACKENDS, Backend, Class, Found, Known};
 use outboard_core::DeviceKind;
 use std::collections::HashSet;
 
@@ -20,9 +20,9 @@ impl DeviceSpec {
         parse_list(BACKENDS, text)
     }
 
-    /// What is used when nothing is said: all GPUs, else the CPU.
+    /// What is used when nothing is said: all GPUs, else the CPU. Beside GPUs that leave ops to others, both.
     pub fn defaults() -> Vec<DeviceSpec> {
-        defaults(usable(BACKENDS))
+        defaults(usable(BACKENDS), |spec| spec.known().unsupported.is_empty())
     }
 
     /// Every device to run models on: each hardware once, integrated GPUs only where there is no discrete one.
@@ -30,9 +30,9 @@ impl DeviceSpec {
         usable(BACKENDS)
     }
 
-    /// What such devices do not support: names of ops, or of cases of the conformance suite.
-    pub fn unsupported(&self) -> &'static [&'static str] {
-        BACKENDS.get(self.backend).map_or(&[], |backend| backend.unsupported)
+    /// What such a device does not support, or computes otherwise than the reference.
+    pub fn known(&self) -> Known {
+        BACKENDS.get(self.backend).map_or_else(Known::default, |backend| (backend.known)(&self.found))
     }
 
     /// Every device that can be named here, one of each, software ones too.
@@ -62,9 +62,10 @@ fn usable(backends: &[Backend]) -> Vec<DeviceSpec> {
     specs
 }
 
-fn defaults(usable: Vec<DeviceSpec>) -> Vec<DeviceSpec> {
+fn defaults(usable: Vec<DeviceSpec>, computes_all: impl Fn(&DeviceSpec) -> bool) -> Vec<DeviceSpec> {
     let (cpus, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|spec| spec.found.kind == DeviceKind::Cpu);
-    if others.is_empty() { cpus } else { others }
+    let alone = !others.is_empty() && others.iter().all(computes_all);
+    if alone { others } else { [others, cpus].concat() }
 }
 
 fn parse_list(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
@@ -101,17 +102,25 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     if !digits.is_empty() {
         devices.retain(|found| found.number.is_some_and(|number| digits.parse() == Ok(number)));
     }
-    if devices.is_empty() {
-        return Err(none());
-    }
     let argument = match (argument, backend.argument) {
+        (None, Argument::Label) => {
+            devices.retain(|found| found.class == Class::Hardware && digits.is_empty());
+            None
+        }
+        (Some(label), Argument::Label) => {
+            devices.retain(|found| found.label.eq_ignore_ascii_case(label) && digits.is_empty());
+            None
+        }
         (None, _) => None,
-        (Some(_), None) => return Err(format!("\"{text}\": nothing can stand behind \"{}:\"", backend.name)),
-        (Some(given), Some((what, most))) => match given.parse() {
+        (Some(_), Argument::None) => return Err(format!("\"{text}\": nothing can stand behind \"{}:\"", backend.name)),
+        (Some(given), Argument::Number(what, most)) => match given.parse() {
             Ok(n) if (1..=most).contains(&n) => Some(n),
             _ => return Err(format!("\"{text}\": {what} must be 1 to {most}")),
         },
     };
+    if devices.is_empty() {
+        return Err(none());
+    }
     Ok(devices.into_iter().map(|found| DeviceSpec { backend: place, found, argument }).collect())
 }
 
@@ -120,12 +129,13 @@ fn names(backends: &[Backend]) -> String {
     let mut names = Vec::new();
     for backend in backends {
         for found in (backend.find)() {
-            match found.number {
-                Some(number) => names.push(format!("{}{number}", backend.name)),
-                None => names.push(backend.name.to_owned()),
-            }
+            names.push(match found.number {
+                _ if backend.argument == Argument::Label => format!("{}:{}", backend.name, found.label),
+                Some(number) => format!("{}{number}", backend.name),
+                None => backend.name.to_owned(),
+            });
         }
-        if let Some((what, _)) = backend.argument {
+        if let Argument::Number(what, _) = backend.argument {
             names.push(format!("{}:{what}", backend.name));
         }
     }
@@ -138,12 +148,13 @@ mod tests {
     use outboard_core::Error;
 
     fn gpu(number: usize, kind: DeviceKind, id: &str, class: Class) -> Found {
-        Found { number: Some(number), kind, device_id: id.to_owned(), class }
+        let label = format!("Card{number}");
+        Found { number: Some(number), label, kind, device_id: id.to_owned(), class }
     }
 
     fn backend(name: &'static str, find: fn() -> Vec<Found>) -> Backend {
         let open = |_: &crate::list::Setup, _: &Found, _: &str, _: Option<usize>| Err(Error::Cancelled);
-        Backend { name, prefix: name, argument: None, unsupported: &[], find, open }
+        Backend { name, prefix: name, argument: Argument::None, known: |_| Known::default(), find, open }
     }
 
     const DISCRETE: DeviceKind = DeviceKind::Gpu;
@@ -175,11 +186,14 @@ mod tests {
         let machine = machine();
         let usable = usable(&machine);
         assert_eq!(shown(&machine, &usable), ["cuda0", "vulkan2", "cpu0"]);
-        assert_eq!(shown(&machine, &defaults(usable)), ["cuda0", "vulkan2"]);
+        assert_eq!(shown(&machine, &defaults(usable.clone(), |_| true)), ["cuda0", "vulkan2"]);
+        // One that leaves ops to others needs one of them.
+        let but_vulkan = |spec: &DeviceSpec| machine[spec.backend].name != "vulkan";
+        assert_eq!(shown(&machine, &defaults(usable, but_vulkan)), ["cuda0", "vulkan2", "cpu0"]);
         // An integrated one where there is no other, and the CPU where there is none.
         let small = [backend("vulkan", || vec![gpu(0, INTEGRATED, "00:02", Class::Hardware)])];
-        assert_eq!(shown(&small, &defaults(super::usable(&small))), ["vulkan0"]);
-        assert_eq!(shown(&machine[2..], &defaults(super::usable(&machine[2..]))), ["cpu0"]);
+        assert_eq!(shown(&small, &defaults(super::usable(&small), |_| true)), ["vulkan0"]);
+        assert_eq!(shown(&machine[2..], &defaults(super::usable(&machine[2..]), |_| true)), ["cpu0"]);
     }
 
     #[test]
@@ -192,6 +206,26 @@ mod tests {
         assert!(list("vulkan4").unwrap_err().contains("cuda0, vulkan0, vulkan1, vulkan2, vulkan3, cpu"));
         for wrong in ["", "gpu", "cpu0", "vulkan0:1", "vulkan01x", "cpu,"] {
             assert!(list(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn devices_of_a_library_are_named_by_it() {
+        let found = || {
+            vec![
+                gpu(0, DISCRETE, "01:00", Class::Hardware),
+                gpu(1, DeviceKind::Cpu, "", Class::Software),
+                gpu(2, INTEGRATED, "00:02", Class::Hardware),
+            ]
+        };
+        let machine = [Backend { argument: Argument::Label, ..backend("ggml", found) }];
+        let list = |text: &str| parse_list(&machine, text).map(|specs| shown(&machine, &specs));
+        assert_eq!(list("ggml").unwrap(), ["ggml0", "ggml2"]);
+        assert_eq!(list("ggml:card1,GGML:Card0").unwrap(), ["ggml1", "ggml0"]);
+        assert!(list("ggml,ggml:Card2").unwrap_err().contains("already"));
+        for wrong in ["ggml:Card3", "ggml:", "ggml0", "ggml0:Card0"] {
+            let error = list(wrong).unwrap_err();
+            assert!(error.ends_with("this host has: ggml:Card0, ggml:Card1, ggml:Card2"), "{error}");
         }
     }
 

@@ -6,9 +6,11 @@ mod choice;
 mod list;
 
 pub use choice::DeviceSpec;
+pub use list::Known;
+pub use outboard_ggml::Difference;
 
-use list::{BACKENDS, Setup};
-use outboard_core::{Device, Host, Result};
+use list::{Argument, BACKENDS, Setup};
+use outboard_core::{Device, DeviceKind, Host, Result};
 use outboard_host::MemoryBudget;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,8 +29,13 @@ pub fn local_devices(
     threads: Option<usize>,
     memory_limit: Option<u64>,
 ) -> Result<Vec<Arc<dyn Device>>> {
-    // Of those that can be given a number of threads.
-    let cpus = specs.iter().filter(|spec| BACKENDS[spec.backend].argument.is_some()).count().max(1);
+    // Those that have threads of their own.
+    let has_threads = |spec: &&DeviceSpec| match BACKENDS[spec.backend].argument {
+        Argument::Number(..) => true,
+        Argument::Label => spec.found.kind == DeviceKind::Cpu,
+        Argument::None => false,
+    };
+    let cpus = specs.iter().filter(has_threads).count().max(1);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(processors / cpus).clamp(1, MAX_THREADS);
     let setup = Setup { host: host.clone(), budget: MemoryBudget::new(memory_limit), threads };
@@ -39,7 +46,10 @@ pub fn local_devices(
         let count = numbers.entry(spec.backend).or_default();
         let number = spec.found.number.unwrap_or(*count);
         *count += 1;
-        let name = format!("{}{number}", backend.prefix);
+        let name = match backend.argument {
+            Argument::Label => format!("{}:{}", backend.prefix, spec.found.label),
+            Argument::None | Argument::Number(..) => format!("{}{number}", backend.prefix),
+        };
         devices.push((backend.open)(&setup, &spec.found, &name, spec.argument)?);
     }
     Ok(devices)

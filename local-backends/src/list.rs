@@ -2,9 +2,10 @@
 //! conformance suite and `outboard smoke` go through this list.
 
 use crate::MAX_THREADS;
-use outboard_core::{Device, DeviceKind, Host, Result};
+use outboard_core::{Device, DeviceKind, Error, Host, Result};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_detached::{DetachedOptions, detached_device};
+use outboard_ggml::{Difference, GgmlDevice, ggml_device};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use std::sync::Arc;
@@ -33,10 +34,23 @@ pub(crate) struct Found {
     /// Its number among those of its backend, `vulkan0`: it is opened once, and the backend's name alone means all of them. `None` for
     /// what is opened as often as one likes, `cpu:1,cpu:1`, and numbered in that order.
     pub(crate) number: Option<usize>,
+    /// Its name among those of its backend, behind the colon: `ggml:Vulkan0`. Empty where numbers tell them apart.
+    pub(crate) label: String,
     pub(crate) kind: DeviceKind,
     /// Identifies the hardware, such as the PCI address; empty if there is none.
     pub(crate) device_id: String,
     pub(crate) class: Class,
+}
+
+/// What can stand behind a backend's name and a colon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Argument {
+    /// Nothing.
+    None,
+    /// A number: what it is, and the largest one.
+    Number(&'static str, usize),
+    /// The label of a device. Without one, all of its hardware is meant.
+    Label,
 }
 
 /// How a device is opened: what the backend has found, the name it gets, and the number behind the colon.
@@ -48,13 +62,22 @@ pub(crate) struct Backend {
     pub(crate) name: &'static str,
     /// In front of numbers, in names of devices.
     pub(crate) prefix: &'static str,
-    /// What the number behind a colon is, and the largest one; `None` if there can be none.
-    pub(crate) argument: Option<(&'static str, usize)>,
-    /// What its devices do not support, as names of ops or of cases of the conformance suite, which fails for anything else.
-    pub(crate) unsupported: &'static [&'static str],
+    /// What can stand behind a colon.
+    pub(crate) argument: Argument,
+    /// What a device does not support, and computes otherwise: the conformance suite fails for anything else.
+    pub(crate) known: fn(&Found) -> Known,
     /// The devices that there are now.
     pub(crate) find: fn() -> Vec<Found>,
     pub(crate) open: Open,
+}
+
+/// What is known of a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Known {
+    /// What it does not support, as names of ops or of cases of the conformance suite.
+    pub unsupported: &'static [&'static str],
+    /// What it computes otherwise than the reference.
+    pub differs: &'static [Difference],
 }
 
 /// All of them, the fastest first: hardware that two can drive is the first one's, unless the other is named.
@@ -62,8 +85,8 @@ pub(crate) const BACKENDS: &[Backend] = &[
     Backend {
         name: "cpu",
         prefix: "CPU",
-        argument: Some(("THREADS", MAX_THREADS)),
-        unsupported: &[],
+        argument: Argument::Number("THREADS", MAX_THREADS),
+        known: |_| Known::default(),
         find: || vec![in_host_memory(Class::Hardware)],
         open: |setup, _, name, threads| {
             let options = CpuOptions::with_threads(threads.unwrap_or(setup.threads));
@@ -73,22 +96,53 @@ pub(crate) const BACKENDS: &[Backend] = &[
     Backend {
         name: "reference",
         prefix: "REF",
-        argument: None,
-        unsupported: &[],
+        argument: Argument::None,
+        known: |_| Known::default(),
         find: || vec![in_host_memory(Class::Software)],
         open: |setup, _, name, _| Ok(reference_device(&setup.host, name, &setup.budget)),
     },
     Backend {
         name: "detached",
         prefix: "DETACHED",
-        argument: None,
-        unsupported: &[],
+        argument: Argument::None,
+        known: |_| Known::default(),
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
         open: |setup, _, name, _| Ok(detached_device(&setup.host, name, DetachedOptions::default())),
+    },
+    Backend {
+        name: "ggml",
+        prefix: "ggml",
+        argument: Argument::Label,
+        known: |found| ggml(found).map_or_else(Known::default, |device| known(&device)),
+        find: || outboard_ggml::find().iter().enumerate().map(of_ggml).collect(),
+        open: |setup, found, name, _| {
+            let gone = || Error::Misuse(format!("{name} is not among ggml's devices any more"));
+            Ok(ggml_device(&setup.host, &ggml(found).ok_or_else(gone)?, name, setup.threads, &setup.budget))
+        },
     },
 ];
 
 /// The processors of this host.
 fn in_host_memory(class: Class) -> Found {
-    Found { number: None, kind: DeviceKind::Cpu, device_id: String::new(), class }
+    Found { number: None, label: String::new(), kind: DeviceKind::Cpu, device_id: String::new(), class }
+}
+
+/// A device of ggml's as the list has it.
+fn of_ggml((number, device): (usize, &GgmlDevice)) -> Found {
+    let class = match device.class {
+        outboard_ggml::Class::Hardware => Class::Hardware,
+        outboard_ggml::Class::Software => Class::Software,
+    };
+    let (label, device_id) = (device.name.clone(), device.device_id.clone());
+    Found { number: Some(number), label, kind: device.kind, device_id, class }
+}
+
+/// The device of ggml's that was found.
+fn ggml(found: &Found) -> Option<GgmlDevice> {
+    outboard_ggml::find().into_iter().find(|device| device.name == found.label)
+}
+
+fn known(device: &GgmlDevice) -> Known {
+    let outboard_ggml::Known { unsupported, differs } = device.known();
+    Known { unsupported, differs }
 }

@@ -50,8 +50,11 @@ fn noise(seed: usize, at: usize) -> f32 {
     ((mixed >> 40) as f32 / (1u64 << 23) as f32) - 1.0
 }
 
+/// All but ggml's, which adds in the order of the memory, and has no draws.
 fn devices() -> Vec<Arc<dyn Device>> {
-    local_devices(&Host::new(), &DeviceSpec::all(), None, None).unwrap()
+    let mut devices = local_devices(&Host::new(), &DeviceSpec::all(), None, None).unwrap();
+    devices.retain(|device| device.info().backend != "ggml");
+    devices
 }
 
 const D: usize = 64;

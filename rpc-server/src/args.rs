@@ -32,7 +32,7 @@ pub struct ServerArgs {
     /// Port to listen on; 0 picks a free one
     #[arg(short, long, value_name = "PORT", default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// Devices to expose, such as cpu or cpu:1,cpu:1 for two CPU devices of one thread; all by default
+    /// Devices to expose, such as cpu:1,cpu:1 for two CPU devices of one thread, ggml for all GPUs of an installed llama.cpp; all by default
     #[arg(short, long, value_name = "DEV,..")]
     pub device: Option<String>,
     /// Threads of a CPU device that names no number; as many as there are processors by default

@@ -4,14 +4,28 @@ use crate::case::Check;
 use outboard_core::quant::dequantize_row;
 use outboard_core::{DType, Layout};
 
+/// What is wrong with a case.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Wrong {
+    pub(crate) detail: String,
+    /// The normalised mean squared error, where that is what is too large.
+    pub(crate) nmse: Option<f64>,
+}
+
+impl From<String> for Wrong {
+    fn from(detail: String) -> Wrong {
+        Wrong { detail, nmse: None }
+    }
+}
+
 /// What differs too much, or the error that is small enough.
-pub(crate) fn compare(layout: &Layout, got: &[u8], want: &[u8], check: Check) -> Result<f64, String> {
+pub(crate) fn compare(layout: &Layout, got: &[u8], want: &[u8], check: Check) -> Result<f64, Wrong> {
     if got == want {
         return Ok(0.0);
     }
     let (got, want) = (values(layout, got)?, values(layout, want)?);
     if got.len() != want.len() {
-        return Err(format!("{} values instead of {}", got.len(), want.len()));
+        return Err(format!("{} values instead of {}", got.len(), want.len()).into());
     }
     let (mut error, mut norm) = (0.0, 0.0);
     for (i, (&g, &w)) in got.iter().zip(&want).enumerate() {
@@ -23,7 +37,7 @@ pub(crate) fn compare(layout: &Layout, got: &[u8], want: &[u8], check: Check) ->
             let [n0, n1, n2, _] = layout.ne();
             let at = [i % n0, i / n0 % n1, i / n0 / n1 % n2, i / n0 / n1 / n2];
             let unwritten = if g.is_nan() { " (not written?)" } else { "" };
-            return Err(format!("element {at:?} is {g}{unwritten} instead of {w}"));
+            return Err(format!("element {at:?} is {g}{unwritten} instead of {w}").into());
         }
         error += (g - w) * (g - w);
         norm += w * w;
@@ -33,7 +47,8 @@ pub(crate) fn compare(layout: &Layout, got: &[u8], want: &[u8], check: Check) ->
         Check::Nmse(limit) if nmse > limit => {
             let worst = got.iter().zip(&want).max_by(|a, b| (a.0 - a.1).abs().total_cmp(&(b.0 - b.1).abs()));
             let (g, w) = worst.map_or((0.0, 0.0), |(g, w)| (*g, *w));
-            Err(format!("NMSE {nmse:.1e} is above {limit:.1e}, an element is {g} instead of {w}"))
+            let detail = format!("NMSE {nmse:.1e} is above {limit:.1e}, an element is {g} instead of {w}");
+            Err(Wrong { detail, nmse: Some(nmse) })
         }
         _ => Ok(nmse),
     }

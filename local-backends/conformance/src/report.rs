@@ -1,6 +1,7 @@
 //! What came out, by op.
 
 use crate::case::{Case, Check, Expect};
+use crate::compare::Wrong;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -11,6 +12,8 @@ pub struct Failure {
     pub case: String,
     /// What is wrong.
     pub detail: String,
+    /// The normalised mean squared error, where that is what is too large.
+    pub nmse: Option<f64>,
 }
 
 /// The cases of one op.
@@ -77,13 +80,29 @@ impl Report {
         wrong
     }
 
+    /// What went wrong and is not declared: a declaration is the name of an op or of a case, and the largest error that its results may have;
+    /// infinity where some are no numbers that should be, or the other way round.
+    pub fn beyond(&self, declared: &[(&str, f64)]) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (name, op) in &self.ops {
+            for Failure { case, detail, nmse } in &op.failures {
+                let full = format!("{name} {case}");
+                let most = declared.iter().filter(|(d, _)| d == name || *d == full).map(|(_, most)| *most);
+                if most.fold(0.0, f64::max) < nmse.unwrap_or(f64::INFINITY) {
+                    wrong.push(format!("{full}: {detail}"));
+                }
+            }
+        }
+        wrong
+    }
+
     pub(crate) fn unsupported_case(&mut self, case: &Case) {
         let op = self.ops.entry(case.op).or_default();
         op.cases += 1;
         op.unsupported.push(case.name.clone());
     }
 
-    pub(crate) fn result(&mut self, case: &Case, result: Result<f64, String>) {
+    pub(crate) fn result(&mut self, case: &Case, result: Result<f64, Wrong>) {
         let op = self.ops.entry(case.op).or_default();
         op.cases += 1;
         match result {
@@ -95,7 +114,7 @@ impl Report {
                 };
             }
             Ok(_) => {}
-            Err(detail) => op.failures.push(Failure { case: case.name.clone(), detail }),
+            Err(Wrong { detail, nmse }) => op.failures.push(Failure { case: case.name.clone(), detail, nmse }),
         }
     }
 }
@@ -114,7 +133,7 @@ impl fmt::Display for Report {
         let total = (self.cases(), self.unsupported(), self.failed());
         writeln!(f, "{:<16} {:>6} {:>12} {:>7}", "all", total.0, total.1, total.2)?;
         for (name, op) in &self.ops {
-            for Failure { case, detail } in &op.failures {
+            for Failure { case, detail, .. } in &op.failures {
                 writeln!(f, "FAILED {name} {case}: {detail}")?;
             }
         }
@@ -138,5 +157,17 @@ mod tests {
         assert_eq!(report.against(&["ROPE yarn", "ROPE plain"]), Vec::<String>::new());
         assert_eq!(report.against(&["ROPE yarn"]), ["ROPE plain is not supported, and that is not declared"]);
         assert_eq!(report.against(&["ROPE", "SCALE"]), ["SCALE is declared as not supported, and is supported"]);
+    }
+
+    #[test]
+    fn differences_are_declared_with_their_size() {
+        let failure = |case: &str, nmse| Failure { case: case.into(), detail: "off".into(), nmse };
+        let failures = vec![failure("a", Some(1e-5)), failure("b", None)];
+        let ops = BTreeMap::from([("GELU", OpReport { failures, ..Default::default() })]);
+        let report = Report { device: "D".into(), ops };
+        assert_eq!(report.beyond(&[]), ["GELU a: off", "GELU b: off"]);
+        assert_eq!(report.beyond(&[("GELU", 1e-4)]), ["GELU b: off"]);
+        assert_eq!(report.beyond(&[("GELU", 1e-6), ("GELU b", f64::INFINITY)]), ["GELU a: off"]);
+        assert!(report.beyond(&[("GELU a", 1e-5), ("GELU b", f64::INFINITY)]).is_empty());
     }
 }

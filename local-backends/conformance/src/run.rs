@@ -6,7 +6,7 @@
 
 use crate::arena::Arena;
 use crate::case::{Case, Expect, Filter, Setup};
-use crate::compare::compare;
+use crate::compare::{Wrong, compare};
 use crate::report::Report;
 use bytes::Bytes;
 use outboard_core::device::Pending;
@@ -45,20 +45,20 @@ pub fn run_cases(device: &dyn Device, oracle: &dyn Device, cases: &[Case]) -> Re
             }
             Ok(setup) => setup,
             Err(e) => {
-                report.result(case, Err(format!("the case itself is wrong: {e}")));
+                report.result(case, Err(format!("the case itself is wrong: {e}").into()));
                 continue;
             }
         };
         let arena = match Arena::new(&format!("{} {}", case.op, case.name), setup, align) {
             Ok(arena) => arena,
             Err(e) => {
-                report.result(case, Err(format!("the case itself is wrong: {e}")));
+                report.result(case, Err(format!("the case itself is wrong: {e}").into()));
                 continue;
             }
         };
         let run = Run { case, setup, arena };
         if case.expect == Expect::Fails {
-            report.result(case, fails(device, &run)?);
+            report.result(case, fails(device, &run)?.map_err(Wrong::from));
             continue;
         }
         if !batch.is_empty() && (batch.len() == BATCH_CASES || bytes + run.arena.image.len() > BATCH_BYTES) {
@@ -128,11 +128,11 @@ fn flush(device: &dyn Device, oracle: &dyn Device, batch: &mut Vec<Run<'_>>, rep
 }
 
 /// Worst error of a case, or what is wrong with it.
-fn judge(run: &Run<'_>, got: Result<Bytes>, want: Result<Bytes>) -> std::result::Result<f64, String> {
+fn judge(run: &Run<'_>, got: Result<Bytes>, want: Result<Bytes>) -> std::result::Result<f64, Wrong> {
     let want = want.map_err(|e| format!("the oracle failed: {e}"))?;
     let got = got.map_err(|e| e.to_string())?;
     if let Some(touched) = run.arena.touched(run.setup, &got, false) {
-        return Err(touched);
+        return Err(touched.into());
     }
     let Expect::Result(check) = run.case.expect else { return Ok(0.0) };
     let mut worst: f64 = 0.0;

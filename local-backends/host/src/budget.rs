@@ -24,7 +24,7 @@ impl MemoryBudget {
     }
 
     /// Names it among the pools of this process.
-    pub(crate) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         format!("host memory {}", self.uid)
     }
 

@@ -1,0 +1,31 @@
+//! ggml's own backends, as llama.cpp installs them, as devices of this process.
+//!
+//! `libggml-base` and the backends beside it are opened at run time, and only exported functions of `ggml.h` and `ggml-backend.h` are called:
+//! `functions` names them, `library` opens them, `devices` lists what they offer. A graph of ours becomes one of ggml's when it is compiled
+//! (`translate`, `ops`), in our memory (`memory`), with the values checked that ggml does not check (`checks`), and runs on a `stream`. Nothing
+//! outside this crate knows that the library is in this process.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+mod checks;
+mod device;
+mod devices;
+mod differences;
+mod functions;
+mod library;
+mod log;
+mod memory;
+mod nodes;
+mod ops;
+mod places;
+mod program;
+mod stream;
+mod tensors;
+mod translate;
+
+pub use device::ggml_device;
+pub use devices::{Class, GgmlDevice, devices, find};
+pub use differences::{Difference, Known};
+pub use functions::Missing;
+pub use library::{Library, OpenError, TRIED};
+pub use places::VARIABLE;

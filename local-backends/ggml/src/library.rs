@@ -1,0 +1,184 @@
+//! An opened ggml: its functions, and the registries of the backends beside it.
+
+use crate::functions::{Functions, LogCallback, Missing, Object};
+use crate::log;
+use crate::places::{self, Part};
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+/// Versions of ggml that were tried: others are opened as well, if they have all functions.
+pub const TRIED: [&str; 3] = ["0.19.0", "0.23.0", "0.25.1"];
+
+/// Why a ggml could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// No `libggml-base` lies there.
+    #[error("{}: there is no libggml-base in it; name the folder of llama.cpp's libraries in {}", .0.display(), places::VARIABLE)]
+    NoBase(PathBuf),
+    /// The system could not load a file.
+    #[error("{}: {detail}", file.display())]
+    Load {
+        /// The file.
+        file: PathBuf,
+        /// What the system says.
+        detail: String,
+    },
+    /// Functions that this program calls are not in it.
+    #[error("{}: it lacks {missing}; tried is ggml {}", file.display(), TRIED.join(", "))]
+    Missing {
+        /// The file.
+        file: PathBuf,
+        /// Their names.
+        missing: Missing,
+    },
+    /// There is no backend beside it that works here.
+    #[error("{}: no backend beside libggml-base can be used", .0.display())]
+    NoBackend(PathBuf),
+}
+
+/// An opened ggml. It stays open as long as the process runs: drivers behind it do not bear being unloaded.
+pub struct Library {
+    pub(crate) functions: Functions,
+    folder: PathBuf,
+    version: String,
+    registries: Vec<Registry>,
+    _base: ManuallyDrop<libloading::Library>,
+}
+
+/// A backend's registry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registry(pub(crate) Object);
+
+// SAFETY: ggml's registries and devices are made once and only read; its functions for them may be called from any thread.
+unsafe impl Send for Registry {}
+// SAFETY: as above.
+unsafe impl Sync for Registry {}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").field("folder", &self.folder).field("version", &self.version).finish_non_exhaustive()
+    }
+}
+
+impl Library {
+    /// The one that [`places::VARIABLE`] names or that is installed, opened when it is first asked for. What is wrong with it is said in a
+    /// line of the log; without one there is a line for debugging.
+    pub fn installed() -> Option<&'static Arc<Library>> {
+        static INSTALLED: OnceLock<Option<Arc<Library>>> = OnceLock::new();
+        let open = || match places::folder() {
+            Ok(Some(folder)) => {
+                Library::open(&folder).map(Arc::new).inspect_err(|why| tracing::warn!("ggml: {why}")).ok()
+            }
+            Ok(None) => {
+                tracing::debug!("ggml: no library of it is installed");
+                None
+            }
+            Err(folder) => {
+                tracing::warn!("ggml: {}", OpenError::NoBase(folder));
+                None
+            }
+        };
+        INSTALLED.get_or_init(open).as_ref()
+    }
+
+    /// Opens the libraries of a folder.
+    pub fn open(folder: &Path) -> Result<Library, OpenError> {
+        let parts = places::parts(folder).ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
+        let mut parts = parts.into_iter();
+        let (_, file) = parts.next().ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
+        let base = load(&file)?;
+        let functions = Functions::find(&base).map_err(|missing| OpenError::Missing { file, missing })?;
+        // SAFETY: the callback is a function of this program and needs no data.
+        unsafe { (functions.ggml_log_set)(log::keep as LogCallback, std::ptr::null_mut()) };
+        // SAFETY: it takes nothing and returns a text that lives as long as the library.
+        let version = unsafe { text((functions.ggml_version)()) };
+        let backends = parts.filter_map(|(part, file)| match part {
+            Part::Backend(name) => Some((name, file)),
+            Part::Base => None,
+        });
+        let registries = registries(backends.collect());
+        if registries.is_empty() {
+            return Err(OpenError::NoBackend(folder.to_owned()));
+        }
+        tracing::debug!("ggml {version} of {}: {} backends", folder.display(), registries.len());
+        Ok(Library { functions, folder: folder.to_owned(), version, registries, _base: ManuallyDrop::new(base) })
+    }
+
+    /// Its version, as it says it: `0.25.1`.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Where it lies.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(crate) fn registries(&self) -> &[Registry] {
+        &self.registries
+    }
+}
+
+fn load(file: &Path) -> Result<libloading::Library, OpenError> {
+    // SAFETY: the owner of this host has named the folder or installed it: what its initialisers do is trusted as this program is.
+    let library = unsafe { libloading::Library::new(file) };
+    library.map_err(|e| OpenError::Load { file: file.to_owned(), detail: e.to_string() })
+}
+
+/// The registries of all backends that can be used here: of the variants of one for this processor, the one that suits it best.
+fn registries(backends: Vec<(String, PathBuf)>) -> Vec<Registry> {
+    let (cpus, others): (Vec<_>, Vec<_>) = backends.into_iter().partition(|(name, _)| name.starts_with("cpu"));
+    let opened = |(name, file): (String, PathBuf)| match load(&file) {
+        Ok(library) => Some((name, library)),
+        Err(why) => {
+            tracing::debug!("ggml: {why}");
+            None
+        }
+    };
+    let cpu = cpus.into_iter().filter_map(opened).max_by_key(|(_, library)| score(library));
+    let cpu = cpu.filter(|(_, library)| score(library) > 0);
+    cpu.into_iter()
+        .chain(others.into_iter().filter_map(opened))
+        .filter_map(|(name, library)| registry(&name, library))
+        .collect()
+}
+
+/// How well a backend suits this machine; 0: not at all. 1 where it does not say.
+fn score(library: &libloading::Library) -> c_int {
+    // SAFETY: the type that ggml declares for a function of this name, which takes nothing and looks at the processor.
+    unsafe { library.get::<unsafe extern "C" fn() -> c_int>(b"ggml_backend_score\0").map_or(1, |score| score()) }
+}
+
+/// The registry of an opened backend, which stays open.
+fn registry(name: &str, library: libloading::Library) -> Option<Registry> {
+    // Libraries that are not made to be opened at run time have it under another name.
+    let stem = name.split('-').next().unwrap_or(name);
+    let short = if stem == "vulkan" { "vk" } else { stem };
+    let names = ["ggml_backend_init\0".to_owned(), format!("ggml_backend_{short}_reg\0")];
+    // SAFETY: the type that ggml declares for functions of these names.
+    let found =
+        names.iter().find_map(|name| unsafe { library.get::<unsafe extern "C" fn() -> Object>(name.as_bytes()).ok() });
+    let Some(init) = found else {
+        tracing::debug!("ggml-{name}: it has no registry of devices");
+        return None;
+    };
+    // SAFETY: it takes nothing, and may be called once the library is loaded.
+    let registry = unsafe { init() };
+    std::mem::forget(library);
+    (!registry.is_null()).then_some(Registry(registry))
+}
+
+/// A text of the library; empty for none.
+///
+/// # Safety
+/// The pointer is null or that of a text that ends with 0.
+pub(crate) unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: as the caller promises.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

@@ -1,0 +1,55 @@
+//! What the library says while it works: its last words are told with the errors that they explain.
+
+use std::collections::VecDeque;
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::{Mutex, PoisonError};
+
+/// Lines that are kept, and bytes of a line.
+const LINES: usize = 8;
+const LINE: usize = 400;
+/// `GGML_LOG_LEVEL_WARN` and `GGML_LOG_LEVEL_ERROR`: from here on lines are kept.
+const WARN: c_int = 3;
+const ERROR: c_int = 4;
+
+static LAST: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
+
+/// Takes a line of the library, from any of its threads.
+pub(crate) unsafe extern "C" fn keep(level: c_int, line: *const c_char, _: *mut c_void) {
+    // SAFETY: ggml gives texts that end with 0.
+    let line = unsafe { crate::library::text(line) };
+    let line: String = line.trim().chars().take(LINE).collect();
+    if line.is_empty() {
+        return;
+    }
+    tracing::debug!("ggml: {line}");
+    if level == WARN || level == ERROR {
+        push(line);
+    }
+}
+
+fn push(line: String) {
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if last.len() == LINES {
+        last.pop_front();
+    }
+    last.push_back(line);
+}
+
+/// The last warnings and errors, which are then forgotten; in front of them a colon if there are any.
+pub(crate) fn last_words() -> String {
+    let lines: Vec<String> = LAST.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+    if lines.is_empty() { String::new() } else { format!(": {}", lines.join("; ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_told_once() {
+        last_words();
+        (0..20).for_each(|i| push(format!("line {i}")));
+        assert_eq!(last_words(), ": line 12; line 13; line 14; line 15; line 16; line 17; line 18; line 19");
+        assert_eq!(last_words(), "");
+    }
+}

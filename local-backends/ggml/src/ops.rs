@@ -1,0 +1,332 @@
+//! What each op of ours is in ggml. The shape rules of our graph have checked sources; here is what ggml asks beyond them.
+
+use crate::checks::Mask;
+use crate::functions::Functions;
+use crate::tensors::{Of1, Of2, T};
+use crate::translate::Translator;
+use outboard_core::op::{BinaryKind, Cast, Clamp, Concat, FlashAttn, GluKind, NormKind, ReduceKind, Rope, UnaryKind};
+use outboard_core::{DIMS, DType, Layout, Op, TensorId};
+
+/// Adds what computes node `id`. `None` if ggml, or this device, cannot.
+pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> {
+    // Nothing to compute, or nothing to write.
+    if t.layout(id).is_empty() || matches!(op, Op::SetRows(_)) && t.is_empty(id, 1) {
+        return Some(());
+    }
+    match op {
+        Op::AddId(_) => add_id(t, id),
+        Op::Binary(op) => {
+            let sources = [rows(t, id, 0)?, rows(t, id, 1)?];
+            of2(t, id, |f| binary(f, op.kind), sources)
+        }
+        Op::Cast(Cast { dtype }) => cast(t, id, *dtype),
+        Op::Clamp(op) => clamp(t, id, op),
+        Op::Concat(Concat { dim }) => concat(t, id, *dim),
+        Op::Cont(_) => {
+            let x = t.source(id, 0)?;
+            of1(t, id, |f| f.ggml_cont, x)
+        }
+        Op::Cpy(_) => copy(t, id),
+        Op::FlashAttn(op) => attention(t, id, op),
+        Op::GetRows(_) => get_rows(t, id),
+        Op::Glu(op) => {
+            let sources = [contiguous(t, id, 0)?, contiguous(t, id, 1)?];
+            glu(t, id, op.kind, sources)
+        }
+        Op::MulMat(_) => {
+            let sources = [rows(t, id, 0)?, rows(t, id, 1)?];
+            of2(t, id, |f| f.ggml_mul_mat, sources)
+        }
+        Op::MulMatId(_) => mul_mat_id(t, id),
+        Op::Norm(op) => {
+            let x = rows(t, id, 0)?;
+            let norm = |f: &Functions| match op.kind {
+                NormKind::RmsNorm => f.ggml_rms_norm,
+                NormKind::Norm => f.ggml_norm,
+                NormKind::L2Norm => f.ggml_l2_norm,
+            };
+            let normal = t.tensors.norm(x, norm, op.eps)?;
+            t.result(id, normal)
+        }
+        Op::Reduce(op) => {
+            let x = contiguous(t, id, 0)?;
+            let reduce = |f: &Functions| match op.kind {
+                ReduceKind::SumRows => f.ggml_sum_rows,
+                ReduceKind::Mean => f.ggml_mean,
+                ReduceKind::Cumsum => f.ggml_cumsum,
+            };
+            of1(t, id, reduce, x)
+        }
+        Op::Repeat(op) => {
+            let x = rows(t, id, 0)?;
+            let tiled = t.tensors.repeat(x, op.ne)?;
+            t.result(id, tiled)
+        }
+        Op::Rope(op) => rope(t, id, op),
+        Op::Scale(op) => {
+            let x = contiguous(t, id, 0)?;
+            let scaled = t.tensors.scale(x, op.scale, op.bias)?;
+            t.result(id, scaled)
+        }
+        Op::SetRows(_) => set_rows(t, id),
+        Op::SoftMax(op) => {
+            let x = contiguous(t, id, 0)?;
+            let mask = optional(t, id, 1, |t| contiguous(t, id, 1))?;
+            let soft = t.tensors.soft_max(x, mask, op.scale)?;
+            t.result(id, soft)
+        }
+        Op::Unary(op) => {
+            let x = contiguous(t, id, 0)?;
+            of1(t, id, |f| unary(f, op.kind), x)
+        }
+        // ggml takes the last of equals, and sorts with a comparison that NaN breaks.
+        Op::Argmax(_) | Op::Argsort(_) | Op::TopK(_) => None,
+        // It has none.
+        Op::LogProb(_) | Op::Penalty(_) | Op::Sample(_) => None,
+        Op::Permute(_) | Op::Reshape(_) | Op::View(_) => Some(()),
+    }
+}
+
+fn contiguous(t: &mut Translator<'_>, id: TensorId, i: usize) -> Option<T> {
+    let source = t.source(id, i)?;
+    t.contiguous(source)
+}
+
+fn rows(t: &mut Translator<'_>, id: TensorId, i: usize) -> Option<T> {
+    let source = t.source(id, i)?;
+    t.rows(source)
+}
+
+/// An optional source: `Some(None)` if it is left out, `None` if it is there and has no place in ggml.
+fn optional(
+    t: &mut Translator<'_>,
+    id: TensorId,
+    i: usize,
+    get: impl FnOnce(&mut Translator<'_>) -> Option<T>,
+) -> Option<Option<T>> {
+    if has(t, id, i) { get(t).map(Some) } else { Some(None) }
+}
+
+fn has(t: &Translator<'_>, id: TensorId, i: usize) -> bool {
+    matches!(t.graph.tensor(id).srcs().get(i), Some(Some(_)))
+}
+
+fn of1(t: &mut Translator<'_>, id: TensorId, new: impl Fn(&Functions) -> Of1, a: T) -> Option<()> {
+    let layout = t.layout(id);
+    let node = t.tensors.of1(layout, new, a)?;
+    t.result(id, node)
+}
+
+fn of2(t: &mut Translator<'_>, id: TensorId, new: impl Fn(&Functions) -> Of2, sources: [T; 2]) -> Option<()> {
+    let layout = t.layout(id);
+    let node = t.tensors.of2(layout, new, sources)?;
+    t.result(id, node)
+}
+
+/// A tensor tiled to a shape, in scratch memory.
+pub(crate) fn repeated(t: &mut Translator<'_>, x: T, ne: [usize; DIMS]) -> Option<T> {
+    let tiled = t.tensors.repeat(x, ne)?;
+    t.scratch_node(tiled)
+}
+
+fn binary(f: &Functions, kind: BinaryKind) -> Of2 {
+    match kind {
+        BinaryKind::Add => f.ggml_add,
+        BinaryKind::Sub => f.ggml_sub,
+        BinaryKind::Mul => f.ggml_mul,
+        BinaryKind::Div => f.ggml_div,
+    }
+}
+
+fn unary(f: &Functions, kind: UnaryKind) -> Of1 {
+    match kind {
+        UnaryKind::Neg => f.ggml_neg,
+        UnaryKind::Abs => f.ggml_abs,
+        UnaryKind::Sqr => f.ggml_sqr,
+        UnaryKind::Sqrt => f.ggml_sqrt,
+        UnaryKind::Exp => f.ggml_exp,
+        UnaryKind::Log => f.ggml_log,
+        UnaryKind::Sin => f.ggml_sin,
+        UnaryKind::Cos => f.ggml_cos,
+        UnaryKind::Tanh => f.ggml_tanh,
+        UnaryKind::Relu => f.ggml_relu,
+        UnaryKind::Sigmoid => f.ggml_sigmoid,
+        UnaryKind::Silu => f.ggml_silu,
+        UnaryKind::Gelu => f.ggml_gelu,
+        UnaryKind::GeluErf => f.ggml_gelu_erf,
+        UnaryKind::GeluQuick => f.ggml_gelu_quick,
+        UnaryKind::Softplus => f.ggml_softplus,
+    }
+}
+
+fn glu(t: &mut Translator<'_>, id: TensorId, kind: GluKind, sources: [T; 2]) -> Option<()> {
+    match kind {
+        GluKind::Reglu => of2(t, id, |f| f.ggml_reglu_split, sources),
+        GluKind::Geglu => of2(t, id, |f| f.ggml_geglu_split, sources),
+        GluKind::Swiglu => of2(t, id, |f| f.ggml_swiglu_split, sources),
+        GluKind::SwigluOai { alpha, limit } => {
+            let node = t.tensors.swiglu_oai(sources, alpha, limit)?;
+            t.result(id, node)
+        }
+    }
+}
+
+fn clamp(t: &mut Translator<'_>, id: TensorId, op: &Clamp) -> Option<()> {
+    let x = contiguous(t, id, 0)?;
+    if t.tensors.functions().clamp_has_a_result {
+        let clamped = t.tensors.clamp(x, op.min, op.max)?;
+        return t.result(id, clamped);
+    }
+    let copy = t.tensors.of1(x.layout, |f| f.ggml_cont, x)?;
+    t.result(id, copy)?;
+    let clamped = t.tensors.clamp(copy, op.min, op.max)?;
+    t.written(clamped)
+}
+
+/// One behind the other; of a source with nothing in it there is nothing to add.
+fn concat(t: &mut Translator<'_>, id: TensorId, dim: usize) -> Option<()> {
+    let full: Vec<usize> = (0..2).filter(|&i| !t.is_empty(id, i)).collect();
+    if let [only] = full[..] {
+        let x = t.source(id, only)?;
+        return of1(t, id, |f| f.ggml_cont, x);
+    }
+    let (layout, sources) = (t.layout(id), [rows(t, id, 0)?, rows(t, id, 1)?]);
+    let both = t.tensors.concat(layout, sources, dim)?;
+    t.result(id, both)
+}
+
+/// Whether ggml rounds to the same blocks as we do: it does not where it looks for the best scales of a super-block.
+fn rounds_alike(to: DType) -> bool {
+    to.block_len() <= 32
+}
+
+/// Floats become one another in one step; blocks are made of F32, and become F32.
+fn cast(t: &mut Translator<'_>, id: TensorId, to: DType) -> Option<()> {
+    let x = t.source(id, 0)?;
+    if to.is_quantized() && (x.layout.dtype() == to || !rounds_alike(to)) {
+        return None;
+    }
+    if x.layout.dtype() == to {
+        return of1(t, id, |f| f.ggml_cont, x);
+    }
+    let x = if to.is_quantized() { as_f32(t, x)? } else { x };
+    let x = if x.layout.dtype().is_quantized() { t.contiguous(x)? } else { x };
+    let cast = t.tensors.cast(x, to)?;
+    t.result(id, cast)
+}
+
+/// The same as contiguous F32.
+fn as_f32(t: &mut Translator<'_>, x: T) -> Option<T> {
+    if x.layout.dtype() == DType::F32 {
+        return t.contiguous(x);
+    }
+    let cast = t.tensors.cast(x, DType::F32)?;
+    t.scratch_node(cast)
+}
+
+fn copy(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
+    let (x, dst) = (t.source(id, 0)?, t.source(id, 1)?);
+    let to = dst.layout.dtype();
+    // ggml makes blocks only where they lie one behind the other.
+    if to.is_quantized() && !(dst.layout.is_contiguous() && rounds_alike(to)) {
+        return None;
+    }
+    let x = if to.is_quantized() { as_f32(t, x)? } else { x };
+    let x = if x.layout.dtype().is_quantized() { t.contiguous(x)? } else { x };
+    let copied = t.tensors.of2(dst.layout, |f| f.ggml_cpy, [x, dst])?;
+    t.written(copied)
+}
+
+fn add_id(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
+    let experts = t.graph.src_layouts(id).get(1).copied().flatten()?.ne()[1];
+    let ids = t.indices(id, 2, experts, "experts")?;
+    if experts == 0 {
+        return Some(());
+    }
+    let (a, b, layout) = (rows(t, id, 0)?, rows(t, id, 1)?, t.layout(id));
+    let sum = t.tensors.of3(layout, |f| f.ggml_add_id, [a, b, ids])?;
+    t.result(id, sum)
+}
+
+fn get_rows(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
+    let count = t.graph.src_layouts(id).first().copied().flatten()?.ne()[1];
+    let ids = t.indices(id, 1, count, "rows")?;
+    if count == 0 {
+        return Some(());
+    }
+    let a = rows(t, id, 0)?;
+    of2(t, id, |f| f.ggml_get_rows, [a, ids])
+}
+
+fn set_rows(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
+    let dst = t.source(id, 0)?;
+    let dense = dst.layout.nb()[0] == dst.layout.dtype().block_bytes();
+    if !dense || dst.layout.dtype() == DType::I32 || !rounds_alike(dst.layout.dtype()) {
+        return None;
+    }
+    let ids = t.indices(id, 2, dst.layout.ne()[1], "rows")?;
+    let src = rows(t, id, 1)?;
+    let node = t.tensors.of3(dst.layout, |f| f.ggml_set_rows, [dst, src, ids])?;
+    t.written(node)
+}
+
+fn mul_mat_id(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
+    let experts = t.graph.src_layouts(id).first().copied().flatten()?.ne()[2];
+    let ids = t.indices(id, 2, experts, "experts")?;
+    if experts == 0 {
+        return Some(());
+    }
+    let (a, b, layout) = (rows(t, id, 0)?, rows(t, id, 1)?, t.layout(id));
+    let product = t.tensors.of3(layout, |f| f.ggml_mul_mat_id, [a, b, ids])?;
+    t.result(id, product)
+}
+
+fn rope(t: &mut Translator<'_>, id: TensorId, op: &Rope) -> Option<()> {
+    let (x, pos) = (rows(t, id, 0)?, contiguous(t, id, 1)?);
+    let factors = optional(t, id, 2, |t| contiguous(t, id, 2))?;
+    let turned = t.tensors.rope([x, pos], factors, op)?;
+    t.result(id, turned)
+}
+
+fn attention(t: &mut Translator<'_>, id: TensorId, op: &FlashAttn) -> Option<()> {
+    let (q, k, v) = (rows(t, id, 0)?, rows(t, id, 1)?, rows(t, id, 2)?);
+    let given = optional(t, id, 3, |t| t.source(id, 3))?;
+    let srcs = t.graph.tensor(id).srcs();
+    let src = |i: usize| srcs.get(i).copied().flatten();
+    let seen = match src(4) {
+        Some(pos) => {
+            let paging = src(6).zip(src(7));
+            let (keys, tokens) = (k.layout.ne()[1], q.layout.ne()[1]);
+            let (window, block) = (op.window, op.block);
+            Some(t.mask(Mask { node: id, pos, paging, window, block, keys, tokens, to: 0 })?)
+        }
+        None => None,
+    };
+    let mask = match (given, seen) {
+        (None, seen) => seen,
+        (Some(given), None) => Some(half(t, given)?),
+        (Some(given), Some(seen)) => Some(both(t, given, seen)?),
+    };
+    let sinks = optional(t, id, 5, |t| contiguous(t, id, 5))?;
+    let layout = t.layout(id);
+    let out = t.tensors.attention(layout, [q, k, v], [mask, sinks], op.scale, op.softcap)?;
+    t.result(id, out)
+}
+
+/// A mask as contiguous F16.
+fn half(t: &mut Translator<'_>, mask: T) -> Option<T> {
+    if mask.layout.dtype() == DType::F16 {
+        return t.contiguous(mask);
+    }
+    let cast = t.tensors.cast(mask, DType::F16)?;
+    t.scratch_node(cast)
+}
+
+/// The sum of two masks.
+fn both(t: &mut Translator<'_>, a: T, b: T) -> Option<T> {
+    let (a, b) = (as_f32(t, a)?, as_f32(t, b)?);
+    let layout = Layout::contiguous(DType::F32, a.layout.ne()).ok()?;
+    let sum = t.tensors.of2(layout, |f| f.ggml_add, [a, b])?;
+    let sum = t.scratch_node(sum)?;
+    half(t, sum)
+}

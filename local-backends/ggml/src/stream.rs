@@ -1,0 +1,165 @@
+//! What a queue gives its commands to: a stream of the library, and calls that are done when they return.
+
+use crate::functions::{AbortCallback, Object};
+use crate::log;
+use crate::memory::{Heap, buffer, copy};
+use crate::program::Program;
+use bytes::Bytes;
+use outboard_core::local::{Outcome, Span, Stream};
+use outboard_core::{Error, Executable, Result, Slice};
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// `GGML_STATUS_ABORTED`.
+const ABORTED: i32 = 1;
+
+pub(crate) struct GgmlStream {
+    pub(crate) heap: Arc<Heap>,
+    /// The device's id.
+    pub(crate) id: Arc<str>,
+    pub(crate) cancel: Arc<AtomicBool>,
+    /// Threads of a device that runs on processors.
+    pub(crate) threads: usize,
+    /// Nodes that the device has computed.
+    pub(crate) steps: Arc<AtomicU64>,
+    pub(crate) backend: Option<Compute>,
+}
+
+/// A stream of the library, of one thread at a time.
+pub(crate) struct Compute {
+    heap: Arc<Heap>,
+    backend: Object,
+    /// What its abort callback has.
+    _watch: Box<Watch>,
+}
+
+/// What a backend that asks after every node is given to ask.
+struct Watch {
+    cancel: Arc<AtomicBool>,
+    steps: Arc<AtomicU64>,
+}
+
+// SAFETY: it is used by the thread that has it, and may move to another.
+unsafe impl Send for Compute {}
+
+/// Notes that a node was computed, and says whether the graph is not wanted any more.
+unsafe extern "C" fn is_cancelled(watch: *mut c_void) -> bool {
+    // SAFETY: what was given with the callback, which the stream keeps as long as the backend.
+    let watch = unsafe { &*watch.cast::<Watch>() };
+    watch.steps.fetch_add(1, Ordering::Relaxed);
+    watch.cancel.load(Ordering::Relaxed)
+}
+
+impl Compute {
+    fn open(heap: &Arc<Heap>, id: &str, threads: usize, watch: Watch) -> Result<Compute> {
+        let _order = heap.lock();
+        // SAFETY: a device of this library; no parameters.
+        let backend =
+            unsafe { (heap.library().functions.ggml_backend_dev_init)(heap.device.handle(), std::ptr::null()) };
+        if backend.is_null() {
+            let detail = format!("ggml cannot open it{}", log::last_words());
+            return Err(Error::Device { device: id.to_owned(), op: None, detail });
+        }
+        let (device, watch) = (&heap.device, Box::new(watch));
+        let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+        // SAFETY: ggml-backend.h says what the functions of these names are; what is watched lives as long as the stream.
+        unsafe {
+            let set_threads = device.extra(c"ggml_backend_set_n_threads");
+            if !set_threads.is_null() {
+                let set: unsafe extern "C" fn(Object, i32) = std::mem::transmute(set_threads);
+                set(backend, threads);
+            }
+            let set_abort = device.extra(c"ggml_backend_set_abort_callback");
+            if !set_abort.is_null() {
+                let set: unsafe extern "C" fn(Object, AbortCallback, *mut c_void) = std::mem::transmute(set_abort);
+                set(backend, is_cancelled, (&raw const *watch).cast_mut().cast());
+            }
+        }
+        Ok(Compute { heap: heap.clone(), backend, _watch: watch })
+    }
+
+    /// Runs a graph to its end.
+    fn run(&self, graph: Object) -> std::result::Result<(), i32> {
+        let _order = self.heap.lock();
+        // SAFETY: a graph whose tensors have their places in memory of this device, run by one thread at a time.
+        match unsafe { (self.heap.library().functions.ggml_backend_graph_compute)(self.backend, graph) } {
+            0 => Ok(()),
+            status => Err(status),
+        }
+    }
+}
+
+impl Drop for Compute {
+    fn drop(&mut self) {
+        let _order = self.heap.lock();
+        // SAFETY: made in `open`, freed once; nothing of it runs.
+        unsafe { (self.heap.library().functions.ggml_backend_free)(self.backend) };
+    }
+}
+
+impl GgmlStream {
+    fn failed(&self, status: i32) -> Error {
+        if status == ABORTED {
+            return Error::Cancelled;
+        }
+        let detail = format!("ggml cannot compute a graph (status {status}){}", log::last_words());
+        Error::Device { device: self.id.to_string(), op: None, detail }
+    }
+
+    fn run(&mut self, program: &Program) -> Result<Span> {
+        let _alone = program.lock();
+        let compute = match self.backend.take() {
+            Some(open) => open,
+            None => {
+                let watch = Watch { cancel: self.cancel.clone(), steps: self.steps.clone() };
+                Compute::open(&self.heap, &self.id, self.threads, watch)?
+            }
+        };
+        let compute = self.backend.insert(compute);
+        let start = Instant::now();
+        for piece in program.pieces() {
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            let ran = program.prepare(piece, &self.id)?.map_or(Ok(()), |graph| compute.run(graph));
+            if let Err(status) = ran {
+                return Err(self.failed(status));
+            }
+            self.steps.fetch_add(piece.count, Ordering::Relaxed);
+        }
+        Ok(Span { start, end: Instant::now() })
+    }
+}
+
+impl Stream for GgmlStream {
+    fn write(&mut self, dst: &Slice, data: Bytes) -> Result<Outcome<()>> {
+        buffer(dst)?.write(dst.offset(), &data).map(Outcome::Now)
+    }
+
+    fn read(&mut self, src: &Slice) -> Result<Outcome<Bytes>> {
+        buffer(src)?.read(src.offset(), src.len() as usize).map(Outcome::Now)
+    }
+
+    fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
+        if !(src.shares_buffer(dst) && src.offset() == dst.offset()) {
+            copy([buffer(src)?, buffer(dst)?], [src.offset(), dst.offset()], src.len())?;
+        }
+        Ok(Outcome::Now(()))
+    }
+
+    fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>> {
+        buffer(dst)?.fill(dst.offset(), dst.len(), value).map(Outcome::Now)
+    }
+
+    fn execute(&mut self, executable: &Arc<dyn Executable>) -> Result<Outcome<Span>> {
+        let wrong = || Error::Misuse("a graph that was compiled for another kind of device".into());
+        let program = executable.as_any().downcast_ref::<Program>().ok_or_else(wrong)?;
+        self.run(program).map(Outcome::Now)
+    }
+
+    fn reaches(&self, _: &Slice) -> bool {
+        false
+    }
+}

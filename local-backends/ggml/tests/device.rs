@@ -1,0 +1,185 @@
+//! ggml's CPU device through the contract, where [`VARIABLE`](outboard_ggml::VARIABLE) names its libraries; without them a line says so. That it
+//! computes what it has to is a matter of `local-backends/tests/conformance.rs`.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use bytes::Bytes;
+use outboard_core::local::LocalDevice;
+use outboard_core::op::{Argsort, GetRows, MulMat, Order, SetRows};
+use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, Usage};
+use outboard_ggml::{Library, OpenError, VARIABLE, find, ggml_device};
+use outboard_host::MemoryBudget;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const WAIT: Duration = Duration::from_secs(30);
+
+/// ggml's CPU device; `None`, with a line, without ggml.
+fn cpu() -> Option<Arc<LocalDevice>> {
+    let Some(found) = find().into_iter().find(|device| device.name == "CPU") else {
+        assert!(std::env::var_os(VARIABLE).is_none(), "no CPU device in {VARIABLE}");
+        println!("skipped: {VARIABLE} does not name ggml's libraries");
+        return None;
+    };
+    Some(ggml_device(&Host::new(), &found, "ggml:CPU", 2, &MemoryBudget::new(Some(1 << 30))))
+}
+
+#[test]
+fn memory_is_zeroed_written_filled_copied_and_paid_for() {
+    let Some(device) = cpu() else { return };
+    let queue = device.queue().unwrap();
+    let before = device.memory().unwrap().free;
+    let buffer = device.alloc(1001, Usage::Any).unwrap();
+    let other = device.alloc(3 << 20, Usage::Any).unwrap();
+    assert!(device.memory().unwrap().free <= before - (3 << 20));
+    let part = |b: &Arc<_>, offset, len| Slice::new(Arc::clone(b), offset, len).unwrap();
+    assert!(queue.read(&Slice::whole(buffer.clone())).unwrap().wait(WAIT).unwrap().iter().all(|&b| b == 0));
+    queue.write(&part(&buffer, 3, 5), Bytes::from_static(b"hello")).unwrap();
+    queue.copy(&part(&buffer, 2, 7), &part(&other, 1, 7)).unwrap();
+    queue.copy(&part(&other, 1, 7), &part(&other, 1, 7)).unwrap();
+    queue.copy(&part(&other, 1, 7), &part(&buffer, 994, 7)).unwrap();
+    assert_eq!(queue.read(&part(&buffer, 993, 8)).unwrap().wait(WAIT).unwrap(), &b"\0\0hello\0"[..]);
+    // More than one piece.
+    queue.fill(&part(&other, 7, (3 << 20) - 8), 9).unwrap();
+    let all = queue.read(&Slice::whole(other.clone())).unwrap().wait(WAIT).unwrap();
+    assert_eq!((&all[..8], all[(3 << 20) - 2], all[(3 << 20) - 1]), (&b"\0\0hello\x09"[..], 9, 0));
+    assert!(all[8..(3 << 20) - 1].iter().all(|&b| b == 9));
+    assert_eq!(device.alloc(0, Usage::Any).unwrap().size(), 0);
+    assert!(matches!(device.alloc(2 << 30, Usage::Any), Err(Error::OutOfMemory { .. })));
+    drop((queue, buffer, other));
+    assert_eq!(device.memory().unwrap().free, before);
+}
+
+/// Places for all roots in one buffer.
+fn placed(device: &dyn Device, graph: &Graph) -> (Slice, Vec<Option<Slice>>) {
+    let whole = Slice::whole(device.alloc(4096, Usage::Any).unwrap());
+    let place = |i: usize| whole.part(256 * i as u64, 256).unwrap();
+    let slices = graph.ids().map(|id| (graph.tensor(id).root() == id).then(|| place(id.index()))).collect();
+    (whole, slices)
+}
+
+/// `table`, of which row `ids[0]` is set to 7, and then row `ids[1]` read.
+fn set_and_get() -> Graph {
+    let mut g = GraphBuilder::new();
+    let table = g.state("table", DType::F32, &[4, 5]).unwrap();
+    let row = g.input("row", DType::F32, &[4, 1]).unwrap();
+    let at = g.input("at", DType::I32, &[1]).unwrap();
+    let from = g.input("from", DType::I32, &[1]).unwrap();
+    let table = g.push(SetRows, &[table, row, at]).unwrap();
+    let out = g.push(GetRows, &[table, from]).unwrap();
+    g.output(out);
+    g.finish().unwrap()
+}
+
+#[test]
+fn a_row_that_is_not_there_is_an_error_and_nothing_is_written() {
+    let Some(device) = cpu() else { return };
+    let graph = Arc::new(set_and_get());
+    let (whole, slices) = placed(device.as_ref(), &graph);
+    let [table, row, at, from, out] = [0, 1, 2, 3, 5].map(|i| slices[i].clone().unwrap());
+    let placement = Placement::new(&graph, device.as_ref(), slices).unwrap();
+    let executable = device.compile(graph, placement).unwrap();
+    let int = |i: i32| Bytes::copy_from_slice(&i.to_le_bytes());
+    for (set, get, fails) in
+        [(4, 4, None), (5, 0, Some("SET_ROWS")), (-1, 0, Some("SET_ROWS")), (0, 5, Some("GET_ROWS"))]
+    {
+        let queue = device.queue().unwrap();
+        queue.fill(&whole, 0).unwrap();
+        queue.write(&row.part(0, 16).unwrap(), [7.0f32; 4].iter().flat_map(|v| v.to_le_bytes()).collect()).unwrap();
+        queue.write(&at.part(0, 4).unwrap(), int(set)).unwrap();
+        queue.write(&from.part(0, 4).unwrap(), int(get)).unwrap();
+        queue.execute(&executable).unwrap();
+        let done = queue.read(&out.part(0, 4).unwrap()).unwrap().wait(WAIT);
+        match (fails, done) {
+            (None, done) => assert_eq!(done.unwrap(), &7.0f32.to_le_bytes()[..]),
+            (Some(op), Err(Error::Device { op: Some(named), detail, .. })) => {
+                assert!(named.contains(op) && detail.contains("outside 0..5 rows"), "{named}: {detail}");
+                let table = device.queue().unwrap().read(&table).unwrap().wait(WAIT).unwrap();
+                assert!(table.iter().all(|&b| b == 0));
+            }
+            (_, other) => panic!("{set} {get}: {other:?}"),
+        }
+    }
+}
+
+/// Products one behind the other that take seconds.
+fn long() -> Graph {
+    let mut g = GraphBuilder::new();
+    let w = g.weight("w", DType::F32, &[2048, 2048]).unwrap();
+    let mut x = g.input("x", DType::F32, &[2048, 512]).unwrap();
+    for _ in 0..100 {
+        x = g.push(MulMat, &[w, x]).unwrap();
+    }
+    g.output(x);
+    g.finish().unwrap()
+}
+
+#[test]
+fn a_graph_that_runs_counts_its_nodes_and_stops_when_its_queue_is_dropped() {
+    let Some(device) = cpu() else { return };
+    let graph = Arc::new(long());
+    let place = |id| Slice::whole(device.alloc(graph.tensor(id).layout().span() as u64, Usage::Any).unwrap());
+    // Every second result lies where the one before the last did.
+    let two = [2, 3].map(|i| place(graph.ids().nth(i).unwrap()));
+    let slices = graph.ids().map(|id| Some(if id.index() < 2 { place(id) } else { two[id.index() % 2].clone() }));
+    let placement = Placement::new(&graph, device.as_ref(), slices.collect()).unwrap();
+    let executable = device.compile(graph.clone(), placement).unwrap();
+    let queue = device.queue().unwrap();
+    let start = Instant::now();
+    queue.execute(&executable).unwrap();
+    let (mut last, mut changes) = (device.progress(), 0);
+    while changes < 3 {
+        assert!(start.elapsed() < WAIT, "it computes nothing");
+        std::thread::sleep(Duration::from_millis(1));
+        changes += usize::from(std::mem::replace(&mut last, device.progress()) != last);
+    }
+    let done = queue.marker().unwrap();
+    let dropped = Instant::now();
+    drop(queue);
+    assert!(done.wait(WAIT).is_err(), "it was done after {:?}", start.elapsed());
+    assert!(dropped.elapsed() < Duration::from_secs(5), "it took {:?} to stop", dropped.elapsed());
+}
+
+#[test]
+fn what_ggml_has_not_is_said_before_it_runs() {
+    let Some(device) = cpu() else { return };
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[4, 5]).unwrap();
+    let sorted = g.push(Argsort { order: Order::Ascending }, &[x]).unwrap();
+    g.name(sorted, "order");
+    let graph = Arc::new(g.finish().unwrap());
+    assert_eq!(device.supports(&graph).unwrap().flags(), [true, false]);
+    let (_, slices) = placed(device.as_ref(), &graph);
+    let placement = Placement::new(&graph, device.as_ref(), slices).unwrap();
+    let error = device.compile(graph, placement).unwrap_err().to_string();
+    assert_eq!(error, "ggml:CPU does not support ARGSORT order");
+}
+
+#[test]
+fn a_folder_that_is_no_ggml_is_said_in_a_line() {
+    let none = Library::open(Path::new("/nowhere")).unwrap_err();
+    assert_eq!(none, OpenError::NoBase("/nowhere".into()));
+    assert!(none.to_string().contains(VARIABLE), "{none}");
+    let folder = std::env::temp_dir().join(format!("outboard-ggml-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let base = folder.join(format!("{}ggml-base{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX));
+    std::fs::write(&base, "no library").unwrap();
+    let error = Library::open(&folder).unwrap_err();
+    assert!(matches!(&error, OpenError::Load { file, .. } if *file == base), "{error}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_library_that_lacks_functions_is_said_with_their_names() {
+    // One that every process of Rust has.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let other = maps.split_whitespace().find(|word| word.contains("/libgcc_s.so")).unwrap();
+    let folder = std::env::temp_dir().join(format!("outboard-ggml-lacks-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::copy(other, folder.join("libggml-base.so")).unwrap();
+    let error = Library::open(&folder).unwrap_err();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(matches!(&error, OpenError::Missing { missing, .. } if missing.0.len() > 80), "{error}");
+    assert!(error.to_string().contains("libggml-base.so: it lacks ggml_version, ggml_log_set, "), "{error}");
+}
