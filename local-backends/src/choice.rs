@@ -32,7 +32,9 @@ impl DeviceSpec {
 
     /// What such a device does not support, or computes otherwise than the reference.
     pub fn known(&self) -> Known {
-        BACKENDS.get(self.backend).map_or_else(Known::default, |backend| (backend.known)(&self.found))
+        BACKENDS
+            .get(self.backend)
+            .map_or_else(Known::default, |backend| (backend.known)(self.found.kind, &self.found.label))
     }
 
     /// Every device that can be named here, one of each, software ones too.
@@ -154,7 +156,7 @@ mod tests {
 
     fn backend(name: &'static str, find: fn() -> Vec<Found>) -> Backend {
         let open = |_: &crate::list::Setup, _: &Found, _: &str, _: Option<usize>| Err(Error::Cancelled);
-        Backend { name, prefix: name, argument: Argument::None, known: |_| Known::default(), find, open }
+        Backend { name, prefix: name, argument: Argument::None, known: |_, _| Known::default(), find, open }
     }
 
     const DISCRETE: DeviceKind = DeviceKind::Gpu;

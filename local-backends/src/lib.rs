@@ -10,7 +10,7 @@ pub use list::Known;
 pub use outboard_ggml::Difference;
 
 use list::{Argument, BACKENDS, Setup};
-use outboard_core::{Device, DeviceKind, Host, Result};
+use outboard_core::{Device, DeviceInfo, DeviceKind, Host, Result};
 use outboard_host::MemoryBudget;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -53,6 +53,13 @@ pub fn local_devices(
         devices.push((backend.open)(&setup, &spec.found, &name, spec.argument)?);
     }
     Ok(devices)
+}
+
+/// What is known of a device, here or on a server, by what it says of itself.
+pub fn known(info: &DeviceInfo) -> Known {
+    let backend = BACKENDS.iter().find(|backend| backend.name == info.backend);
+    let label = info.name.split_once(':').map_or("", |(_, label)| label);
+    backend.map_or_else(Known::default, |backend| (backend.known)(info.kind, label))
 }
 
 #[cfg(test)]

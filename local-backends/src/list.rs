@@ -64,8 +64,8 @@ pub(crate) struct Backend {
     pub(crate) prefix: &'static str,
     /// What can stand behind a colon.
     pub(crate) argument: Argument,
-    /// What a device does not support, and computes otherwise: the conformance suite fails for anything else.
-    pub(crate) known: fn(&Found) -> Known,
+    /// What a device of this kind and label does not support, and computes otherwise: the conformance suite fails for anything else.
+    pub(crate) known: fn(DeviceKind, &str) -> Known,
     /// The devices that there are now.
     pub(crate) find: fn() -> Vec<Found>,
     pub(crate) open: Open,
@@ -86,7 +86,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "cpu",
         prefix: "CPU",
         argument: Argument::Number("THREADS", MAX_THREADS),
-        known: |_| Known::default(),
+        known: |_, _| Known::default(),
         find: || vec![in_host_memory(Class::Hardware)],
         open: |setup, _, name, threads| {
             let options = CpuOptions::with_threads(threads.unwrap_or(setup.threads));
@@ -97,7 +97,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "reference",
         prefix: "REF",
         argument: Argument::None,
-        known: |_| Known::default(),
+        known: |_, _| Known::default(),
         find: || vec![in_host_memory(Class::Software)],
         open: |setup, _, name, _| Ok(reference_device(&setup.host, name, &setup.budget)),
     },
@@ -105,7 +105,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "detached",
         prefix: "DETACHED",
         argument: Argument::None,
-        known: |_| Known::default(),
+        known: |_, _| Known::default(),
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
         open: |setup, _, name, _| Ok(detached_device(&setup.host, name, DetachedOptions::default())),
     },
@@ -113,7 +113,10 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "ggml",
         prefix: "ggml",
         argument: Argument::Label,
-        known: |found| ggml(found).map_or_else(Known::default, |device| known(&device)),
+        known: |kind, label| {
+            let outboard_ggml::Known { unsupported, differs } = outboard_ggml::known(kind, label);
+            Known { unsupported, differs }
+        },
         find: || outboard_ggml::find().iter().enumerate().map(of_ggml).collect(),
         open: |setup, found, name, _| {
             let gone = || Error::Misuse(format!("{name} is not among ggml's devices any more"));
@@ -140,9 +143,4 @@ fn of_ggml((number, device): (usize, &GgmlDevice)) -> Found {
 /// The device of ggml's that was found.
 fn ggml(found: &Found) -> Option<GgmlDevice> {
     outboard_ggml::find().into_iter().find(|device| device.name == found.label)
-}
-
-fn known(device: &GgmlDevice) -> Known {
-    let outboard_ggml::Known { unsupported, differs } = device.known();
-    Known { unsupported, differs }
 }

@@ -1,7 +1,6 @@
 //! What ggml computes otherwise than our reference, and what is left to other devices: by name, with the size and the reason. The conformance
 //! suite fails for anything else.
 
-use crate::devices::GgmlDevice;
 use outboard_core::DeviceKind;
 
 /// Results that differ from the reference's.
@@ -24,14 +23,12 @@ pub struct Known {
     pub differs: &'static [Difference],
 }
 
-impl GgmlDevice {
-    /// What is known of this device; of a kind that was not tried, what Vulkan leaves to others.
-    pub fn known(&self) -> Known {
-        match self.kind {
-            DeviceKind::Cpu => Known { unsupported: UNSUPPORTED, differs: CPU },
-            _ if self.name.starts_with("Vulkan") => Known { unsupported: UNSUPPORTED_ON_CARDS, differs: VULKAN },
-            _ => Known { unsupported: UNSUPPORTED_ON_CARDS, differs: &[] },
-        }
+/// What is known of a device of this kind and of ggml's name; of one that was not tried, what Vulkan leaves to others.
+pub fn known(kind: DeviceKind, name: &str) -> Known {
+    match kind {
+        DeviceKind::Cpu => Known { unsupported: UNSUPPORTED, differs: CPU },
+        _ if name.starts_with("Vulkan") => Known { unsupported: UNSUPPORTED_ON_CARDS, differs: VULKAN },
+        _ => Known { unsupported: UNSUPPORTED_ON_CARDS, differs: &[] },
     }
 }
 

@@ -25,7 +25,7 @@ mod translate;
 
 pub use device::ggml_device;
 pub use devices::{Class, GgmlDevice, devices, find};
-pub use differences::{Difference, Known};
+pub use differences::{Difference, Known, known};
 pub use functions::Missing;
 pub use library::{Library, OpenError, TRIED};
 pub use places::VARIABLE;

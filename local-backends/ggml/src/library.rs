@@ -64,7 +64,7 @@ impl fmt::Debug for Library {
 }
 
 impl Library {
-    /// The one that [`places::VARIABLE`] names or that is installed, opened when it is first asked for. What is wrong with it is said in a
+    /// The one that [`places::VARIABLE`] names, opened when it is first asked for. What is wrong with it is said in a
     /// line of the log; without one there is a line for debugging.
     pub fn installed() -> Option<&'static Arc<Library>> {
         static INSTALLED: OnceLock<Option<Arc<Library>>> = OnceLock::new();

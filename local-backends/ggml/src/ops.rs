@@ -259,13 +259,20 @@ fn get_rows(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
 }
 
 fn set_rows(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
-    let dst = t.source(id, 0)?;
+    let (dst, src) = match t.layout(id).dtype() {
+        // ggml writes rows of floats alone.
+        DType::I32 => {
+            let srcs = t.graph.tensor(id).srcs();
+            (t.bits(srcs.first().copied().flatten()?)?, t.bits(srcs.get(1).copied().flatten()?)?)
+        }
+        _ => (t.source(id, 0)?, t.source(id, 1)?),
+    };
     let dense = dst.layout.nb()[0] == dst.layout.dtype().block_bytes();
-    if !dense || dst.layout.dtype() == DType::I32 || !rounds_alike(dst.layout.dtype()) {
+    if !dense || !rounds_alike(dst.layout.dtype()) {
         return None;
     }
     let ids = t.indices(id, 2, dst.layout.ne()[1], "rows")?;
-    let src = rows(t, id, 1)?;
+    let src = t.rows(src)?;
     let node = t.tensors.of3(dst.layout, |f| f.ggml_set_rows, [dst, src, ids])?;
     t.written(node)
 }

@@ -41,38 +41,12 @@ pub(crate) fn parts(folder: &Path) -> Option<Vec<(Part, PathBuf)>> {
     (parts.first()?.0 == Part::Base).then_some(parts)
 }
 
-/// The folder that the variable names, or the first of the usual places of llama.cpp that has one. `Err` if the variable names a folder
-/// without libraries.
+/// The folder that the variable names. `Err` if it has no libraries. Nothing is looked for elsewhere: a fault in a library ends this process, so
+/// whoever wants that says so.
 pub(crate) fn folder() -> Result<Option<PathBuf>, PathBuf> {
-    if let Some(given) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        let given = PathBuf::from(given);
-        return if parts(&given).is_some() { Ok(Some(given)) } else { Err(given) };
-    }
-    Ok(usual().into_iter().find(|place| has_base(place) && parts(place).is_some()))
-}
-
-/// Whether a folder, which may have thousands of files, has ggml among them.
-fn has_base(folder: &Path) -> bool {
-    let names = ["libggml-base.so", "libggml-base.so.0", "libggml-base.dylib", "ggml-base.dll"];
-    names.iter().any(|name| folder.join(name).exists())
-}
-
-/// Beside `llama-server`, and where systems have libraries.
-fn usual() -> Vec<PathBuf> {
-    let mut places = Vec::new();
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let program = format!("llama-server{}", std::env::consts::EXE_SUFFIX);
-    for folder in std::env::split_paths(&path).filter(|folder| folder.join(&program).is_file()) {
-        // A link leads to the place of the others.
-        let real = folder.join(&program).canonicalize().ok().and_then(|file| Some(file.parent()?.to_owned()));
-        for folder in real.into_iter().chain([folder]) {
-            places.push(folder.join("../lib"));
-            places.push(folder);
-        }
-    }
-    let triple = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
-    places.extend(["/usr/local/lib", "/usr/lib", "/usr/lib64", &triple, "/opt/homebrew/lib"].map(PathBuf::from));
-    places
+    let Some(given) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let given = PathBuf::from(given);
+    if parts(&given).is_some() { Ok(Some(given)) } else { Err(given) }
 }
 
 #[cfg(test)]

@@ -138,19 +138,18 @@ impl<'g> Translator<'g> {
         if let Some(&root) = self.roots.get(&id) {
             return Some(root);
         }
-        let layout = self.layout(id);
-        let (dtype, span) = (layout.dtype(), layout.span());
-        let whole = if layout.is_contiguous() {
-            Layout::contiguous(dtype, layout.ne()).ok()?
-        } else {
-            let blocks = span.is_multiple_of(dtype.block_bytes()).then_some(span / dtype.block_bytes())?;
-            Layout::contiguous(dtype, [blocks * dtype.block_len(), 1, 1, 1]).ok()?
-        };
-        if whole.is_empty() {
-            return None;
-        }
-        let t = self.tensors.leaf(whole)?;
+        let t = self.tensors.leaf(whole(&self.layout(id))?)?;
         self.take(id, t)
+    }
+
+    /// A tensor of I32 as F32 of the same bits, for ops that move what they do not look at.
+    pub(crate) fn bits(&mut self, id: TensorId) -> Option<T> {
+        let as_f32 = |layout: &Layout| Layout::strided(DType::F32, layout.ne(), layout.nb()).ok();
+        let t = self.graph.tensor(id);
+        let root = self.tensors.leaf(whole(&as_f32(&self.layout(t.root()))?)?)?;
+        self.places.push((root.object(), Place::Root(t.root())));
+        let layout = as_f32(&plain(t.layout())?)?;
+        if t.offset() == 0 && layout == root.layout { Some(root) } else { self.view(root, layout, t.offset()) }
     }
 
     /// Notes that a tensor lies where a root of ours does. `None` if the device wants more memory for it than we give it.
@@ -311,6 +310,18 @@ fn chosen_by(op: &Op) -> &'static [usize] {
         Op::FlashAttn(_) => &[4, 6, 7],
         _ => &[],
     }
+}
+
+/// A contiguous layout of the memory of a root: of its shape, or a row of all that it spans. `None` of nothing.
+fn whole(layout: &Layout) -> Option<Layout> {
+    let (dtype, span) = (layout.dtype(), layout.span());
+    let ne = if layout.is_contiguous() {
+        layout.ne()
+    } else {
+        let blocks = span.is_multiple_of(dtype.block_bytes()).then_some(span / dtype.block_bytes())?;
+        [blocks * dtype.block_len(), 1, 1, 1]
+    };
+    Layout::contiguous(dtype, ne).ok().filter(|whole| !whole.is_empty())
 }
 
 /// The same layout with the strides that ggml has where a dimension has one element and any would do.
