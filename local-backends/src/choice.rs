@@ -52,16 +52,21 @@ fn all(backends: &[Backend]) -> Vec<DeviceSpec> {
 }
 
 fn usable(backends: &[Backend]) -> Vec<DeviceSpec> {
-    let mut seen = HashSet::new();
     let mut specs = all(backends);
-    specs.retain(|spec| {
-        let id = &spec.found.device_id;
-        spec.found.class == Class::Hardware && (id.is_empty() || seen.insert(id.clone()))
-    });
-    if specs.iter().any(|spec| spec.found.kind == DeviceKind::Gpu) {
-        specs.retain(|spec| spec.found.kind != DeviceKind::IntegratedGpu);
-    }
+    retain_usable(&mut specs, |spec| &spec.found);
     specs
+}
+
+/// Keeps hardware, each once, and integrated GPUs only where there is no discrete one.
+fn retain_usable<D>(devices: &mut Vec<D>, found: impl Fn(&D) -> &Found) {
+    let mut seen = HashSet::new();
+    devices.retain(|device| {
+        let Found { device_id, class, .. } = found(device);
+        *class == Class::Hardware && (device_id.is_empty() || seen.insert(device_id.clone()))
+    });
+    if devices.iter().any(|device| found(device).kind == DeviceKind::Gpu) {
+        devices.retain(|device| found(device).kind != DeviceKind::IntegratedGpu);
+    }
 }
 
 fn defaults(usable: Vec<DeviceSpec>, computes_all: impl Fn(&DeviceSpec) -> bool) -> Vec<DeviceSpec> {
@@ -106,7 +111,8 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     }
     let argument = match (argument, backend.argument) {
         (None, Argument::Label) => {
-            devices.retain(|found| found.class == Class::Hardware && digits.is_empty());
+            devices.retain(|_| digits.is_empty());
+            retain_usable(&mut devices, |found| found);
             None
         }
         (Some(label), Argument::Label) => {
@@ -218,16 +224,22 @@ mod tests {
                 gpu(0, DISCRETE, "01:00", Class::Hardware),
                 gpu(1, DeviceKind::Cpu, "", Class::Software),
                 gpu(2, INTEGRATED, "00:02", Class::Hardware),
+                // The first one by another driver, and another card.
+                gpu(3, DISCRETE, "01:00", Class::Hardware),
+                gpu(4, DISCRETE, "02:00", Class::Hardware),
             ]
         };
         let machine = [Backend { argument: Argument::Label, ..backend("ggml", found) }];
         let list = |text: &str| parse_list(&machine, text).map(|specs| shown(&machine, &specs));
-        assert_eq!(list("ggml").unwrap(), ["ggml0", "ggml2"]);
+        assert_eq!(list("ggml").unwrap(), ["ggml0", "ggml4"]);
         assert_eq!(list("ggml:card1,GGML:Card0").unwrap(), ["ggml1", "ggml0"]);
-        assert!(list("ggml,ggml:Card2").unwrap_err().contains("already"));
-        for wrong in ["ggml:Card3", "ggml:", "ggml0", "ggml0:Card0"] {
+        assert!(list("ggml,ggml:Card4").unwrap_err().contains("already"));
+        for wrong in ["ggml:Card5", "ggml:", "ggml0", "ggml0:Card0"] {
             let error = list(wrong).unwrap_err();
-            assert!(error.ends_with("this host has: ggml:Card0, ggml:Card1, ggml:Card2"), "{error}");
+            assert!(
+                error.ends_with("this host has: ggml:Card0, ggml:Card1, ggml:Card2, ggml:Card3, ggml:Card4"),
+                "{error}"
+            );
         }
     }
 

@@ -80,7 +80,7 @@ pub struct Known {
     pub differs: &'static [Difference],
 }
 
-/// All of them, the fastest first: hardware that two can drive is the first one's, unless the other is named.
+/// All of them: hardware that two can drive is the first one's, unless the other is named.
 pub(crate) const BACKENDS: &[Backend] = &[
     Backend {
         name: "cpu",

@@ -28,7 +28,7 @@ pub struct GgmlDevice {
     pub description: String,
     /// Kind of hardware.
     pub kind: DeviceKind,
-    /// The PCI address, lower case; empty if ggml does not know it.
+    /// The PCI address; empty if ggml does not know it.
     pub device_id: String,
     /// Whether it is hardware.
     pub class: Class,
