@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 const MAX_AHEAD: usize = 64;
 /// Round trips that are measured; the shortest one counts.
 const PINGS: usize = 3;
-/// Weight of the newest step in the mean of their times.
-const SMOOTHING: f64 = 0.2;
+/// Times between steps that are remembered. Half of them may be waits for the network and not a step's.
+const RECENT: usize = 9;
 
 /// A token that was sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,9 +63,15 @@ pub(crate) struct StepsAhead {
     ready: VecDeque<Token>,
     /// The way to the farthest device and back.
     round_trip: Duration,
-    /// Mean time from one step's ids to those of the next, in seconds; 0 before there is one.
-    interval: f64,
-    /// When ids came last.
+    pace: Pace,
+}
+
+/// How long a step takes, by when ids come.
+#[derive(Default)]
+struct Pace {
+    /// The last times from one step's ids to those of the next, in seconds.
+    recent: VecDeque<f64>,
+    /// When ids came last, as long as others are under way behind them.
     last: Option<Instant>,
 }
 
@@ -90,7 +96,7 @@ pub(crate) fn round_trip(scheduler: &Scheduler) -> Result<Duration> {
 impl StepsAhead {
     /// None yet, over devices of which the farthest is so far away.
     pub(crate) fn new(round_trip: Duration) -> StepsAhead {
-        StepsAhead { steps: VecDeque::new(), ready: VecDeque::new(), round_trip, interval: 0.0, last: None }
+        StepsAhead { steps: VecDeque::new(), ready: VecDeque::new(), round_trip, pace: Pace::default() }
     }
 
     /// Others take the place of what is under way. Tokens that have come are still given out.
@@ -102,7 +108,7 @@ impl StepsAhead {
     /// Forgets what is under way. Tokens that have come are still given out.
     pub(crate) fn clear(&mut self) {
         self.steps.clear();
-        self.last = None;
+        self.pace.last = None;
     }
 
     /// Forgets tokens of a sequence that have come.
@@ -117,19 +123,29 @@ impl StepsAhead {
 
     /// Steps of a group to keep under way: one that runs, one that waits behind it, and those that are on the way there and back.
     fn depth(&self, groups: usize) -> usize {
-        let each = self.interval * groups.max(1) as f64;
+        let each = self.pace.step() * groups.max(1) as f64;
         let on_the_way =
             if each > 0.0 { (self.round_trip.as_secs_f64() / each).ceil().min(MAX_AHEAD as f64) as usize } else { 0 };
         (2 + on_the_way).min(MAX_AHEAD)
     }
+}
 
-    /// Takes note of ids that have come. The interval only counts between steps.
-    fn note_ids(&mut self) {
-        let now = Instant::now();
-        if let Some(last) = self.last.replace(now) {
-            let took = now.duration_since(last).as_secs_f64();
-            self.interval = if self.interval > 0.0 { self.interval + SMOOTHING * (took - self.interval) } else { took };
+impl Pace {
+    /// Seconds of a step: the median, because ids that were late come together with those behind them. 0 before there is one.
+    fn step(&self) -> f64 {
+        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+    }
+
+    /// Takes note of ids that have come. Behind the last ones under way there is no step, but a pause.
+    fn note(&mut self, now: Instant, more_are_under_way: bool) {
+        let before = std::mem::replace(&mut self.last, more_are_under_way.then_some(now));
+        let Some(before) = before else { return };
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
         }
+        self.recent.push_back(now.duration_since(before).as_secs_f64());
     }
 }
 
@@ -295,7 +311,8 @@ impl PlacedModel {
         let Some(Step { run, expected, ids, log_probs, .. }) = self.ahead.steps.pop_front() else { return Ok(false) };
         let ids = self.wait(ids)?;
         let log_probs = log_probs.map(|p| self.wait(p)).transpose()?;
-        self.ahead.note_ids();
+        let more = !self.ahead.steps.is_empty();
+        self.ahead.pace.note(Instant::now(), more);
         // What came before this run has been handed over by now.
         self.scheduler().settle(run.number);
         for expected in expected {
@@ -323,5 +340,30 @@ impl PlacedModel {
         state.answered += 1;
         self.recoveries = 0;
         self.ahead.ready.push_back(Token { sequence, id, log_prob });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_takes_neither_the_pause_between_texts_nor_the_way_of_late_ids() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut pace = Pace::default();
+        assert_eq!(pace.step(), 0.0);
+        pace.note(start, true);
+        pace.note(start + ms(10), false);
+        // The next text.
+        pace.note(start + ms(500), true);
+        assert_eq!(pace.step(), 0.01);
+        // Too few are under way: four come together, and then nothing for the way there and back.
+        for burst in 1..4 {
+            (0..4).for_each(|i| pace.note(start + ms(500 + 100 * burst + 10 * i), true));
+        }
+        assert_eq!(pace.step(), 0.01);
+        // Steps become slower.
+        (0..6).for_each(|i| pace.note(start + ms(900 + 20 * i), true));
+        assert_eq!(pace.step(), 0.02);
     }
 }
