@@ -5,6 +5,7 @@ use clap::Args;
 use outboard::{ConnectOptions, Endpoint, Prefixes};
 use outboard_core::DType;
 use outboard_core::op::{Penalties, Sampler};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -52,6 +53,9 @@ pub(crate) struct DeviceArgs {
     /// Threads of the local CPU device [default: all processors]
     #[arg(short = 't', long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    /// Folder of ggml's libraries, which llama.cpp installs, for local GPUs; by default the usual places are looked at
+    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR")]
+    pub(crate) ggml: Option<PathBuf>,
     /// Give a server up that is connected and gets no further for so long; one that computes gets further [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_STALL))]
     pub(crate) stall_timeout: Option<u64>,

@@ -10,6 +10,9 @@ use std::sync::Arc;
 
 /// The devices that there are: those of this host, and those of the servers.
 pub(crate) fn available(args: &DeviceArgs) -> Result<Available> {
+    if let Some(folder) = &args.ggml {
+        outboard_backends::use_ggml(folder);
+    }
     // Files of credentials that no server needs may be missing.
     let servers = match args.rpc.0.as_slice() {
         [] => Servers::default(),

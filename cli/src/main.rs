@@ -20,6 +20,8 @@ mod trust;
 use clap::{Parser, Subcommand};
 use outboard_output as output;
 use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 #[global_allocator]
 static ALLOCATOR: outboard_system::ProgramAllocator = outboard_system::ProgramAllocator;
@@ -61,15 +63,19 @@ enum Command {
     RpcServer(commands::rpc_server::Args),
 }
 
-/// Lets warnings of the libraries be seen. The server has a log of its own.
+/// Lets warnings of the libraries be seen, or what RUST_LOG says. The server has a log of its own.
 fn show_warnings() {
-    let log = tracing_subscriber::fmt().with_max_level(tracing_subscriber::filter::LevelFilter::WARN);
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy());
     let log = log.with_writer(|| output::Log).with_ansi(output::err_is_terminal()).log_internal_errors(false);
     // Fails only if there is one already.
     let _ = log.without_time().with_target(false).try_init();
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = outboard_backends::run_if_helper() {
+        return code;
+    }
     let command = match Cli::try_parse_from(args::with_double_dashes(std::env::args_os())) {
         Ok(cli) => cli.command,
         Err(usage) => return output::fail_usage(&usage),

@@ -106,6 +106,9 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     let none = || format!("there is no device \"{text}\"; this host has: {}", names(backends));
     let (place, backend) = found.ok_or_else(none)?;
     let mut devices = (backend.find)();
+    if devices.is_empty() {
+        return Err(none() + backend.without);
+    }
     if !digits.is_empty() {
         devices.retain(|found| found.number.is_some_and(|number| digits.parse() == Ok(number)));
     }
@@ -162,7 +165,8 @@ mod tests {
 
     fn backend(name: &'static str, find: fn() -> Vec<Found>) -> Backend {
         let open = |_: &crate::list::Setup, _: &Found, _: &str, _: Option<usize>| Err(Error::Cancelled);
-        Backend { name, prefix: name, argument: Argument::None, known: |_, _| Known::default(), find, open }
+        let known = |_: DeviceKind, _: &str| Known::default();
+        Backend { name, prefix: name, argument: Argument::None, known, without: "; plug one in", find, open }
     }
 
     const DISCRETE: DeviceKind = DeviceKind::Gpu;
@@ -210,6 +214,9 @@ mod tests {
         let list = |text: &str| parse_list(&machine, text).map(|specs| shown(&machine, &specs));
         assert_eq!(list("Vulkan3, cpu,cpu").unwrap(), ["vulkan3", "cpu0", "cpu0"]);
         assert_eq!(list("vulkan").unwrap(), ["vulkan0", "vulkan1", "vulkan2", "vulkan3"]);
+        let none = [backend("cuda", Vec::new), backend("cpu", || vec![gpu(0, DeviceKind::Cpu, "", Class::Hardware)])];
+        let error = parse_list(&none, "cuda").unwrap_err();
+        assert_eq!(error, "there is no device \"cuda\"; this host has: cpu0; plug one in");
         assert!(list("vulkan,vulkan1").unwrap_err().contains("already"));
         assert!(list("vulkan4").unwrap_err().contains("cuda0, vulkan0, vulkan1, vulkan2, vulkan3, cpu"));
         for wrong in ["", "gpu", "cpu0", "vulkan0:1", "vulkan01x", "cpu,"] {

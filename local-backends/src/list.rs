@@ -5,7 +5,7 @@ use crate::MAX_THREADS;
 use outboard_core::{Device, DeviceKind, Error, Host, Result};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_detached::{DetachedOptions, detached_device};
-use outboard_ggml::{Difference, GgmlDevice, ggml_device};
+use outboard_ggml::Difference;
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use std::sync::Arc;
@@ -66,6 +66,8 @@ pub(crate) struct Backend {
     pub(crate) argument: Argument,
     /// What a device of this kind and label does not support, and computes otherwise: the conformance suite fails for anything else.
     pub(crate) known: fn(DeviceKind, &str) -> Known,
+    /// What helps where it has no devices.
+    pub(crate) without: &'static str,
     /// The devices that there are now.
     pub(crate) find: fn() -> Vec<Found>,
     pub(crate) open: Open,
@@ -87,6 +89,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         prefix: "CPU",
         argument: Argument::Number("THREADS", MAX_THREADS),
         known: |_, _| Known::default(),
+        without: "",
         find: || vec![in_host_memory(Class::Hardware)],
         open: |setup, _, name, threads| {
             let options = CpuOptions::with_threads(threads.unwrap_or(setup.threads));
@@ -98,6 +101,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         prefix: "REF",
         argument: Argument::None,
         known: |_, _| Known::default(),
+        without: "",
         find: || vec![in_host_memory(Class::Software)],
         open: |setup, _, name, _| Ok(reference_device(&setup.host, name, &setup.budget)),
     },
@@ -106,6 +110,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         prefix: "DETACHED",
         argument: Argument::None,
         known: |_, _| Known::default(),
+        without: "",
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
         open: |setup, _, name, _| Ok(detached_device(&setup.host, name, DetachedOptions::default())),
     },
@@ -117,10 +122,11 @@ pub(crate) const BACKENDS: &[Backend] = &[
             let outboard_ggml::Known { unsupported, differs } = outboard_ggml::known(kind, label);
             Known { unsupported, differs }
         },
+        without: "; no libraries of ggml were found: name the folder of libggml-base, which llama.cpp installs, with --ggml or OUTBOARD_GGML",
         find: || outboard_ggml::find().iter().enumerate().map(of_ggml).collect(),
         open: |setup, found, name, _| {
             let gone = || Error::Misuse(format!("{name} is not among ggml's devices any more"));
-            Ok(ggml_device(&setup.host, &ggml(found).ok_or_else(gone)?, name, setup.threads, &setup.budget))
+            Ok(outboard_ggml::open(&setup.host, ggml(found).ok_or_else(gone)?, name, setup.threads, &setup.budget))
         },
     },
 ];
@@ -131,16 +137,16 @@ fn in_host_memory(class: Class) -> Found {
 }
 
 /// A device of ggml's as the list has it.
-fn of_ggml((number, device): (usize, &GgmlDevice)) -> Found {
+fn of_ggml((number, device): (usize, &outboard_ggml::Found)) -> Found {
     let class = match device.class {
         outboard_ggml::Class::Hardware => Class::Hardware,
         outboard_ggml::Class::Software => Class::Software,
     };
-    let (label, device_id) = (device.name.clone(), device.device_id.clone());
-    Found { number: Some(number), label, kind: device.kind, device_id, class }
+    let (label, device_id) = (device.name.clone(), device.info.device_id.clone());
+    Found { number: Some(number), label, kind: device.info.kind, device_id, class }
 }
 
 /// The device of ggml's that was found.
-fn ggml(found: &Found) -> Option<GgmlDevice> {
-    outboard_ggml::find().into_iter().find(|device| device.name == found.label)
+fn ggml(found: &Found) -> Option<&'static outboard_ggml::Found> {
+    outboard_ggml::find().iter().find(|device| device.name == found.label)
 }

@@ -35,25 +35,20 @@ pub fn to_wire(error: &Error) -> v1::Error {
 /// The error that a message from `endpoint` stands for: names of devices get the endpoint in front, and what the server
 /// found wrong with a request names it, too. What has an endpoint in front already came from there through another server.
 pub fn from_wire(error: v1::Error, endpoint: &str) -> Error {
-    let id = |device: String| match cut(&device) {
+    let id = |device: String| match device {
         device if device.is_empty() => endpoint.to_owned(),
         device if device.contains('/') => device,
         device => format!("{endpoint}/{device}"),
     };
-    match error.kind {
-        Some(Kind::Request(text)) => Error::Request(format!("{endpoint}: {}", cut(&text))),
-        Some(Kind::Device(e)) => {
-            let op = Some(cut(&e.op)).filter(|op| !op.is_empty());
-            Error::Device { device: id(e.device), op, detail: cut(&e.detail) }
-        }
-        Some(Kind::OutOfMemory(e)) => Error::OutOfMemory { device: id(e.device), needed: e.needed, free: e.free },
-        Some(Kind::Timeout(e)) => {
-            Error::Timeout { what: format!("{endpoint}: {}", cut(&e.what)), after: Duration::from_millis(e.after_ms) }
-        }
-        Some(Kind::Cancelled(_)) => Error::Cancelled,
-        Some(Kind::Misuse(text)) => Error::Misuse(format!("{endpoint}: {}", cut(&text))),
-        Some(Kind::Peer(e)) => {
-            Error::Peer { endpoint: cut(&e.endpoint), detail: format!("{} (said {endpoint})", cut(&e.detail)) }
+    match rebuilt(error) {
+        Some(Error::Request(text)) => Error::Request(format!("{endpoint}: {text}")),
+        Some(Error::Device { device, op, detail }) => Error::Device { device: id(device), op, detail },
+        Some(Error::OutOfMemory { device, needed, free }) => Error::OutOfMemory { device: id(device), needed, free },
+        Some(Error::Timeout { what, after }) => Error::Timeout { what: format!("{endpoint}: {what}"), after },
+        Some(Error::Cancelled) => Error::Cancelled,
+        Some(Error::Misuse(text)) => Error::Misuse(format!("{endpoint}: {text}")),
+        Some(Error::Peer { endpoint: of, detail }) => {
+            Error::Peer { endpoint: of, detail: format!("{detail} (said {endpoint})") }
         }
         None => Error::Peer {
             endpoint: endpoint.to_owned(),
@@ -61,6 +56,22 @@ pub fn from_wire(error: v1::Error, endpoint: &str) -> Error {
                 .to_owned(),
         },
     }
+}
+
+/// The error that a message of this host stands for. `None` for a kind that this release does not know.
+pub fn rebuilt(error: v1::Error) -> Option<Error> {
+    Some(match error.kind? {
+        Kind::Request(text) => Error::Request(cut(&text)),
+        Kind::Device(e) => {
+            let op = Some(cut(&e.op)).filter(|op| !op.is_empty());
+            Error::Device { device: cut(&e.device), op, detail: cut(&e.detail) }
+        }
+        Kind::OutOfMemory(e) => Error::OutOfMemory { device: cut(&e.device), needed: e.needed, free: e.free },
+        Kind::Timeout(e) => Error::Timeout { what: cut(&e.what), after: Duration::from_millis(e.after_ms) },
+        Kind::Cancelled(_) => Error::Cancelled,
+        Kind::Misuse(text) => Error::Misuse(cut(&text)),
+        Kind::Peer(e) => Error::Peer { endpoint: cut(&e.endpoint), detail: cut(&e.detail) },
+    })
 }
 
 /// An error as the status of a call: a code that any gRPC client understands, our fields as details.

@@ -7,7 +7,7 @@ use crate::server::{Server, ServerConfig};
 use crate::tokens::Tokens;
 use crate::trust::Trust;
 use clap::{Parser, ValueEnum};
-use outboard_backends::{DeviceSpec, MAX_THREADS, local_devices};
+use outboard_backends::{DeviceSpec, MAX_THREADS, local_devices, use_ggml};
 use outboard_core::Host;
 use outboard_core::error::Bytes;
 use outboard_core::{Device, Error};
@@ -35,6 +35,9 @@ pub struct ServerArgs {
     /// Devices to expose, such as cpu:1,cpu:1 for two CPU devices of one thread, ggml for all GPUs of an installed llama.cpp; all by default
     #[arg(short, long, value_name = "DEV,..")]
     pub device: Option<String>,
+    /// Folder of ggml's libraries, which llama.cpp installs; by default the usual places are looked at
+    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR")]
+    pub ggml: Option<PathBuf>,
     /// Threads of a CPU device that names no number; as many as there are processors by default
     #[arg(short, long, value_name = "N")]
     pub threads: Option<usize>,
@@ -231,6 +234,9 @@ fn metrics_address(text: &str) -> outboard_core::Result<SocketAddr> {
 fn open_devices(args: &ServerArgs) -> Result<Vec<Arc<dyn Device>>, Failure> {
     if args.threads.is_some_and(|n| n == 0 || n > MAX_THREADS) {
         return Err(Failure::Usage(Error::Request(format!("--threads must be 1 to {MAX_THREADS}"))));
+    }
+    if let Some(folder) = &args.ggml {
+        use_ggml(folder);
     }
     let specs = match &args.device {
         Some(list) => DeviceSpec::parse_list(list).map_err(|e| Failure::Usage(Error::Request(e)))?,

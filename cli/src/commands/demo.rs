@@ -99,7 +99,7 @@ fn watch_ctrl_c() -> Result<Arc<AtomicBool>> {
 fn device_args(servers: &[Server; 2]) -> Result<DeviceArgs> {
     let [a, b] = servers;
     let rpc: RpcList = format!("{},{}", a.addr, b.addr).parse().map_err(|e: String| anyhow!(e))?;
-    Ok(DeviceArgs { rpc, dev: Vec::new(), threads: None, stall_timeout: None, trust: TrustArgs::default() })
+    Ok(DeviceArgs { rpc, dev: Vec::new(), threads: None, ggml: None, stall_timeout: None, trust: TrustArgs::default() })
 }
 
 /// How the model is put on them.

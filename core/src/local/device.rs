@@ -22,6 +22,11 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 pub trait Backend: Send + Sync + 'static {
     /// Whether it can compute this node.
     fn supports(&self, graph: &Graph, id: TensorId) -> bool;
+    /// The same for every node of a graph, where asking for each costs more.
+    fn supports_of(&self, graph: &Graph) -> Result<NodeSet> {
+        let flags = graph.ids().map(|id| !graph.tensor(id).is_compute() || self.supports(graph, id));
+        Ok(NodeSet::from_flags(flags.collect()))
+    }
     /// What one client has of it. Its memory is counted on these funds; nothing that its graphs leave behind, in scratch memory or
     /// anywhere else, can be read by another context. What goes wrong comes out when it is used.
     fn context(&self, funds: Funds) -> Arc<dyn Context>;
@@ -50,6 +55,10 @@ pub trait Context: Send + Sync {
     /// What a new queue gives its commands to. When `cancel` is set (the queue is dropped, the device aborts; not when a command fails) it stops
     /// what it does within some hundredths of a second. Waits of its outcomes are given the same flag.
     fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>>;
+    /// Whether it still has what was made of it; [`Error::Peer`] if that is lost ([`Device::resume`]).
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A device of this process, as one client has it.
@@ -132,9 +141,7 @@ impl Device for LocalDevice {
     }
 
     fn supports(&self, graph: &Graph) -> Result<NodeSet> {
-        let backend = &self.shared.backend;
-        let flags = graph.ids().map(|id| !graph.tensor(id).is_compute() || backend.supports(graph, id));
-        Ok(NodeSet::from_flags(flags.collect()))
+        self.shared.backend.supports_of(graph)
     }
 
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
@@ -173,6 +180,10 @@ impl Device for LocalDevice {
     fn for_client(&self, client: Client) -> Result<Arc<dyn Device>> {
         let funds = self.funds.with_account(client.account.clone());
         Ok(Arc::new(LocalDevice::of(self.shared.clone(), Some(client), funds)))
+    }
+
+    fn resume(&self) -> Result<()> {
+        self.context.check()
     }
 
     fn progress(&self) -> Option<u64> {

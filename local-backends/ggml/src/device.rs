@@ -13,7 +13,7 @@ use outboard_host::MemoryBudget;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Opens a device of ggml in `host`, under this name. One that runs on processors gets so many threads, and memory of the budget.
+/// Opens a device of a library of this process in `host`, under this name. One that runs on processors gets so many threads, and memory of the budget.
 pub fn ggml_device(
     host: &Arc<Host>,
     device: &GgmlDevice,
@@ -22,22 +22,34 @@ pub fn ggml_device(
     budget: &Arc<MemoryBudget>,
 ) -> Arc<LocalDevice> {
     let heap = Arc::new(Heap::new(device.clone()));
-    let in_host_memory = device.kind == DeviceKind::Cpu;
-    let total = if in_host_memory { budget.info().total } else { device.memory().total };
-    let pool: Arc<dyn MemoryPool> = if in_host_memory { budget.clone() } else { CardPool::new(&heap, total) };
-    let info = DeviceInfo {
+    let info = within(info(&heap, name), budget);
+    let pool: Arc<dyn MemoryPool> =
+        if info.kind == DeviceKind::Cpu { budget.clone() } else { CardPool::new(&heap, info.memory_total) };
+    LocalDevice::new(host, info, pool, Arc::new(Ggml { heap, threads, steps: Arc::default() }))
+}
+
+/// What such a device is under this name.
+pub(crate) fn info(heap: &Heap, name: &str) -> DeviceInfo {
+    let device = &heap.device;
+    DeviceInfo {
         description: device.description.clone(),
         device_id: device.device_id.clone(),
-        memory_pool: if in_host_memory { budget.name() } else { String::new() },
         max_alloc: heap.max_alloc,
         capabilities: vec![format!("ggml {}", device.library().version())],
         alignment: heap.alignment.max(32),
         unified: false,
         // Rows of a product are rounded by how many there are, and nothing evens that out.
         costs: Costs { uniform_rows: 1, ..Costs::default() },
-        ..DeviceInfo::new(name, device.kind, "ggml", total)
-    };
-    LocalDevice::new(host, info, pool, Arc::new(Ggml { heap, threads, steps: Arc::default() }))
+        ..DeviceInfo::new(name, device.kind, "ggml", device.memory().total)
+    }
+}
+
+/// The same with the host's memory, if it runs on the host's processors.
+pub(crate) fn within(info: DeviceInfo, budget: &MemoryBudget) -> DeviceInfo {
+    if info.kind != DeviceKind::Cpu {
+        return info;
+    }
+    DeviceInfo { memory_total: budget.info().total, memory_pool: budget.name(), ..info }
 }
 
 /// A device.

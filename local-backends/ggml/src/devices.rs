@@ -55,11 +55,6 @@ struct Props {
 /// Names of drivers that run on processors, in descriptions.
 const SOFTWARE: [&str; 3] = ["llvmpipe", "lavapipe", "SwiftShader"];
 
-/// The devices of the library that is installed; none without one.
-pub fn find() -> Vec<GgmlDevice> {
-    Library::installed().map_or_else(Vec::new, devices)
-}
-
 /// The devices of a library that compute alone: those that only help a CPU (BLAS, AMX), and those that consist of others, are left out.
 pub fn devices(library: &Arc<Library>) -> Vec<GgmlDevice> {
     let mut out = Vec::new();

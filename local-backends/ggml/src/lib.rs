@@ -7,6 +7,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod apart;
 mod checks;
 mod device;
 mod devices;
@@ -23,8 +24,9 @@ mod stream;
 mod tensors;
 mod translate;
 
+pub use apart::{Found, find, open, run_if_helper, use_folder};
 pub use device::ggml_device;
-pub use devices::{Class, GgmlDevice, devices, find};
+pub use devices::{Class, GgmlDevice, devices};
 pub use differences::{Difference, Known, known};
 pub use functions::Missing;
 pub use library::{Library, OpenError, TRIED};

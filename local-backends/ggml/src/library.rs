@@ -7,7 +7,6 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 
 /// Versions of ggml that were tried: others are opened as well, if they have all functions.
 pub const TRIED: [&str; 3] = ["0.19.0", "0.23.0", "0.25.1"];
@@ -35,8 +34,16 @@ pub enum OpenError {
         missing: Missing,
     },
     /// There is no backend beside it that works here.
-    #[error("{}: no backend beside libggml-base can be used", .0.display())]
-    NoBackend(PathBuf),
+    #[error(
+        "{}: no backend beside libggml-base can be used{}; install one of llama.cpp's for this machine", folder.display(),
+        problems.iter().map(|problem| format!(": {problem}")).collect::<String>()
+    )]
+    NoBackend {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with those that are there.
+        problems: Vec<String>,
+    },
 }
 
 /// An opened ggml. It stays open as long as the process runs: drivers behind it do not bear being unloaded.
@@ -45,6 +52,7 @@ pub struct Library {
     folder: PathBuf,
     version: String,
     registries: Vec<Registry>,
+    problems: Vec<String>,
     _base: ManuallyDrop<libloading::Library>,
 }
 
@@ -64,26 +72,6 @@ impl fmt::Debug for Library {
 }
 
 impl Library {
-    /// The one that [`places::VARIABLE`] names, opened when it is first asked for. What is wrong with it is said in a
-    /// line of the log; without one there is a line for debugging.
-    pub fn installed() -> Option<&'static Arc<Library>> {
-        static INSTALLED: OnceLock<Option<Arc<Library>>> = OnceLock::new();
-        let open = || match places::folder() {
-            Ok(Some(folder)) => {
-                Library::open(&folder).map(Arc::new).inspect_err(|why| tracing::warn!("ggml: {why}")).ok()
-            }
-            Ok(None) => {
-                tracing::debug!("ggml: no library of it is installed");
-                None
-            }
-            Err(folder) => {
-                tracing::warn!("ggml: {}", OpenError::NoBase(folder));
-                None
-            }
-        };
-        INSTALLED.get_or_init(open).as_ref()
-    }
-
     /// Opens the libraries of a folder.
     pub fn open(folder: &Path) -> Result<Library, OpenError> {
         let parts = places::parts(folder).ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
@@ -99,12 +87,19 @@ impl Library {
             Part::Backend(name) => Some((name, file)),
             Part::Base => None,
         });
-        let registries = registries(backends.collect());
+        let (registries, problems) = registries(backends.collect());
         if registries.is_empty() {
-            return Err(OpenError::NoBackend(folder.to_owned()));
+            return Err(OpenError::NoBackend { folder: folder.to_owned(), problems });
         }
         tracing::debug!("ggml {version} of {}: {} backends", folder.display(), registries.len());
-        Ok(Library { functions, folder: folder.to_owned(), version, registries, _base: ManuallyDrop::new(base) })
+        Ok(Library {
+            functions,
+            folder: folder.to_owned(),
+            version,
+            registries,
+            problems,
+            _base: ManuallyDrop::new(base),
+        })
     }
 
     /// Its version, as it says it: `0.25.1`.
@@ -115,6 +110,11 @@ impl Library {
     /// Where it lies.
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Which of the backends beside it cannot be used, and why: a line for each.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
     }
 
     pub(crate) fn registries(&self) -> &[Registry] {
@@ -128,22 +128,25 @@ fn load(file: &Path) -> Result<libloading::Library, OpenError> {
     library.map_err(|e| OpenError::Load { file: file.to_owned(), detail: e.to_string() })
 }
 
-/// The registries of all backends that can be used here: of the variants of one for this processor, the one that suits it best.
-fn registries(backends: Vec<(String, PathBuf)>) -> Vec<Registry> {
+/// The registries of all backends that can be used here, and what is wrong with others: of the variants of one for this processor, the one that
+/// suits it best.
+fn registries(backends: Vec<(String, PathBuf)>) -> (Vec<Registry>, Vec<String>) {
     let (cpus, others): (Vec<_>, Vec<_>) = backends.into_iter().partition(|(name, _)| name.starts_with("cpu"));
-    let opened = |(name, file): (String, PathBuf)| match load(&file) {
-        Ok(library) => Some((name, library)),
-        Err(why) => {
-            tracing::debug!("ggml: {why}");
-            None
+    let opened = |(name, file): (String, PathBuf)| load(&file).map(|library| (name, library));
+    // Variants that this processor cannot run may not even load.
+    let cpu = cpus.into_iter().filter_map(|cpu| opened(cpu).ok()).max_by_key(|(_, library)| score(library));
+    let cpu = cpu.filter(|(_, library)| score(library) > 0).map(Ok);
+    let (mut found, mut problems) = (Vec::new(), Vec::new());
+    for backend in cpu.into_iter().chain(others.into_iter().map(opened)) {
+        match backend {
+            Ok((name, library)) => match registry(&name, library) {
+                Some(registry) => found.push(registry),
+                None => problems.push(format!("the backend {name} has no list of devices")),
+            },
+            Err(why) => problems.push(why.to_string()),
         }
-    };
-    let cpu = cpus.into_iter().filter_map(opened).max_by_key(|(_, library)| score(library));
-    let cpu = cpu.filter(|(_, library)| score(library) > 0);
-    cpu.into_iter()
-        .chain(others.into_iter().filter_map(opened))
-        .filter_map(|(name, library)| registry(&name, library))
-        .collect()
+    }
+    (found, problems)
 }
 
 /// How well a backend suits this machine; 0: not at all. 1 where it does not say.
@@ -161,10 +164,7 @@ fn registry(name: &str, library: libloading::Library) -> Option<Registry> {
     // SAFETY: the type that ggml declares for functions of these names.
     let found =
         names.iter().find_map(|name| unsafe { library.get::<unsafe extern "C" fn() -> Object>(name.as_bytes()).ok() });
-    let Some(init) = found else {
-        tracing::debug!("ggml-{name}: it has no registry of devices");
-        return None;
-    };
+    let init = found?;
     // SAFETY: it takes nothing, and may be called once the library is loaded.
     let registry = unsafe { init() };
     std::mem::forget(library);

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Lines that are kept, and bytes of a line.
@@ -10,6 +12,19 @@ const LINE: usize = 400;
 /// `GGML_LOG_LEVEL_WARN` and `GGML_LOG_LEVEL_ERROR`: from here on lines are kept.
 const WARN: c_int = 3;
 const ERROR: c_int = 4;
+
+/// Whether lines are printed, too: this process is a helper, and whoever has started it keeps its last lines.
+static PRINT: AtomicBool = AtomicBool::new(false);
+
+/// From now on warnings and errors are printed to standard error.
+pub(crate) fn print() {
+    PRINT.store(true, Ordering::Relaxed);
+}
+
+/// Prints a line.
+pub(crate) fn line(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
 
 static LAST: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
@@ -23,6 +38,9 @@ pub(crate) unsafe extern "C" fn keep(level: c_int, line: *const c_char, _: *mut 
     }
     tracing::debug!("ggml: {line}");
     if level == WARN || level == ERROR {
+        if PRINT.load(Ordering::Relaxed) {
+            self::line(&line);
+        }
         push(line);
     }
 }

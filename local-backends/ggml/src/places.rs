@@ -33,7 +33,11 @@ pub(crate) fn part(file: &OsStr) -> Option<Part> {
 
 /// The libraries of a folder, each part once: of several names of one file, the shortest. `None` without `libggml-base`.
 pub(crate) fn parts(folder: &Path) -> Option<Vec<(Part, PathBuf)>> {
-    let files = std::fs::read_dir(folder).ok()?.filter_map(|file| file.ok()?.path().into());
+    // Debian has the backends in a folder of their own.
+    let below = ["ggml", "ggml/backends0"].map(|below| folder.join(below));
+    let folders = std::iter::once(folder).chain(below.iter().map(PathBuf::as_path));
+    let files = folders.filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
+    let files = files.filter_map(|file| file.ok()?.path().into());
     let mut parts: Vec<(Part, PathBuf)> =
         files.filter_map(|path: PathBuf| Some((part(path.file_name()?)?, path))).collect();
     parts.sort_by_key(|(part, path)| (part.clone(), path.as_os_str().len()));
@@ -41,12 +45,36 @@ pub(crate) fn parts(folder: &Path) -> Option<Vec<(Part, PathBuf)>> {
     (parts.first()?.0 == Part::Base).then_some(parts)
 }
 
-/// The folder that the variable names. `Err` if it has no libraries. Nothing is looked for elsewhere: a fault in a library ends this process, so
-/// whoever wants that says so.
-pub(crate) fn folder() -> Result<Option<PathBuf>, PathBuf> {
-    let Some(given) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) else { return Ok(None) };
-    let given = PathBuf::from(given);
-    if parts(&given).is_some() { Ok(Some(given)) } else { Err(given) }
+/// The folder that the variable names.
+pub(crate) fn told() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// The first of the usual places that has the libraries: beside a program of llama.cpp in the path and where that is installed, then
+/// where systems have their libraries.
+pub(crate) fn usual() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let beside =
+        std::env::split_paths(&path).filter_map(|folder| PROGRAMS.iter().find_map(|p| installed(&folder.join(p))));
+    let multiarch = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    let systems = ["/usr/local/lib", "/usr/lib64", &multiarch, "/usr/lib", "/opt/homebrew/lib"].map(PathBuf::from);
+    beside.chain(systems).find(|folder| has_base(folder))
+}
+
+/// Programs of llama.cpp.
+const PROGRAMS: [&str; 4] = ["llama-server", "llama-cli", "llama-server.exe", "llama-cli.exe"];
+
+/// The folder of the libraries of this program, if it is there.
+fn installed(program: &Path) -> Option<PathBuf> {
+    let folder = program.canonicalize().ok()?.parent()?.to_owned();
+    [folder.clone(), folder.join("../lib")].into_iter().find(|folder| has_base(folder))
+}
+
+/// Whether `libggml-base` is there under one of its plain names: a folder of thousands of libraries is not read for that.
+fn has_base(folder: &Path) -> bool {
+    let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
+    let names = [format!("{prefix}ggml-base{suffix}"), format!("{prefix}ggml-base{suffix}.0")];
+    names.iter().any(|name| folder.join(name).is_file())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use outboard_core::local::LocalDevice;
 use outboard_core::op::{Argsort, GetRows, MulMat, Order, SetRows};
 use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, Usage};
-use outboard_ggml::{Library, OpenError, VARIABLE, find, ggml_device};
+use outboard_ggml::{Library, OpenError, VARIABLE, find, open};
 use outboard_host::MemoryBudget;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ const WAIT: Duration = Duration::from_secs(30);
 
 /// ggml's CPU device; `None`, with a line, without ggml.
 fn cpu() -> Option<Arc<LocalDevice>> {
-    let Some(found) = find().into_iter().find(|device| device.name == "CPU") else {
+    let Some(found) = find().iter().find(|device| device.name == "CPU") else {
         assert!(std::env::var_os(VARIABLE).is_none(), "no CPU device in {VARIABLE}");
         println!("skipped: {VARIABLE} does not name ggml's libraries");
         return None;
     };
-    Some(ggml_device(&Host::new(), &found, "ggml:CPU", 2, &MemoryBudget::new(Some(1 << 30))))
+    Some(open(&Host::new(), found, "ggml:CPU", 2, &MemoryBudget::new(Some(1 << 30))))
 }
 
 #[test]

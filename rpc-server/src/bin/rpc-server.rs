@@ -10,6 +10,9 @@ use std::process::ExitCode;
 static ALLOCATOR: outboard_system::ProgramAllocator = outboard_system::ProgramAllocator;
 
 fn main() -> ExitCode {
+    if let Some(code) = outboard_backends::run_if_helper() {
+        return code;
+    }
     match ServerArgs::try_parse() {
         Ok(args) => main_with(args),
         Err(usage) => outboard_output::fail_usage(&usage),

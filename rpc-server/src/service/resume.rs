@@ -5,12 +5,14 @@ use crate::limits::QUIET_TIMEOUT;
 use crate::lock;
 use crate::logs::limited;
 use crate::session::Session;
+use bytes::Bytes;
 use outboard_core::Error;
+use outboard_proto::error::to_status;
 use outboard_proto::v1;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::OwnedSemaphorePermit;
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// A session that was taken up again: at rest, so that nothing of what was under way touches its memory any more.
 pub(super) struct Resumed {
@@ -35,6 +37,10 @@ pub(super) async fn resume(service: &Service, request: v1::Resume) -> Result<Res
         quiet = tokio::time::timeout(QUIET_TIMEOUT, quiet(&session, age)) => match quiet {
             Ok(alone) => {
                 let alone = alone.map_err(status)?;
+                if let Some(why) = lost(&session) {
+                    session.close("a device has lost what it held");
+                    return Err(why);
+                }
                 keep(&session, age, buffers, executables).await.map_err(status)?;
                 let peer = service.conn.peer;
                 limited!(info, session = session.tag, client = session.client, %peer, "session resumed");
@@ -69,6 +75,14 @@ async fn quiet(session: &Arc<Session>, age: u64) -> outboard_core::Result<OwnedS
     session.worker.run(move || owner.at_age(age).map(drop)).await?;
     session.until(|| (session.live_queues.load(Ordering::Acquire) == 0).then_some(())).await?;
     Ok(alone)
+}
+
+/// Why the session cannot be taken up again: a device that it has used has lost what it held, while this server goes on.
+fn lost(session: &Session) -> Option<Status> {
+    let why = session.devices.all().iter().find_map(|device| device.resume().err())?;
+    let refused = to_status(&why);
+    // For good: another try would find the same.
+    Some(Status::with_details(Code::NotFound, refused.message(), Bytes::copy_from_slice(refused.details())))
 }
 
 /// Frees all but these handles, unless the session has been taken up again meanwhile.

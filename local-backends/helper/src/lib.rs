@@ -1,0 +1,30 @@
+//! A device in a process of its own, as a device of this one.
+//!
+//! A driver that aborts, runs into a segmentation fault or never comes back takes its process with it. So a backend that nobody here
+//! can vouch for runs in a helper: the same program, started again, with one end of a socket pair ([`Launch`]). [`helper_device`] is such a device
+//! for the rest of this process; [`serve`] is the other end. When the helper ends, what its device held is lost, with an
+//! [`Error::Peer`](outboard_core::Error::Peer) that has its last words, and whoever comes next gets a new helper.
+//!
+//! What passes between the two is in `message`: calls with answers, in the order of the queues, and bytes in pieces. Memory is paid for
+//! on this side, before the helper takes it.
+#![cfg(unix)]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+mod device;
+mod launch;
+mod memory;
+mod message;
+mod process;
+mod serve;
+mod stream;
+
+pub use device::helper_device;
+pub use launch::{Launch, Offer, Offers};
+pub use serve::{Refused, serve};
+
+/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,290 @@
+//! What a process and its helper say to each other: frames on a socket, each a protobuf message with bytes behind it.
+
+use bytes::Bytes;
+use outboard_core::{Error, Result, Slice};
+use outboard_proto::limits::MAX_MESSAGE;
+use outboard_proto::v1;
+use prost::Message;
+use std::io::{self, ErrorKind, Read, Write};
+
+/// Bytes behind a message, at most; longer writes and reads are several calls.
+pub(crate) const PIECE: usize = 1 << 20;
+/// Frames up to this size are written at once.
+const SMALL: usize = 16 << 10;
+
+/// What the helper is asked for.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Call {
+    /// Its answer has the same number.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(oneof = "What", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17")]
+    pub what: Option<What>,
+}
+
+/// Handles are chosen by the caller and used once.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(crate) enum What {
+    /// Which nodes of an encoded graph can be computed?
+    #[prost(bytes = "bytes", tag = "2")]
+    Supports(Bytes),
+    /// A context: what one client has.
+    #[prost(uint64, tag = "3")]
+    Open(u64),
+    #[prost(uint64, tag = "4")]
+    Close(u64),
+    #[prost(message, tag = "5")]
+    Alloc(Alloc),
+    #[prost(uint64, tag = "6")]
+    Free(u64),
+    #[prost(message, tag = "7")]
+    Compile(Compile),
+    #[prost(uint64, tag = "8")]
+    Forget(u64),
+    #[prost(message, tag = "9")]
+    Stream(OpenStream),
+    /// Stops what a stream does; it takes no commands any more.
+    #[prost(uint64, tag = "10")]
+    Cancel(u64),
+    /// The same, answered when nothing is under way.
+    #[prost(uint64, tag = "11")]
+    End(u64),
+    /// The bytes come behind the message.
+    #[prost(message, tag = "12")]
+    Write(Touch),
+    /// The bytes come behind the answer.
+    #[prost(message, tag = "13")]
+    Read(Touch),
+    #[prost(message, tag = "14")]
+    Copy(Copy),
+    #[prost(message, tag = "15")]
+    Fill(Fill),
+    #[prost(message, tag = "16")]
+    Execute(Execute),
+    /// To [`Said::Pay`] of this call: paid for, or why not.
+    #[prost(message, tag = "17")]
+    Paid(Paid),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Alloc {
+    #[prost(uint64, tag = "1")]
+    pub context: u64,
+    #[prost(uint64, tag = "2")]
+    pub buffer: u64,
+    #[prost(uint64, tag = "3")]
+    pub size: u64,
+    #[prost(string, tag = "4")]
+    pub usage: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Compile {
+    #[prost(uint64, tag = "1")]
+    pub context: u64,
+    #[prost(uint64, tag = "2")]
+    pub executable: u64,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub graph: Bytes,
+    /// One for each tensor; without a place, its buffer is 0.
+    #[prost(message, repeated, tag = "4")]
+    pub places: Vec<v1::Slice>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct OpenStream {
+    #[prost(uint64, tag = "1")]
+    pub context: u64,
+    #[prost(uint64, tag = "2")]
+    pub stream: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Touch {
+    #[prost(uint64, tag = "1")]
+    pub stream: u64,
+    #[prost(message, optional, tag = "2")]
+    pub slice: Option<v1::Slice>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Copy {
+    #[prost(uint64, tag = "1")]
+    pub stream: u64,
+    #[prost(message, optional, tag = "2")]
+    pub from: Option<v1::Slice>,
+    #[prost(message, optional, tag = "3")]
+    pub to: Option<v1::Slice>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Fill {
+    #[prost(uint64, tag = "1")]
+    pub stream: u64,
+    #[prost(message, optional, tag = "2")]
+    pub slice: Option<v1::Slice>,
+    #[prost(uint32, tag = "3")]
+    pub value: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Execute {
+    #[prost(uint64, tag = "1")]
+    pub stream: u64,
+    #[prost(uint64, tag = "2")]
+    pub executable: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Paid {
+    #[prost(message, optional, tag = "1")]
+    pub refused: Option<v1::Error>,
+}
+
+/// What the helper says.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Answer {
+    /// Of the call; 0 for what nobody asked.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(oneof = "Said", tags = "2, 3, 4, 5, 6")]
+    pub said: Option<Said>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub(crate) enum Said {
+    /// The first one: the devices that it has.
+    #[prost(message, tag = "2")]
+    Hello(Hello),
+    #[prost(message, tag = "3")]
+    Done(Done),
+    #[prost(message, tag = "4")]
+    Failed(v1::Error),
+    /// May this call take so many bytes more of the device's memory?
+    #[prost(uint64, tag = "5")]
+    Pay(u64),
+    #[prost(message, tag = "6")]
+    State(State),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Hello {
+    #[prost(message, repeated, tag = "1")]
+    pub devices: Vec<Offered>,
+    /// Why it has none.
+    #[prost(message, optional, tag = "2")]
+    pub refused: Option<v1::Error>,
+    /// What its user should know.
+    #[prost(string, repeated, tag = "3")]
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Offered {
+    #[prost(message, optional, tag = "1")]
+    pub device: Option<v1::Device>,
+    #[prost(bool, tag = "2")]
+    pub software: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Done {
+    /// For each tensor of a graph, whether it is supported.
+    #[prost(bool, repeated, tag = "1")]
+    pub supported: Vec<bool>,
+    /// How long a graph took.
+    #[prost(uint64, tag = "2")]
+    pub nanos: u64,
+}
+
+/// How the device is.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct State {
+    #[prost(uint64, tag = "1")]
+    pub progress: u64,
+    #[prost(uint64, tag = "2")]
+    pub free: u64,
+}
+
+/// Writes a frame: two lengths, the message, the bytes.
+pub(crate) fn write(to: &mut impl Write, message: &impl Message, bytes: &[u8]) -> io::Result<()> {
+    let len = message.encoded_len();
+    if len > MAX_MESSAGE || bytes.len() > PIECE {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "a message that is too long"));
+    }
+    let mut frame = Vec::with_capacity(8 + len + if bytes.len() <= SMALL { bytes.len() } else { 0 });
+    frame.extend_from_slice(&(len as u32).to_le_bytes());
+    frame.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    message.encode_raw(&mut frame);
+    if bytes.len() <= SMALL {
+        frame.extend_from_slice(bytes);
+        return to.write_all(&frame);
+    }
+    to.write_all(&frame)?;
+    to.write_all(bytes)
+}
+
+/// Reads a frame; `None` at the end of the stream.
+pub(crate) fn read<M: Message + Default>(from: &mut impl Read) -> io::Result<Option<(M, Bytes)>> {
+    let mut lengths = [0; 8];
+    match from.read_exact(&mut lengths) {
+        Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
+        done => done?,
+    }
+    let [message, bytes] = [0, 4].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|i| lengths[at + i])) as usize);
+    if message > MAX_MESSAGE || bytes > PIECE {
+        return Err(io::Error::new(ErrorKind::InvalidData, "a frame that is too long"));
+    }
+    let mut part = |len: usize| -> io::Result<Bytes> {
+        let mut part = vec![0; len];
+        from.read_exact(&mut part)?;
+        Ok(part.into())
+    };
+    let head = part(message)?;
+    let message = M::decode(head).map_err(|e| io::Error::new(ErrorKind::InvalidData, e))?;
+    Ok(Some((message, part(bytes)?)))
+}
+
+/// An error as the other side has it: all of this is one host, and its devices have their names on both sides.
+pub(crate) fn error(error: v1::Error) -> Error {
+    let unknown = || Error::Request("an error of an unknown kind".into());
+    outboard_proto::error::rebuilt(error).unwrap_or_else(unknown)
+}
+
+/// A part of the buffer with this handle.
+pub(crate) fn slice(buffer: u64, slice: &Slice) -> v1::Slice {
+    outboard_proto::device::slice(buffer, slice)
+}
+
+/// The slices of a placement, or the error that a message without one is.
+pub(crate) fn given<T>(part: Option<T>) -> Result<T> {
+    part.ok_or_else(|| Error::Request("a part of a message is missing".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_back_and_bad_ones_are_errors() {
+        let call = Call { id: 7, what: Some(What::Free(3)) };
+        let mut wire = Vec::new();
+        for bytes in [&b""[..], b"abc", &vec![5; SMALL + 1]] {
+            write(&mut wire, &call, bytes).unwrap();
+        }
+        assert!(write(&mut wire, &call, &vec![0; PIECE + 1]).is_err());
+        let mut from = wire.as_slice();
+        let lens: Vec<_> = std::iter::from_fn(|| read::<Call>(&mut from).unwrap())
+            .map(|(got, bytes)| {
+                assert_eq!(got, call);
+                bytes.len()
+            })
+            .collect();
+        assert_eq!(lens, [0, 3, SMALL + 1]);
+        // Cut off, not a message, too long.
+        assert!(read::<Call>(&mut &wire[..10]).is_err());
+        assert!(read::<Call>(&mut &[1, 0, 0, 0, 0, 0, 0, 0, 255][..]).is_err());
+        assert!(read::<Call>(&mut &[255; 64][..]).is_err());
+        assert!(read::<Call>(&mut &[][..]).unwrap().is_none());
+    }
+}

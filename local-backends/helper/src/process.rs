@@ -1,0 +1,369 @@
+//! A helper that runs: its socket, the calls that wait for answers, and its end.
+
+use crate::launch::Launch;
+use crate::lock;
+use crate::message::{self, Answer, Call, Done, Hello, Paid, Said, What};
+use crate::stream::{Kept, Room};
+use bytes::Bytes;
+use outboard_core::device::Completer;
+use outboard_core::local::{Funds, Payment};
+use outboard_core::{Error, Pending, Result};
+use outboard_proto::error::shown;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::io::{self, BufRead, BufReader};
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Lines of its standard error that are kept, and bytes of one.
+const LINES: usize = 6;
+const LINE: usize = 300;
+/// How often a wait looks whether it is still wanted. Answers wake it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// For the last lines of a helper that has ended.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// A helper. It is ended when this is dropped.
+pub(crate) struct Process {
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Process").field("name", &self.inner.name).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    /// The device's id.
+    name: String,
+    hang: Duration,
+    socket: UnixStream,
+    /// Whoever writes a frame has it.
+    writing: Mutex<()>,
+    child: Mutex<Child>,
+    last: Mutex<VecDeque<String>>,
+    calls: Mutex<Calls>,
+    next: AtomicU64,
+    progress: AtomicU64,
+    free: AtomicU64,
+    /// When it was heard last.
+    heard: Mutex<Instant>,
+    /// Why this process has ended it.
+    killed: Mutex<Option<String>>,
+}
+
+#[derive(Default)]
+struct Calls {
+    waiting: HashMap<u64, Waiting>,
+    /// What everybody is told from its end on.
+    ended: Option<Error>,
+}
+
+/// A call without an answer.
+struct Waiting {
+    to: Completer<Reply>,
+    asked: Asked,
+    payments: Vec<Payment>,
+}
+
+/// What belongs to a call until its answer is there.
+#[derive(Default)]
+pub(crate) struct Asked {
+    /// What must live that long.
+    pub(crate) _keeps: Vec<Kept>,
+    /// The bytes that it has under way.
+    pub(crate) _room: Option<Room>,
+    /// Who pays for memory that it takes.
+    pub(crate) payer: Option<Funds>,
+}
+
+/// An answer.
+pub(crate) struct Reply {
+    pub(crate) done: Done,
+    pub(crate) bytes: Bytes,
+    /// For what it has taken.
+    pub(crate) payments: Vec<Payment>,
+    /// When it came.
+    pub(crate) at: Instant,
+}
+
+impl Process {
+    /// Starts a helper, and gives the devices that it has. Errors are [`Error::Peer`] of this name.
+    pub(crate) fn start(launch: &Launch, name: &str) -> Result<(Arc<Process>, Hello)> {
+        let failed = |what: &str| {
+            let (endpoint, what) = (name.to_owned(), what.to_owned());
+            move |e: io::Error| Error::Peer { endpoint, detail: format!("its process cannot be {what}: {e}") }
+        };
+        let (ours, theirs) = UnixStream::pair().map_err(failed("connected"))?;
+        let reader = ours.try_clone().map_err(failed("connected"))?;
+        ours.set_write_timeout(Some(launch.hang)).map_err(failed("connected"))?;
+        let mut command = Command::new(&launch.program);
+        command.args(&launch.args).envs(launch.env.iter().map(|(name, value)| (name, value)));
+        command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
+        // What is typed to end this process is not meant for it: it ends with this one.
+        command.process_group(0);
+        let mut child = command.spawn().map_err(failed("started"))?;
+        // The other end is the helper's alone.
+        drop(command);
+        let stderr = child.stderr.take();
+        let inner = Arc::new(Inner {
+            name: name.to_owned(),
+            hang: launch.hang,
+            socket: ours,
+            writing: Mutex::default(),
+            child: Mutex::new(child),
+            last: Mutex::default(),
+            calls: Mutex::default(),
+            next: AtomicU64::new(1),
+            progress: AtomicU64::new(0),
+            free: AtomicU64::new(u64::MAX),
+            heard: Mutex::new(Instant::now()),
+            killed: Mutex::default(),
+        });
+        let process = Arc::new(Process { inner: inner.clone() });
+        let (listener, last_lines) = sync_channel(1);
+        let lines = inner.clone();
+        let thread = |name: &str| Builder::new().name(format!("{} {name}", inner.name));
+        let spawned: io::Result<JoinHandle<()>> = thread("said").spawn(move || {
+            stderr.into_iter().for_each(|stderr| lines.keep_lines(BufReader::new(stderr)));
+            let _ = listener.send(());
+        });
+        spawned.map_err(failed("heard"))?;
+        let (hello, greeted) = sync_channel(1);
+        let reading = inner.clone();
+        let read = move || {
+            let why = reading.read_all(BufReader::with_capacity(64 << 10, reader), &hello);
+            drop(hello);
+            reading.end(why, &last_lines);
+        };
+        thread("answers").spawn(read).map_err(failed("heard"))?;
+        match greeted.recv_timeout(launch.start) {
+            Ok(said) => Ok((process, said?)),
+            Err(RecvTimeoutError::Timeout) => {
+                inner.kill(format!("in {:.0} s it has not said what it has", launch.start.as_secs_f64()));
+                Err(inner.until_ended())
+            }
+            Err(_) => Err(inner.until_ended()),
+        }
+    }
+
+    /// The error of everything that lived in it, if it has ended.
+    pub(crate) fn check(&self) -> Result<()> {
+        lock(&self.inner.calls).ended.clone().map_or(Ok(()), Err)
+    }
+
+    /// Asks for something; the answer comes later.
+    pub(crate) fn call(&self, what: What, bytes: Bytes, asked: Asked) -> Pending<Reply> {
+        self.inner.call(what, &bytes, asked)
+    }
+
+    /// Asks for something and waits for the answer.
+    pub(crate) fn ask(&self, what: What) -> Result<Reply> {
+        self.wait(self.call(what, Bytes::new(), Asked::default()), None)
+    }
+
+    /// Says something that has no answer. What follows from it is found out by what is asked next.
+    pub(crate) fn tell(&self, what: What) {
+        self.inner.write(&Call { id: 0, what: Some(what) }, &[]);
+    }
+
+    /// Waits for an answer until it is not wanted any more. A helper that says nothing for too long is ended, so that this ends.
+    pub(crate) fn wait(&self, mut pending: Pending<Reply>, cancel: Option<&AtomicBool>) -> Result<Reply> {
+        let start = Instant::now();
+        loop {
+            let is_wanted = !cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed));
+            let time = if is_wanted { LOOK_AGAIN } else { Duration::ZERO };
+            match pending.wait_more(time) {
+                Some(reply) => return reply,
+                None if !is_wanted => return Err(Error::Cancelled),
+                None => self.inner.end_if_silent(start),
+            }
+        }
+    }
+
+    /// Changes while the device works.
+    pub(crate) fn progress(&self) -> u64 {
+        self.inner.progress.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that its driver says are free.
+    pub(crate) fn free(&self) -> u64 {
+        self.inner.free.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.inner.socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl Inner {
+    fn call(&self, what: What, bytes: &[u8], asked: Asked) -> Pending<Reply> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (to, pending) = Pending::new(self.name.as_str());
+        {
+            let mut calls = lock(&self.calls);
+            if let Some(ended) = calls.ended.clone() {
+                drop(calls);
+                to.complete(Err(ended));
+                return pending;
+            }
+            calls.waiting.insert(id, Waiting { to, asked, payments: Vec::new() });
+        }
+        self.write(&Call { id, what: Some(what) }, bytes);
+        pending
+    }
+
+    /// Writes a frame. One that cannot be written whole ends the helper.
+    fn write(&self, call: &Call, bytes: &[u8]) {
+        let _whole = lock(&self.writing);
+        if let Err(e) = message::write(&mut &self.socket, call, bytes) {
+            // That it has ended is known; that it does not read any more, or that a frame is too long, is not.
+            if e.kind() != io::ErrorKind::BrokenPipe && e.kind() != io::ErrorKind::ConnectionReset {
+                self.kill(format!("it does not take what it is given ({e})"));
+            }
+        }
+    }
+
+    /// Takes answers until there is no helper any more. Gives what else is known of why.
+    fn read_all(&self, mut from: BufReader<UnixStream>, hello: &SyncSender<Result<Hello>>) -> Option<String> {
+        loop {
+            let (answer, bytes) = match message::read::<Answer>(&mut from) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return None,
+                Err(e) => return Some(format!("it said what cannot be understood ({e})")),
+            };
+            *lock(&self.heard) = Instant::now();
+            match answer.said {
+                Some(Said::Hello(mut said)) => {
+                    let refused = said.refused.take().map(message::error);
+                    let _ = hello.try_send(refused.map_or(Ok(said), Err));
+                }
+                Some(Said::Done(done)) => self.answer(answer.id, Ok((done, bytes))),
+                Some(Said::Failed(error)) => self.answer(answer.id, Err(message::error(error))),
+                Some(Said::Pay(bytes)) => self.pay(answer.id, bytes),
+                Some(Said::State(state)) => {
+                    self.progress.store(state.progress, Ordering::Relaxed);
+                    self.free.store(state.free, Ordering::Relaxed);
+                }
+                None => return Some("it said what this release does not know".into()),
+            }
+        }
+    }
+
+    fn answer(&self, id: u64, result: Result<(Done, Bytes)>) {
+        let Some(Waiting { to, asked, payments }) = lock(&self.calls).waiting.remove(&id) else { return };
+        to.complete(result.map(|(done, bytes)| Reply { done, bytes, payments, at: Instant::now() }));
+        drop(asked);
+    }
+
+    /// Pays for what a call takes.
+    fn pay(&self, id: u64, bytes: u64) {
+        let mut calls = lock(&self.calls);
+        let unknown = || Error::Misuse("memory for nobody".into());
+        let paid = calls.waiting.get_mut(&id).ok_or_else(unknown).and_then(|waiting| {
+            let payer = waiting.asked.payer.as_ref().ok_or_else(unknown)?;
+            waiting.payments.push(payer.pay(bytes)?);
+            Ok(())
+        });
+        drop(calls);
+        let refused = paid.err().map(|error| outboard_proto::error::to_wire(&error));
+        self.write(&Call { id, what: Some(What::Paid(Paid { refused })) }, &[]);
+    }
+
+    /// Ends a helper that has been asked for something since `start` and has said nothing for too long.
+    fn end_if_silent(&self, start: Instant) {
+        let silent = start.elapsed().min(lock(&self.heard).elapsed());
+        if silent > self.hang {
+            self.kill(format!("it has said nothing for {:.0} s", silent.as_secs_f64()));
+        }
+    }
+
+    fn kill(&self, why: String) {
+        lock(&self.killed).get_or_insert(why);
+        // It may have ended already.
+        let _ = lock(&self.child).kill();
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// The helper has ended, or cannot be understood: everybody who waits is told.
+    fn end(&self, why: Option<String>, last_lines: &Receiver<()>) {
+        let status = {
+            let mut child = lock(&self.child);
+            // One that still runs cannot be talked to any more.
+            let _ = child.kill();
+            child.wait().ok().filter(|_| why.is_none())
+        };
+        let _ = last_lines.recv_timeout(LAST_LINES);
+        let why = lock(&self.killed).take().or(why);
+        let detail = self.last_words(why, status);
+        tracing::debug!("{}: {detail}", self.name);
+        let error = Error::Peer { endpoint: self.name.clone(), detail };
+        let waiting = {
+            let mut calls = lock(&self.calls);
+            calls.ended = Some(error.clone());
+            std::mem::take(&mut calls.waiting)
+        };
+        // Before anybody is told: what they had is paid for no longer.
+        let (answers, kept): (Vec<_>, Vec<_>) = waiting.into_values().map(|w| (w.to, (w.asked, w.payments))).unzip();
+        drop(kept);
+        answers.into_iter().for_each(|to| to.complete(Err(error.clone())));
+    }
+
+    fn last_words(&self, why: Option<String>, status: Option<ExitStatus>) -> String {
+        let how = match (why, status) {
+            (Some(why), _) => format!("its process was ended: {why}"),
+            (None, Some(status)) => format!("its process has ended ({status})"),
+            (None, None) => "its process has ended".into(),
+        };
+        let lines: Vec<String> = lock(&self.last).drain(..).collect();
+        let words = if lines.is_empty() { String::new() } else { format!(": {}", lines.join("; ")) };
+        format!("{how}, and what it held is lost{words}")
+    }
+
+    /// The error of its end, which comes.
+    fn until_ended(&self) -> Error {
+        let end = Instant::now() + 2 * LAST_LINES;
+        loop {
+            if let Some(error) = lock(&self.calls).ended.clone() {
+                return error;
+            }
+            if Instant::now() > end {
+                return Error::Peer { endpoint: self.name.clone(), detail: "its process has ended".into() };
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn keep_lines(&self, mut from: impl BufRead) {
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            // A line without an end is cut.
+            let read = io::Read::take(&mut from, 64 << 10).read_until(b'\n', &mut line);
+            if !read.is_ok_and(|n| n > 0) {
+                return;
+            }
+            let text = shown(String::from_utf8_lossy(&line).trim(), LINE);
+            if text.is_empty() {
+                continue;
+            }
+            tracing::debug!("{}: {text}", self.name);
+            let mut last = lock(&self.last);
+            if last.len() == LINES {
+                last.pop_front();
+            }
+            last.push_back(text);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! The helper's side: does what it is asked for on a device of its own, until the other side goes away.
+//!
+//! The thread that reads never waits for the device and never writes: commands go to queues, which answer from their own threads, and what
+//! may take long (memory, compilation) to a thread that does one after the other.
+
+use crate::launch::{Offer, Offers};
+use crate::lock;
+use crate::message::{
+    self, Alloc, Answer, Call, Compile, Done, Hello, Offered, OpenStream, Paid, Said, State, What, given,
+};
+use bytes::Bytes;
+use outboard_core::device::{Client, Completer, MemoryAccount, MemoryShare, fresh_uid};
+use outboard_core::{
+    Buffer, Device, DeviceInfo, Error, Executable, MemoryInfo, Pending, Placement, Queue, Result, Slice,
+};
+use outboard_proto::device::{self, usage_from_name};
+use outboard_proto::v1;
+use outboard_proto::{error::to_wire, graph};
+use std::collections::HashMap;
+use std::io::{self, BufReader};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How often the other side is told how the device is, if that changes.
+const TELL: Duration = Duration::from_millis(100);
+/// For the other side to pay: it looks at counters.
+const PAYS: Duration = Duration::from_secs(60);
+
+/// Why a helper has no device, for the other side.
+pub type Refused = Error;
+
+/// Serves the process that has started this one, over standard input: says what there is, and does what it is asked for on `device`, if there is
+/// one, until the other side goes away. Does not return before.
+///
+/// # Errors
+/// Standard input is no socket, or the other side cannot be understood.
+pub fn serve(offers: std::result::Result<Offers, Refused>, device: Option<Arc<dyn Device>>) -> io::Result<()> {
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let out = Arc::new(Mutex::new(socket.try_clone()?));
+    let hello = match offers {
+        Ok(Offers { devices, notes }) => Hello { devices: devices.iter().map(offered).collect(), refused: None, notes },
+        Err(why) => Hello { devices: Vec::new(), refused: Some(to_wire(&why)), notes: Vec::new() },
+    };
+    say(&out, 0, Said::Hello(hello), &[]);
+    let mut from = BufReader::with_capacity(64 << 10, socket);
+    let Some(device) = device else {
+        // It was asked what there is, and nothing else.
+        return message::read::<Call>(&mut from).map(drop);
+    };
+    let helper = Helper::start(device, out)?;
+    while let Some((call, bytes)) = message::read::<Call>(&mut from)? {
+        helper.take(call, bytes);
+    }
+    Ok(())
+}
+
+fn offered(offer: &Offer) -> Offered {
+    let info = &offer.info;
+    let memory = MemoryInfo { total: info.memory_total, free: info.memory_total };
+    Offered { device: Some(device::to_wire(info, memory, Vec::new(), None)), software: offer.is_software }
+}
+
+/// Writes an answer. That the other side has gone, whoever reads finds out.
+fn say(out: &Mutex<UnixStream>, id: u64, said: Said, bytes: &[u8]) {
+    let _ = message::write(&mut *lock(out), &Answer { id, said: Some(said) }, bytes);
+}
+
+struct Helper {
+    out: Arc<Mutex<UnixStream>>,
+    device: Arc<dyn Device>,
+    /// The device as each client has it.
+    contexts: Mutex<HashMap<u64, Arc<dyn Device>>>,
+    buffers: Mutex<HashMap<u64, Arc<dyn Buffer>>>,
+    executables: Mutex<HashMap<u64, Arc<dyn Executable>>>,
+    streams: Mutex<HashMap<u64, Commands>>,
+    account: Arc<Payer>,
+    jobs: Sender<Job>,
+}
+
+/// What may take long.
+enum Job {
+    Do(Call),
+    /// Answers with an error: whoever reads does not write.
+    Refuse(u64, Error),
+    /// Memory that nobody refers to any more.
+    Drop(Box<dyn Send>),
+}
+
+/// A stream.
+enum Commands {
+    Open {
+        queue: Arc<dyn Queue>,
+        /// How long its last graph took, in nanoseconds.
+        took: Arc<AtomicU64>,
+    },
+    Ending(JoinHandle<()>),
+}
+
+/// Has memory paid for by the other side, for the call that the thread of jobs is at.
+#[derive(Debug)]
+struct Payer {
+    out: Arc<Mutex<UnixStream>>,
+    now: Mutex<Option<(u64, Option<Completer<()>>)>>,
+}
+
+impl Payer {
+    /// Memory of what follows is that of this call; that of no call was paid for before.
+    fn set(&self, call: Option<u64>) {
+        *lock(&self.now) = call.map(|id| (id, None));
+    }
+
+    fn paid(&self, call: u64, refused: Option<v1::Error>) {
+        let waiting = match &mut *lock(&self.now) {
+            Some((id, waiting)) if *id == call => waiting.take(),
+            _ => None,
+        };
+        if let Some(waiting) = waiting {
+            waiting.complete(refused.map_or(Ok(()), |why| Err(message::error(why))));
+        }
+    }
+}
+
+impl MemoryAccount for Payer {
+    fn take(&self, _: u64, _: &DeviceInfo, bytes: u64) -> Result<MemoryShare> {
+        let asked = {
+            let mut now = lock(&self.now);
+            let Some((id, waiting)) = &mut *now else { return Ok(Box::new(())) };
+            let (to, pending) = Pending::new("memory");
+            *waiting = Some(to);
+            (*id, pending)
+        };
+        let (id, pending) = asked;
+        say(&self.out, id, Said::Pay(bytes), &[]);
+        pending.wait(PAYS)?;
+        Ok(Box::new(()))
+    }
+}
+
+impl Helper {
+    fn start(device: Arc<dyn Device>, out: Arc<Mutex<UnixStream>>) -> io::Result<Arc<Helper>> {
+        let (jobs, todo) = channel();
+        let helper = Arc::new(Helper {
+            account: Arc::new(Payer { out: out.clone(), now: Mutex::default() }),
+            out,
+            device,
+            contexts: Mutex::default(),
+            buffers: Mutex::default(),
+            executables: Mutex::default(),
+            streams: Mutex::default(),
+            jobs,
+        });
+        let worker = helper.clone();
+        Builder::new().name("jobs".into()).spawn(move || worker.work(todo))?;
+        let teller = helper.clone();
+        Builder::new().name("state".into()).spawn(move || teller.tell_state())?;
+        Ok(helper)
+    }
+
+    /// Tells how the device is, whenever that has changed.
+    fn tell_state(&self) {
+        let mut last = State::default();
+        loop {
+            let progress = self.device.progress().unwrap_or_default();
+            let free = self.device.memory().map_or(last.free, |memory| memory.free);
+            let state = State { progress, free };
+            if state != last {
+                say(&self.out, 0, Said::State(state.clone()), &[]);
+                last = state;
+            }
+            std::thread::sleep(TELL);
+        }
+    }
+
+    fn post(&self, job: Job) {
+        // The thread of jobs lives as long as this process.
+        let _ = self.jobs.send(job);
+    }
+
+    /// Takes a call, without waiting for anything.
+    fn take(self: &Arc<Self>, Call { id, what }: Call, bytes: Bytes) {
+        let Some(what) = what else {
+            return self.post(Job::Refuse(id, Error::Request("a call that this release does not know".into())));
+        };
+        let done = match what {
+            What::Supports(_) | What::Alloc(_) | What::Compile(_) => {
+                return self.post(Job::Do(Call { id, what: Some(what) }));
+            }
+            What::Open(context) => self.open(context),
+            What::Close(context) => {
+                self.drop_later(lock(&self.contexts).remove(&context));
+                Ok(())
+            }
+            What::Free(buffer) => {
+                self.drop_later(lock(&self.buffers).remove(&buffer));
+                Ok(())
+            }
+            What::Forget(executable) => {
+                self.drop_later(lock(&self.executables).remove(&executable));
+                Ok(())
+            }
+            What::Stream(OpenStream { context, stream }) => self.open_stream(context, stream),
+            What::Cancel(stream) => self.cancel(stream),
+            What::End(stream) => self.end(id, stream),
+            What::Paid(Paid { refused }) => {
+                self.account.paid(id, refused);
+                Ok(())
+            }
+            What::Write(touch) => self.command(id, touch.stream, |queue| queue.write(&self.slice(touch.slice)?, bytes)),
+            What::Fill(fill) => {
+                self.command(id, fill.stream, |queue| queue.fill(&self.slice(fill.slice)?, fill.value as u8))
+            }
+            What::Copy(copy) => {
+                self.command(id, copy.stream, |queue| queue.copy(&self.slice(copy.from)?, &self.slice(copy.to)?))
+            }
+            What::Execute(run) => self.command(id, run.stream, |queue| {
+                let executable = lock(&self.executables).get(&run.executable).cloned();
+                queue.execute(&executable.ok_or_else(|| unknown("graph", run.executable))?)
+            }),
+            What::Read(touch) => self.read(id, touch.stream, touch.slice),
+        };
+        if let Err(error) = done {
+            self.post(Job::Refuse(id, error));
+        }
+    }
+
+    fn drop_later<T: Send + 'static>(&self, gone: Option<T>) {
+        if let Some(gone) = gone {
+            self.post(Job::Drop(Box::new(gone)));
+        }
+    }
+
+    fn open(&self, context: u64) -> Result<()> {
+        let client = Client { turns: fresh_uid(), room: fresh_uid(), account: self.account.clone() };
+        let device = self.device.for_client(client)?;
+        lock(&self.contexts).insert(context, device);
+        Ok(())
+    }
+
+    fn context(&self, id: u64) -> Result<Arc<dyn Device>> {
+        lock(&self.contexts).get(&id).cloned().ok_or_else(|| unknown("context", id))
+    }
+
+    fn open_stream(&self, context: u64, stream: u64) -> Result<()> {
+        let queue = self.context(context)?.queue()?;
+        let took = Arc::new(AtomicU64::new(0));
+        let last = took.clone();
+        queue.set_trace(Box::new(move |event| {
+            if event.what == "execute" {
+                let nanos = event.end.saturating_duration_since(event.start).as_nanos();
+                last.store(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Relaxed);
+            }
+        }))?;
+        lock(&self.streams).insert(stream, Commands::Open { queue, took });
+        Ok(())
+    }
+
+    /// The queue of a stream, and where its last time is.
+    fn queue(&self, stream: u64) -> Result<(Arc<dyn Queue>, Arc<AtomicU64>)> {
+        match lock(&self.streams).get(&stream) {
+            Some(Commands::Open { queue, took }) => Ok((queue.clone(), took.clone())),
+            Some(Commands::Ending(_)) => Err(Error::Cancelled),
+            None => Err(unknown("stream", stream)),
+        }
+    }
+
+    /// Enqueues a command that is answered when it is done.
+    fn command(&self, id: u64, stream: u64, enqueue: impl FnOnce(&dyn Queue) -> Result<()>) -> Result<()> {
+        let (queue, took) = self.queue(stream)?;
+        enqueue(queue.as_ref())?;
+        let out = self.out.clone();
+        queue.marker()?.then(move |done| {
+            let nanos = took.load(Ordering::Relaxed);
+            let said = done.map_or_else(failed, |()| Said::Done(Done { nanos, ..Done::default() }));
+            say(&out, id, said, &[]);
+        });
+        Ok(())
+    }
+
+    fn read(&self, id: u64, stream: u64, slice: Option<v1::Slice>) -> Result<()> {
+        let (queue, _) = self.queue(stream)?;
+        let out = self.out.clone();
+        queue.read(&self.slice(slice)?)?.then(move |read| match read {
+            Ok(bytes) => say(&out, id, Said::Done(Done::default()), &bytes),
+            Err(error) => say(&out, id, failed(error), &[]),
+        });
+        Ok(())
+    }
+
+    /// Ends a stream on a thread of its own: what runs may take some time to stop.
+    fn cancel(&self, stream: u64) -> Result<()> {
+        let mut streams = lock(&self.streams);
+        if !matches!(streams.get(&stream), Some(Commands::Open { .. })) {
+            return Ok(());
+        }
+        let open = streams.remove(&stream);
+        let ending = Builder::new().name("ending".into()).spawn(move || drop(open));
+        let ending = ending.map_err(|e| Error::Request(format!("no thread: {e}")))?;
+        streams.insert(stream, Commands::Ending(ending));
+        Ok(())
+    }
+
+    fn end(&self, id: u64, stream: u64) -> Result<()> {
+        self.cancel(stream)?;
+        let ending = match lock(&self.streams).remove(&stream) {
+            Some(Commands::Ending(ending)) => ending,
+            _ => return Err(unknown("stream", stream)),
+        };
+        let out = self.out.clone();
+        let answer = move || {
+            let _ = ending.join();
+            say(&out, id, Said::Done(Done::default()), &[]);
+        };
+        let spawned = Builder::new().name("ended".into()).spawn(answer);
+        spawned.map(drop).map_err(|e| Error::Request(format!("no thread: {e}")))
+    }
+
+    fn slice(&self, slice: Option<v1::Slice>) -> Result<Slice> {
+        let v1::Slice { buffer, offset, len } = given(slice)?;
+        let found = lock(&self.buffers).get(&buffer).cloned();
+        Slice::new(found.ok_or_else(|| unknown("buffer", buffer))?, offset, len)
+    }
+
+    /// The thread of what may take long.
+    fn work(&self, todo: Receiver<Job>) {
+        for job in todo {
+            match job {
+                Job::Drop(gone) => drop(gone),
+                Job::Refuse(0, error) => tracing::debug!("{error}"),
+                Job::Refuse(id, error) => say(&self.out, id, failed(error), &[]),
+                Job::Do(Call { id, what }) => {
+                    let done = self.job(id, what);
+                    say(&self.out, id, done.map_or_else(failed, Said::Done), &[]);
+                }
+            }
+        }
+    }
+
+    fn job(&self, id: u64, what: Option<What>) -> Result<Done> {
+        match what {
+            Some(What::Supports(graph)) => {
+                let supported = self.device.supports(&graph::decode(&graph)?)?.flags().to_vec();
+                Ok(Done { supported, ..Done::default() })
+            }
+            Some(What::Alloc(Alloc { context, buffer, size, usage })) => {
+                let made = self.context(context)?.alloc(size, usage_from_name(&usage))?;
+                lock(&self.buffers).insert(buffer, made);
+                Ok(Done::default())
+            }
+            Some(What::Compile(compile)) => {
+                self.account.set(Some(id));
+                let done = self.compile(compile);
+                self.account.set(None);
+                done.map(|()| Done::default())
+            }
+            _ => Err(Error::Misuse("no job".into())),
+        }
+    }
+
+    fn compile(&self, Compile { context, executable, graph, places }: Compile) -> Result<()> {
+        let device = self.context(context)?;
+        let graph = Arc::new(graph::decode(&graph)?);
+        let place = |place: v1::Slice| if place.buffer == 0 { Ok(None) } else { self.slice(Some(place)).map(Some) };
+        let places = places.into_iter().map(place).collect::<Result<_>>()?;
+        let placement = Placement::new(&graph, device.as_ref(), places)?;
+        let compiled = device.compile(graph, placement)?;
+        lock(&self.executables).insert(executable, compiled);
+        Ok(())
+    }
+}
+
+fn failed(error: Error) -> Said {
+    Said::Failed(to_wire(&error))
+}
+
+fn unknown(what: &str, id: u64) -> Error {
+    Error::Request(format!("there is no {what} {id} in the helper"))
+}

@@ -1,0 +1,322 @@
+//! Devices in helpers: what they compute, what they cost in memory, and how they end. The helper is this program, started again.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod faulty;
+
+use bytes::Bytes;
+use outboard_conformance::{Filter, run};
+use outboard_core::device::{Client, fresh_uid};
+use outboard_core::local::{FixedPool, LocalDevice, MemoryPool};
+use outboard_core::op::{Unary, UnaryKind};
+use outboard_core::{
+    DType, Device, DeviceInfo, Error, Executable, Graph, GraphBuilder, Host, MemoryShare, Placement, Result, Slice,
+    Usage,
+};
+use outboard_detached::{DetachedOptions, detached_device};
+use outboard_helper::{Launch, Offer, Offers, helper_device, serve};
+use outboard_host::MemoryBudget;
+use outboard_reference::reference_device;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const WAIT: Duration = Duration::from_secs(30);
+/// What the helper is to have; without it this is a test among others.
+const KIND: &str = "OUTBOARD_TEST_HELPER";
+
+#[test]
+fn helper_process() {
+    let Some(kind) = std::env::var_os(KIND) else { return };
+    let device: Arc<dyn Device> = match kind.to_str().unwrap() {
+        "detached" => detached_device(&Host::new(), "card", DetachedOptions::default()),
+        "refuses" => {
+            let why = Error::Request("there is no card here".into());
+            return serve(Err(why), None).unwrap();
+        }
+        "dies" => {
+            eprintln!("the driver is too old");
+            std::process::exit(3);
+        }
+        _ => faulty::device(),
+    };
+    let offer = Offer { info: device.info().clone(), is_software: true };
+    let offers = Offers { devices: vec![offer], notes: vec!["another one is broken".into()] };
+    serve(Ok(offers), Some(device)).unwrap();
+}
+
+fn launch(kind: &str) -> Launch {
+    let args = ["helper_process", "--exact", "--nocapture"].map(Into::into);
+    let env = vec![(KIND.into(), kind.into())];
+    Launch { env, hang: Duration::from_secs(2), ..Launch::this_program(args) }
+}
+
+/// A device of this process in a helper.
+fn open(kind: &str, pool: Option<Arc<dyn MemoryPool>>) -> Arc<LocalDevice> {
+    let launch = launch(kind);
+    let Offers { mut devices, notes } = launch.offers(kind).unwrap();
+    let offer = devices.remove(0);
+    assert!(offer.is_software && devices.is_empty() && notes == ["another one is broken"]);
+    helper_device(&Host::new(), launch, offer.info, pool)
+}
+
+/// A graph of one node with this name.
+fn graph(name: &str) -> Arc<Graph> {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[4]).unwrap();
+    let y = g.push(Unary { kind: UnaryKind::Relu }, &[x]).unwrap();
+    g.name(y, name);
+    g.output(y);
+    Arc::new(g.finish().unwrap())
+}
+
+fn compiled(device: &dyn Device, name: &str) -> Result<Arc<dyn Executable>> {
+    let graph = graph(name);
+    let whole = Slice::whole(device.alloc(4096, Usage::Any)?);
+    let places = graph.ids().map(|id| whole.part(256 * id.index() as u64, 256).ok()).collect();
+    let placement = Placement::new(&graph, device, places)?;
+    device.compile(graph, placement)
+}
+
+fn execute(device: &dyn Device, name: &str) -> Result<()> {
+    let executable = compiled(device, name)?;
+    let queue = device.queue()?;
+    queue.execute(&executable)?;
+    queue.finish(WAIT)
+}
+
+#[derive(Debug)]
+struct Account(Arc<FixedPool>);
+
+impl outboard_core::device::MemoryAccount for Account {
+    fn take(&self, _: u64, info: &DeviceInfo, bytes: u64) -> Result<MemoryShare> {
+        self.0.take(bytes, &info.id)
+    }
+}
+
+/// The device as a client has it that may take so many bytes.
+fn client(device: &LocalDevice, bytes: u64) -> (Arc<dyn Device>, Arc<FixedPool>) {
+    let pool = FixedPool::new(bytes);
+    let account = Arc::new(Account(pool.clone()));
+    (device.for_client(Client { turns: fresh_uid(), room: fresh_uid(), account }).unwrap(), pool)
+}
+
+#[test]
+fn it_computes_what_the_reference_does() {
+    let device = open("detached", None);
+    let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
+    let report = run(device.as_ref(), reference.as_ref(), &Filter::quick()).unwrap();
+    println!("{report}");
+    assert!(report.ok() && report.unsupported() == 0 && report.cases() > 100, "{report}");
+}
+
+#[test]
+fn bytes_go_there_and_back_in_pieces_and_in_order() {
+    let device = open("faulty", None);
+    let buffer = device.alloc(10 << 20, Usage::Any).unwrap();
+    let whole = Slice::whole(buffer);
+    let queue = device.queue().unwrap();
+    assert!(queue.read(&whole).unwrap().wait(WAIT).unwrap().iter().all(|&b| b == 0));
+    let bytes: Vec<u8> = (0..whole.len()).map(|i| (i * 31 % 251) as u8).collect();
+    for _ in 0..5 {
+        queue.fill(&whole, 9).unwrap();
+        queue.write(&whole, bytes.clone().into()).unwrap();
+    }
+    queue.copy(&whole.part(0, 3 << 20).unwrap(), &whole.part(5 << 20, 3 << 20).unwrap()).unwrap();
+    let got = queue.read(&whole.part(1, whole.len() - 1).unwrap()).unwrap().wait(WAIT).unwrap();
+    assert!(got[..(5 << 20) - 1] == bytes[1..5 << 20] && got[(8 << 20) - 1..] == bytes[8 << 20..]);
+    assert!(got[(5 << 20) - 1..(8 << 20) - 1] == bytes[..3 << 20]);
+    // Handed to another device of this process, and back.
+    let other = reference_device(device.host().unwrap(), "REF", &MemoryBudget::new(None));
+    let (there, back) = (other.alloc(whole.len(), Usage::Any).unwrap(), device.alloc(whole.len(), Usage::Any).unwrap());
+    let (theirs, ours) = (other.queue().unwrap(), device.queue().unwrap());
+    let hand_over = |n: u8,
+                     from: (&dyn Device, &dyn outboard_core::Queue, &Slice),
+                     to: (&dyn Device, &dyn outboard_core::Queue, &Slice)| {
+        let ticket = outboard_core::device::Ticket([n; 32]);
+        from.0.peer().unwrap().offer(from.1, ticket, from.2, to.0).unwrap();
+        to.0.peer().unwrap().accept(to.1, ticket, to.2).unwrap();
+    };
+    let (there, back) = (Slice::whole(there), Slice::whole(back));
+    hand_over(1, (device.as_ref(), queue.as_ref(), &whole), (other.as_ref(), theirs.as_ref(), &there));
+    hand_over(2, (other.as_ref(), theirs.as_ref(), &there), (device.as_ref(), ours.as_ref(), &back));
+    assert!(ours.read(&back).unwrap().wait(WAIT).unwrap()[1..] == got[..]);
+}
+
+#[test]
+fn memory_is_paid_for_here_and_given_back() {
+    let pool = FixedPool::new(1 << 20);
+    let device = open("faulty", Some(pool.clone()));
+    let (first, account) = client(&device, 9000);
+    let free = || (pool.info().free, account.info().free);
+    let executable = compiled(first.as_ref(), "fine").unwrap();
+    assert_eq!(free(), ((1 << 20) - 4096 - faulty::SCRATCH, 9000 - 4096 - faulty::SCRATCH));
+    // Neither the graph's own memory nor a buffer may be more than the client has.
+    let buffer = first.alloc(3000, Usage::Any).unwrap();
+    assert!(matches!(first.alloc(1000, Usage::Any), Err(Error::OutOfMemory { needed: 1000, .. })));
+    let (poor, poor_account) = client(&device, 4096);
+    let error = compiled(poor.as_ref(), "fine").unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { needed: faulty::SCRATCH, .. }), "{error}");
+    assert_eq!(poor_account.info().free, 4096);
+    drop((executable, buffer));
+    assert_eq!(free(), (1 << 20, 9000));
+    // A card's own memory is what its driver says.
+    let device = open("faulty", None);
+    assert_eq!(device.memory().unwrap().total, faulty::MEMORY);
+    assert!(device.alloc(faulty::MEMORY + 1, Usage::Any).is_err());
+}
+
+#[test]
+fn errors_of_the_device_come_as_they_are_and_others_go_on() {
+    let device = open("faulty", None);
+    let (one, _) = client(&device, 1 << 20);
+    let (other, _) = client(&device, 1 << 20);
+    let wrong = execute(one.as_ref(), "wrong").unwrap_err();
+    assert_eq!(wrong.to_string(), "faulty, GET_ROWS wrong: row 9 outside 0..5 rows");
+    execute(one.as_ref(), "fine").unwrap();
+    execute(other.as_ref(), "fine").unwrap();
+    let unsupported = execute(one.as_ref(), "unsupported").unwrap_err().to_string();
+    assert!(unsupported.starts_with("faulty does not support RELU unsupported"), "{unsupported}");
+    one.resume().unwrap();
+}
+
+#[test]
+fn an_abort_costs_what_lived_in_the_helper_and_the_next_client_gets_another() {
+    let pool = FixedPool::new(1 << 20);
+    let device = open("faulty", Some(pool.clone()));
+    for (fault, how) in [("abort", "signal: 6"), ("exit", "exit status: 7")] {
+        let (one, _) = client(&device, 1 << 20);
+        let (other, _) = client(&device, 1 << 20);
+        let kept = Slice::whole(other.alloc(1000, Usage::Any).unwrap());
+        let idle = other.queue().unwrap();
+        idle.finish(WAIT).unwrap();
+        let start = Instant::now();
+        let error = execute(one.as_ref(), fault).unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(10));
+        assert!(matches!(&error, Error::Peer { endpoint, .. } if endpoint == "faulty"), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(how), "{text}");
+        assert_eq!(text.contains("GGML_ASSERT(everything is well) failed"), fault == "abort", "{text}");
+        // Everybody is told, by what they try and when they ask.
+        assert_eq!(idle.read(&kept).unwrap().wait(WAIT).unwrap_err(), error);
+        assert_eq!(other.alloc(10, Usage::Any).unwrap_err(), error);
+        assert_eq!(other.resume().unwrap_err(), error);
+        assert_eq!(one.resume().unwrap_err(), error);
+        assert!(one.queue().is_err());
+        // Who comes next gets a new one.
+        let (next, _) = client(&device, 1 << 20);
+        next.resume().unwrap();
+        execute(next.as_ref(), "fine").unwrap();
+        assert!(execute(other.as_ref(), "fine").is_err());
+        drop((idle, kept, one, other, next));
+        assert_eq!(pool.info().free, 1 << 20);
+    }
+}
+
+#[test]
+fn a_hang_ends_the_helper() {
+    let device = open("faulty", None);
+    let (one, _) = client(&device, 1 << 20);
+    let start = Instant::now();
+    let error = execute(one.as_ref(), "hang").unwrap_err().to_string();
+    assert!(error.contains("its process was ended: it has said nothing for 2 s"), "{error}");
+    assert!(start.elapsed() > Duration::from_secs(2) && start.elapsed() < Duration::from_secs(10));
+    let (next, _) = client(&device, 1 << 20);
+    execute(next.as_ref(), "fine").unwrap();
+    // A queue that is dropped does not wait longer than that either.
+    let hanging = compiled(next.as_ref(), "hang").unwrap();
+    let queue = next.queue().unwrap();
+    queue.execute(&hanging).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    drop(queue);
+    assert!(next.resume().is_err());
+}
+
+#[test]
+fn what_is_not_wanted_any_more_stops() {
+    let device = open("faulty", None);
+    let long = compiled(device.as_ref(), "long").unwrap();
+    let queue = device.queue().unwrap();
+    queue.execute(&long).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let start = Instant::now();
+    drop(queue);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    let queue = device.queue().unwrap();
+    queue.execute(&long).unwrap();
+    let done = queue.marker().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    device.abort();
+    assert_eq!(done.wait(WAIT), Err(Error::Cancelled));
+    execute(device.as_ref(), "fine").unwrap();
+}
+
+#[test]
+fn helpers_end_with_their_device() {
+    if !cfg!(target_os = "linux") {
+        return println!("skipped: there is no /proc to find them in");
+    }
+    // Variables of a process are what it was started with.
+    let tag = format!("OUTBOARD_TEST_TAG={}", std::process::id());
+    let env =
+        [launch("faulty").env, vec![("OUTBOARD_TEST_TAG".into(), std::process::id().to_string().into())]].concat();
+    let running = || {
+        let environ =
+            |entry: std::io::Result<std::fs::DirEntry>| std::fs::read(entry.ok()?.path().join("environ")).ok();
+        let all = std::fs::read_dir("/proc").unwrap().filter_map(environ);
+        all.filter(|env| env.split(|&b| b == 0).any(|variable| variable == tag.as_bytes())).count()
+    };
+    assert_eq!(running(), 0);
+    let device = helper_device(&Host::new(), Launch { env, ..launch("faulty") }, faulty::info(), None);
+    assert_eq!(running(), 0, "nobody has asked for anything");
+    execute(device.as_ref(), "fine").unwrap();
+    assert_eq!(running(), 1);
+    drop(device);
+    let end = Instant::now() + WAIT;
+    while running() > 0 {
+        assert!(Instant::now() < end, "it still runs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn what_is_no_helper_is_said_in_a_line() {
+    let of = |launch: &Launch| launch.offers("card").unwrap_err().to_string();
+    let none = Launch { program: "/nowhere/helper".into(), ..launch("faulty") };
+    assert!(of(&none).starts_with("card: its process cannot be started: No such file"), "{}", of(&none));
+    let other = Launch { program: "/bin/true".into(), args: Vec::new(), ..launch("faulty") };
+    assert!(of(&other).starts_with("card: its process has ended (exit status: 0)"), "{}", of(&other));
+    let shell = |script: &str| Launch {
+        program: "/bin/sh".into(),
+        args: vec!["-c".into(), script.into()],
+        start: Duration::from_secs(1),
+        ..launch("faulty")
+    };
+    let babble = shell("printf '%s' nonsense-nonsense >&0; sleep 20");
+    assert!(of(&babble).contains("it said what cannot be understood"), "{}", of(&babble));
+    let silent = shell("exec sleep 20");
+    assert!(of(&silent).contains("in 1 s it has not said what it has"), "{}", of(&silent));
+    assert_eq!(of(&launch("refuses")), "there is no card here");
+    let dies = of(&launch("dies"));
+    assert!(dies.contains("exit status: 3") && dies.ends_with(": the driver is too old"), "{dies}");
+}
+
+#[test]
+fn many_queues_at_once() {
+    let device = open("faulty", None);
+    std::thread::scope(|scope| {
+        for n in 0..8u8 {
+            let (device, _) = client(&device, 8 << 20);
+            scope.spawn(move || {
+                let executable = compiled(device.as_ref(), "fine").unwrap();
+                let queue = device.queue().unwrap();
+                let buffer = Slice::whole(device.alloc(3 << 20, Usage::Any).unwrap());
+                for round in 0..20u8 {
+                    queue.write(&buffer, Bytes::from(vec![n ^ round; 3 << 20])).unwrap();
+                    queue.execute(&executable).unwrap();
+                    let got = queue.read(&buffer).unwrap().wait(WAIT).unwrap();
+                    assert!(got.iter().all(|&b| b == n ^ round));
+                }
+            });
+        }
+    });
+}
