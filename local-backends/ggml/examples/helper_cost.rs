@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     };
     let (host, budget) = (Host::new(), MemoryBudget::new(None));
     let apart = open(&host, find().iter().find(|found| found.name == "CPU").unwrap(), "ggml:CPU", 1, &budget);
-    let library = Arc::new(Library::open(folder.as_ref()).unwrap());
+    let library = Arc::new(Library::open(folder.as_ref(), None).unwrap());
     let here = devices(&library).into_iter().find(|device| device.name == "CPU").unwrap();
     let here = ggml_device(&host, &here, "ggml:CPU", 1, &budget);
     let benches = [Bench::new(apart.as_ref()), Bench::new(here.as_ref())];

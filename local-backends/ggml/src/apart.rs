@@ -33,9 +33,9 @@ pub struct Found {
 /// Where a device lives.
 #[derive(Clone, Debug)]
 enum Home {
-    /// In a process of its own, with the libraries of this folder.
+    /// In a process of its own, with this backend of this folder.
     #[cfg(unix)]
-    Helper(PathBuf),
+    Helper { folder: PathBuf, backend: String },
     /// In this one.
     Here(GgmlDevice),
 }
@@ -84,7 +84,7 @@ fn look(folder: &Path) -> Result<Vec<Found>> {
     if CAN_HELP.get().is_some() {
         return helper::found(folder);
     }
-    let library = Library::open(folder).map_err(|why| Error::Request(why.to_string()))?;
+    let library = Library::open(folder, None).map_err(|why| Error::Request(why.to_string()))?;
     warn(library.problems());
     let of = |device: GgmlDevice| {
         let info = info(&Heap::new(device.clone()), &device.name);
@@ -108,9 +108,9 @@ pub fn open(
     match &found.home {
         Home::Here(device) => ggml_device(host, device, name, threads, budget),
         #[cfg(unix)]
-        Home::Helper(folder) => {
+        Home::Helper { folder, backend } => {
             let info = DeviceInfo { id: name.to_owned(), name: name.to_owned(), ..found.info.clone() };
-            let args = [found.name.as_str(), name, &threads.to_string()].map(Into::into);
+            let args = [backend, &found.name, name, &threads.to_string()].map(Into::into);
             helper::open(host, folder, args, info, budget)
         }
     }
@@ -120,8 +120,9 @@ pub fn open(
 mod helper {
     use super::*;
     use crate::device::within;
+    use crate::library;
     use crate::log;
-    use outboard_core::{Device, DeviceKind};
+    use outboard_core::{Device, DeviceKind, at_once};
     use outboard_helper::{Launch, Offer, Offers, helper_device, serve};
     use std::ffi::OsString;
     use std::io;
@@ -136,15 +137,23 @@ mod helper {
         Launch { env, ..Launch::this_program(args) }
     }
 
+    /// The devices of every backend, each of which is asked in a helper of its own.
     pub(super) fn found(folder: &Path) -> Result<Vec<Found>> {
-        let home = Home::Helper(folder.to_owned());
+        let backends = library::backends(folder).map_err(|why| Error::Request(why.to_string()))?;
+        let found = at_once(&backends, |backend| of_backend(folder, backend));
+        let or_warn = |found: Result<Vec<Found>>| found.inspect_err(|why| warn(&[why.to_string()])).unwrap_or_default();
+        Ok(found.into_iter().flat_map(or_warn).collect())
+    }
+
+    fn of_backend(folder: &Path, backend: &str) -> Result<Vec<Found>> {
+        let home = Home::Helper { folder: folder.to_owned(), backend: backend.to_owned() };
         let of = |Offer { info, is_software }: Offer| Found {
             name: info.name.clone(),
             class: if is_software { Class::Software } else { Class::Hardware },
             info,
             home: home.clone(),
         };
-        let Offers { devices, notes } = launch(folder, []).offers("ggml")?;
+        let Offers { devices, notes } = launch(folder, [backend.into()]).offers(backend)?;
         warn(&notes);
         Ok(devices.into_iter().map(of).collect())
     }
@@ -152,7 +161,7 @@ mod helper {
     pub(super) fn open(
         host: &Arc<Host>,
         folder: &Path,
-        args: [OsString; 3],
+        args: [OsString; 4],
         info: DeviceInfo,
         budget: &Arc<MemoryBudget>,
     ) -> Arc<LocalDevice> {
@@ -161,11 +170,12 @@ mod helper {
         helper_device(host, launch(folder, args), info, pool)
     }
 
-    /// A helper's work: without arguments, to say what there is; with a device, its name here and its threads, to be that device.
+    /// A helper's work, on a backend: to say what it has, or with a device, its name here and its threads, to be that device.
     pub(super) fn run(args: &[String]) -> ExitCode {
         log::print();
         let folder = places::told().unwrap_or_default();
-        let library = Library::open(&folder).map(Arc::new).map_err(|why| Error::Request(why.to_string()));
+        let library = Library::open(&folder, args.first().map(String::as_str));
+        let library = library.map(Arc::new).map_err(|why| Error::Request(why.to_string()));
         let served = library.and_then(|library| work(&library, args)).unwrap_or_else(|why| serve(Err(why), None));
         match served {
             Ok(()) => ExitCode::SUCCESS,
@@ -179,8 +189,8 @@ mod helper {
     fn work(library: &Arc<Library>, args: &[String]) -> Result<io::Result<()>> {
         let all = devices(library);
         let device = match args {
-            [] => None,
-            [device, name, threads] => Some(be(&all, device, name, threads)?),
+            [_] => None,
+            [_, device, name, threads] => Some(be(&all, device, name, threads)?),
             _ => return Err(Error::Misuse("a helper with other arguments".into())),
         };
         let offers = Offers { devices: all.iter().map(offer).collect(), notes: library.problems().to_vec() };

@@ -17,6 +17,14 @@ pub enum OpenError {
     /// No `libggml-base` lies there.
     #[error("{}: there is no libggml-base in it; name the folder of llama.cpp's libraries in {}", .0.display(), places::VARIABLE)]
     NoBase(PathBuf),
+    /// Two versions of it lie there, and nothing says which one the backends are made for.
+    #[error("{} and {} are two versions of ggml: keep the one that the backends beside it belong to", one.display(), other.display())]
+    TwoBases {
+        /// The one.
+        one: PathBuf,
+        /// The other.
+        other: PathBuf,
+    },
     /// The system could not load a file.
     #[error("{}: {detail}", file.display())]
     Load {
@@ -72,9 +80,12 @@ impl fmt::Debug for Library {
 }
 
 impl Library {
-    /// Opens the libraries of a folder.
-    pub fn open(folder: &Path) -> Result<Library, OpenError> {
+    /// Opens the libraries of a folder: all backends, or one of [`backends`].
+    pub fn open(folder: &Path, only: Option<&str>) -> Result<Library, OpenError> {
         let parts = places::parts(folder).ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
+        if let [one, other, ..] = &places::bases(folder)[..] {
+            return Err(OpenError::TwoBases { one: one.clone(), other: other.clone() });
+        }
         let mut parts = parts.into_iter();
         let (_, file) = parts.next().ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
         let base = load(&file)?;
@@ -84,8 +95,8 @@ impl Library {
         // SAFETY: it takes nothing and returns a text that lives as long as the library.
         let version = unsafe { text((functions.ggml_version)()) };
         let backends = parts.filter_map(|(part, file)| match part {
-            Part::Backend(name) => Some((name, file)),
-            Part::Base => None,
+            Part::Backend(name) if only.is_none_or(|only| backend(&name) == only) => Some((name, file)),
+            _ => None,
         });
         let (registries, problems) = registries(backends.collect());
         if registries.is_empty() {
@@ -120,6 +131,19 @@ impl Library {
     pub(crate) fn registries(&self) -> &[Registry] {
         &self.registries
     }
+}
+
+/// The backends of a folder, by name: `cpu` for all variants of one for processors, `vulkan`.
+pub(crate) fn backends(folder: &Path) -> Result<Vec<String>, OpenError> {
+    let parts = places::parts(folder).ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
+    let mut names: Vec<String> = parts.into_iter().filter_map(|(part, _)| part.name().map(backend)).collect();
+    names.dedup();
+    Ok(names)
+}
+
+/// The backend that a variant is one of.
+fn backend(variant: &str) -> String {
+    if variant.starts_with("cpu") { "cpu".to_owned() } else { variant.to_owned() }
 }
 
 fn load(file: &Path) -> Result<libloading::Library, OpenError> {

@@ -7,6 +7,11 @@ use crate::translate::Translator;
 use outboard_core::op::{BinaryKind, Cast, Clamp, Concat, FlashAttn, GluKind, NormKind, ReduceKind, Rope, UnaryKind};
 use outboard_core::{DIMS, DType, Layout, Op, TensorId};
 
+/// Bytes of ggml's own for one node, at most: nobody pays for them.
+const MOST_WORK: usize = 64 << 20;
+/// Elements of a row of attention, and pairs of one that is turned: ggml has some rows for each thread.
+const MOST_ROW: usize = 1 << 16;
+
 /// Adds what computes node `id`. `None` if ggml, or this device, cannot.
 pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> {
     // Nothing to compute, or nothing to write.
@@ -232,7 +237,16 @@ fn copy(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
         return None;
     }
     let x = if to.is_quantized() { as_f32(t, x)? } else { x };
-    let x = if x.layout.dtype().is_quantized() { t.contiguous(x)? } else { x };
+    let x = if x.layout.dtype().is_quantized() {
+        // ggml takes whole blocks apart into elements that lie side by side.
+        let whole = dst.layout.is_contiguous() || dst.layout.ne()[0].is_multiple_of(x.layout.dtype().block_len());
+        if dst.layout.nb()[0] != to.block_bytes() || !whole {
+            return None;
+        }
+        t.contiguous(x)?
+    } else {
+        x
+    };
     let copied = t.tensors.of2(dst.layout, |f| f.ggml_cpy, [x, dst])?;
     t.written(copied)
 }
@@ -283,6 +297,11 @@ fn mul_mat_id(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     if experts == 0 {
         return Some(());
     }
+    // It makes a list of rows for each expert, in memory of its own.
+    let lists = experts.checked_mul(ids.layout.elements()).and_then(|n| n.checked_mul(8));
+    if lists.is_none_or(|bytes| bytes > MOST_WORK) {
+        return None;
+    }
     let (a, b, layout) = (rows(t, id, 0)?, rows(t, id, 1)?, t.layout(id));
     let product = t.tensors.of3(layout, |f| f.ggml_mul_mat_id, [a, b, ids])?;
     t.result(id, product)
@@ -291,15 +310,28 @@ fn mul_mat_id(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
 fn rope(t: &mut Translator<'_>, id: TensorId, op: &Rope) -> Option<()> {
     let (x, pos) = (rows(t, id, 0)?, contiguous(t, id, 1)?);
     let factors = optional(t, id, 2, |t| contiguous(t, id, 2))?;
+    // It turns all pairs of a row, also those that it then takes as they were, and has a row for each thread.
+    let pairs = x.layout.ne()[0] / 2;
+    let enough = factors.is_none_or(|factors| factors.layout.ne()[0] >= pairs);
+    if !x.layout.ne()[0].is_multiple_of(2) || !enough || pairs > MOST_ROW {
+        return None;
+    }
     let turned = t.tensors.rope([x, pos], factors, op)?;
     t.result(id, turned)
 }
 
 fn attention(t: &mut Translator<'_>, id: TensorId, op: &FlashAttn) -> Option<()> {
     let (q, k, v) = (rows(t, id, 0)?, rows(t, id, 1)?, rows(t, id, 2)?);
+    if k.layout.ne()[0] > MOST_ROW || v.layout.ne()[0] > MOST_ROW {
+        return None;
+    }
     let given = optional(t, id, 3, |t| t.source(id, 3))?;
     let srcs = t.graph.tensor(id).srcs();
     let src = |i: usize| srcs.get(i).copied().flatten();
+    // The host reads them; elements that share their bytes would be many more than somebody has paid for.
+    if [4, 6, 7].into_iter().filter_map(src).any(|id| !t.layout(id).is_disjoint()) {
+        return None;
+    }
     let seen = match src(4) {
         Some(pos) => {
             let paging = src(6).zip(src(7));

@@ -15,6 +15,16 @@ pub(crate) enum Part {
     Backend(String),
 }
 
+impl Part {
+    /// The name of a backend.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match self {
+            Part::Base => None,
+            Part::Backend(name) => Some(name),
+        }
+    }
+}
+
 /// What a file of this name is: `libggml-cpu.so.0`, `libggml-metal.dylib`, `ggml-cuda.dll`.
 pub(crate) fn part(file: &OsStr) -> Option<Part> {
     let name = file.to_str()?;
@@ -43,6 +53,16 @@ pub(crate) fn parts(folder: &Path) -> Option<Vec<(Part, PathBuf)>> {
     parts.sort_by_key(|(part, path)| (part.clone(), path.as_os_str().len()));
     parts.dedup_by(|later, first| later.0 == first.0);
     (parts.first()?.0 == Part::Base).then_some(parts)
+}
+
+/// The files of `libggml-base` in a folder, each once whatever its names.
+pub(crate) fn bases(folder: &Path) -> Vec<PathBuf> {
+    let files = std::fs::read_dir(folder).into_iter().flatten().filter_map(|file| Some(file.ok()?.path()));
+    let bases = files.filter(|path| path.file_name().and_then(part) == Some(Part::Base));
+    let mut real: Vec<PathBuf> = bases.filter_map(|path| path.canonicalize().ok()).collect();
+    real.sort();
+    real.dedup();
+    real
 }
 
 /// The folder that the variable names.

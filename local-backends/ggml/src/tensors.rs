@@ -194,10 +194,18 @@ impl Drop for Tensors {
     }
 }
 
-/// Extents for ggml, which counts rows and elements of a row in 32 bits here and there.
+/// The largest extent and number of rows of a tensor: ggml counts both in 32 bits here and there, and adds a little to them.
+const MOST: usize = i32::MAX as usize - (1 << 16);
+
+/// Whether ggml can count the elements of a row and the rows of such a tensor.
+pub(crate) fn can_be_counted(ne: [usize; DIMS]) -> bool {
+    let rows = ne[1..].iter().try_fold(1usize, |rows, &n| rows.checked_mul(n));
+    ne.iter().all(|&n| n <= MOST) && rows.is_some_and(|rows| rows <= MOST)
+}
+
+/// Extents for ggml.
 fn extents(ne: [usize; DIMS]) -> Option<[i64; DIMS]> {
-    let small = |n: usize| n <= i32::MAX as usize;
-    ne.iter().copied().all(small).then(|| ne.map(|n| n as i64))
+    can_be_counted(ne).then(|| ne.map(|n| n as i64))
 }
 
 /// `ggml_type`.

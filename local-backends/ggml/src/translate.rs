@@ -4,7 +4,7 @@ use crate::checks::{Indices, Job, Mask};
 use crate::functions::Object;
 use crate::memory::Heap;
 use crate::ops;
-use crate::tensors::{T, Tensors};
+use crate::tensors::{T, Tensors, can_be_counted};
 use outboard_core::{DIMS, DType, Graph, Layout, Op, TensorId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -128,6 +128,9 @@ impl<'g> Translator<'g> {
     /// A tensor of our graph, as ggml sees it.
     pub(crate) fn tensor(&mut self, id: TensorId) -> Option<T> {
         let t = self.graph.tensor(id);
+        if t.layout().is_empty() {
+            return None;
+        }
         let root = self.root(t.root())?;
         let layout = plain(t.layout())?;
         if t.offset() == 0 && layout == root.layout { Some(root) } else { self.view(root, layout, t.offset()) }
@@ -146,6 +149,9 @@ impl<'g> Translator<'g> {
     pub(crate) fn bits(&mut self, id: TensorId) -> Option<T> {
         let as_f32 = |layout: &Layout| Layout::strided(DType::F32, layout.ne(), layout.nb()).ok();
         let t = self.graph.tensor(id);
+        if t.layout().is_empty() {
+            return None;
+        }
         let root = self.tensors.leaf(whole(&as_f32(&self.layout(t.root()))?)?)?;
         self.places.push((root.object(), Place::Root(t.root())));
         let layout = as_f32(&plain(t.layout())?)?;
@@ -167,6 +173,10 @@ impl<'g> Translator<'g> {
         let (ne, nb, dtype) = (layout.ne(), layout.nb(), layout.dtype());
         let repeats = |d: usize| ne[d] > 1 && nb[d] == 0;
         if (0..DIMS).any(repeats) {
+            if dtype.is_quantized() {
+                // ggml says that it can repeat them, and aborts.
+                return None;
+            }
             let once = std::array::from_fn(|d| if repeats(d) { 1 } else { ne[d] });
             let once = plain(&Layout::strided(dtype, once, nb).ok()?)?;
             let part = self.view(root, once, offset)?;
@@ -244,7 +254,7 @@ impl<'g> Translator<'g> {
     }
 
     fn add(&mut self, t: T, place: Place) -> Option<T> {
-        if !self.tensors.supports(t) {
+        if !can_be_counted(t.layout.ne()) || !self.tensors.supports(t) {
             return None;
         }
         self.places.push((t.object(), place));
@@ -260,10 +270,11 @@ impl<'g> Translator<'g> {
     /// The row numbers of source `i` of a node, checked and copied before the piece runs: nobody else can change the copy.
     pub(crate) fn indices(&mut self, node: TensorId, i: usize, bound: usize, of: &'static str) -> Option<T> {
         let source = self.graph.tensor(node).srcs().get(i).copied().flatten()?;
-        let layout = Layout::contiguous(DType::I32, self.layout(source).ne()).ok()?;
-        if layout.is_empty() {
+        // Elements that share their bytes would be many more than somebody has paid for.
+        if self.layout(source).is_empty() || !self.layout(source).is_disjoint() {
             return None;
         }
+        let layout = Layout::contiguous(DType::I32, self.layout(source).ne()).ok()?;
         let t = self.kept(layout)?;
         let to = self.last_kept()?;
         self.piece.jobs.push(Job::Indices(Indices { node, source, bound, of, to }));

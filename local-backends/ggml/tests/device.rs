@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{Argsort, GetRows, MulMat, Order, SetRows};
+use outboard_core::op::{Argsort, Cont, GetRows, MulMat, MulMatId, Order, Rope, RopeMode, SetRows, View};
 use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, Usage};
 use outboard_ggml::{Library, OpenError, VARIABLE, find, open};
 use outboard_host::MemoryBudget;
@@ -157,15 +157,26 @@ fn what_ggml_has_not_is_said_before_it_runs() {
 
 #[test]
 fn a_folder_that_is_no_ggml_is_said_in_a_line() {
-    let none = Library::open(Path::new("/nowhere")).unwrap_err();
+    let none = Library::open(Path::new("/nowhere"), None).unwrap_err();
     assert_eq!(none, OpenError::NoBase("/nowhere".into()));
     assert!(none.to_string().contains(VARIABLE), "{none}");
     let folder = std::env::temp_dir().join(format!("outboard-ggml-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let base = folder.join(format!("{}ggml-base{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX));
     std::fs::write(&base, "no library").unwrap();
-    let error = Library::open(&folder).unwrap_err();
+    let error = Library::open(&folder, None).unwrap_err();
     assert!(matches!(&error, OpenError::Load { file, .. } if *file == base), "{error}");
+    let other = base.with_extension("so.0.23.0");
+    std::fs::write(&other, "no library either").unwrap();
+    let error = Library::open(&folder, None).unwrap_err();
+    assert!(matches!(&error, OpenError::TwoBases { .. }) && error.to_string().contains("two versions"), "{error}");
+    // Two names of one file are usual.
+    #[cfg(unix)]
+    {
+        std::fs::remove_file(&other).unwrap();
+        std::os::unix::fs::symlink(&base, &other).unwrap();
+        assert!(matches!(Library::open(&folder, None).unwrap_err(), OpenError::Load { .. }));
+    }
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
@@ -178,8 +189,78 @@ fn a_library_that_lacks_functions_is_said_with_their_names() {
     let folder = std::env::temp_dir().join(format!("outboard-ggml-lacks-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     std::fs::copy(other, folder.join("libggml-base.so")).unwrap();
-    let error = Library::open(&folder).unwrap_err();
+    let error = Library::open(&folder, None).unwrap_err();
     std::fs::remove_dir_all(&folder).unwrap();
     assert!(matches!(&error, OpenError::Missing { missing, .. } if missing.0.len() > 80), "{error}");
     assert!(error.to_string().contains("libggml-base.so: it lacks ggml_version, ggml_log_set, "), "{error}");
+}
+
+/// Whether the device says that it computes the last node of a graph.
+fn supported(device: &dyn Device, g: GraphBuilder) -> bool {
+    let graph = g.finish().unwrap();
+    *device.supports(&graph).unwrap().flags().last().unwrap()
+}
+
+#[test]
+fn what_would_end_ggml_is_not_given_to_it() {
+    let Some(device) = cpu() else { return };
+    let device = device.as_ref();
+    let view = |ne, nb| View { ne, nb, offset: 0 };
+    // Products over nothing, of parts of something.
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[64]).unwrap();
+    let a = g.push(view([0, 4, 2, 1], [4, 4, 16, 32]), &[x]).unwrap();
+    let b = g.push(view([0, 4, 3, 1], [4, 4, 16, 64]), &[x]).unwrap();
+    if g.push(MulMat, &[a, b]).is_ok() {
+        assert!(!supported(device, g));
+    }
+    // Blocks that are repeated by a stride of 0.
+    let mut g = GraphBuilder::new();
+    let w = g.weight("w", DType::Q4_0, &[32]).unwrap();
+    let x = g.input("x", DType::F32, &[32, 1]).unwrap();
+    let repeated = g.push(view([32, 4, 1, 1], [18, 0, 0, 0]), &[w]).unwrap();
+    if g.push(MulMat, &[repeated, x]).is_ok() {
+        assert!(!supported(device, g));
+    }
+    // Fewer factors than a row has pairs, and a row with one element too many.
+    for (width, factors, can) in [(64, 32, true), (64, 1, false), (65, 33, false)] {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, &[width, 1, 1]).unwrap();
+        let pos = g.input("pos", DType::I32, &[1]).unwrap();
+        let factors = g.input("factors", DType::F32, &[factors]).unwrap();
+        let rope = Rope {
+            mode: RopeMode::Neox,
+            n_dims: if can { 64 } else { 2 },
+            n_ctx_orig: 0,
+            freq_base: 10000.0,
+            freq_scale: 1.0,
+            ext_factor: 0.0,
+            attn_factor: 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+        };
+        g.push(rope, &[x, pos, factors]).unwrap();
+        assert_eq!(supported(device, g), can, "{width}");
+    }
+    // Lists for a million experts.
+    let mut g = GraphBuilder::new();
+    let w = g.weight("w", DType::F32, &[1, 1, 1 << 20]).unwrap();
+    let x = g.input("x", DType::F32, &[1, 1, 1 << 10]).unwrap();
+    let ids = g.input("ids", DType::I32, &[1, 1 << 10]).unwrap();
+    g.push(MulMatId, &[w, x, ids]).unwrap();
+    assert!(!supported(device, g));
+    // More rows than 32 bits count, of nothing.
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[64]).unwrap();
+    let far = g.push(view([1, 1 << 20, 1 << 12, 1], [4, 0, 0, 0]), &[x]).unwrap();
+    g.push(Cont, &[far]).unwrap();
+    assert!(!supported(device, g));
+    // A table whose elements share their bytes.
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[4, 5]).unwrap();
+    let ids = g.input("ids", DType::I32, &[1]).unwrap();
+    let ids = g.push(view([1 << 20, 1, 1, 1], [0, 4, 4, 4]), &[ids]).unwrap();
+    if g.push(GetRows, &[x, ids]).is_ok() {
+        assert!(!supported(device, g));
+    }
 }

@@ -1,7 +1,8 @@
 //! The helper's side: does what it is asked for on a device of its own, until the other side goes away.
 //!
-//! The thread that reads never waits for the device and never writes: commands go to queues, which answer from their own threads, and what
-//! may take long (memory, compilation) to a thread that does one after the other.
+//! The thread that reads never waits: commands go to queues, which answer from their own threads, what may take long (memory,
+//! compilation) to a thread that does one after the other, and answers to a thread that writes. So the other side can always write, whatever
+//! it has to read.
 
 use crate::launch::{Offer, Offers};
 use crate::lock;
@@ -41,12 +42,12 @@ pub type Refused = Error;
 /// Standard input is no socket, or the other side cannot be understood.
 pub fn serve(offers: std::result::Result<Offers, Refused>, device: Option<Arc<dyn Device>>) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let out = Arc::new(Mutex::new(socket.try_clone()?));
+    let out = Out::start(socket.try_clone()?)?;
     let hello = match offers {
         Ok(Offers { devices, notes }) => Hello { devices: devices.iter().map(offered).collect(), refused: None, notes },
         Err(why) => Hello { devices: Vec::new(), refused: Some(to_wire(&why)), notes: Vec::new() },
     };
-    say(&out, 0, Said::Hello(hello), &[]);
+    out.say(0, Said::Hello(hello), Bytes::new());
     let mut from = BufReader::with_capacity(64 << 10, socket);
     let Some(device) = device else {
         // It was asked what there is, and nothing else.
@@ -65,13 +66,33 @@ fn offered(offer: &Offer) -> Offered {
     Offered { device: Some(device::to_wire(info, memory, Vec::new(), None)), software: offer.is_software }
 }
 
-/// Writes an answer. That the other side has gone, whoever reads finds out.
-fn say(out: &Mutex<UnixStream>, id: u64, said: Said, bytes: &[u8]) {
-    let _ = message::write(&mut *lock(out), &Answer { id, said: Some(said) }, bytes);
+/// The way to the other side, for any thread.
+#[derive(Clone, Debug)]
+struct Out(Sender<(Answer, Bytes)>);
+
+impl Out {
+    fn start(mut socket: UnixStream) -> io::Result<Out> {
+        let (sender, answers) = channel::<(Answer, Bytes)>();
+        let write = move || {
+            for (answer, bytes) in answers {
+                // That the other side has gone, whoever reads finds out.
+                if message::write(&mut socket, &answer, &bytes).is_err() {
+                    return;
+                }
+            }
+        };
+        Builder::new().name("answers".into()).spawn(write)?;
+        Ok(Out(sender))
+    }
+
+    /// Gives an answer.
+    fn say(&self, id: u64, said: Said, bytes: Bytes) {
+        let _ = self.0.send((Answer { id, said: Some(said) }, bytes));
+    }
 }
 
 struct Helper {
-    out: Arc<Mutex<UnixStream>>,
+    out: Out,
     device: Arc<dyn Device>,
     /// The device as each client has it.
     contexts: Mutex<HashMap<u64, Arc<dyn Device>>>,
@@ -104,7 +125,7 @@ enum Commands {
 /// Has memory paid for by the other side, for the call that the thread of jobs is at.
 #[derive(Debug)]
 struct Payer {
-    out: Arc<Mutex<UnixStream>>,
+    out: Out,
     now: Mutex<Option<(u64, Option<Completer<()>>)>>,
 }
 
@@ -135,14 +156,14 @@ impl MemoryAccount for Payer {
             (*id, pending)
         };
         let (id, pending) = asked;
-        say(&self.out, id, Said::Pay(bytes), &[]);
+        self.out.say(id, Said::Pay(bytes), Bytes::new());
         pending.wait(PAYS)?;
         Ok(Box::new(()))
     }
 }
 
 impl Helper {
-    fn start(device: Arc<dyn Device>, out: Arc<Mutex<UnixStream>>) -> io::Result<Arc<Helper>> {
+    fn start(device: Arc<dyn Device>, out: Out) -> io::Result<Arc<Helper>> {
         let (jobs, todo) = channel();
         let helper = Arc::new(Helper {
             account: Arc::new(Payer { out: out.clone(), now: Mutex::default() }),
@@ -169,7 +190,7 @@ impl Helper {
             let free = self.device.memory().map_or(last.free, |memory| memory.free);
             let state = State { progress, free };
             if state != last {
-                say(&self.out, 0, Said::State(state.clone()), &[]);
+                self.out.say(0, Said::State(state.clone()), Bytes::new());
                 last = state;
             }
             std::thread::sleep(TELL);
@@ -276,7 +297,7 @@ impl Helper {
         queue.marker()?.then(move |done| {
             let nanos = took.load(Ordering::Relaxed);
             let said = done.map_or_else(failed, |()| Said::Done(Done { nanos, ..Done::default() }));
-            say(&out, id, said, &[]);
+            out.say(id, said, Bytes::new());
         });
         Ok(())
     }
@@ -285,8 +306,8 @@ impl Helper {
         let (queue, _) = self.queue(stream)?;
         let out = self.out.clone();
         queue.read(&self.slice(slice)?)?.then(move |read| match read {
-            Ok(bytes) => say(&out, id, Said::Done(Done::default()), &bytes),
-            Err(error) => say(&out, id, failed(error), &[]),
+            Ok(bytes) => out.say(id, Said::Done(Done::default()), bytes),
+            Err(error) => out.say(id, failed(error), Bytes::new()),
         });
         Ok(())
     }
@@ -313,7 +334,7 @@ impl Helper {
         let out = self.out.clone();
         let answer = move || {
             let _ = ending.join();
-            say(&out, id, Said::Done(Done::default()), &[]);
+            out.say(id, Said::Done(Done::default()), Bytes::new());
         };
         let spawned = Builder::new().name("ended".into()).spawn(answer);
         spawned.map(drop).map_err(|e| Error::Request(format!("no thread: {e}")))
@@ -331,10 +352,10 @@ impl Helper {
             match job {
                 Job::Drop(gone) => drop(gone),
                 Job::Refuse(0, error) => tracing::debug!("{error}"),
-                Job::Refuse(id, error) => say(&self.out, id, failed(error), &[]),
+                Job::Refuse(id, error) => self.out.say(id, failed(error), Bytes::new()),
                 Job::Do(Call { id, what }) => {
                     let done = self.job(id, what);
-                    say(&self.out, id, done.map_or_else(failed, Said::Done), &[]);
+                    self.out.say(id, done.map_or_else(failed, Said::Done), Bytes::new());
                 }
             }
         }
