@@ -241,7 +241,11 @@ impl Inner {
             let (answer, bytes) = match message::read::<Answer>(&mut from) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return None,
-                Err(e) => return Some(format!("it said what cannot be understood ({e})")),
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                    return Some(format!("it said what cannot be understood ({e})"));
+                }
+                // Cut off in the middle of a frame, or before it had read what it was told: it has ended as well.
+                Err(_) => return None,
             };
             *lock(&self.heard) = Instant::now();
             match answer.said {
