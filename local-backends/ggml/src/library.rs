@@ -80,7 +80,7 @@ impl fmt::Debug for Library {
 }
 
 impl Library {
-    /// Opens the libraries of a folder: all backends, or one of [`backends`].
+    /// Opens the libraries of a folder: all backends, or one by name: `cpu` for the variants of one for processors.
     pub fn open(folder: &Path, only: Option<&str>) -> Result<Library, OpenError> {
         let parts = places::parts(folder).ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
         if let [one, other, ..] = &places::bases(folder)[..] {
