@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{Argsort, Cont, GetRows, MulMat, MulMatId, Order, Rope, RopeMode, SetRows, View};
+use outboard_core::op::{Argsort, Cpy, FlashAttn, GetRows, MulMat, MulMatId, Order, Rope, RopeMode, SetRows, View};
 use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, Usage};
 use outboard_ggml::{Library, OpenError, VARIABLE, find, open};
 use outboard_host::MemoryBudget;
@@ -201,28 +201,37 @@ fn supported(device: &dyn Device, g: GraphBuilder) -> bool {
     *device.supports(&graph).unwrap().flags().last().unwrap()
 }
 
+fn view(ne: [usize; 4], nb: [usize; 4]) -> View {
+    View { ne, nb, offset: 0 }
+}
+
+// What follows ended ggml, or wrote where it must not, before it was refused.
+
 #[test]
-fn what_would_end_ggml_is_not_given_to_it() {
+fn products_over_nothing_of_parts_of_something_are_refused() {
     let Some(device) = cpu() else { return };
-    let device = device.as_ref();
-    let view = |ne, nb| View { ne, nb, offset: 0 };
-    // Products over nothing, of parts of something.
     let mut g = GraphBuilder::new();
     let x = g.input("x", DType::F32, &[64]).unwrap();
     let a = g.push(view([0, 4, 2, 1], [4, 4, 16, 32]), &[x]).unwrap();
     let b = g.push(view([0, 4, 3, 1], [4, 4, 16, 64]), &[x]).unwrap();
-    if g.push(MulMat, &[a, b]).is_ok() {
-        assert!(!supported(device, g));
-    }
-    // Blocks that are repeated by a stride of 0.
+    g.push(MulMat, &[a, b]).unwrap();
+    assert!(!supported(device.as_ref(), g));
+}
+
+#[test]
+fn blocks_that_a_stride_repeats_are_refused() {
+    let Some(device) = cpu() else { return };
     let mut g = GraphBuilder::new();
     let w = g.weight("w", DType::Q4_0, &[32]).unwrap();
     let x = g.input("x", DType::F32, &[32, 1]).unwrap();
     let repeated = g.push(view([32, 4, 1, 1], [18, 0, 0, 0]), &[w]).unwrap();
-    if g.push(MulMat, &[repeated, x]).is_ok() {
-        assert!(!supported(device, g));
-    }
-    // Fewer factors than a row has pairs, and a row with one element too many.
+    g.push(MulMat, &[repeated, x]).unwrap();
+    assert!(!supported(device.as_ref(), g));
+}
+
+#[test]
+fn rope_has_a_factor_for_every_pair_of_a_row() {
+    let Some(device) = cpu() else { return };
     for (width, factors, can) in [(64, 32, true), (64, 1, false), (65, 33, false)] {
         let mut g = GraphBuilder::new();
         let x = g.input("x", DType::F32, &[width, 1, 1]).unwrap();
@@ -240,27 +249,57 @@ fn what_would_end_ggml_is_not_given_to_it() {
             beta_slow: 1.0,
         };
         g.push(rope, &[x, pos, factors]).unwrap();
-        assert_eq!(supported(device, g), can, "{width}");
+        assert_eq!(supported(device.as_ref(), g), can, "{width}");
     }
-    // Lists for a million experts.
+}
+
+/// A product with so many experts, by ids that lie in so many numbers.
+fn experts(experts: usize, ids: &[usize], numbers: Option<usize>) -> GraphBuilder {
     let mut g = GraphBuilder::new();
-    let w = g.weight("w", DType::F32, &[1, 1, 1 << 20]).unwrap();
-    let x = g.input("x", DType::F32, &[1, 1, 1 << 10]).unwrap();
-    let ids = g.input("ids", DType::I32, &[1, 1 << 10]).unwrap();
+    let w = g.weight("w", DType::F32, &[1, 1, experts]).unwrap();
+    let x = g.input("x", DType::F32, &[1, 1, ids[1]]).unwrap();
+    let ids = match numbers {
+        None => g.input("ids", DType::I32, ids).unwrap(),
+        Some(numbers) => {
+            let all = g.input("ids", DType::I32, &[numbers]).unwrap();
+            g.push(view([ids[0], ids[1], 1, 1], [4, 4, 4, 4]), &[all]).unwrap()
+        }
+    };
     g.push(MulMatId, &[w, x, ids]).unwrap();
-    assert!(!supported(device, g));
-    // More rows than 32 bits count, of nothing.
+    g
+}
+
+#[test]
+fn ids_of_experts_do_not_take_memory_that_nobody_has_paid_for() {
+    let Some(device) = cpu() else { return };
+    assert!(supported(device.as_ref(), experts(4, &[8, 16], None)));
+    // A list for each of a million experts.
+    assert!(!supported(device.as_ref(), experts(1 << 20, &[1, 1 << 10], None)));
+    // Ids that share their bytes.
+    assert!(!supported(device.as_ref(), experts(4, &[64, 1 << 10], Some(2048))));
+}
+
+#[test]
+fn rows_that_32_bits_do_not_count_are_refused() {
+    let Some(device) = cpu() else { return };
     let mut g = GraphBuilder::new();
     let x = g.input("x", DType::F32, &[64]).unwrap();
-    let far = g.push(view([1, 1 << 20, 1 << 12, 1], [4, 0, 0, 0]), &[x]).unwrap();
-    g.push(Cont, &[far]).unwrap();
-    assert!(!supported(device, g));
-    // A table whose elements share their bytes.
-    let mut g = GraphBuilder::new();
-    let x = g.input("x", DType::F32, &[4, 5]).unwrap();
-    let ids = g.input("ids", DType::I32, &[1]).unwrap();
-    let ids = g.push(view([1 << 20, 1, 1, 1], [0, 4, 4, 4]), &[ids]).unwrap();
-    if g.push(GetRows, &[x, ids]).is_ok() {
-        assert!(!supported(device, g));
+    let q = g.push(view([0, 1 << 20, 3 << 10, 1], [4, 0, 0, 0]), &[x]).unwrap();
+    let k = g.push(view([0, 1, 1, 1], [4, 0, 0, 0]), &[x]).unwrap();
+    let v = g.push(view([1, 1, 1, 1], [4, 4, 4, 4]), &[x]).unwrap();
+    g.push(FlashAttn { scale: 1.0, window: 0, softcap: 0.0, block: 0 }, &[q, k, v]).unwrap();
+    assert!(!supported(device.as_ref(), g));
+}
+
+#[test]
+fn blocks_are_not_taken_apart_into_strides() {
+    let Some(device) = cpu() else { return };
+    for (nb, can) in [([4, 128, 0, 0], true), ([16, 4, 0, 0], false)] {
+        let mut g = GraphBuilder::new();
+        let w = g.weight("w", DType::Q4_0, &[32, 4]).unwrap();
+        let all = g.input("all", DType::F32, &[128]).unwrap();
+        let to = g.push(view([32, 4, 1, 1], [nb[0], nb[1], 512, 512]), &[all]).unwrap();
+        g.push(Cpy, &[w, to]).unwrap();
+        assert_eq!(supported(device.as_ref(), g), can, "{nb:?}");
     }
 }
