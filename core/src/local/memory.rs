@@ -107,6 +107,36 @@ impl Drop for Taken {
     }
 }
 
+/// The memory of a card: what was promised, and what its driver says is free.
+pub struct CardPool {
+    taken: Arc<FixedPool>,
+    seen: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+impl CardPool {
+    /// So many bytes, of which `seen` says how many the driver has free now.
+    pub fn new(total: u64, seen: impl Fn() -> u64 + Send + Sync + 'static) -> Arc<CardPool> {
+        Arc::new(CardPool { taken: FixedPool::new(total), seen: Box::new(seen) })
+    }
+}
+
+impl fmt::Debug for CardPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CardPool").field("taken", &self.taken).finish_non_exhaustive()
+    }
+}
+
+impl MemoryPool for CardPool {
+    fn info(&self) -> MemoryInfo {
+        let MemoryInfo { total, free } = self.taken.info();
+        MemoryInfo { total, free: free.min((self.seen)()) }
+    }
+
+    fn take(&self, bytes: u64, device_id: &str) -> Result<MemoryShare> {
+        self.taken.take(bytes, device_id)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

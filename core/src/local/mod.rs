@@ -21,7 +21,7 @@ pub use device::{Backend, Context, LocalDevice};
 pub use exchange::OFFERED_BYTES;
 pub use fair::fair_limit;
 pub use host::Host;
-pub use memory::{FixedPool, Funds, MemoryPool, Payment};
+pub use memory::{CardPool, FixedPool, Funds, MemoryPool, Payment};
 pub use stream::{Later, Outcome, Span, Stream};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.

@@ -188,13 +188,15 @@ mod helper {
 
     fn work(library: &Arc<Library>, args: &[String]) -> Result<io::Result<()>> {
         let all = devices(library);
-        let device = match args {
-            [_] => None,
-            [_, device, name, threads] => Some(be(&all, device, name, threads)?),
-            _ => return Err(Error::Misuse("a helper with other arguments".into())),
-        };
-        let offers = Offers { devices: all.iter().map(offer).collect(), notes: library.problems().to_vec() };
-        Ok(serve(Ok(offers), device))
+        match args {
+            [_] => {
+                let offers = Offers { devices: all.iter().map(offer).collect(), notes: library.problems().to_vec() };
+                Ok(serve(Ok(offers), None))
+            }
+            // Whoever starts it knows what it is.
+            [_, device, name, threads] => Ok(serve(Ok(Offers::default()), Some(be(&all, device, name, threads)?))),
+            _ => Err(Error::Misuse("a helper with other arguments".into())),
+        }
     }
 
     fn offer(device: &GgmlDevice) -> Offer {

@@ -1,11 +1,11 @@
 //! A device of the library as one of ours.
 
 use crate::devices::GgmlDevice;
-use crate::memory::{CardPool, GgmlBuffer, Heap};
+use crate::memory::{GgmlBuffer, Heap};
 use crate::program::Program;
 use crate::stream::GgmlStream;
 use crate::translate::Translator;
-use outboard_core::local::{Backend, Context, Funds, LocalDevice, MemoryPool, Stream};
+use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
 use outboard_core::{
     Buffer, Costs, DeviceInfo, DeviceKind, Executable, Graph, Host, Placement, Result, TensorId, Usage,
 };
@@ -23,8 +23,11 @@ pub fn ggml_device(
 ) -> Arc<LocalDevice> {
     let heap = Arc::new(Heap::new(device.clone()));
     let info = within(info(&heap, name), budget);
-    let pool: Arc<dyn MemoryPool> =
-        if info.kind == DeviceKind::Cpu { budget.clone() } else { CardPool::new(&heap, info.memory_total) };
+    let card = heap.clone();
+    let pool: Arc<dyn MemoryPool> = match info.kind {
+        DeviceKind::Cpu => budget.clone(),
+        _ => CardPool::new(info.memory_total, move || card.device.memory().free),
+    };
     LocalDevice::new(host, info, pool, Arc::new(Ggml { heap, threads, steps: Arc::default() }))
 }
 

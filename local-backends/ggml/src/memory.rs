@@ -5,8 +5,8 @@ use crate::functions::{InitParams, Object};
 use crate::library::Library;
 use crate::log;
 use bytes::Bytes;
-use outboard_core::local::{FixedPool, Funds, MemoryPool, Payment};
-use outboard_core::{Buffer, Error, MemoryInfo, MemoryShare, Result, Slice};
+use outboard_core::local::{Funds, Payment};
+use outboard_core::{Buffer, Error, Result, Slice};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,35 +63,6 @@ impl Heap {
     pub(crate) fn bytes_of(&self, tensor: Object) -> usize {
         // SAFETY: the buffer type of this device, and a tensor of this library that lives.
         unsafe { (self.library().functions.ggml_backend_buft_get_alloc_size)(self.kind, tensor) }
-    }
-}
-
-/// The memory of a card: what ggml says is free, and what was promised.
-pub(crate) struct CardPool {
-    heap: Arc<Heap>,
-    taken: Arc<FixedPool>,
-}
-
-impl CardPool {
-    pub(crate) fn new(heap: &Arc<Heap>, total: u64) -> Arc<CardPool> {
-        Arc::new(CardPool { heap: heap.clone(), taken: FixedPool::new(total) })
-    }
-}
-
-impl fmt::Debug for CardPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CardPool").field("taken", &self.taken).finish_non_exhaustive()
-    }
-}
-
-impl MemoryPool for CardPool {
-    fn info(&self) -> MemoryInfo {
-        let MemoryInfo { total, free } = self.taken.info();
-        MemoryInfo { total, free: free.min(self.heap.device.memory().free) }
-    }
-
-    fn take(&self, bytes: u64, device_id: &str) -> Result<MemoryShare> {
-        self.taken.take(bytes, device_id)
     }
 }
 

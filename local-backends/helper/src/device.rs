@@ -3,17 +3,16 @@
 use crate::launch::Launch;
 use crate::lock;
 use crate::memory::{HelperBuffer, HelperExecutable, buffer};
-use crate::message::{Alloc, Compile, OpenStream, What, slice};
+use crate::message::{Alloc, Compile, OpenStream, What};
 use crate::process::{Asked, Process};
 use crate::stream::HelperStream;
 use bytes::Bytes;
 use outboard_core::device::fresh_uid;
-use outboard_core::local::{Backend, Context, FixedPool, Funds, LocalDevice, MemoryPool, Stream};
-use outboard_core::{
-    Buffer, DeviceInfo, Executable, Graph, Host, MemoryInfo, MemoryShare, NodeSet, Placement, Result, TensorId, Usage,
-};
+use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
+use outboard_core::{Buffer, DeviceInfo, Executable, Graph, Host, NodeSet, Placement, Result, TensorId, Usage};
+use outboard_proto::device::{slice, usage_name};
+use outboard_proto::graph;
 use outboard_proto::v1;
-use outboard_proto::{device::usage_name, graph};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
@@ -26,8 +25,9 @@ pub fn helper_device(
     pool: Option<Arc<dyn MemoryPool>>,
 ) -> Arc<LocalDevice> {
     let helper = Arc::new(Helper { name: info.id.clone(), launch, now: Mutex::default() });
-    let pool = pool
-        .unwrap_or_else(|| Arc::new(OwnMemory { helper: helper.clone(), taken: FixedPool::new(info.memory_total) }));
+    let seen = helper.clone();
+    let free = move || seen.running().map_or(u64::MAX, |process| process.free());
+    let pool = pool.unwrap_or_else(|| CardPool::new(info.memory_total, free));
     LocalDevice::new(host, info, pool, Arc::new(HelperBackend(helper)))
 }
 
@@ -53,25 +53,6 @@ impl Helper {
     /// The one that there is, if there is one.
     fn running(&self) -> Option<Arc<Process>> {
         lock(&self.now).clone()
-    }
-}
-
-/// The memory of a card: what its driver says is free, and what was promised.
-#[derive(Debug)]
-struct OwnMemory {
-    helper: Arc<Helper>,
-    taken: Arc<FixedPool>,
-}
-
-impl MemoryPool for OwnMemory {
-    fn info(&self) -> MemoryInfo {
-        let MemoryInfo { total, free } = self.taken.info();
-        let seen = self.helper.running().map_or(total, |process| process.free());
-        MemoryInfo { total, free: free.min(seen) }
-    }
-
-    fn take(&self, bytes: u64, device_id: &str) -> Result<MemoryShare> {
-        self.taken.take(bytes, device_id)
     }
 }
 

@@ -22,7 +22,7 @@ mod stream;
 
 pub use device::helper_device;
 pub use launch::{Launch, Offer, Offers};
-pub use serve::{Refused, serve};
+pub use serve::serve;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

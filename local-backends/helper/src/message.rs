@@ -1,7 +1,7 @@
 //! What a process and its helper say to each other: frames on a socket, each a protobuf message with bytes behind it.
 
 use bytes::Bytes;
-use outboard_core::{Error, Result, Slice};
+use outboard_core::{Error, Result};
 use outboard_proto::limits::MAX_MESSAGE;
 use outboard_proto::v1;
 use prost::Message;
@@ -251,12 +251,7 @@ pub(crate) fn error(error: v1::Error) -> Error {
     outboard_proto::error::rebuilt(error).unwrap_or_else(unknown)
 }
 
-/// A part of the buffer with this handle.
-pub(crate) fn slice(buffer: u64, slice: &Slice) -> v1::Slice {
-    outboard_proto::device::slice(buffer, slice)
-}
-
-/// The slices of a placement, or the error that a message without one is.
+/// A part of a message that must be there.
 pub(crate) fn given<T>(part: Option<T>) -> Result<T> {
     part.ok_or_else(|| Error::Request("a part of a message is missing".into()))
 }

@@ -32,15 +32,12 @@ const TELL: Duration = Duration::from_millis(100);
 /// For the other side to pay: it looks at counters.
 const PAYS: Duration = Duration::from_secs(60);
 
-/// Why a helper has no device, for the other side.
-pub type Refused = Error;
-
 /// Serves the process that has started this one, over standard input: says what there is, and does what it is asked for on `device`, if there is
 /// one, until the other side goes away. Does not return before.
 ///
 /// # Errors
 /// Standard input is no socket, or the other side cannot be understood.
-pub fn serve(offers: std::result::Result<Offers, Refused>, device: Option<Arc<dyn Device>>) -> io::Result<()> {
+pub fn serve(offers: Result<Offers>, device: Option<Arc<dyn Device>>) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let out = Out::start(socket.try_clone()?)?;
     let hello = match offers {
@@ -105,9 +102,7 @@ struct Helper {
 
 /// What may take long.
 enum Job {
-    Do(Call),
-    /// Answers with an error: whoever reads does not write.
-    Refuse(u64, Error),
+    Do(u64, What),
     /// Memory that nobody refers to any more.
     Drop(Box<dyn Send>),
 }
@@ -148,14 +143,14 @@ impl Payer {
 
 impl MemoryAccount for Payer {
     fn take(&self, _: u64, _: &DeviceInfo, bytes: u64) -> Result<MemoryShare> {
-        let asked = {
-            let mut now = lock(&self.now);
-            let Some((id, waiting)) = &mut *now else { return Ok(Box::new(())) };
-            let (to, pending) = Pending::new("memory");
-            *waiting = Some(to);
-            (*id, pending)
+        let (to, pending) = Pending::new("memory");
+        let id = match &mut *lock(&self.now) {
+            Some((id, waiting)) => {
+                *waiting = Some(to);
+                *id
+            }
+            None => return Ok(Box::new(())),
         };
-        let (id, pending) = asked;
         self.out.say(id, Said::Pay(bytes), Bytes::new());
         pending.wait(PAYS)?;
         Ok(Box::new(()))
@@ -205,11 +200,11 @@ impl Helper {
     /// Takes a call, without waiting for anything.
     fn take(self: &Arc<Self>, Call { id, what }: Call, bytes: Bytes) {
         let Some(what) = what else {
-            return self.post(Job::Refuse(id, Error::Request("a call that this release does not know".into())));
+            return self.refuse(id, Error::Request("a call that this release does not know".into()));
         };
         let done = match what {
             What::Supports(_) | What::Alloc(_) | What::Compile(_) => {
-                return self.post(Job::Do(Call { id, what: Some(what) }));
+                return self.post(Job::Do(id, what));
             }
             What::Open(context) => self.open(context),
             What::Close(context) => {
@@ -245,7 +240,15 @@ impl Helper {
             What::Read(touch) => self.read(id, touch.stream, touch.slice),
         };
         if let Err(error) = done {
-            self.post(Job::Refuse(id, error));
+            self.refuse(id, error);
+        }
+    }
+
+    fn refuse(&self, id: u64, error: Error) {
+        match id {
+            // Nobody waits for an answer.
+            0 => tracing::debug!("{error}"),
+            _ => self.out.say(id, failed(error), Bytes::new()),
         }
     }
 
@@ -351,9 +354,7 @@ impl Helper {
         for job in todo {
             match job {
                 Job::Drop(gone) => drop(gone),
-                Job::Refuse(0, error) => tracing::debug!("{error}"),
-                Job::Refuse(id, error) => self.out.say(id, failed(error), Bytes::new()),
-                Job::Do(Call { id, what }) => {
+                Job::Do(id, what) => {
                     let done = self.job(id, what);
                     self.out.say(id, done.map_or_else(failed, Said::Done), Bytes::new());
                 }
@@ -361,18 +362,18 @@ impl Helper {
         }
     }
 
-    fn job(&self, id: u64, what: Option<What>) -> Result<Done> {
+    fn job(&self, id: u64, what: What) -> Result<Done> {
         match what {
-            Some(What::Supports(graph)) => {
+            What::Supports(graph) => {
                 let supported = self.device.supports(&graph::decode(&graph)?)?.flags().to_vec();
                 Ok(Done { supported, ..Done::default() })
             }
-            Some(What::Alloc(Alloc { context, buffer, size, usage })) => {
+            What::Alloc(Alloc { context, buffer, size, usage }) => {
                 let made = self.context(context)?.alloc(size, usage_from_name(&usage))?;
                 lock(&self.buffers).insert(buffer, made);
                 Ok(Done::default())
             }
-            Some(What::Compile(compile)) => {
+            What::Compile(compile) => {
                 self.account.set(Some(id));
                 let done = self.compile(compile);
                 self.account.set(None);

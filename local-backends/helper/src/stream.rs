@@ -2,11 +2,12 @@
 
 use crate::lock;
 use crate::memory::{HelperBuffer, HelperExecutable, buffer};
-use crate::message::{Copy, Execute, Fill, PIECE, Touch, What, slice};
+use crate::message::{Copy, Execute, Fill, PIECE, Touch, What};
 use crate::process::{Asked, Process, Reply};
 use bytes::Bytes;
 use outboard_core::local::{Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Pending, Result, Slice};
+use outboard_proto::device::slice;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
