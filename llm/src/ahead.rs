@@ -154,7 +154,7 @@ impl PlacedModel {
     /// Gives how many; [`PlacedModel::next_token`] gives them, with those of other sequences.
     ///
     /// Fails if the context has no room for the tokens, with [`Error::CacheFull`] if the cache has none now, and if the sequence has nothing
-    /// to go on from.
+    /// to go on from. With failover, a fault of a device is recovered from on the way.
     pub fn begin(&mut self, sequence: Sequence, tokens: &[u32], sampling: Sampling, most: usize) -> Result<usize> {
         self.check_vocabulary(tokens)?;
         let before = self.len(sequence)?;
@@ -172,7 +172,7 @@ impl PlacedModel {
         let most = most.min(self.n_ctx() + 1 - end);
         self.truncate(sequence, before)?;
         self.add_prompt(sequence, tokens)?;
-        let shared = self.share_beginning(sequence.slot);
+        let shared = self.share_beginning(sequence.slot).or_else(|e| self.recover_lost(e));
         let (state, blocks) = self.state_and_blocks(sequence)?;
         if let Err(e) = shared {
             state.truncate(blocks, before);

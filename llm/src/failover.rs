@@ -127,16 +127,6 @@ impl PlacedModel {
         self.go_back(|state| state.text.confirmed().min(state.n_past));
     }
 
-    /// Does something that may meet a lost device, and again after each recovery.
-    pub(crate) fn with_recovery<T>(&mut self, mut act: impl FnMut(&mut PlacedModel) -> Result<T>) -> Result<T> {
-        loop {
-            match act(self) {
-                Ok(done) => return Ok(done),
-                Err(e) => self.recover_lost(e)?,
-            }
-        }
-    }
-
     fn try_again(&mut self, error: &Error) -> Result<()> {
         let start = Instant::now();
         let who = match error {

@@ -163,7 +163,7 @@ impl<'t> Ongoing<'t> {
         let Ongoing { sequence, before, writer, mut out, decode_start, .. } = self;
         out.decode_time = decode_start.elapsed();
         let len = before + out.tokens.len().saturating_sub(1);
-        model.with_recovery(|model| model.truncate(sequence, len))?;
+        model.truncate(sequence, len)?;
         (out.text, out.finish) = writer.finish(finish, on_text);
         Ok(out)
     }

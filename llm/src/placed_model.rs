@@ -189,13 +189,15 @@ impl PlacedModel {
         self.sequences.iter().all(Option::is_none)
     }
 
-    /// Forgets tokens of a sequence behind the first `n`, and steps of it that are under way.
+    /// Forgets tokens of a sequence behind the first `n`, and steps of it that are under way. With failover, a fault of a device is recovered from
+    /// on the way.
     pub fn truncate(&mut self, sequence: Sequence, n: usize) -> Result<()> {
         self.state(sequence)?;
         // Their rest would be computed with blocks of others.
         match self.finish_begun() {
             Err(e) if is_cancelled(&e) => self.give_up(),
-            done => done?,
+            Err(e) => self.recover_lost(e)?,
+            Ok(()) => {}
         }
         let (state, blocks) = self.state_and_blocks(sequence)?;
         state.truncate(blocks, n);

@@ -115,7 +115,7 @@ impl<'t, K> Texts<'t, K> {
         let (kept, unwanted) = std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
         self.ongoing = kept;
         for (_, text) in unwanted {
-            close(model, text.sequence)?;
+            model.close(text.sequence)?;
         }
         Ok(())
     }
@@ -191,7 +191,7 @@ impl<'t, K> Texts<'t, K> {
             rest.push_str(text);
             ControlFlow::Continue(())
         });
-        let ended = generation.and_then(|generation| close(model, sequence).map(|()| generation));
+        let ended = generation.and_then(|generation| model.close(sequence).map(|()| generation));
         let generation = match ended {
             Ok(generation) => generation,
             Err(e) => {
@@ -217,20 +217,12 @@ impl<'t, K> Texts<'t, K> {
 
 /// Opens a sequence for a text, or closes it again.
 fn open<'t>(model: &mut PlacedModel, tokenizer: &'t Tokenizer, request: &TextRequest) -> Result<Ongoing<'t>> {
-    loop {
-        let sequence = model.open()?;
-        let error = match Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options) {
-            Ok(text) => return Ok(text),
-            Err(e) => e,
-        };
-        let recovered = model.recover_lost(error);
-        close(model, sequence)?;
-        recovered?;
+    let sequence = model.open()?;
+    let begun = Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options);
+    if begun.is_err() {
+        model.close(sequence)?;
     }
-}
-
-fn close(model: &mut PlacedModel, sequence: Sequence) -> Result<()> {
-    model.with_recovery(|model| model.close(sequence))
+    begun
 }
 
 /// Generates texts side by side, as many at a time as the model has room for, each in a sequence of its own. `on_text` gets pieces of text with

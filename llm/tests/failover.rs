@@ -15,8 +15,8 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sampling, Sequence,
-    generate,
+    Failover, Finish, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Prefixes, Recovery, Sampling,
+    Sequence, generate,
 };
 use outboard_reference::reference_device;
 use std::any::Any;
@@ -34,6 +34,8 @@ struct Fate {
     forgets: AtomicBool,
     /// It is lost again at once.
     never_runs: AtomicBool,
+    /// It is lost at its next command, whatever that is.
+    is_cut: AtomicBool,
     /// Its answers take this long, in milliseconds.
     delay: AtomicUsize,
     resumed: AtomicUsize,
@@ -58,6 +60,9 @@ fn lost(id: &str) -> Error {
 
 impl RemoteQueue {
     fn check(&self) -> Result<()> {
+        if self.fate.is_cut.swap(false, Ordering::SeqCst) {
+            self.lost.store(true, Ordering::SeqCst);
+        }
         if self.lost.load(Ordering::SeqCst) { Err(lost(&self.id)) } else { Ok(()) }
     }
 }
@@ -338,6 +343,65 @@ fn texts_side_by_side_go_on_behind_a_fault() {
         faults += helper.told.lock().unwrap().len();
     }
     assert!(faults >= RUNS as usize, "{faults} faults");
+}
+
+/// A text whose beginning another one shares, which begins and ends beside it, and a second prompt behind it. The device is lost before one of the
+/// calls that enqueue something and wait for nothing. Gives all tokens.
+fn cut_before(engine: &mut PlacedModel, fate: &Fate, moment: usize) -> Vec<u32> {
+    let prompt: Vec<u32> = (0..300).map(|i| 1 + i * 7 % 90).collect();
+    let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_prob: false };
+    let cut = |at: usize| drop(fate.is_cut.fetch_or(at == moment, Ordering::SeqCst));
+    let take = |engine: &mut PlacedModel, of: Sequence, n: usize| -> Vec<u32> {
+        (0..n).map(|_| engine.next_token_of(of).unwrap().unwrap().id).collect()
+    };
+    let first = engine.open().unwrap();
+    engine.begin(first, &prompt, sampling, 20).unwrap();
+    let mut ids = take(engine, first, 3);
+    let second = engine.open().unwrap();
+    cut(0);
+    engine.begin(second, &prompt[..290], sampling, 8).unwrap();
+    ids.extend(take(engine, second, 5));
+    cut(1);
+    engine.close(second).unwrap();
+    ids.extend(take(engine, first, 4));
+    let len = prompt.len() + 4;
+    cut(2);
+    engine.truncate(first, len).unwrap();
+    cut(3);
+    engine.begin(first, &[7, 8], sampling, 6).unwrap();
+    ids.extend(take(engine, first, 6));
+    ids
+}
+
+#[test]
+fn a_fault_between_tokens_is_recovered_from() {
+    let world = World::new();
+    let mut faults = 0;
+    let mut run = |moment: usize, unlucky: usize, recovers: bool| {
+        let (devices, fate) = world.pair(unlucky, i64::MAX);
+        let split = vec![1.0; 2];
+        let options = LoadOptions {
+            n_ctx: 512,
+            n_seqs: 3,
+            n_ubatch: 64,
+            split,
+            prefixes: Prefixes::Shared,
+            ..LoadOptions::default()
+        };
+        let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
+        let helper = Helper::default();
+        if recovers {
+            engine.set_failover(Box::new(helper.clone()));
+        }
+        let ids = cut_before(&mut engine, &fate, moment);
+        faults += helper.told.lock().unwrap().len();
+        ids
+    };
+    let expected = run(usize::MAX, 0, false);
+    for (moment, unlucky) in (0..4).flat_map(|moment| [(moment, 0), (moment, 1)]) {
+        assert_eq!(run(moment, unlucky, true), expected, "device {unlucky} lost at moment {moment}");
+    }
+    assert_eq!(faults, 8);
 }
 
 #[test]
