@@ -9,8 +9,7 @@ use crate::batch::{Batch, Draw, Request};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::runs::Run;
-use crate::sequence::{Job, Sequence};
-use crate::watch::is_cancelled;
+use crate::sequence::{Job, Sequence, State};
 use bytes::Bytes;
 use outboard_core::device::RoundTrips;
 use outboard_core::{Pending, Queue, try_at_once};
@@ -111,6 +110,11 @@ impl StepsAhead {
         self.pace.last = None;
     }
 
+    /// Tokens of a sequence that have come and were not given to anybody.
+    pub(crate) fn ready_of(&self, sequence: Sequence) -> usize {
+        self.ready.iter().filter(|token| token.sequence == sequence).count()
+    }
+
     /// Forgets tokens of a sequence that have come.
     pub(crate) fn forget(&mut self, sequence: Sequence) {
         self.ready.retain(|token| token.sequence != sequence);
@@ -150,7 +154,7 @@ impl Pace {
 }
 
 impl PlacedModel {
-    /// Has tokens read behind those of a sequence, and up to `most` tokens sampled behind them: fewer if the context is full before.
+    /// Has tokens read behind those of a sequence ([`PlacedModel::len`]), and up to `most` tokens sampled behind them: fewer if the context is full before.
     /// Gives how many; [`PlacedModel::next_token`] gives them, with those of other sequences.
     ///
     /// Fails if the context has no room for the tokens, with [`Error::CacheFull`] if the cache has none now, and if the sequence has nothing
@@ -231,33 +235,36 @@ impl PlacedModel {
     /// The next token of any sequence, in the order in which they come; `None` if no sequence has anything to do. With failover, a fault of a
     /// device is recovered from on the way.
     pub fn next_token(&mut self) -> Result<Option<Token>> {
-        self.next_where(|_| true)
+        self.next_where(|_| true, |_| false)
     }
 
     /// The next token of one sequence. Those of others that come meanwhile are given out by [`PlacedModel::next_token`], in their order.
     pub fn next_token_of(&mut self, sequence: Sequence) -> Result<Option<Token>> {
-        self.next_where(|token| token.sequence == sequence)
+        self.state(sequence)?;
+        let is_over = |model: &PlacedModel| !model.state(sequence).is_ok_and(State::has_more);
+        self.next_where(|token| token.sequence == sequence, is_over)
     }
 
-    /// The next token that somebody wants.
-    pub(crate) fn next_where(&mut self, is_wanted: impl Fn(&Token) -> bool) -> Result<Option<Token>> {
+    /// The next token that somebody wants, until nothing is under way or `is_over` says that it cannot come any more.
+    pub(crate) fn next_where(
+        &mut self,
+        is_wanted: impl Fn(&Token) -> bool,
+        is_over: impl Fn(&PlacedModel) -> bool,
+    ) -> Result<Option<Token>> {
+        self.return_to_devices()?;
         loop {
             if let Some(at) = self.ahead.ready.iter().position(&is_wanted) {
                 return Ok(self.ahead.ready.remove(at));
+            }
+            if is_over(self) {
+                return Ok(None);
             }
             let came = self.enqueue_ahead().and_then(|()| self.take_step());
             match came {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                Err(e) if is_cancelled(&e) => {
-                    self.give_up();
-                    return Err(e);
-                }
                 Err(e) => {
-                    // What they have handed over goes with the queues.
-                    self.runs = Default::default();
-                    self.ahead.clear();
-                    if let Err(e) = self.recover(e) {
+                    if let Err(e) = self.recover_lost(e) {
                         self.give_up();
                         return Err(e);
                     }
@@ -321,7 +328,13 @@ impl PlacedModel {
                 four.ok_or_else(|| Error::Plan("a device gave fewer numbers than it was asked for".into()))
             };
             let id = i32::from_le_bytes(number(&ids)?);
-            let id = u32::try_from(id).map_err(|_| Error::Request("a device gave a negative token".into()))?;
+            let n_vocab = self.model.hparams().n_vocab;
+            let known = u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
+            let id = known.ok_or_else(|| {
+                Error::Request(format!(
+                    "a device gave token {id}, which is outside the model's vocabulary of {n_vocab}"
+                ))
+            })?;
             let log_probs = log_probs.as_ref().filter(|_| expected.log_prob);
             let log_prob = log_probs.map(number).transpose()?.map(f32::from_le_bytes);
             self.note_token(expected, id, log_prob);

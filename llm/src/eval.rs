@@ -22,7 +22,10 @@ impl PlacedModel {
     /// Runs tokens as [`PlacedModel::eval`] does, and gives the logits of each, `n_vocab` apart.
     pub fn logits(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<Vec<f32>> {
         self.check_vocabulary(tokens)?;
-        self.stop(sequence)?;
+        self.whole(sequence, |model| model.logits_behind(sequence, tokens))
+    }
+
+    fn logits_behind(&mut self, sequence: Sequence, tokens: &[u32]) -> Result<Vec<f32>> {
         self.add_prompt(sequence, tokens)?;
         let len = self.len(sequence)?;
         let mut all = Vec::new();
@@ -53,14 +56,15 @@ impl PlacedModel {
             return Err(Error::Request("the prompt is empty".into()));
         }
         self.check_vocabulary(tokens)?;
-        self.stop(sequence)?;
-        self.add_prompt(sequence, tokens)?;
-        let turn = Turn { group: 0, lead: self.prompt_lead() };
-        let mut runs = Runs::default();
-        let done = self.enqueue_layers(sequence, turn, &mut runs);
-        runs.abandon(self);
-        done?;
-        Ok(self.scheduler().finish()?)
+        self.whole(sequence, |model| {
+            model.add_prompt(sequence, tokens)?;
+            let turn = Turn { group: 0, lead: model.prompt_lead() };
+            let mut runs = Runs::default();
+            let done = model.enqueue_layers(sequence, turn, &mut runs);
+            runs.abandon(model);
+            done?;
+            Ok(model.scheduler().finish()?)
+        })
     }
 
     fn enqueue_layers(&mut self, sequence: Sequence, turn: Turn, runs: &mut Runs<()>) -> Result<()> {
@@ -76,9 +80,18 @@ impl PlacedModel {
         }
     }
 
-    /// Forgets steps of a sequence that are under way.
-    fn stop(&mut self, sequence: Sequence) -> Result<()> {
+    /// Does something with a sequence of which no steps are under way. After an error it has the tokens that it had.
+    fn whole<T>(&mut self, sequence: Sequence, act: impl FnOnce(&mut PlacedModel) -> Result<T>) -> Result<T> {
         let len = self.len(sequence)?;
-        self.truncate(sequence, len)
+        self.truncate(sequence, len)?;
+        let n_past = self.state(sequence)?.n_past;
+        let done = act(self);
+        if done.is_err() {
+            let (state, blocks) = self.state_and_blocks(sequence)?;
+            // What was enqueued may not have been run.
+            state.rewind(n_past);
+            state.truncate(blocks, len);
+        }
+        done
     }
 }

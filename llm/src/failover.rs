@@ -109,6 +109,17 @@ impl PlacedModel {
         }
     }
 
+    /// If the last recovery has failed, tries once more: servers may have come back since.
+    pub(crate) fn return_to_devices(&mut self) -> Result<()> {
+        match &self.displaced {
+            Some(error) => {
+                self.recoveries = 0;
+                self.recover(error.clone())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The same wherever else a lost device may be met; gives other errors back.
     pub(crate) fn recover_lost(&mut self, error: Error) -> Result<()> {
         if !matches!(error, Error::Core(outboard_core::Error::Peer { .. })) {
@@ -138,7 +149,7 @@ impl PlacedModel {
             self.go_back(|state| state.text.confirmed().min(state.n_past));
             None
         } else {
-            self.place_anew()?;
+            self.place_anew(error)?;
             Some(self.loads().iter().filter(|l| l.is_used()).map(|l| l.id.clone()).collect())
         };
         // What was told before may not have arrived.
@@ -163,7 +174,8 @@ impl PlacedModel {
     /// Takes all devices up again; `false` if not all of the model is on them any more.
     fn take_up(&mut self, who: String) -> Result<bool> {
         let devices: Vec<Arc<dyn Device>> = self.slots.iter().filter_map(|s| s.device.clone()).collect();
-        let (scheduler, watch, complete) = (&mut self.placed.scheduler, self.watch.as_deref(), self.complete);
+        let (scheduler, watch, complete) =
+            (&mut self.placed.scheduler, self.watch.as_deref(), self.displaced.is_none());
         let lost = watched(watch, who, "to come back", || {
             // A scheduler without a complete model has the devices of an earlier plan.
             if complete { scheduler.resume() } else { Ok(resume_all(&devices)) }
@@ -180,8 +192,8 @@ impl PlacedModel {
     }
 
     /// Puts the model on the devices that there are now. Weights that lie where they are needed stay there.
-    fn place_anew(&mut self) -> Result<()> {
-        self.complete = false;
+    fn place_anew(&mut self, error: &Error) -> Result<()> {
+        self.displaced = Some(error.clone());
         self.programs.clear();
         self.go_back(|_| 0);
         let missing = self.slots.iter().filter(|s| s.device.is_none() && !s.given_up);
@@ -218,7 +230,7 @@ impl PlacedModel {
         placed.scheduler = placed.scheduler.replacing(&self.placed.scheduler);
         self.ahead.replace_steps(StepsAhead::new(placed.round_trip));
         self.placed = placed;
-        self.complete = true;
+        self.displaced = None;
         Ok(())
     }
 

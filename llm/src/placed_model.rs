@@ -25,6 +25,8 @@ use std::sync::atomic::AtomicBool;
 
 /// Compiled graphs that are kept: runs have some numbers of rows again and again.
 const MAX_PROGRAMS: usize = 64;
+/// Sequences at a time, at most.
+const MOST_SEQUENCES: usize = 1 << 16;
 
 /// A model on devices, with its sequences.
 ///
@@ -50,8 +52,8 @@ pub struct PlacedModel {
     /// How and where it was loaded.
     pub(crate) options: LoadOptions,
     pub(crate) slots: Vec<DeviceSlot>,
-    /// Whether everything has its place on a device.
-    pub(crate) complete: bool,
+    /// Why not everything has its place on a device, if that is so.
+    pub(crate) displaced: Option<Error>,
     /// Recoveries since the last token.
     pub(crate) recoveries: usize,
     pub(crate) failover: Option<Box<dyn Failover>>,
@@ -67,6 +69,12 @@ impl PlacedModel {
         options: &LoadOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<PlacedModel> {
+        if options.n_seqs > MOST_SEQUENCES {
+            let n = options.n_seqs;
+            return Err(Error::Request(format!(
+                "{n} sequences at a time were asked for, {MOST_SEQUENCES} are the most"
+            )));
+        }
         let Completed { options, cache, least_rows } = options.clone().completed(&model, &devices);
         let slots = DeviceSlot::all(&devices);
         let placed = Placed::new(&model, devices, &options, cache, &Bound::new(), progress)?;
@@ -85,7 +93,7 @@ impl PlacedModel {
             programs: VecDeque::new(),
             options,
             slots,
-            complete: true,
+            displaced: None,
             recoveries: 0,
             failover: None,
             watch: None,
@@ -173,15 +181,24 @@ impl PlacedModel {
     }
 
     /// Gives up a sequence and what it has in the cache.
+    ///
+    /// It is closed in any case: an error is that of a device.
     pub fn close(&mut self, sequence: Sequence) -> Result<()> {
-        self.truncate(sequence, 0)?;
+        self.state(sequence)?;
+        let truncated = self.truncate(sequence, 0);
+        if truncated.is_err() {
+            self.give_up();
+            let (state, blocks) = self.state_and_blocks(sequence)?;
+            state.truncate(blocks, 0);
+            self.ahead.forget(sequence);
+        }
         self.sequences[sequence.slot] = None;
-        Ok(())
+        truncated
     }
 
-    /// Tokens of a sequence.
+    /// Tokens of a sequence: those that were given, and those that [`PlacedModel::next_token`] has given.
     pub fn len(&self, sequence: Sequence) -> Result<usize> {
-        Ok(self.state(sequence)?.text.len())
+        Ok(self.state(sequence)?.text.len() - self.ahead.ready_of(sequence))
     }
 
     /// Whether there are no sequences.
@@ -193,6 +210,7 @@ impl PlacedModel {
     /// on the way.
     pub fn truncate(&mut self, sequence: Sequence, n: usize) -> Result<()> {
         self.state(sequence)?;
+        self.return_to_devices()?;
         // Their rest would be computed with blocks of others.
         match self.finish_begun() {
             Err(e) if is_cancelled(&e) => self.give_up(),
@@ -390,16 +408,26 @@ impl PlacedModel {
             self.programs.push_back(found);
             return Ok(program);
         }
-        let model_graph = self.model.graph(shape)?;
-        let graph = model_graph.graph.clone();
-        let plan = self.placed.scheduler.plan(graph.clone(), &self.placed.homes.hints(&model_graph))?;
-        let memory = self.placed.memory_of(&model_graph)?;
-        let program = Arc::new(self.placed.scheduler.prepare(plan, &memory)?);
+        let program = match self.compile(shape) {
+            // Perhaps there is room where graphs that are kept have their results.
+            Err(Error::Core(outboard_core::Error::OutOfMemory { .. })) if !self.programs.is_empty() => {
+                self.programs.clear();
+                self.compile(shape)?
+            }
+            compiled => compiled?,
+        };
         if self.programs.len() >= MAX_PROGRAMS {
             self.programs.pop_front();
         }
         self.programs.push_back((shape, program.clone()));
         Ok(program)
+    }
+
+    fn compile(&mut self, shape: GraphShape) -> Result<Arc<Program>> {
+        let model_graph = self.model.graph(shape)?;
+        let plan = self.placed.scheduler.plan(model_graph.graph.clone(), &self.placed.homes.hints(&model_graph))?;
+        let memory = self.placed.memory_of(&model_graph)?;
+        Ok(Arc::new(self.placed.scheduler.prepare(plan, &memory)?))
     }
 
     /// An output of the run that was enqueued last.

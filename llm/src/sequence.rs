@@ -136,7 +136,8 @@ impl State {
         let n_past = if is_shared { whole * BLOCK_ROWS } else { n };
         let kept = blocks_of(n_past).min(self.blocks.len());
         self.beginnings.truncate(whole);
-        self.blocks.drain(kept..).for_each(|block| blocks.give_back(block));
+        // The end is given up before the beginning, without which nobody finds it.
+        self.blocks.drain(kept..).rev().for_each(|block| blocks.give_back(block));
         self.rewind(n_past);
     }
 
@@ -156,6 +157,12 @@ impl State {
         self.sampled = None;
         self.n_past = n_past;
         self.noted = self.noted.min(n_past);
+        self.text.unconfirm(n_past);
+    }
+
+    /// Whether a token is still to come.
+    pub(crate) fn has_more(&self) -> bool {
+        self.job.is_some_and(|job| job.left > 0) || self.under_way() > 0
     }
 
     /// Promises room for `tokens` in all.
@@ -190,7 +197,8 @@ impl State {
         let had = self.blocks.len();
         while self.n_past == self.blocks.len() * BLOCK_ROWS && self.beginnings.len() == self.blocks.len() {
             let range = self.n_past..self.n_past + BLOCK_ROWS;
-            if range.end + rest > self.text.len() {
+            // What was generated is rounded otherwise than what others have read.
+            if range.end + rest > self.text.len() || !self.text.is_prompt(range.clone()) {
                 break;
             }
             let next = beginning(self.beginnings.last(), self.text.tokens(range.clone()));

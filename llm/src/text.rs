@@ -49,6 +49,11 @@ impl Text {
         }
     }
 
+    /// Tokens behind the first `n` are to go through the devices again.
+    pub(crate) fn unconfirm(&mut self, n: usize) {
+        self.confirmed = self.confirmed.min(n);
+    }
+
     /// Tokens that need not be read again where the cache is still there. One has to be, to sample from.
     pub(crate) fn confirmed(&self) -> usize {
         self.confirmed.min(self.tokens.len().saturating_sub(1))

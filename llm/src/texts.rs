@@ -5,7 +5,6 @@ use crate::blocks::blocks_of;
 use crate::error::{Error, Result};
 use crate::generate::{Finish, GenerateOptions, Generation, Next, Ongoing};
 use crate::placed_model::PlacedModel;
-use crate::sequence::Sequence;
 use crate::tokenizer::Tokenizer;
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::VecDeque;
@@ -111,13 +110,12 @@ impl<'t, K> Texts<'t, K> {
     /// Ends those that nobody wants any more, without an event.
     pub fn retain(&mut self, model: &mut PlacedModel, wanted: impl Fn(&K) -> bool) -> Result<()> {
         self.waiting.retain(|(key, _)| wanted(key));
-        self.is_full = false;
-        let (kept, unwanted) = std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
+        let (kept, unwanted): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
         self.ongoing = kept;
-        for (_, text) in unwanted {
-            model.close(text.sequence)?;
-        }
-        Ok(())
+        self.is_full &= unwanted.is_empty() && !self.waiting.is_empty();
+        let closed: Vec<Result<()>> = unwanted.into_iter().map(|(_, text)| model.close(text.sequence)).collect();
+        closed.into_iter().collect()
     }
 
     /// Begins texts for which there is room, and takes the next token of any. If the run is cancelled, all end.
@@ -139,7 +137,7 @@ impl<'t, K> Texts<'t, K> {
         // Sequences of others keep their tokens.
         let ongoing = &self.ongoing;
         let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
-        match Next::of(model.next_where(is_ours))? {
+        match Next::of(model.next_where(is_ours, |_| false))? {
             Next::Token(token) => self.take(model, token, on_event),
             Next::Nothing => Err(Error::Plan("a text has not ended, and nothing is under way".into())),
             Next::Cancelled => self.cancel(model, on_event),
@@ -191,8 +189,8 @@ impl<'t, K> Texts<'t, K> {
             rest.push_str(text);
             ControlFlow::Continue(())
         });
-        let ended = generation.and_then(|generation| model.close(sequence).map(|()| generation));
-        let generation = match ended {
+        let closed = model.close(sequence);
+        let generation = match generation.and_then(|generation| closed.map(|()| generation)) {
             Ok(generation) => generation,
             Err(e) => {
                 let _ = on_event(&key, TextEvent::Failed(e.clone()));

@@ -21,7 +21,7 @@ use outboard_llm::{
 use outboard_reference::reference_device;
 use std::any::Any;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ struct Fate {
     never_runs: AtomicBool,
     /// It is lost at its next command, whatever that is.
     is_cut: AtomicBool,
+    /// Added to a number that is asked for alone.
+    lies: AtomicI32,
     /// Its answers take this long, in milliseconds.
     delay: AtomicUsize,
     resumed: AtomicUsize,
@@ -78,6 +80,14 @@ impl Queue for RemoteQueue {
     fn read(&self, src: &Slice) -> Result<Pending<Bytes>> {
         self.check()?;
         let pending = self.inner.read(src)?;
+        let lie = self.fate.lies.load(Ordering::SeqCst);
+        if lie != 0 && src.len() == 4 {
+            let true_ones = pending.wait(Duration::from_secs(10))?;
+            let numbers = true_ones.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).wrapping_add(lie));
+            let (to, lied) = Pending::new(self.id.as_str());
+            to.complete(Ok(numbers.flat_map(i32::to_le_bytes).collect::<Vec<u8>>().into()));
+            return Ok(lied);
+        }
         let delay = self.fate.delay.load(Ordering::SeqCst) as u64;
         if delay == 0 {
             return Ok(pending);
@@ -350,7 +360,9 @@ fn texts_side_by_side_go_on_behind_a_fault() {
 fn cut_before(engine: &mut PlacedModel, fate: &Fate, moment: usize) -> Vec<u32> {
     let prompt: Vec<u32> = (0..300).map(|i| 1 + i * 7 % 90).collect();
     let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_prob: false };
-    let cut = |at: usize| drop(fate.is_cut.fetch_or(at == moment, Ordering::SeqCst));
+    let cut = |at: usize| {
+        fate.is_cut.fetch_or(at == moment, Ordering::SeqCst);
+    };
     let take = |engine: &mut PlacedModel, of: Sequence, n: usize| -> Vec<u32> {
         (0..n).map(|_| engine.next_token_of(of).unwrap().unwrap().id).collect()
     };
@@ -507,6 +519,92 @@ fn what_cannot_go_on_says_why() {
     assert!(error.starts_with("B: ") && error.contains("memory"), "{error}");
     // The engine says so, too, if it is used again.
     assert!(world.run(&mut engine, &PROMPT[..4], &greedy()).is_err());
+}
+
+#[test]
+fn a_model_that_had_no_place_goes_on_when_its_device_is_back() {
+    let world = World::new();
+    let options = |split: Vec<f64>| LoadOptions { n_ctx: 64, n_ubatch: 4, split, ..LoadOptions::default() };
+    let load = |devices: Vec<Arc<dyn Device>>, split: &[f64]| {
+        PlacedModel::load(world.model.clone(), devices, &options(split.to_vec()), &|_, _| {}).unwrap()
+    };
+    let expected = world.run(&mut load(vec![world.device("A", None).0], &[1.0]), &PROMPT, &sampled()).unwrap();
+    let (small, _) = world.device("A", Some(300 << 10));
+    let (large, fate) = world.device("B", None);
+    fate.runs.store(6, Ordering::SeqCst);
+    fate.forgets.store(true, Ordering::SeqCst);
+    let mut engine = load(vec![small, large], &[0.0, 1.0]);
+    let helper = Helper::default();
+    engine.set_failover(Box::new(helper.clone()));
+    let sampling = Sampling { sampler: sampled().sampler, penalties: sampled().penalties, log_prob: false };
+    let sequence = engine.open().unwrap();
+    engine.begin(sequence, &PROMPT, sampling, 12).unwrap();
+    let mut tokens = Vec::new();
+    let error = loop {
+        match engine.next_token() {
+            Ok(token) => tokens.push(token.unwrap().id),
+            Err(e) => break e.to_string(),
+        }
+    };
+    assert!(error.contains("memory") && !tokens.is_empty(), "{error}, {tokens:?}");
+    assert!(engine.next_token().unwrap_err().to_string().contains("memory"), "it is still away");
+    helper.spare.lock().unwrap().push(world.device("B", None).0);
+    while let Some(token) = engine.next_token().unwrap() {
+        tokens.push(token.id);
+    }
+    assert_eq!(tokens, expected.tokens);
+}
+
+/// While a text is read again, the cache does not have what it had before.
+#[test]
+fn a_second_fault_may_come_before_the_first_one_is_mended() {
+    let world = World::new();
+    let expected = world.run(&mut world.engine(world.pair(0, i64::MAX).0), &PROMPT, &sampled()).unwrap();
+    for behind in 0..6 {
+        let (devices, fate) = world.pair(0, 9);
+        fate.forgets.store(true, Ordering::SeqCst);
+        // What takes its place is cut off while the text is read again, and keeps what it holds.
+        let (spare, second) = world.device("A", None);
+        second.runs.store(behind, Ordering::SeqCst);
+        let helper = Helper::default();
+        helper.spare.lock().unwrap().push(spare);
+        let mut engine = world.engine(devices);
+        engine.set_failover(Box::new(helper.clone()));
+        let got = world.run(&mut engine, &PROMPT, &sampled()).unwrap();
+        assert_eq!((got.tokens, got.log_probs), (expected.tokens.clone(), expected.log_probs.clone()), "{behind}");
+        assert_eq!(helper.told.lock().unwrap().len(), 2, "{behind}");
+    }
+}
+
+#[test]
+fn a_token_that_is_none_is_an_error() {
+    let world = World::new();
+    let n_vocab = world.model.hparams().n_vocab as i32;
+    for lie in [n_vocab, i32::MAX, -n_vocab] {
+        let (devices, fates): (Vec<_>, Vec<_>) = ["A", "B"].map(|name| world.device(name, None)).into_iter().unzip();
+        let mut engine = world.engine(devices);
+        fates.iter().for_each(|fate| fate.lies.store(lie, Ordering::SeqCst));
+        let error = world.run(&mut engine, &PROMPT, &sampled()).unwrap_err().to_string();
+        assert!(error.contains("outside the model's vocabulary"), "{error}");
+    }
+}
+
+#[test]
+fn a_sequence_is_closed_in_any_case() {
+    let world = World::new();
+    let (devices, fate) = world.pair(0, i64::MAX);
+    let options = LoadOptions { n_ctx: 256, n_seqs: 3, n_ubatch: 8, split: vec![1.0; 2], ..LoadOptions::default() };
+    let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
+    let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_prob: false };
+    let all: Vec<Sequence> = (0..3).map(|_| engine.open().unwrap()).collect();
+    for sequence in &all {
+        engine.begin(*sequence, &PROMPT, sampling, 30).unwrap();
+    }
+    engine.next_token().unwrap().unwrap();
+    fate.is_cut.store(true, Ordering::SeqCst);
+    let errors = all.iter().filter(|sequence| engine.close(**sequence).is_err()).count();
+    assert!(errors > 0 && engine.is_empty());
+    assert_eq!(engine.free_tokens(), engine.cache_tokens());
 }
 
 #[test]

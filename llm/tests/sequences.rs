@@ -163,6 +163,9 @@ fn handles_are_of_no_use_once_they_are_closed() {
     let a = model.open().unwrap();
     let many = model.open().unwrap_err().to_string();
     assert!(many.contains("1 sequences at a time"), "{many}");
+    let most = LoadOptions { n_seqs: usize::MAX, ..options(1, 1) };
+    let most = PlacedModel::load(small::model("llama-dense"), cpus(1), &most, &|_, _| {}).map(drop).unwrap_err();
+    assert!(most.to_string().contains("65536 are the most"), "{most}");
     model.close(a).unwrap();
     let b = model.open().unwrap();
     assert!(model.begin(a, &[1], sampling, 1).unwrap_err().to_string().contains("closed") && model.len(a).is_err());
@@ -235,6 +238,87 @@ fn a_run_that_was_cancelled_leaves_nothing_half_read() {
         texts.entry(token.sequence).or_default().push(bits(&token));
     }
     assert_eq!((&texts[&first], &texts[&second]), (&want, &want));
+}
+
+/// A run that is cancelled behind a step back does not count on what the cache had before that.
+#[test]
+fn a_cancelled_run_behind_a_step_back_is_read_again() {
+    let prompt: Vec<u32> = (0..300).map(|i| i * 37 % 128).collect();
+    let more: Vec<u32> = (0..50).map(|i| i * 11 % 128).collect();
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let options = LoadOptions { n_ctx: 1024, prefixes: Prefixes::Shared, ..options(2, 1) };
+    let text = |model: &mut PlacedModel, is_cancelled: bool| {
+        let sequence = model.open().unwrap();
+        model.begin(sequence, &prompt, sampling, 1).unwrap();
+        rest(model, sequence, sampling);
+        model.truncate(sequence, 200).unwrap();
+        // Another one writes to the block that was given back.
+        let request = Request { prompt: (0..128).rev().collect(), sampling, most: 1 };
+        alone(model, &request);
+        model.begin(sequence, &more, sampling, 6).unwrap();
+        if is_cancelled {
+            model.cancel_token().store(true, Ordering::SeqCst);
+            model.next_token().unwrap_err();
+            model.cancel_token().store(false, Ordering::SeqCst);
+        }
+        rest(model, sequence, sampling)
+    };
+    let want = text(&mut load("llama-dense", cpus(1), &options), false);
+    assert_eq!(text(&mut load("llama-dense", cpus(1), &options), true), want);
+}
+
+/// After an error, what reads a whole text leaves the sequence as it was.
+#[test]
+fn what_was_not_read_to_its_end_is_not_there() {
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let options = LoadOptions { scores: 24, ..options(1, 1) };
+    let text = |model: &mut PlacedModel, cancel: &dyn Fn(&mut PlacedModel, Sequence)| {
+        let sequence = model.open().unwrap();
+        model.fill_cache(sequence, &[5; 40]).unwrap();
+        cancel(model, sequence);
+        model.begin(sequence, &[1, 2, 3, 4, 5, 6, 7, 8], sampling, 6).unwrap();
+        rest(model, sequence, sampling)
+    };
+    let want = text(&mut load("llama-dense", cpus(1), &options), &|_, _| {});
+    let with_cancelled = |act: &dyn Fn(&mut PlacedModel, Sequence) -> bool| {
+        let mut model = load("llama-dense", cpus(1), &options);
+        let got = text(&mut model, &|model, sequence| {
+            model.cancel_token().store(true, Ordering::SeqCst);
+            assert!(act(model, sequence));
+            model.cancel_token().store(false, Ordering::SeqCst);
+            assert_eq!(model.len(sequence).unwrap(), 40);
+        });
+        assert_eq!(got, want);
+    };
+    with_cancelled(&|model, sequence| model.fill_cache(sequence, &[9; 60]).is_err());
+    with_cancelled(&|model, sequence| model.logits(sequence, &[9; 60]).is_err());
+}
+
+/// A sequence goes on behind the tokens that were given to somebody, however many are under way or have come.
+#[test]
+fn a_prompt_comes_behind_the_tokens_that_were_given() {
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let text = |model: &mut PlacedModel, waits: usize| {
+        let [a, b] = [(); 2].map(|()| model.open().unwrap());
+        model.begin(a, &[1, 2, 3, 4], sampling, 20).unwrap();
+        model.begin(b, &[4, 3, 2, 1], sampling, 20).unwrap();
+        let first = model.next_token_of(a).unwrap().unwrap();
+        (0..waits).for_each(|_| assert_eq!(model.next_token_of(b).unwrap().unwrap().sequence, b));
+        assert_eq!(model.len(a).unwrap(), 5);
+        model.begin(a, &[7, 8, 9], sampling, 5).unwrap();
+        let mut text = vec![bits(&first)];
+        while let Some(token) = model.next_token_of(a).unwrap() {
+            text.push(bits(&token));
+        }
+        // It has ended, and nobody waits for the other one.
+        assert!(model.len(b).unwrap() < 4 + 20);
+        model.close(a).unwrap();
+        assert!(model.next_token_of(a).is_err());
+        text
+    };
+    let want = text(&mut load("llama-dense", cpus(1), &options(2, 1)), 0);
+    assert_eq!(want.len(), 6);
+    assert_eq!(text(&mut load("llama-dense", cpus(1), &options(2, 1)), 5), want);
 }
 
 /// Penalties count a sequence's own tokens, whoever had its blocks before.
