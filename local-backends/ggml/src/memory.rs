@@ -6,7 +6,7 @@ use crate::library::Library;
 use crate::log;
 use bytes::Bytes;
 use outboard_core::local::{Funds, Payment};
-use outboard_core::{Buffer, Error, Result, Slice};
+use outboard_core::{Buffer, DeviceKind, Error, Result, Slice};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,8 @@ pub(crate) struct Heap {
     pub(crate) max_alloc: u64,
     /// Whether the host can address it.
     pub(crate) is_host: bool,
-    calls: Mutex<()>,
+    /// `None` for the host's memory, which any thread may touch at any time.
+    calls: Option<Mutex<()>>,
 }
 
 // SAFETY: handles of the library, which may be used from any thread; calls for a device that need an order take the lock.
@@ -47,16 +48,17 @@ impl Heap {
         let alignment = alignment.max(1).next_power_of_two();
         // Room for rounding up.
         let max_alloc = (max as u64).min(1 << 62) & !(alignment as u64 - 1);
-        Heap { device, kind, alignment, max_alloc, is_host, calls: Mutex::default() }
+        let calls = if is_host && device.kind == DeviceKind::Cpu { None } else { Some(Mutex::default()) };
+        Heap { device, kind, alignment, max_alloc, is_host, calls }
     }
 
     pub(crate) fn library(&self) -> &Arc<Library> {
         self.device.library()
     }
 
-    /// The order of calls for this device.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The order of calls for this device, if it needs one: without it nobody writes, allocates or compiles while a graph runs.
+    pub(crate) fn lock(&self) -> Option<MutexGuard<'_, ()>> {
+        self.calls.as_ref().map(|calls| calls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Bytes that a tensor takes in memory of this device, padding included.
@@ -207,20 +209,22 @@ pub(crate) fn copy([from, to]: [&GgmlBuffer; 2], [start, end]: [u64; 2], len: u6
     let (_order, f) = (from.heap.lock(), &from.heap.library().functions);
     let params = InitParams { size: 0, buffer: std::ptr::null_mut(), no_alloc: true };
     // SAFETY: the context has room for two tensors, each a part of one that covers its buffer, and the parts are inside.
-    unsafe {
+    let places = unsafe {
         let context = (f.ggml_init)(InitParams { size: 3 * (f.ggml_tensor_overhead)(), ..params });
         if context.is_null() {
             return Err(Error::OutOfMemory { device: "host".into(), needed: 0, free: 0 });
         }
-        let [src, dst] = [(from.bytes, start), (to.bytes, end)].map(|(of, offset)| {
+        let [(src, first), (dst, second)] = [(from.bytes, start), (to.bytes, end)].map(|(of, offset)| {
             let view = (f.ggml_view_4d)(context, of, len as i64, 1, 1, 1, bytes, bytes, bytes, offset as usize);
-            (f.ggml_backend_view_init)(view);
-            view
+            (view, (f.ggml_backend_view_init)(view))
         });
-        (f.ggml_backend_tensor_copy)(src, dst);
+        if [first, second] == [0, 0] {
+            (f.ggml_backend_tensor_copy)(src, dst);
+        }
         (f.ggml_free)(context);
-    }
-    Ok(())
+        [first, second]
+    };
+    places.into_iter().try_for_each(placed)
 }
 
 impl Drop for GgmlBuffer {
@@ -251,6 +255,11 @@ impl Buffer for GgmlBuffer {
     fn as_any(&self) -> &dyn Any {
         self
     }
+}
+
+/// Whether ggml has given a tensor its place.
+pub(crate) fn placed(status: i32) -> Result<()> {
+    if status == 0 { Ok(()) } else { Err(Error::Misuse(format!("ggml gives a tensor no place (status {status})"))) }
 }
 
 /// The buffer behind a slice, if it is one of ggml's.

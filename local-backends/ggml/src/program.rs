@@ -2,13 +2,14 @@
 
 use crate::checks::{Indices, Job, Mask, elements};
 use crate::functions::Object;
-use crate::memory::{GgmlBuffer, Heap, buffer};
+use crate::memory::{GgmlBuffer, Heap, buffer, placed};
 use crate::tensors::Tensors;
 use crate::translate::{Piece, Place, Translator};
 use outboard_core::local::Funds;
 use outboard_core::{Error, Executable, Graph, Placement, Result, TensorId};
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A graph on a device. It keeps the buffers that its tensors lie in.
@@ -90,12 +91,12 @@ impl Program {
         &self.pieces
     }
 
-    /// Does what comes before a piece, and gives its graph. Errors name the node whose values are wrong.
-    pub(crate) fn prepare(&self, piece: &Ready, device: &str) -> Result<Option<Object>> {
+    /// Does what comes before a piece as long as it is wanted, and gives its graph. Errors name the node whose values are wrong.
+    pub(crate) fn prepare(&self, piece: &Ready, device: &str, cancel: &AtomicBool) -> Result<Option<Object>> {
         for job in &piece.jobs {
             let (node, done) = match job {
                 Job::Indices(indices) => (indices.node, self.copy_indices(indices)?),
-                Job::Mask(mask, _) => (mask.node, self.make_mask(mask)?),
+                Job::Mask(mask, _) => (mask.node, self.make_mask(mask, cancel)?),
             };
             done.map_err(|detail| Error::Device {
                 device: device.to_owned(),
@@ -115,7 +116,7 @@ impl Program {
         self.scratch.write(self.kept + indices.to, &bytes).map(Ok)
     }
 
-    fn make_mask(&self, mask: &Mask) -> Result<std::result::Result<(), String>> {
+    fn make_mask(&self, mask: &Mask, cancel: &AtomicBool) -> Result<std::result::Result<(), String>> {
         let pos = self.values(mask.pos)?;
         let paging = match mask.paging {
             Some((table, seqs)) => {
@@ -127,6 +128,9 @@ impl Program {
         let paging = paging.as_ref().map(|(table, blocks, seqs)| (table.as_slice(), *blocks, seqs.as_slice()));
         let row = 2 * mask.keys as u64;
         for start in (0..mask.tokens).step_by(mask.rows_at_once()) {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
             let rows = start..mask.tokens.min(start + mask.rows_at_once());
             match mask.make(rows, &pos, paging) {
                 Ok(bytes) => self.scratch.write(self.kept + mask.to + start as u64 * row, &bytes)?,
@@ -159,7 +163,7 @@ fn put(heap: &Heap, placement: &Placement, scratch: (&GgmlBuffer, u64), tensor: 
         Place::View => {
             // SAFETY: what it lies in comes before it, and has its place.
             let status = unsafe { (heap.library().functions.ggml_backend_view_init)(tensor) };
-            return done(status);
+            return placed(status);
         }
     };
     let end = offset.checked_add(heap.bytes_of(tensor) as u64);
@@ -168,12 +172,8 @@ fn put(heap: &Heap, placement: &Placement, scratch: (&GgmlBuffer, u64), tensor: 
     }
     let f = &heap.library().functions;
     // SAFETY: the tensor has no place yet, and lies within the buffer with its padding.
-    done(unsafe {
+    placed(unsafe {
         let base = (f.ggml_backend_buffer_get_base)(memory.handle());
         (f.ggml_backend_tensor_alloc)(memory.handle(), tensor, base.wrapping_byte_add(offset as usize))
     })
-}
-
-fn done(status: i32) -> Result<()> {
-    if status == 0 { Ok(()) } else { Err(Error::Misuse(format!("ggml gives a tensor no place (status {status})"))) }
 }

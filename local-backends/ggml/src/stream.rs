@@ -32,7 +32,7 @@ pub(crate) struct Compute {
     heap: Arc<Heap>,
     backend: Object,
     /// What its abort callback has.
-    _watch: Box<Watch>,
+    _watch: Arc<Watch>,
 }
 
 /// What a backend that asks after every node is given to ask.
@@ -62,7 +62,7 @@ impl Compute {
             let detail = format!("ggml cannot open it{}", log::last_words());
             return Err(Error::Device { device: id.to_owned(), op: None, detail });
         }
-        let (device, watch) = (&heap.device, Box::new(watch));
+        let (device, watch) = (&heap.device, Arc::new(watch));
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
         // SAFETY: ggml-backend.h says what the functions of these names are; what is watched lives as long as the stream.
         unsafe {
@@ -74,7 +74,7 @@ impl Compute {
             let set_abort = device.extra(c"ggml_backend_set_abort_callback");
             if !set_abort.is_null() {
                 let set: unsafe extern "C" fn(Object, AbortCallback, *mut c_void) = std::mem::transmute(set_abort);
-                set(backend, is_cancelled, (&raw const *watch).cast_mut().cast());
+                set(backend, is_cancelled, Arc::as_ptr(&watch).cast_mut().cast());
             }
         }
         Ok(Compute { heap: heap.clone(), backend, _watch: watch })
@@ -123,7 +123,7 @@ impl GgmlStream {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
-            let ran = program.prepare(piece, &self.id)?.map_or(Ok(()), |graph| compute.run(graph));
+            let ran = program.prepare(piece, &self.id, &self.cancel)?.map_or(Ok(()), |graph| compute.run(graph));
             if let Err(status) = ran {
                 return Err(self.failed(status));
             }

@@ -115,6 +115,31 @@ fn long() -> Graph {
 }
 
 #[test]
+fn others_write_allocate_and_compile_while_a_graph_runs() {
+    let Some(device) = cpu() else { return };
+    let graph = Arc::new(long());
+    let bytes = |id| graph.tensor(id).layout().span() as u64;
+    let place = |id| Some(Slice::whole(device.alloc(bytes(id), Usage::Any).unwrap()));
+    let placement = Placement::new(&graph, device.as_ref(), graph.ids().map(place).collect()).unwrap();
+    let executable = device.compile(graph.clone(), placement).unwrap();
+    let [busy, queue] = [(); 2].map(|()| device.queue().unwrap());
+    let before = device.progress().unwrap();
+    busy.execute(&executable).unwrap();
+    let end = Instant::now() + WAIT;
+    while device.progress().unwrap() == before && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let small = Arc::new(set_and_get());
+    let (whole, slices) = placed(device.as_ref(), &small);
+    let placement = Placement::new(&small, device.as_ref(), slices).unwrap();
+    device.compile(small, placement).unwrap();
+    queue.write(&whole.part(0, 4).unwrap(), Bytes::from_static(b"here")).unwrap();
+    assert_eq!(queue.read(&whole.part(0, 4).unwrap()).unwrap().wait(WAIT).unwrap(), &b"here"[..]);
+    let done = device.progress().unwrap() - before;
+    assert!((1..100).contains(&done), "{done} nodes");
+}
+
+#[test]
 fn a_graph_that_runs_counts_its_nodes_and_stops_when_its_queue_is_dropped() {
     let Some(device) = cpu() else { return };
     let graph = Arc::new(long());

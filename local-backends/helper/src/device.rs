@@ -4,9 +4,8 @@ use crate::launch::Launch;
 use crate::lock;
 use crate::memory::{HelperBuffer, HelperExecutable, buffer};
 use crate::message::{Alloc, Compile, OpenStream, What};
-use crate::process::{Asked, Process};
+use crate::process::Process;
 use crate::stream::HelperStream;
-use bytes::Bytes;
 use outboard_core::device::fresh_uid;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
 use outboard_core::{Buffer, DeviceInfo, Executable, Graph, Host, NodeSet, Placement, Result, TensorId, Usage};
@@ -24,7 +23,7 @@ pub fn helper_device(
     info: DeviceInfo,
     pool: Option<Arc<dyn MemoryPool>>,
 ) -> Arc<LocalDevice> {
-    let helper = Arc::new(Helper { name: info.id.clone(), launch, now: Mutex::default() });
+    let helper = Arc::new(Helper { name: info.id.clone(), launch, now: Mutex::default(), starting: Mutex::default() });
     let seen = helper.clone();
     let free = move || seen.running().map_or(u64::MAX, |process| process.free());
     let pool = pool.unwrap_or_else(|| CardPool::new(info.memory_total, free));
@@ -37,17 +36,23 @@ struct Helper {
     name: String,
     launch: Launch,
     now: Mutex<Option<Arc<Process>>>,
+    /// Whoever starts one has it. Others see meanwhile that there is none.
+    starting: Mutex<()>,
 }
 
 impl Helper {
     /// A helper that lives.
     fn process(&self) -> Result<Arc<Process>> {
-        let mut now = lock(&self.now);
-        if let Some(process) = now.as_ref().filter(|process| process.check().is_ok()) {
-            return Ok(process.clone());
+        let living = || self.running().filter(|process| process.check().is_ok());
+        if let Some(process) = living() {
+            return Ok(process);
+        }
+        let _one = lock(&self.starting);
+        if let Some(process) = living() {
+            return Ok(process);
         }
         let (process, _) = Process::start(&self.launch, &self.name)?;
-        Ok(now.insert(process).clone())
+        Ok(lock(&self.now).insert(process).clone())
     }
 
     /// The one that there is, if there is one.
@@ -108,11 +113,10 @@ impl HelperContext {
 impl Context for HelperContext {
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
         let Opened { process, id: context } = self.opened()?;
-        let payment = self.funds.pay(size)?;
         let id = fresh_uid();
-        let usage = usage_name(usage).to_owned();
-        process.ask(What::Alloc(Alloc { context, buffer: id, size, usage }))?;
-        Ok(Arc::new(HelperBuffer { process, id, size, device: self.funds.device(), _payment: payment }))
+        let call = What::Alloc(Alloc { context, buffer: id, size, usage: usage_name(usage).to_owned() });
+        let payments = process.ask_paid(call, &self.funds)?;
+        Ok(Arc::new(HelperBuffer { process, id, size, device: self.funds.device(), payments }))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
@@ -124,11 +128,9 @@ impl Context for HelperContext {
         let places = graph.ids().map(place).collect::<Result<_>>()?;
         let executable = fresh_uid();
         let call = What::Compile(Compile { context, executable, graph: graph::encode(&graph)?, places });
-        let asked = Asked { payer: Some(self.funds.clone()), ..Asked::default() };
-        let answer = process.wait(process.call(call, Bytes::new(), asked), None)?;
+        let payments = process.ask_paid(call, &self.funds)?;
         let device = self.funds.device();
-        let (_payments, _placement) = (answer.payments, placement);
-        Ok(Arc::new(HelperExecutable { process, id: executable, device, _payments, _placement }))
+        Ok(Arc::new(HelperExecutable { process, id: executable, device, payments, _placement: placement }))
     }
 
     fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>> {

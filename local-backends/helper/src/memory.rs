@@ -14,7 +14,8 @@ pub(crate) struct HelperBuffer {
     pub(crate) id: u64,
     pub(crate) size: u64,
     pub(crate) device: u64,
-    pub(crate) _payment: Payment,
+    /// For its bytes.
+    pub(crate) payments: Vec<Payment>,
 }
 
 impl Buffer for HelperBuffer {
@@ -33,7 +34,7 @@ impl Buffer for HelperBuffer {
 
 impl Drop for HelperBuffer {
     fn drop(&mut self) {
-        self.process.tell(What::Free(self.id));
+        self.process.give_back(What::Free(self.id), std::mem::take(&mut self.payments));
     }
 }
 
@@ -43,7 +44,8 @@ pub(crate) struct HelperExecutable {
     pub(crate) process: Arc<Process>,
     pub(crate) id: u64,
     pub(crate) device: u64,
-    pub(crate) _payments: Vec<Payment>,
+    /// For what it needs beside its tensors.
+    pub(crate) payments: Vec<Payment>,
     pub(crate) _placement: Placement,
 }
 
@@ -59,7 +61,7 @@ impl Executable for HelperExecutable {
 
 impl Drop for HelperExecutable {
     fn drop(&mut self) {
-        self.process.tell(What::Forget(self.id));
+        self.process.give_back(What::Forget(self.id), std::mem::take(&mut self.payments));
     }
 }
 

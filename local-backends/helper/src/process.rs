@@ -171,6 +171,17 @@ impl Process {
         self.wait(self.call(what, Bytes::new(), Asked::default()), None)
     }
 
+    /// Asks for something that takes memory, and gives what was paid for it.
+    pub(crate) fn ask_paid(&self, what: What, payer: &Funds) -> Result<Vec<Payment>> {
+        let asked = Asked { payer: Some(payer.clone()), ..Asked::default() };
+        Ok(self.wait(self.call(what, Bytes::new(), asked), None)?.payments)
+    }
+
+    /// Gives something back. It is paid for until the helper has it no more.
+    pub(crate) fn give_back(&self, what: What, payments: Vec<Payment>) {
+        drop(self.call(what, Bytes::new(), Asked { _keeps: vec![Arc::new(payments)], ..Asked::default() }));
+    }
+
     /// Says something that has no answer. What follows from it is found out by what is asked next.
     pub(crate) fn tell(&self, what: What) {
         self.inner.write(&Call { id: 0, what: Some(what) }, &[]);
@@ -302,12 +313,9 @@ impl Inner {
 
     /// The helper has ended, or cannot be understood: everybody who waits is told.
     fn end(&self, why: Option<String>, last_lines: &Receiver<()>) {
-        let status = {
-            let mut child = lock(&self.child);
-            // One that still runs cannot be talked to any more.
-            let _ = child.kill();
-            child.wait().ok().filter(|_| why.is_none())
-        };
+        // One that still runs cannot be talked to any more.
+        let _ = lock(&self.child).kill();
+        let status = self.ended_within(LAST_LINES).filter(|_| why.is_none());
         let _ = last_lines.recv_timeout(LAST_LINES);
         let why = lock(&self.killed).take().or(why);
         let detail = self.last_words(why, status);
@@ -322,6 +330,22 @@ impl Inner {
         let (answers, kept): (Vec<_>, Vec<_>) = waiting.into_values().map(|w| (w.to, (w.asked, w.payments))).unzip();
         drop(kept);
         answers.into_iter().for_each(|to| to.complete(Err(error.clone())));
+        // A driver may keep a process that was killed: nobody but this thread waits for that.
+        while self.ended_within(LAST_LINES).is_none() {}
+    }
+
+    /// How it has ended, if it does so in this time.
+    fn ended_within(&self, time: Duration) -> Option<ExitStatus> {
+        let end = Instant::now() + time;
+        loop {
+            match lock(&self.child).try_wait() {
+                Ok(None) if Instant::now() < end => {}
+                Ok(status) => return status,
+                // It is waited for by nobody else.
+                Err(_) => return Some(ExitStatus::default()),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     fn last_words(&self, why: Option<String>, status: Option<ExitStatus>) -> String {

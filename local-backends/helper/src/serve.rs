@@ -103,8 +103,8 @@ struct Helper {
 /// What may take long.
 enum Job {
     Do(u64, What),
-    /// Memory that nobody refers to any more.
-    Drop(Box<dyn Send>),
+    /// What nobody refers to any more goes, and that is answered if somebody has asked.
+    Drop(u64, Box<dyn Send>),
 }
 
 /// A stream.
@@ -125,7 +125,7 @@ struct Payer {
 }
 
 impl Payer {
-    /// Memory of what follows is that of this call; that of no call was paid for before.
+    /// Memory of what follows is that of this call.
     fn set(&self, call: Option<u64>) {
         *lock(&self.now) = call.map(|id| (id, None));
     }
@@ -208,15 +208,15 @@ impl Helper {
             }
             What::Open(context) => self.open(context),
             What::Close(context) => {
-                self.drop_later(lock(&self.contexts).remove(&context));
+                self.drop_later(id, lock(&self.contexts).remove(&context));
                 Ok(())
             }
             What::Free(buffer) => {
-                self.drop_later(lock(&self.buffers).remove(&buffer));
+                self.drop_later(id, lock(&self.buffers).remove(&buffer));
                 Ok(())
             }
             What::Forget(executable) => {
-                self.drop_later(lock(&self.executables).remove(&executable));
+                self.drop_later(id, lock(&self.executables).remove(&executable));
                 Ok(())
             }
             What::Stream(OpenStream { context, stream }) => self.open_stream(context, stream),
@@ -252,10 +252,8 @@ impl Helper {
         }
     }
 
-    fn drop_later<T: Send + 'static>(&self, gone: Option<T>) {
-        if let Some(gone) = gone {
-            self.post(Job::Drop(Box::new(gone)));
-        }
+    fn drop_later<T: Send + 'static>(&self, id: u64, gone: Option<T>) {
+        self.post(Job::Drop(id, Box::new(gone)));
     }
 
     fn open(&self, context: u64) -> Result<()> {
@@ -353,7 +351,12 @@ impl Helper {
     fn work(&self, todo: Receiver<Job>) {
         for job in todo {
             match job {
-                Job::Drop(gone) => drop(gone),
+                Job::Drop(id, gone) => {
+                    drop(gone);
+                    if id != 0 {
+                        self.out.say(id, Said::Done(Done::default()), Bytes::new());
+                    }
+                }
                 Job::Do(id, what) => {
                     let done = self.job(id, what);
                     self.out.say(id, done.map_or_else(failed, Said::Done), Bytes::new());
@@ -369,18 +372,22 @@ impl Helper {
                 Ok(Done { supported, ..Done::default() })
             }
             What::Alloc(Alloc { context, buffer, size, usage }) => {
-                let made = self.context(context)?.alloc(size, usage_from_name(&usage))?;
+                let context = self.context(context)?;
+                let made = self.paid_by(id, || context.alloc(size, usage_from_name(&usage)))?;
                 lock(&self.buffers).insert(buffer, made);
                 Ok(Done::default())
             }
-            What::Compile(compile) => {
-                self.account.set(Some(id));
-                let done = self.compile(compile);
-                self.account.set(None);
-                done.map(|()| Done::default())
-            }
+            What::Compile(compile) => self.paid_by(id, || self.compile(compile)).map(|()| Done::default()),
             _ => Err(Error::Misuse("no job".into())),
         }
+    }
+
+    /// Memory that is taken here is that of a call.
+    fn paid_by<T>(&self, call: u64, take: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.account.set(Some(call));
+        let taken = take();
+        self.account.set(None);
+        taken
     }
 
     fn compile(&self, Compile { context, executable, graph, places }: Compile) -> Result<()> {
