@@ -1,6 +1,7 @@
-//! Graphs off the wire, run on the reference device and on the CPU device. An input is a byte, which says what the leaves hold, and an
+//! Graphs off the wire, run on the reference device, on the CPU device, and on ggml's where `OUTBOARD_GGML` names it. An input is a byte, which says what the leaves hold, and an
 //! encoded graph. Tensors lie between guard bytes that nobody may touch.
 
+use crate::ggml::ggml_device;
 use crate::mutate::protobuf;
 use outboard_core::Host;
 use outboard_core::{Device, Error, Graph, LeafKind, Placement, Slice, Usage};
@@ -24,9 +25,11 @@ const MAX_WORK: u64 = 1 << 22;
 /// Longest run of such a graph, by far.
 const LIMIT: Duration = Duration::from_secs(20);
 
-static DEVICES: LazyLock<[Arc<dyn Device>; 2]> = LazyLock::new(|| {
+static DEVICES: LazyLock<Vec<Arc<dyn Device>>> = LazyLock::new(|| {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(64 << 20)));
-    [reference_device(&host, "REF0", &budget), cpu_device(&host, "CPU0", CpuOptions::with_threads(1), &budget)]
+    let ours: [Arc<dyn Device>; 2] =
+        [reference_device(&host, "REF0", &budget), cpu_device(&host, "CPU0", CpuOptions::with_threads(1), &budget)];
+    ours.into_iter().chain(ggml_device(&host, "ggml:CPU", &budget)).collect()
 });
 
 pub(crate) fn run(input: &[u8]) {

@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc)]
 
 pub mod blobs;
+mod ggml;
 mod gguf;
 mod graph;
 mod messages;

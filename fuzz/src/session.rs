@@ -1,6 +1,7 @@
 //! Sessions: random requests and commands, in any order, on a server in this process. An input is a program for a machine that knows
 //! every message; each instruction is a byte, its arguments are the bytes behind it.
 
+use crate::ggml::ggml_device;
 use crate::mutate::LIMITS;
 use crate::random::{Content, RandomGraph};
 use crate::raw::{Conn, NOTHING, Stream};
@@ -30,7 +31,7 @@ const COMPUTE: u64 = 77;
 /// How long queues get to come to rest. Those that wait for what never comes do not.
 const REST: Duration = Duration::from_millis(30);
 
-/// The devices of the server, whose kernels and scratch memory are those that are shipped.
+/// The devices of the server, whose kernels and scratch memory are those that are shipped. The second one is ggml's where `OUTBOARD_GGML` names it.
 const DEVICES: [&str; 2] = ["REF0", "CPU0"];
 
 struct World {
@@ -42,10 +43,9 @@ struct World {
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(MEMORY)));
-    let devices = vec![
-        reference_device(&host, DEVICES[0], &budget),
-        cpu_device(&host, DEVICES[1], CpuOptions::with_threads(2), &budget),
-    ];
+    let second = ggml_device(&host, DEVICES[1], &budget);
+    let second = second.unwrap_or_else(|| cpu_device(&host, DEVICES[1], CpuOptions::with_threads(2), &budget));
+    let devices = vec![reference_device(&host, DEVICES[0], &budget), second];
     let addr = "127.0.0.1:0".parse().expect("an address");
     let config = ServerConfig { addr, devices, limits: Limits::default(), trust: Trust::default() };
     let server = Server::start(config).expect("a server");

@@ -1,7 +1,14 @@
 //! Real models on ggml's own backends, opened by an rpc-server: `OUTBOARD_GGML` names the folder of their libraries.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use outboard_integration::{Client, Comparison, RunReport, Server, cases, model, program, skip};
+use outboard::{Model, PlaceOptions, Request, Split, devices};
+use outboard_backends::known;
+use outboard_conformance::{Filter, run};
+use outboard_core::Host;
+use outboard_host::MemoryBudget;
+use outboard_integration::{Case, Client, Comparison, RunReport, Server, cases, model, program, skip};
+use outboard_reference::reference_device;
+use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -59,6 +66,78 @@ fn qwen2_5_coder() {
 #[test]
 fn gemma3() {
     check("gemma3", 2);
+}
+
+/// Every case of conformance, from a client to a server to the helper that has ggml.
+#[test]
+fn conformance_through_a_server() {
+    if ggml().is_none() {
+        return;
+    }
+    let server = Server::start(&["-d", "ggml:CPU", "-t", "1"]);
+    let device = connect(&Endpoint::parse_list(&server.addr).unwrap(), &ClientOptions::default()).unwrap().remove(0);
+    let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
+    let report = run(device.as_ref(), reference.as_ref(), &Filter::default()).unwrap();
+    println!("{report}");
+    let known = known(device.info());
+    let differs: Vec<_> = known.differs.iter().map(|d| (d.of, d.most)).collect();
+    let wrong = [report.against(known.unsupported), report.beyond(&differs)].concat();
+    assert!(wrong.is_empty() && report.unsupported() < report.cases() / 4, "{report}{}", wrong.join("\n"));
+}
+
+/// Texts side by side, with the model in these parts of the servers' devices: each by the reference's rule, as if it were alone. `came` is called when the
+/// first token is there.
+fn together(servers: &str, parts: &[f64], came: impl FnOnce()) {
+    let Some(path) = model("smollm2") else { return };
+    let devices = devices::connect(servers, &ClientOptions::default()).unwrap();
+    let split = Split::Parts(parts.to_vec());
+    let options = PlaceOptions { sequences: 8, context: Some(512), split, ..PlaceOptions::default() };
+    let runner = Model::open(&path).unwrap().place(&devices, &options).unwrap().run().unwrap();
+    let cases: Vec<_> = cases("smollm2").into_iter().take(8).collect();
+    let begin = |case: &Case| {
+        let request = Request::new(case.prompt.as_str()).max_tokens(TOKENS).log_probs().ignore_eos();
+        runner.generate(request).unwrap()
+    };
+    let mut texts: Vec<_> = cases.iter().map(begin).collect();
+    let first = texts[0].next().unwrap().unwrap();
+    came();
+    let mut comparison = Comparison::of("smollm2");
+    for (i, (case, text)) in cases.iter().zip(texts).enumerate() {
+        let done = text.complete().unwrap();
+        let first = Some(&first).filter(|_| i == 0);
+        let (id, log_prob) = first.map_or((None, None), |piece| (piece.token, piece.log_prob));
+        // What was taken before is in the whole as well.
+        assert!(id.is_none_or(|id| done.tokens[0] == id && log_prob == Some(done.log_probs[0])));
+        comparison.add(case, &done.tokens, &done.log_probs).unwrap_or_else(|e| panic!("{:?}: {e}", case.prompt));
+    }
+    let (compared, all, rms) = comparison.finish().unwrap();
+    println!("{compared} of {all} steps compared, log-probabilities differ by {rms:.4} (rms)");
+}
+
+#[test]
+fn eight_sequences_at_once() {
+    if ggml().is_none() {
+        return;
+    }
+    let servers = [(); 2].map(|()| Server::start(&["-d", "ggml:CPU,cpu:1", "-t", "1"]));
+    let both = servers.each_ref().map(|server| server.addr.as_str()).join(",");
+    together(&both, &[1.0, 0.0, 1.0, 0.0], || {});
+}
+
+/// From ggml's CPU of one server to our own of another one, and the other way.
+#[test]
+fn texts_go_on_where_the_kernels_are_others() {
+    if ggml().is_none() {
+        return;
+    }
+    for [lost, left] in [["ggml:CPU", "cpu:1"], ["cpu:1", "ggml:CPU"]] {
+        // What ggml has not, the last device has.
+        let mut first = Server::start(&["-d", lost, "-t", "1"]);
+        let second = Server::start(&["-d", &format!("{left},cpu:1").replace("cpu:1,cpu:1", "cpu:1"), "-t", "1"]);
+        let both = format!("{},{}", first.addr, second.addr);
+        let parts = if left == "cpu:1" { vec![1.0, 1.0] } else { vec![1.0, 1.0, 0.0] };
+        together(&both, &parts, || first.kill());
+    }
 }
 
 /// The helpers of a server.

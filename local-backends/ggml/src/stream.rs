@@ -31,6 +31,8 @@ pub(crate) struct GgmlStream {
 pub(crate) struct Compute {
     heap: Arc<Heap>,
     backend: Object,
+    /// It calls back behind every node, and the callback counts them.
+    counts_nodes: bool,
     /// What its abort callback has.
     _watch: Arc<Watch>,
 }
@@ -65,7 +67,7 @@ impl Compute {
         let (device, watch) = (&heap.device, Arc::new(watch));
         let threads = i32::try_from(threads).unwrap_or(i32::MAX);
         // SAFETY: ggml-backend.h says what the functions of these names are; what is watched lives as long as the stream.
-        unsafe {
+        let counts_nodes = unsafe {
             let set_threads = device.extra(c"ggml_backend_set_n_threads");
             if !set_threads.is_null() {
                 let set: unsafe extern "C" fn(Object, i32) = std::mem::transmute(set_threads);
@@ -76,8 +78,9 @@ impl Compute {
                 let set: unsafe extern "C" fn(Object, AbortCallback, *mut c_void) = std::mem::transmute(set_abort);
                 set(backend, is_cancelled, Arc::as_ptr(&watch).cast_mut().cast());
             }
-        }
-        Ok(Compute { heap: heap.clone(), backend, _watch: watch })
+            !set_abort.is_null()
+        };
+        Ok(Compute { heap: heap.clone(), backend, counts_nodes, _watch: watch })
     }
 
     /// Runs a graph to its end.
@@ -127,7 +130,9 @@ impl GgmlStream {
             if let Err(status) = ran {
                 return Err(self.failed(status));
             }
-            self.steps.fetch_add(piece.count, Ordering::Relaxed);
+            if !compute.counts_nodes {
+                self.steps.fetch_add(piece.count, Ordering::Relaxed);
+            }
         }
         Ok(Span { start, end: Instant::now() })
     }
