@@ -28,16 +28,17 @@ fn ggml() -> Option<PathBuf> {
     folder.map(Into::into)
 }
 
-/// The texts of a model by the reference's rule, with all layers on ggml's CPU, split over it and our own, and over two servers. What ggml has
+/// The texts of a model by the reference's rule, with all layers on a device of ggml's, split over it and our own, and over two servers. What ggml has
 /// not, such as sampling, our CPU device of the same server computes.
-fn check(name: &str, texts: usize) {
+fn check(name: &str, device: &str, texts: usize, tokens: usize) {
     let (Some(_), Some(path)) = (ggml(), model(name)) else { return };
-    let [one, other] = [(); 2].map(|()| Server::start(&["-d", "ggml:CPU,cpu:1", "-t", "1"]));
+    let [one, other] = [(); 2].map(|()| Server::start(&["-d", &format!("{device},cpu:1"), "-t", "1"]));
     let both = format!("{},{}", one.addr, other.addr);
     let mut comparison = Comparison::of(name);
-    for case in cases(name).into_iter().take(texts) {
+    for mut case in cases(name).into_iter().take(texts) {
+        case.steps.truncate(tokens);
         for (servers, parts, used) in [(&one.addr, "1,0", 1), (&one.addr, "1,1", 2), (&both, "1,1,1,0", 3)] {
-            let n = TOKENS.to_string();
+            let n = tokens.to_string();
             let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", &case.prompt, "--temp", "0", "-n", &n];
             args.extend(["-c", "512", "--ignore-eos", "--json", "--rpc", servers, "-ts", parts]);
             let report: RunReport = Client::run(&args, LIMIT).json();
@@ -55,17 +56,31 @@ fn check(name: &str, texts: usize) {
 
 #[test]
 fn smollm2() {
-    check("smollm2", 6);
+    check("smollm2", "ggml:CPU", 6, TOKENS);
 }
 
 #[test]
 fn qwen2_5_coder() {
-    check("qwen2.5-coder", 2);
+    check("qwen2.5-coder", "ggml:CPU", 2, TOKENS);
 }
 
 #[test]
 fn gemma3() {
-    check("gemma3", 2);
+    check("gemma3", "ggml:CPU", 2, TOKENS);
+}
+
+/// A few tokens: a software driver takes seconds for each, and most of a minute until its shaders are compiled.
+#[test]
+fn smollm2_on_vulkan() {
+    let Some(folder) = ggml() else { return };
+    let (devices, said) = listed(&folder, "ggml:Vulkan0,ggml:CPU");
+    if !devices.contains("ggml:Vulkan0:") {
+        assert!(std::env::var_os("VK_ICD_FILENAMES").is_none(), "{devices}{said}");
+        return skip(
+            "ggml has no Vulkan0 here; a software driver is one with VK_ICD_FILENAMES and GGML_VK_VISIBLE_DEVICES=0",
+        );
+    }
+    check("smollm2", "ggml:Vulkan0", 1, 6);
 }
 
 /// Every case of conformance, from a client to a server to the helper that has ggml.
@@ -224,7 +239,6 @@ fn with_backend(name: &str, source: &str) -> Option<(tempfile::TempDir, PathBuf)
 }
 
 /// What `rpc-server --list-devices` says: devices, and what is wrong.
-#[cfg(target_os = "linux")]
 fn listed(folder: &Path, devices: &str) -> (String, String) {
     let mut server = Command::new(program("rpc-server"));
     let out = server.args(["--list-devices", "-d", devices, "--ggml"]).arg(folder).output().unwrap();

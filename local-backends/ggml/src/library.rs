@@ -42,16 +42,22 @@ pub enum OpenError {
         missing: Missing,
     },
     /// There is no backend beside it that works here.
-    #[error(
-        "{}: no backend beside libggml-base can be used{}; install one of llama.cpp's for this machine", folder.display(),
-        problems.iter().map(|problem| format!(": {problem}")).collect::<String>()
-    )]
+    #[error("{}", no_backend(folder, problems))]
     NoBackend {
         /// The folder.
         folder: PathBuf,
         /// What is wrong with those that are there.
         problems: Vec<String>,
     },
+}
+
+/// What is wrong with the backends of a folder, or that it has none.
+fn no_backend(folder: &Path, problems: &[String]) -> String {
+    if problems.is_empty() {
+        let folder = folder.display();
+        return format!("{folder}: no backend for this machine is beside libggml-base; install one of llama.cpp's");
+    }
+    format!("{}; what it needs is not installed here, or it is for another machine", problems.join("; "))
 }
 
 /// An opened ggml. It stays open as long as the process runs: drivers behind it do not bear being unloaded.
