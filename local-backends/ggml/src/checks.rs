@@ -10,8 +10,8 @@ use std::ops::Range;
 /// What is done before a piece runs.
 #[derive(Debug)]
 pub(crate) enum Job {
-    /// Row numbers are checked and copied.
-    Indices(Indices),
+    /// Row numbers are checked and copied. The tensor is the copy.
+    Indices(Indices, T),
     /// A mask is made of positions. The tensor is where it lies.
     Mask(Mask, T),
 }
@@ -50,6 +50,42 @@ pub(crate) struct Mask {
 const HIDDEN: [u8; 2] = [0, 0xfc];
 
 impl Mask {
+    /// What it is made of.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = TensorId> {
+        let (table, seqs) = self.paging.unzip();
+        [Some(self.pos), table, seqs].into_iter().flatten()
+    }
+
+    /// Rows of the cache up to the last one that somebody sees; `None` if a position, a block or a sequence is not there.
+    pub(crate) fn used(&self, pos: &[i32], paging: Option<(&[i32], usize, &[i32])>) -> Option<usize> {
+        let mut most = 0;
+        for i in 0..self.tokens {
+            let (first, last) = self.positions(i, pos, paging).ok()?;
+            most = most.max(match paging {
+                None => last + 1,
+                Some((table, blocks, seqs)) => {
+                    let seen = &blocks_of(table, blocks, seqs, i).ok()?[first / self.block..=last / self.block];
+                    let ends = seen.iter().map(|&block| Some((below(block, self.keys / self.block)? + 1) * self.block));
+                    ends.collect::<Option<Vec<_>>>()?.into_iter().max()?
+                }
+            });
+        }
+        Some(most)
+    }
+
+    /// The first and the last position that query `i` sees.
+    fn positions(
+        &self,
+        i: usize,
+        pos: &[i32],
+        paging: Option<(&[i32], usize, &[i32])>,
+    ) -> Result<(usize, usize), String> {
+        let p = pos.get(i).copied().unwrap_or(-1);
+        let most = paging.map_or(self.keys, |(_, blocks, _)| blocks * self.block);
+        let last = below(p, most).ok_or_else(|| format!("position {p} is outside 0..{most}"))?;
+        Ok((if self.window == 0 { 0 } else { (last + 1).saturating_sub(self.window) }, last))
+    }
+
     /// Whether both come out the same.
     pub(crate) fn is_like(&self, other: &Mask) -> bool {
         let of = |m: &Mask| (m.pos, m.paging, m.window, m.block, m.keys, m.tokens);
@@ -72,10 +108,7 @@ impl Mask {
         // How often a query sees each key.
         let mut seen = vec![0u16; self.keys];
         for (i, row) in rows.zip(mask.chunks_exact_mut(2 * self.keys)) {
-            let p = pos.get(i).copied().unwrap_or(-1);
-            let most = paging.map_or(self.keys, |(_, blocks, _)| blocks * self.block);
-            let last = below(p, most).ok_or_else(|| format!("position {p} is outside 0..{most}"))?;
-            let first = if self.window == 0 { 0 } else { (last + 1).saturating_sub(self.window) };
+            let (first, last) = self.positions(i, pos, paging)?;
             seen.fill(0);
             match paging {
                 None => seen[first..=last].fill(1),
@@ -192,6 +225,19 @@ mod tests {
         assert_eq!(seen(&paged(0, 2, 2).unwrap(), 6), ["002100"]);
         assert_eq!(paged(0, 0, 3).unwrap_err(), "sequence 3 is outside 0..3");
         assert_eq!(paged(0, 0, -1).unwrap_err(), "sequence -1 is outside 0..3");
+    }
+
+    #[test]
+    fn rows_are_used_up_to_the_last_that_is_seen() {
+        assert_eq!(mask(0, 0, 5, 2).used(&[0, 3], None), Some(4));
+        assert_eq!(mask(0, 0, 5, 2).used(&[0, 5], None), None);
+        let table = [2, 0, 1, 9];
+        let paged = |window, pos: i32, seq: i32| mask(window, 2, 6, 1).used(&[pos], Some((&table, 2, &[seq])));
+        assert_eq!(
+            [paged(0, 1, 0), paged(0, 3, 0), paged(1, 3, 0), paged(0, 1, 1)],
+            [Some(6), Some(6), Some(2), Some(4)]
+        );
+        assert_eq!([paged(0, 2, 1), paged(0, 4, 0), paged(0, 0, 2)], [None; 3]);
     }
 
     #[test]

@@ -321,13 +321,16 @@ fn rope(t: &mut Translator<'_>, id: TensorId, op: &Rope) -> Option<()> {
 }
 
 fn attention(t: &mut Translator<'_>, id: TensorId, op: &FlashAttn) -> Option<()> {
-    let (q, k, v) = (rows(t, id, 0)?, rows(t, id, 1)?, rows(t, id, 2)?);
-    if k.layout.ne()[0] > MOST_ROW || v.layout.ne()[0] > MOST_ROW {
-        return None;
-    }
+    let q = rows(t, id, 0)?;
     let given = optional(t, id, 3, |t| t.source(id, 3))?;
     let srcs = t.graph.tensor(id).srcs();
     let src = |i: usize| srcs.get(i).copied().flatten();
+    let is_limited = given.is_none() && src(4).is_some();
+    let [k, v] = [1, 2].map(|i| cached(t, id, i, is_limited));
+    let (k, v) = (k?, v?);
+    if k.layout.ne()[0] > MOST_ROW || v.layout.ne()[0] > MOST_ROW {
+        return None;
+    }
     // The host reads them; elements that share their bytes would be many more than somebody has paid for.
     if [4, 6, 7].into_iter().filter_map(src).any(|id| !t.layout(id).is_disjoint()) {
         return None;
@@ -350,6 +353,18 @@ fn attention(t: &mut Translator<'_>, id: TensorId, op: &FlashAttn) -> Option<()>
     let layout = t.layout(id);
     let out = t.tensors.attention(layout, [q, k, v], [mask, sinks], op.scale, op.softcap)?;
     t.result(id, out)
+}
+
+/// Keys or values of attention: where positions choose what is seen, as many rows as may be.
+fn cached(t: &mut Translator<'_>, id: TensorId, i: usize, is_limited: bool) -> Option<T> {
+    let all = t.source(id, i)?;
+    let [n0, n1, n2, n3] = all.layout.ne();
+    if !is_limited || n1 <= t.most_keys {
+        return t.rows(all);
+    }
+    let part = Layout::strided(all.layout.dtype(), [n0, t.most_keys, n2, n3], all.layout.nb()).ok()?;
+    let part = t.note_view(|tensors| tensors.view(all, part, 0))?;
+    t.rows(part)
 }
 
 /// A mask as contiguous F16.

@@ -6,23 +6,40 @@ use crate::memory::{GgmlBuffer, Heap, buffer, placed};
 use crate::tensors::Tensors;
 use crate::translate::{Piece, Place, Translator};
 use outboard_core::local::Funds;
-use outboard_core::{Error, Executable, Graph, Placement, Result, TensorId};
+use outboard_core::{Buffer, Error, Executable, Graph, Placement, Result, TensorId};
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Fewest rows of a cache that attention looks at, and what they are a multiple of: kernels of cards take them by so many.
+const KEYS: usize = 256;
+/// Versions for parts of the cache, at most.
+const MOST_VERSIONS: usize = 32;
+
 /// A graph on a device. It keeps the buffers that its tensors lie in.
 pub(crate) struct Program {
+    heap: Arc<Heap>,
     device: u64,
     graph: Arc<Graph>,
     placement: Placement,
     /// Intermediates of ggml's, and behind them what is written before pieces.
     scratch: GgmlBuffer,
-    /// Where the latter begins.
+    /// For the whole cache.
+    whole: Version,
+    /// What attention sees by, where it is the same during a run: it says how much of the cache a run needs.
+    masks: Vec<Mask>,
+    running: Mutex<Parts>,
+}
+
+/// Versions for parts of the cache, by their rows; `None` where there can be none.
+type Parts = Vec<(usize, Option<Version>)>;
+
+/// ggml's graph.
+pub(crate) struct Version {
+    /// Where in the scratch memory begins what is written before pieces.
     kept: u64,
-    pieces: Vec<Ready>,
-    running: Mutex<()>,
+    pub(crate) pieces: Vec<Ready>,
     _tensors: Tensors,
 }
 
@@ -32,6 +49,15 @@ pub(crate) struct Ready {
     graph: Option<Object>,
     /// Nodes of ours in it.
     pub(crate) count: u64,
+}
+
+/// A translation that has no places yet.
+struct Translated {
+    tensors: Tensors,
+    places: Vec<(Object, Place)>,
+    pieces: Vec<Piece>,
+    kept: u64,
+    needed: u64,
 }
 
 // SAFETY: the graphs and tensors belong to the program; whoever runs it takes the lock.
@@ -61,42 +87,69 @@ impl Program {
         let id = &funds.info().id;
         let mut translator = Translator::new(&graph, heap);
         translator.all().map_err(|node| Error::Request(format!("{id} cannot compute {node}")))?;
-        let kept = translator.scratch_most.next_multiple_of(translator.room() as u64);
-        let needed = kept + translator.kept;
-        let Translator { mut tensors, places, pieces, .. } = translator;
-        let scratch = GgmlBuffer::new(heap, funds, needed)?;
-        let order = heap.lock();
-        let all = places.len();
-        for (tensor, place) in places {
-            put(heap, &placement, (&scratch, kept), tensor, place)?;
-        }
-        drop(order);
-        let no_memory = || Error::OutOfMemory { device: id.clone(), needed: 0, free: 0 };
-        tensors.mark(pieces.iter().flat_map(|piece| piece.nodes.iter().copied()), all).ok_or_else(no_memory)?;
-        let ready = |Piece { jobs, nodes, count }| {
-            let graph = if nodes.is_empty() { None } else { Some(tensors.graph(&nodes).ok_or_else(no_memory)?) };
-            Ok(Ready { jobs, graph, count })
-        };
-        let pieces = pieces.into_iter().map(ready).collect::<Result<_>>()?;
+        let masks = masks(&translator);
+        let translated = Translated::of(translator);
+        let scratch = GgmlBuffer::new(heap, funds, translated.needed)?;
+        let whole = translated.placed(heap, &placement, &scratch)?;
         let device = funds.device();
-        Ok(Program { device, graph, placement, scratch, kept, pieces, running: Mutex::default(), _tensors: tensors })
+        Ok(Program { heap: heap.clone(), device, graph, placement, scratch, whole, masks, running: Mutex::default() })
     }
 
     /// The right to run it. Two queues may have it, and it has one set of intermediates.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Parts> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn pieces(&self) -> &[Ready] {
-        &self.pieces
+    /// The version for the part of the cache that a run needs now: attention reads what is there, and not all that there may be.
+    pub(crate) fn version<'a>(&'a self, parts: &'a mut Parts) -> Result<&'a Version> {
+        let Some(keys) = self.keys()? else { return Ok(&self.whole) };
+        let at = match parts.iter().position(|(of, _)| *of == keys) {
+            Some(at) => at,
+            None if parts.len() >= MOST_VERSIONS => return Ok(&self.whole),
+            None => {
+                parts.push((keys, self.part(keys)));
+                parts.len() - 1
+            }
+        };
+        Ok(parts[at].1.as_ref().unwrap_or(&self.whole))
+    }
+
+    /// Rows of the cache that a run needs, in steps of a quarter of a power of two; `None` for all, and for values that are wrong.
+    fn keys(&self) -> Result<Option<usize>> {
+        let mut used = 0;
+        for mask in &self.masks {
+            match self.with_values(mask, |pos, paging| mask.used(pos, paging))? {
+                Some(rows) => used = used.max(rows),
+                None => return Ok(None),
+            }
+        }
+        let step = KEYS.max((used + 1).next_power_of_two() / 8);
+        let keys = used.max(1).next_multiple_of(step);
+        Ok(self.masks.iter().any(|mask| keys < mask.keys).then_some(keys))
+    }
+
+    /// The version for so many rows, in the memory that there is. `None` if it does not go.
+    fn part(&self, keys: usize) -> Option<Version> {
+        let mut translator = Translator::new(&self.graph, &self.heap);
+        translator.most_keys = keys;
+        translator.all().ok()?;
+        let translated = Translated::of(translator);
+        let fits = translated.needed <= self.scratch.size();
+        fits.then(|| translated.placed(&self.heap, &self.placement, &self.scratch).ok()).flatten()
     }
 
     /// Does what comes before a piece as long as it is wanted, and gives its graph. Errors name the node whose values are wrong.
-    pub(crate) fn prepare(&self, piece: &Ready, device: &str, cancel: &AtomicBool) -> Result<Option<Object>> {
+    pub(crate) fn prepare(
+        &self,
+        version: &Version,
+        piece: &Ready,
+        device: &str,
+        cancel: &AtomicBool,
+    ) -> Result<Option<Object>> {
         for job in &piece.jobs {
             let (node, done) = match job {
-                Job::Indices(indices) => (indices.node, self.copy_indices(indices)?),
-                Job::Mask(mask, _) => (mask.node, self.make_mask(mask, cancel)?),
+                Job::Indices(indices, _) => (indices.node, self.copy_indices(version.kept, indices)?),
+                Job::Mask(mask, _) => (mask.node, self.make_mask(version.kept, mask, cancel)?),
             };
             done.map_err(|detail| Error::Device {
                 device: device.to_owned(),
@@ -107,37 +160,38 @@ impl Program {
         Ok(piece.graph)
     }
 
-    fn copy_indices(&self, indices: &Indices) -> Result<std::result::Result<(), String>> {
+    fn copy_indices(&self, kept: u64, indices: &Indices) -> Result<std::result::Result<(), String>> {
         let values = self.values(indices.source)?;
         if let Err(wrong) = indices.check(&values) {
             return Ok(Err(wrong));
         }
         let bytes: Vec<u8> = values.into_iter().flat_map(i32::to_le_bytes).collect();
-        self.scratch.write(self.kept + indices.to, &bytes).map(Ok)
+        self.scratch.write(kept + indices.to, &bytes).map(Ok)
     }
 
-    fn make_mask(&self, mask: &Mask, cancel: &AtomicBool) -> Result<std::result::Result<(), String>> {
+    fn make_mask(&self, kept: u64, mask: &Mask, cancel: &AtomicBool) -> Result<std::result::Result<(), String>> {
+        self.with_values(mask, |pos, paging| {
+            let row = 2 * mask.keys as u64;
+            for start in (0..mask.tokens).step_by(mask.rows_at_once()) {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(Error::Cancelled);
+                }
+                let rows = start..mask.tokens.min(start + mask.rows_at_once());
+                match mask.make(rows, pos, paging) {
+                    Ok(bytes) => self.scratch.write(kept + mask.to + start as u64 * row, &bytes)?,
+                    Err(wrong) => return Ok(Err(wrong)),
+                }
+            }
+            Ok(Ok(()))
+        })?
+    }
+
+    /// Gives the positions, and the table with its blocks for each sequence and the sequences, of a mask.
+    fn with_values<R>(&self, mask: &Mask, f: impl FnOnce(&[i32], Option<(&[i32], usize, &[i32])>) -> R) -> Result<R> {
         let pos = self.values(mask.pos)?;
-        let paging = match mask.paging {
-            Some((table, seqs)) => {
-                let blocks = self.graph.tensor(table).ne()[0];
-                Some((self.values(table)?, blocks, self.values(seqs)?))
-            }
-            None => None,
-        };
-        let paging = paging.as_ref().map(|(table, blocks, seqs)| (table.as_slice(), *blocks, seqs.as_slice()));
-        let row = 2 * mask.keys as u64;
-        for start in (0..mask.tokens).step_by(mask.rows_at_once()) {
-            if cancel.load(Ordering::Relaxed) {
-                return Err(Error::Cancelled);
-            }
-            let rows = start..mask.tokens.min(start + mask.rows_at_once());
-            match mask.make(rows, &pos, paging) {
-                Ok(bytes) => self.scratch.write(self.kept + mask.to + start as u64 * row, &bytes)?,
-                Err(wrong) => return Ok(Err(wrong)),
-            }
-        }
-        Ok(Ok(()))
+        let Some((table, seqs)) = mask.paging else { return Ok(f(&pos, None)) };
+        let (blocks, table, seqs) = (self.graph.tensor(table).ne()[0], self.values(table)?, self.values(seqs)?);
+        Ok(f(&pos, Some((&table, blocks, &seqs))))
     }
 
     /// What an I32 tensor holds now.
@@ -148,6 +202,49 @@ impl Program {
         };
         let bytes = buffer(slice)?.read(slice.offset() + t.offset() as u64, t.layout().span())?;
         Ok(elements(t.layout(), &bytes))
+    }
+}
+
+/// One of the masks of each kind; none if one is made of what the graph computes.
+fn masks(translator: &Translator<'_>) -> Vec<Mask> {
+    let mut masks: Vec<Mask> = Vec::new();
+    for job in translator.pieces.iter().flat_map(|piece| &piece.jobs) {
+        let Job::Mask(mask, _) = job else { continue };
+        if !mask.sources().all(|id| translator.is_constant(id)) {
+            return Vec::new();
+        }
+        if !masks.iter().any(|known| known.is_like(mask)) {
+            masks.push(*mask);
+        }
+    }
+    masks
+}
+
+impl Translated {
+    fn of(translator: Translator<'_>) -> Translated {
+        let kept = translator.scratch_most.next_multiple_of(translator.room() as u64);
+        let needed = kept + translator.kept;
+        let Translator { tensors, places, pieces, .. } = translator;
+        Translated { tensors, places, pieces, kept, needed }
+    }
+
+    /// Gives all tensors their places.
+    fn placed(self, heap: &Heap, placement: &Placement, scratch: &GgmlBuffer) -> Result<Version> {
+        let Translated { mut tensors, places, pieces, kept, .. } = self;
+        let order = heap.lock();
+        let all = places.len();
+        for (tensor, place) in places {
+            put(heap, placement, (scratch, kept), tensor, place)?;
+        }
+        drop(order);
+        let no_memory = || Error::OutOfMemory { device: "host".into(), needed: 0, free: 0 };
+        tensors.mark(pieces.iter().flat_map(|piece| piece.nodes.iter().copied()), all).ok_or_else(no_memory)?;
+        let ready = |Piece { jobs, nodes, count }| {
+            let graph = if nodes.is_empty() { None } else { Some(tensors.graph(&nodes).ok_or_else(no_memory)?) };
+            Ok(Ready { jobs, graph, count })
+        };
+        let pieces = pieces.into_iter().map(ready).collect::<Result<_>>()?;
+        Ok(Version { kept, pieces, _tensors: tensors })
     }
 }
 

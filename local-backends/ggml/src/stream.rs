@@ -112,7 +112,7 @@ impl GgmlStream {
     }
 
     fn run(&mut self, program: &Program) -> Result<Span> {
-        let _alone = program.lock();
+        let mut parts = program.lock();
         let compute = match self.backend.take() {
             Some(open) => open,
             None => {
@@ -122,11 +122,13 @@ impl GgmlStream {
         };
         let compute = self.backend.insert(compute);
         let start = Instant::now();
-        for piece in program.pieces() {
+        let version = program.version(&mut parts)?;
+        for piece in &version.pieces {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
-            let ran = program.prepare(piece, &self.id, &self.cancel)?.map_or(Ok(()), |graph| compute.run(graph));
+            let ran =
+                program.prepare(version, piece, &self.id, &self.cancel)?.map_or(Ok(()), |graph| compute.run(graph));
             if let Err(status) = ran {
                 return Err(self.failed(status));
             }

@@ -46,6 +46,10 @@ pub(crate) struct Translator<'g> {
     piece: Piece,
     /// Roots that the piece writes.
     written: HashSet<TensorId>,
+    /// Roots that any node of the graph writes.
+    changing: HashSet<TensorId>,
+    /// Rows of a cache that attention by positions looks at, at most.
+    pub(crate) most_keys: usize,
     /// Scratch memory of the node of ours that is looked at, and the most of all.
     scratch: u64,
     pub(crate) scratch_most: u64,
@@ -63,6 +67,8 @@ impl<'g> Translator<'g> {
             pieces: Vec::new(),
             piece: Piece::default(),
             written: HashSet::new(),
+            changing: HashSet::new(),
+            most_keys: usize::MAX,
             scratch: 0,
             scratch_most: 0,
             kept: 0,
@@ -71,6 +77,8 @@ impl<'g> Translator<'g> {
 
     /// The whole graph. The label of the node that cannot be translated, if there is one.
     pub(crate) fn all(&mut self) -> Result<(), String> {
+        let nodes = self.graph.nodes().map(|id| self.graph.tensor(id)).filter(|t| t.is_compute());
+        self.changing = nodes.map(|t| t.root()).collect();
         for id in self.graph.nodes().filter(|&id| self.graph.tensor(id).is_compute()) {
             self.cut_before(id);
             self.node(id).ok_or_else(|| self.graph.label(id))?;
@@ -98,6 +106,17 @@ impl<'g> Translator<'g> {
         if late || (!self.heap.is_host && self.piece.nodes.len() >= PIECE_NODES) {
             self.cut();
         }
+    }
+
+    /// Whether a tensor holds the same during the whole run.
+    pub(crate) fn is_constant(&self, id: TensorId) -> bool {
+        !self.changing.contains(&self.graph.tensor(id).root())
+    }
+
+    /// What was made before some piece, or will be made before this one, and is still there.
+    fn made(&self, same: impl Fn(&Job) -> Option<T>, is_constant: bool) -> Option<T> {
+        let before = self.pieces.iter().filter(|_| is_constant).flat_map(|piece| &piece.jobs);
+        before.chain(&self.piece.jobs).find_map(same)
     }
 
     fn cut(&mut self) {
@@ -274,21 +293,28 @@ impl<'g> Translator<'g> {
         if self.layout(source).is_empty() || !self.layout(source).is_disjoint() {
             return None;
         }
+        let same = |job: &Job| match job {
+            Job::Indices(made, t) if (made.source, made.bound) == (source, bound) => Some(*t),
+            _ => None,
+        };
+        if let Some(t) = self.made(same, self.is_constant(source)) {
+            return Some(t);
+        }
         let layout = Layout::contiguous(DType::I32, self.layout(source).ne()).ok()?;
         let t = self.kept(layout)?;
         let to = self.last_kept()?;
-        self.piece.jobs.push(Job::Indices(Indices { node, source, bound, of, to }));
+        self.piece.jobs.push(Job::Indices(Indices { node, source, bound, of, to }, t));
         Some(t)
     }
 
     /// The mask of attention that sees by positions, made before the piece runs; the same for all layers.
     pub(crate) fn mask(&mut self, mut mask: Mask) -> Option<T> {
         let layout = Layout::contiguous(DType::F16, [mask.keys, mask.tokens, 1, 1]).ok()?;
-        let same = self.piece.jobs.iter().find_map(|job| match job {
+        let same = |job: &Job| match job {
             Job::Mask(made, t) if made.is_like(&mask) => Some(*t),
             _ => None,
-        });
-        if let Some(t) = same {
+        };
+        if let Some(t) = self.made(same, mask.sources().all(|id| self.is_constant(id))) {
             return Some(t);
         }
         let t = self.kept(layout)?;

@@ -8,6 +8,7 @@ use outboard_core::op::{Argsort, Cpy, FlashAttn, GetRows, MulMat, MulMatId, Orde
 use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, Usage};
 use outboard_ggml::{Library, OpenError, VARIABLE, find, open};
 use outboard_host::MemoryBudget;
+use outboard_reference::reference_device;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -98,6 +99,60 @@ fn a_row_that_is_not_there_is_an_error_and_nothing_is_written() {
                 assert!(table.iter().all(|&b| b == 0));
             }
             (_, other) => panic!("{set} {get}: {other:?}"),
+        }
+    }
+}
+
+/// Attention over a cache of so many rows, with blocks of 128 by a table or without.
+fn attention(rows: usize, is_paged: bool) -> Graph {
+    let mut g = GraphBuilder::new();
+    let q = g.input("q", DType::F32, &[64, 2, 2]).unwrap();
+    let [k, v] = ["k", "v"].map(|name| g.state(name, DType::F32, &[64, rows, 1]).unwrap());
+    let pos = g.input("pos", DType::I32, &[2]).unwrap();
+    let table = g.state("table", DType::I32, &[rows / 128, 1]).unwrap();
+    let seqs = g.input("seqs", DType::I32, &[2]).unwrap();
+    let op = FlashAttn { scale: 0.125, window: 0, softcap: 0.0, block: if is_paged { 128 } else { 0 } };
+    let [table, seqs] = [table, seqs].map(|id| is_paged.then_some(id));
+    let out = g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, table, seqs]).unwrap();
+    g.output(out);
+    g.finish().unwrap()
+}
+
+/// Whatever part of the cache attention looks at, it has the rows that queries see, and what is behind them may be anything.
+#[test]
+fn attention_looks_at_the_rows_that_are_used() {
+    let Some(device) = cpu() else { return };
+    let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
+    for is_paged in [false, true] {
+        let graph = Arc::new(attention(2048, is_paged));
+        let run = |device: &dyn Device, last: i32, block: i32, garbage: usize| -> Vec<f32> {
+            let place = |id| Slice::whole(device.alloc(graph.tensor(id).layout().span() as u64, Usage::Any).unwrap());
+            let places: Vec<Slice> = graph.ids().map(place).collect();
+            let slices = places.iter().cloned().map(Some).collect();
+            let placement = Placement::new(&graph, device, slices).unwrap();
+            let executable = device.compile(graph.clone(), placement).unwrap();
+            let queue = device.queue().unwrap();
+            let value = |i: usize| if i / 64 < garbage { (i / 64 * 31 % 17) as f32 * 0.1 - 0.8 } else { f32::NAN };
+            let cache: Bytes = (0..64 * 2048).flat_map(|i| value(i).to_le_bytes()).collect();
+            let ints = |values: &[i32]| -> Bytes { values.iter().flat_map(|v| v.to_le_bytes()).collect() };
+            let table: Vec<i32> = (0..16).map(|b| if b == 0 { block } else { 15 }).collect();
+            let x: Bytes = (0..256).flat_map(|i| (i as f32 * 0.01 - 1.0).to_le_bytes()).collect();
+            let values = [x, cache.clone(), cache, ints(&[0, last]), ints(&table), ints(&[0, 0])];
+            // Again and again, as a text goes on.
+            for _ in 0..3 {
+                places.iter().zip(&values).for_each(|(place, data)| queue.write(place, data.clone()).unwrap());
+                queue.execute(&executable).unwrap();
+            }
+            let out = queue.read(places.last().unwrap()).unwrap().wait(WAIT).unwrap();
+            out.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        };
+        for (last, block, garbage) in [(3, 0, 512), (127, 3, 512), (3, 4, 768), (90, 11, 1536)] {
+            // Without a table, the position is the row.
+            let last = if is_paged { last } else { 128 * block + last };
+            let got = run(device.as_ref(), last, block, garbage);
+            let want = run(reference.as_ref(), last, block, 2048);
+            let far = got.iter().zip(&want).find(|(a, b)| !((*a - *b).abs() < 1e-3));
+            assert!(far.is_none(), "{is_paged}, {last} of block {block}: {far:?}");
         }
     }
 }
