@@ -216,6 +216,26 @@ impl SampleArgs {
     }
 }
 
+/// Flags of llama.cpp that do not exist here, and what there is.
+const ABSENT: [(&str, &str); 5] = [
+    ("-ngl", "layers are placed on devices by -ts, -ot and -dev"),
+    ("-mg", "devices are chosen by -dev, and layers are placed by -ts"),
+    ("-fa", "attention is always computed in one pass"),
+    ("-cnv", "run is a conversation with --chat, or without a prompt"),
+    ("-md", "no draft model is used"),
+];
+
+/// What to say of the first flag that does not exist here.
+pub(crate) fn absent(args: impl Iterator<Item = std::ffi::OsString>) -> Option<String> {
+    let flags = args.take_while(|arg| arg != "--");
+    let said = |arg: std::ffi::OsString| {
+        let text = arg.to_string_lossy();
+        let (name, instead) = ABSENT.into_iter().find(|(name, _)| text.split('=').next() == Some(name))?;
+        Some(format!("{name} does not exist here: {instead}"))
+    };
+    flags.into_iter().find_map(said)
+}
+
 /// Rewrites llama.cpp's habit of long names behind one dash (`-sm`, `-ts`, `-ub`) to what clap reads.
 pub(crate) fn with_double_dashes(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
     const NAMES: [&str; 8] = ["-sm", "-ts", "-ot", "-ub", "-dev", "-np", "-ctk", "-ctv"];
@@ -238,6 +258,14 @@ mod tests {
         let args = ["run", "-ts", "1,2", "-sm=none", "-t", "3", "--", "-ot"].map(std::ffi::OsString::from);
         let out = with_double_dashes(args.into_iter());
         assert_eq!(out, ["run", "--ts", "1,2", "--sm=none", "-t", "3", "--", "-ot"]);
+    }
+
+    #[test]
+    fn flags_that_do_not_exist_say_what_there_is() {
+        let said = |args: &[&str]| absent(args.iter().map(std::ffi::OsString::from));
+        assert!(said(&["run", "-ngl", "99"]).unwrap().contains("-ngl does not exist here: layers are placed"));
+        assert!(said(&["run", "-fa=on"]).is_some());
+        assert_eq!([said(&["run", "-n", "9"]), said(&["run", "--", "-ngl"])], [None, None]);
     }
 
     #[test]

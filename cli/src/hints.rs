@@ -26,7 +26,7 @@ fn of(error: &Error) -> Option<String> {
         Error::ContextFull { .. } => "make it larger with -c, or the prompt shorter",
         Error::ContextTooLarge { most, .. } => return Some(format!("make the context smaller (-c {most})")),
         Error::PartsOfSplit { .. } => "-ts needs one for each",
-        Error::CacheFull { .. } => "make it larger with -c",
+        Error::CacheFull { .. } => "make it larger with -c, or have fewer texts at a time",
         Error::DoesNotFit { .. } => {
             "add a device, make the context smaller (-c), or place less there (-ts, and -ot for single weights)"
         }

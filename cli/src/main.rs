@@ -17,7 +17,8 @@ mod print;
 mod trace;
 mod trust;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 use outboard_output as output;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -26,7 +27,7 @@ use tracing_subscriber::filter::LevelFilter;
 #[global_allocator]
 static ALLOCATOR: outboard_system::ProgramAllocator = outboard_system::ProgramAllocator;
 
-/// Every GPU and CPU on your network, as if it were plugged into this machine.
+/// Runs a language model over the devices of several hosts, as if they were plugged into this machine.
 #[derive(Parser)]
 #[command(name = "outboard", version, max_term_width = 100)]
 struct Cli {
@@ -76,7 +77,11 @@ fn main() -> ExitCode {
     if let Some(code) = outboard_backends::run_if_helper() {
         return code;
     }
-    let command = match Cli::try_parse_from(args::with_double_dashes(std::env::args_os())) {
+    let parsed = match args::absent(std::env::args_os()) {
+        Some(why) => Err(Cli::command().error(ErrorKind::UnknownArgument, why)),
+        None => Cli::try_parse_from(args::with_double_dashes(std::env::args_os())),
+    };
+    let command = match parsed {
         Ok(cli) => cli.command,
         Err(usage) => return output::fail_usage(&usage),
     };

@@ -105,9 +105,7 @@ pub enum Error {
         results: u64,
     },
     /// The cache has no room for a sequence now; it has when others have ended, if `needed` is no more than `total`.
-    #[error(
-        "the cache has room for {free} of the {needed} tokens that a sequence needs, and for {total} in all: wait until others have ended, or make it larger"
-    )]
+    #[error("the cache has room for {free} of the {needed} tokens that a sequence needs, and for {total} in all")]
     CacheFull {
         /// Tokens that the sequence may come to, in whole blocks.
         needed: usize,

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use outboard_backends::{DeviceSpec, local_devices};
+pub use outboard_backends::{run_if_helper, use_ggml};
 use outboard_core::{Device, DeviceKind, Host, MemoryInfo, at_once, try_at_once};
 use outboard_rpc_client::{ClientOptions, Endpoint, NetStats, RemoteDevice};
 use std::collections::HashSet;

@@ -14,7 +14,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 const PROMPT: &str = "Once upon a time, in a small village by the sea,";
@@ -135,7 +135,9 @@ impl Server {
             .env_remove("OUTBOARD_RPC")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            // What is not as it should be, and nothing else.
+            .env("RUST_LOG", "off")
+            .stderr(Stdio::inherit())
             .spawn()
             .context("cannot start a server")?;
         let stdout = child.stdout.take().ok_or_else(|| anyhow!("a server without output"))?;
@@ -151,7 +153,10 @@ impl Server {
         let mut server = Server { child, addr: String::new() };
         match rx.recv_timeout(START_LIMIT) {
             Ok(addr) => server.addr = addr,
-            Err(_) => bail!("a server did not start to listen within {} s", START_LIMIT.as_secs()),
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("a server did not start to listen within {} s", START_LIMIT.as_secs())
+            }
+            Err(RecvTimeoutError::Disconnected) => bail!("a server ended before it listened"),
         }
         Ok(server)
     }
