@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use outboard_core::error::Bytes;
 use outboard_output as output;
+use outboard_system::CACHE_VARIABLE;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::fs::{self, File};
@@ -86,14 +87,10 @@ pub(crate) fn models_dir() -> Result<PathBuf> {
     Ok(cache_dir()?.join("models"))
 }
 
-/// The directory that OUTBOARD_CACHE names, or else this program's part of the user's cache directory.
+/// The folder of what is kept.
 pub(crate) fn cache_dir() -> Result<PathBuf> {
-    if let Some(dir) = std::env::var_os("OUTBOARD_CACHE").filter(|d| !d.is_empty()) {
-        return Ok(PathBuf::from(dir));
-    }
-    let dirs = directories::ProjectDirs::from("", "", "outboard");
-    let dirs = dirs.context("this user has no home directory for a cache: set OUTBOARD_CACHE to a directory")?;
-    Ok(dirs.cache_dir().to_owned())
+    let dir = outboard_system::cache_dir();
+    dir.with_context(|| format!("this user has no home directory for a cache: set {CACHE_VARIABLE} to a directory"))
 }
 
 /// A message to the user. A fetch does not end because nobody reads it: the next run finds what it has brought.

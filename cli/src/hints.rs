@@ -27,7 +27,7 @@ fn of(error: &Error) -> Option<String> {
         Error::ContextTooLarge { most, .. } => return Some(format!("make the context smaller (-c {most})")),
         Error::PartsOfSplit { .. } => "-ts needs one for each",
         Error::CacheFull { .. } => "make it larger with -c, or have fewer texts at a time",
-        Error::DoesNotFit { .. } => {
+        Error::DoesNotFit { .. } | Error::TensorTooLarge { .. } | Error::OutOfMemory { .. } => {
             "add a device, make the context smaller (-c), or place less there (-ts, and -ot for single weights)"
         }
         _ => return None,

@@ -210,14 +210,7 @@ fn decode(
     n: usize,
     gaps: &mut Vec<Duration>,
 ) -> Result<Range> {
-    let options = GenerateOptions {
-        n_predict: Some(n + 1),
-        sampler: Sampler::GREEDY,
-        penalties: None,
-        ignore_eos: true,
-        stop: Vec::new(),
-        log_probs: false,
-    };
+    let options = GenerateOptions { n_predict: Some(n + 1), ignore_eos: true, ..GenerateOptions::default() };
     let mut last: Option<Instant> = None;
     let mut on_text = |_: &str| {
         let now = Instant::now();

@@ -176,7 +176,7 @@ impl PlacedModel {
         let most = most.min(self.n_ctx() + 1 - end);
         self.truncate(sequence, before)?;
         self.add_prompt(sequence, tokens)?;
-        let shared = self.share_beginning(sequence.slot).or_else(|e| self.recover_lost(e));
+        let shared = self.share_prefix(sequence.slot).or_else(|e| self.recover_lost(e));
         let (state, blocks) = self.state_and_blocks(sequence)?;
         if let Err(e) = shared {
             state.truncate(blocks, before);
@@ -200,7 +200,7 @@ impl PlacedModel {
     }
 
     /// Uses blocks of others that begin as a sequence's text, if that is wanted, and reads the rest in micro-batches of its own.
-    pub(crate) fn share_beginning(&mut self, slot: usize) -> Result<()> {
+    pub(crate) fn share_prefix(&mut self, slot: usize) -> Result<()> {
         if !self.options.prefixes.are_shared() {
             return Ok(());
         }
@@ -276,7 +276,7 @@ impl PlacedModel {
     /// Enqueues runs as long as there is something to run that should not wait.
     fn enqueue_ahead(&mut self) -> Result<()> {
         while let Some((mut batch, turn)) = self.next_batch()? {
-            self.fill_up(&mut batch);
+            self.pad(&mut batch);
             let awaited = Awaited { group: turn.group, tokens: self.expected(&batch)? };
             let mut runs = std::mem::take(&mut self.runs);
             let done = runs.push(self, &batch, awaited, turn, &mut |model, run, awaited| model.expect(run, awaited));
@@ -313,7 +313,7 @@ impl PlacedModel {
     /// Waits for the tokens of the oldest step that is under way; `false` if there is none.
     fn take_step(&mut self) -> Result<bool> {
         if self.ahead.steps.is_empty() {
-            self.finish_begun()?;
+            self.flush_runs()?;
         }
         let Some(Step { run, expected, ids, log_probs, .. }) = self.ahead.steps.pop_front() else { return Ok(false) };
         let ids = self.wait(ids)?;

@@ -58,10 +58,10 @@ pub(crate) struct Batch {
 pub(crate) type Inputs = Vec<(TensorId, Bytes)>;
 
 impl Batch {
-    /// Pads rows and draws to at least `least`, then to the next [usual number](usual_number), at most `most` unless there are more already: each
+    /// Pads rows and draws to at least `least`, then to the next [usual number](padded_rows), at most `most` unless there are more already: each
     /// number of rows is a graph to compile. Padding is of `spare`, which has enough.
-    pub(crate) fn fill_up(&mut self, least: usize, most: usize, spare: impl Iterator<Item = Row> + Clone) {
-        let wanted = |n: usize| usual_number(n.max(least)).min(most.max(n)).max(least);
+    pub(crate) fn pad(&mut self, least: usize, most: usize, spare: impl Iterator<Item = Row> + Clone) {
+        let wanted = |n: usize| padded_rows(n.max(least)).min(most.max(n)).max(least);
         let missing = wanted(self.rows.len()) - self.rows.len();
         let token = self.rows.iter().find_map(|row| row.token).map(|_| 0);
         self.rows.extend(spare.clone().take(missing).map(|row| Row { token, ..row }));
@@ -129,19 +129,19 @@ impl Batch {
 }
 
 /// Rounds a number of rows up to one of a few: to a multiple of 1 up to 8 rows, 2 up to 16, 4 up to 32, 8 up to 64, and 16 above.
-pub(crate) fn usual_number(n: usize) -> usize {
+pub(crate) fn padded_rows(n: usize) -> usize {
     let step = match n {
         ..=8 => 1,
         9..=16 => 2,
         17..=32 => 4,
         33..=64 => 8,
-        _ => MOST_MADE_UP + 1,
+        _ => MAX_PADDING + 1,
     };
     n.next_multiple_of(step)
 }
 
 /// The most rows that are padding.
-pub(crate) const MOST_MADE_UP: usize = 15;
+pub(crate) const MAX_PADDING: usize = 15;
 
 struct InputBytes<'g> {
     graph: &'g Graph,
@@ -205,7 +205,7 @@ mod tests {
     fn few_rows_are_made_up_to_as_many_as_are_rounded_alike() {
         let draw = Draw { row: 0, slot: 1, position: 7, sampling: Some(SAMPLING), bias: None };
         let mut step = Batch { rows: vec![row(None, 7, 1)], request: Request::Sample(vec![draw]), history: false };
-        step.fill_up(3, 64, spare());
+        step.pad(3, 64, spare());
         let Request::Sample(draws) = &step.request else { panic!() };
         assert_eq!(draws.iter().map(|d| (d.row, d.slot)).collect::<Vec<_>>(), [(0, 1), (1, 9), (2, 8)]);
         assert_eq!(step.rows.iter().map(|r| r.slot).collect::<Vec<_>>(), [1, 8, 9]);
@@ -218,7 +218,7 @@ mod tests {
         let rows: Vec<Row> = (0..5).map(|i| row(Some(9), i, 0)).collect();
         let draw = Draw { row: 4, slot: 0, position: 4, sampling: Some(SAMPLING), bias: None };
         let mut prompt = Batch { rows, request: Request::Sample(vec![draw]), history: false };
-        prompt.fill_up(3, 64, spare());
+        prompt.pad(3, 64, spare());
         let Request::Sample(draws) = &prompt.request else { panic!() };
         assert_eq!(
             draws.iter().map(|d| (d.row, d.sampling.is_some())).collect::<Vec<_>>(),

@@ -8,10 +8,10 @@ use outboard_core::op::BLOCK_ROWS;
 use std::collections::{BTreeMap, HashMap};
 
 /// The tokens of a block and of all before it, as a digest: BLAKE3 of the one before and of the tokens.
-pub(crate) type Beginning = [u8; 32];
+pub(crate) type PrefixHash = [u8; 32];
 
 /// The beginning that ends with a block of these tokens.
-pub(crate) fn beginning(before: Option<&Beginning>, tokens: &[u32]) -> Beginning {
+pub(crate) fn prefix_hash(before: Option<&PrefixHash>, tokens: &[u32]) -> PrefixHash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(before.map_or(&[][..], |before| before));
     for token in tokens {
@@ -29,7 +29,7 @@ pub(crate) fn blocks_of(tokens: usize) -> usize {
 struct Block {
     /// Sequences that use it.
     users: usize,
-    beginning: Option<Beginning>,
+    prefix_hash: Option<PrefixHash>,
     /// When it was given back last.
     idle_since: u64,
 }
@@ -42,7 +42,7 @@ pub(crate) struct Blocks {
     free: Vec<usize>,
     /// Blocks without users whose content is known, by when they were given back.
     idle: BTreeMap<u64, usize>,
-    known: HashMap<Beginning, usize>,
+    known: HashMap<PrefixHash, usize>,
     /// Blocks that sequences have been promised and have not taken.
     promised: usize,
     clock: u64,
@@ -107,8 +107,8 @@ impl Blocks {
     }
 
     /// The block that ends this beginning, if there is one: it has one user more.
-    pub(crate) fn share(&mut self, beginning: &Beginning) -> Option<usize> {
-        let block = *self.known.get(beginning)?;
+    pub(crate) fn share(&mut self, prefix_hash: &PrefixHash) -> Option<usize> {
+        let block = *self.known.get(prefix_hash)?;
         let Block { users, idle_since, .. } = &mut self.blocks[block];
         if *users == 0 {
             // What was promised to others must stay there.
@@ -123,14 +123,14 @@ impl Blocks {
 
     /// Whether others use this block or may come to use it, so that nobody may write something else to it.
     pub(crate) fn is_shared(&self, block: usize) -> bool {
-        self.blocks[block].users > 1 || self.blocks[block].beginning.is_some()
+        self.blocks[block].users > 1 || self.blocks[block].prefix_hash.is_some()
     }
 
     /// A prompt has filled a block: it ends this beginning. The first block that does so is the one that is shared.
-    pub(crate) fn note(&mut self, block: usize, beginning: Beginning) {
-        if self.blocks[block].beginning.is_none() && !self.known.contains_key(&beginning) {
-            self.known.insert(beginning, block);
-            self.blocks[block].beginning = Some(beginning);
+    pub(crate) fn note(&mut self, block: usize, prefix_hash: PrefixHash) {
+        if self.blocks[block].prefix_hash.is_none() && !self.known.contains_key(&prefix_hash) {
+            self.known.insert(prefix_hash, block);
+            self.blocks[block].prefix_hash = Some(prefix_hash);
         }
     }
 
@@ -141,7 +141,7 @@ impl Blocks {
         if state.users > 0 {
             return;
         }
-        if state.beginning.is_some() {
+        if state.prefix_hash.is_some() {
             self.clock += 1;
             state.idle_since = self.clock;
             self.idle.insert(self.clock, block);
@@ -156,12 +156,12 @@ impl Blocks {
             self.free.push(block);
         }
         self.known.clear();
-        self.blocks.iter_mut().for_each(|block| block.beginning = None);
+        self.blocks.iter_mut().for_each(|block| block.prefix_hash = None);
     }
 
     fn forget(&mut self, block: usize) {
-        if let Some(beginning) = self.blocks[block].beginning.take() {
-            self.known.remove(&beginning);
+        if let Some(prefix_hash) = self.blocks[block].prefix_hash.take() {
+            self.known.remove(&prefix_hash);
         }
     }
 }
@@ -170,8 +170,8 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    fn key(n: u32) -> Beginning {
-        beginning(None, &[n])
+    fn key(n: u32) -> PrefixHash {
+        prefix_hash(None, &[n])
     }
 
     #[test]
@@ -222,9 +222,9 @@ mod tests {
 
     #[test]
     fn a_beginning_is_all_tokens_before_it() {
-        let first = beginning(None, &[1, 2]);
-        assert_ne!(beginning(Some(&first), &[3]), beginning(None, &[3]));
-        assert_ne!(beginning(Some(&first), &[3]), beginning(Some(&key(1)), &[3]));
+        let first = prefix_hash(None, &[1, 2]);
+        assert_ne!(prefix_hash(Some(&first), &[3]), prefix_hash(None, &[3]));
+        assert_ne!(prefix_hash(Some(&first), &[3]), prefix_hash(Some(&key(1)), &[3]));
         let mut blocks = Blocks::new(1);
         blocks.promise(1).unwrap();
         let a = blocks.take().unwrap();

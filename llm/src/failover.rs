@@ -183,9 +183,11 @@ impl PlacedModel {
         for (device, why) in devices.iter().zip(&lost) {
             let Some(why) = why else { continue };
             let same = |slot: &&mut DeviceSlot| slot.device.as_ref().is_some_and(|d| d.uid() == device.uid());
+            let given_up = matches!(why, outboard_core::Error::Timeout { .. });
+            let again = if given_up { None } else { device.reopened() };
             for slot in self.slots.iter_mut().filter(same) {
-                slot.device = None;
-                slot.given_up = matches!(why, outboard_core::Error::Timeout { .. });
+                slot.device = again.clone();
+                slot.given_up = given_up;
             }
         }
         Ok(complete && lost.iter().all(Option::is_none))

@@ -29,6 +29,20 @@ pub struct GenerateOptions {
     pub log_probs: bool,
 }
 
+impl Default for GenerateOptions {
+    /// The most probable token each time, until the model ends the text or the context is full.
+    fn default() -> GenerateOptions {
+        GenerateOptions {
+            n_predict: None,
+            sampler: Sampler::GREEDY,
+            penalties: None,
+            ignore_eos: false,
+            stop: Vec::new(),
+            log_probs: false,
+        }
+    }
+}
+
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Finish {
@@ -77,32 +91,32 @@ pub fn generate(
     }
     let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options)?;
     let finish = loop {
-        match Next::of(model.next_token_of(sequence))? {
-            Next::Token(token) => {
+        match NextToken::of(model.next_token_of(sequence))? {
+            NextToken::Token(token) => {
                 if let Some(finish) = text.push(token, on_text) {
                     break finish;
                 }
             }
-            Next::Nothing => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
-            Next::Cancelled => break Finish::Cancelled,
+            NextToken::Nothing => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
+            NextToken::Cancelled => break Finish::Cancelled,
         }
     };
     text.finish(model, finish, on_text)
 }
 
 /// What comes next.
-pub(crate) enum Next {
+pub(crate) enum NextToken {
     Token(Token),
     Nothing,
     Cancelled,
 }
 
-impl Next {
-    pub(crate) fn of(next: Result<Option<Token>>) -> Result<Next> {
+impl NextToken {
+    pub(crate) fn of(next: Result<Option<Token>>) -> Result<NextToken> {
         match next {
-            Ok(Some(token)) => Ok(Next::Token(token)),
-            Ok(None) => Ok(Next::Nothing),
-            Err(e) if is_cancelled(&e) => Ok(Next::Cancelled),
+            Ok(Some(token)) => Ok(NextToken::Token(token)),
+            Ok(None) => Ok(NextToken::Nothing),
+            Err(e) if is_cancelled(&e) => Ok(NextToken::Cancelled),
             Err(e) => Err(e),
         }
     }

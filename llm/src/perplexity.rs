@@ -105,7 +105,7 @@ pub fn perplexity(
     count_chunks(text.len(), model.n_ctx())?;
     model.check_vocabulary(text)?;
     model.check_vocabulary(bos.as_slice())?;
-    model.finish_begun()?;
+    model.flush_runs()?;
     let sequence = model.open()?;
     let mut reader =
         Reader { model, sequence, runs: Runs::default(), under_way: VecDeque::new(), estimate: Estimate::default() };

@@ -212,7 +212,7 @@ impl PlacedModel {
         self.state(sequence)?;
         self.return_to_devices()?;
         // Their rest would be computed with blocks of others.
-        match self.finish_begun() {
+        match self.flush_runs() {
             Err(e) if is_cancelled(&e) => self.give_up(),
             Err(e) => self.recover_lost(e)?,
             Ok(()) => {}
@@ -272,9 +272,9 @@ impl PlacedModel {
     }
 
     /// Makes up the number of a run's rows, where there are several sequences.
-    pub(crate) fn fill_up(&self, batch: &mut Batch) {
+    pub(crate) fn pad(&self, batch: &mut Batch) {
         if self.n_seqs() > 1 {
-            batch.fill_up(self.least_rows, self.options.n_ubatch, self.spare_rows());
+            batch.pad(self.least_rows, self.options.n_ubatch, self.padding_rows());
         }
     }
 
@@ -356,14 +356,14 @@ impl PlacedModel {
     }
 
     /// Rows that only make up a number: of slots and of a block that no sequence has.
-    pub(crate) fn spare_rows(&self) -> impl Iterator<Item = Row> + Clone + use<> {
+    pub(crate) fn padding_rows(&self) -> impl Iterator<Item = Row> + Clone + use<> {
         let (first, row) = (self.n_seqs(), self.cache.spare_block() * BLOCK_ROWS);
         let spare = move |i| Row { token: None, position: 0, cache_row: row + i, slot: first + i };
         (0..self.cache.spare).map(spare)
     }
 
     /// Enqueues the rest of all runs that have begun.
-    pub(crate) fn finish_begun(&mut self) -> Result<()> {
+    pub(crate) fn flush_runs(&mut self) -> Result<()> {
         let mut runs = std::mem::take(&mut self.runs);
         let done = runs.finish(self, &mut |model, run, awaited| model.expect(run, awaited));
         self.runs = runs;
@@ -383,7 +383,7 @@ impl PlacedModel {
         state.enqueued(n, false);
         let mut batch = Batch { rows, request, history };
         if let Request::Layers | Request::Part | Request::Sample(_) = batch.request {
-            self.fill_up(&mut batch);
+            self.pad(&mut batch);
         }
         Ok(batch)
     }

@@ -3,7 +3,7 @@
 use crate::ahead::round_trip;
 use crate::allocate::{Bound, Item, Mapped, allocate, import};
 use crate::arch::net::{self, Cache, Feed, GraphShape, ModelGraph, Outputs, State, Stored};
-use crate::batch::{MOST_MADE_UP, usual_number};
+use crate::batch::{MAX_PADDING, padded_rows};
 use crate::blocks::blocks_of;
 use crate::division::{Member, divide};
 use crate::error::{Error, Result, Room};
@@ -103,11 +103,11 @@ impl LoadOptions {
         let n_seqs = self.n_seqs.max(1);
         let uniform = devices.iter().map(|d| d.info().costs.uniform_rows as usize).max().unwrap_or(1);
         let least_rows = if n_seqs > 1 { uniform.clamp(1, BLOCK_ROWS) } else { 1 };
-        let spare = if n_seqs > 1 { MOST_MADE_UP.max(least_rows) } else { 0 };
+        let spare = if n_seqs > 1 { MAX_PADDING.max(least_rows) } else { 0 };
         let n_ubatch = if self.n_ubatch == 0 { default_ubatch(devices) } else { self.n_ubatch };
         // A step of all sequences is one run, with a part of a prompt that cannot be cut.
         let n_ubatch = n_ubatch.clamp(1, n_ctx.max(1)).max(if n_seqs > 1 {
-            usual_number(n_seqs.saturating_add(2 * least_rows))
+            padded_rows(n_seqs.saturating_add(2 * least_rows))
         } else {
             1
         });
@@ -254,7 +254,7 @@ impl LargestGraphs {
     fn new(model: &Model, options: &LoadOptions, cache: Cache) -> Result<LargestGraphs> {
         let n_ubatch = options.n_ubatch;
         // A step of all sequences, with as much padding as there may be.
-        let rows = if options.n_seqs > 1 { usual_number(options.n_seqs.max(cache.spare)).min(n_ubatch) } else { 1 };
+        let rows = if options.n_seqs > 1 { padded_rows(options.n_seqs.max(cache.spare)).min(n_ubatch) } else { 1 };
         let outputs = Outputs::Sample { rows, penalties: true, bias: false, log_prob: true };
         let feed = if cache.slots > 1 { Feed::Mixed } else { Feed::Input };
         let prompt = GraphShape { n_tokens: n_ubatch, cache, feed, history: true, outputs };

@@ -1,7 +1,7 @@
 //! Sequences: what each has in the cache, and what is still to come of it.
 
 use crate::arch::net::Sampling;
-use crate::blocks::{Beginning, Blocks, beginning, blocks_of};
+use crate::blocks::{Blocks, PrefixHash, blocks_of, prefix_hash};
 use crate::error::{Error, Result};
 use crate::text::Text;
 use outboard_core::op::BLOCK_ROWS;
@@ -59,7 +59,7 @@ pub(crate) struct State {
     /// Blocks that it may still take.
     promised: usize,
     /// Of the first blocks, those that a prompt has filled.
-    beginnings: Vec<Beginning>,
+    prefix_hashes: Vec<PrefixHash>,
     /// So many of its first tokens are noted in the history, for penalties.
     noted: usize,
 }
@@ -79,7 +79,7 @@ impl State {
             answered: 0,
             blocks: Vec::new(),
             promised: 0,
-            beginnings: Vec::new(),
+            prefix_hashes: Vec::new(),
             noted: 0,
         }
     }
@@ -135,7 +135,7 @@ impl State {
         let is_shared = self.blocks.get(whole).is_some_and(|&block| blocks.is_shared(block));
         let n_past = if is_shared { whole * BLOCK_ROWS } else { n };
         let kept = blocks_of(n_past).min(self.blocks.len());
-        self.beginnings.truncate(whole);
+        self.prefix_hashes.truncate(whole);
         // The end is given up before the beginning, without which nobody finds it.
         self.blocks.drain(kept..).rev().for_each(|block| blocks.give_back(block));
         self.rewind(n_past);
@@ -195,16 +195,16 @@ impl State {
     /// Uses blocks of others that begin as the tokens it has to read, but for the last `rest` of them; gives which of its blocks are new.
     pub(crate) fn share(&mut self, blocks: &mut Blocks, rest: usize) -> Range<usize> {
         let had = self.blocks.len();
-        while self.n_past == self.blocks.len() * BLOCK_ROWS && self.beginnings.len() == self.blocks.len() {
+        while self.n_past == self.blocks.len() * BLOCK_ROWS && self.prefix_hashes.len() == self.blocks.len() {
             let range = self.n_past..self.n_past + BLOCK_ROWS;
             // What was generated is rounded otherwise than what others have read.
             if range.end + rest > self.text.len() || !self.text.is_prompt(range.clone()) {
                 break;
             }
-            let next = beginning(self.beginnings.last(), self.text.tokens(range.clone()));
+            let next = prefix_hash(self.prefix_hashes.last(), self.text.tokens(range.clone()));
             let Some(block) = blocks.share(&next) else { break };
             self.blocks.push(block);
-            self.beginnings.push(next);
+            self.prefix_hashes.push(next);
             self.n_past = range.end;
             // Who shares notes all.
             self.noted = self.noted.max(range.end);
@@ -217,17 +217,17 @@ impl State {
     }
 
     /// Blocks that its prompt has filled by now are there for others.
-    pub(crate) fn note_beginnings(&mut self, blocks: &mut Blocks) {
+    pub(crate) fn publish_prefixes(&mut self, blocks: &mut Blocks) {
         loop {
-            let i = self.beginnings.len();
+            let i = self.prefix_hashes.len();
             let range = i * BLOCK_ROWS..(i + 1) * BLOCK_ROWS;
             if range.end > self.n_past || !self.text.is_prompt(range.clone()) {
                 return;
             }
             let (Some(&block), tokens) = (self.blocks.get(i), self.text.tokens(range)) else { return };
-            let next = beginning(self.beginnings.last(), tokens);
+            let next = prefix_hash(self.prefix_hashes.last(), tokens);
             blocks.note(block, next);
-            self.beginnings.push(next);
+            self.prefix_hashes.push(next);
         }
     }
 
@@ -248,7 +248,7 @@ impl State {
 
     /// After a fault: what the cache has is right up to `n_past` tokens, and nobody knows what others share.
     pub(crate) fn recover(&mut self, n_past: usize) {
-        self.beginnings.clear();
+        self.prefix_hashes.clear();
         self.rewind(n_past);
     }
 }

@@ -3,7 +3,7 @@
 use crate::ahead::Token;
 use crate::blocks::blocks_of;
 use crate::error::{Error, Result};
-use crate::generate::{Finish, GenerateOptions, Generation, Next, Ongoing};
+use crate::generate::{Finish, GenerateOptions, Generation, NextToken, Ongoing};
 use crate::placed_model::PlacedModel;
 use crate::tokenizer::Tokenizer;
 use outboard_core::op::BLOCK_ROWS;
@@ -137,10 +137,10 @@ impl<'t, K> Texts<'t, K> {
         // Sequences of others keep their tokens.
         let ongoing = &self.ongoing;
         let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
-        match Next::of(model.next_where(is_ours, |_| false))? {
-            Next::Token(token) => self.take(model, token, on_event),
-            Next::Nothing => Err(Error::Plan("a text has not ended, and nothing is under way".into())),
-            Next::Cancelled => self.cancel(model, on_event),
+        match NextToken::of(model.next_where(is_ours, |_| false))? {
+            NextToken::Token(token) => self.take(model, token, on_event),
+            NextToken::Nothing => Err(Error::Plan("a text has not ended, and nothing is under way".into())),
+            NextToken::Cancelled => self.cancel(model, on_event),
         }
     }
 

@@ -58,7 +58,7 @@ impl PlacedModel {
             }
         }
         // What they go on from is enqueued before runs of another group.
-        if moved { self.finish_begun() } else { Ok(()) }
+        if moved { self.flush_runs() } else { Ok(()) }
     }
 
     fn states(&self) -> impl Iterator<Item = (usize, &State)> {
@@ -129,7 +129,7 @@ impl PlacedModel {
         let note = self.options.prefixes.are_shared();
         for &slot in &work.reads {
             // Others may have read the same since, this run's rows included: they are written before anybody sees them.
-            self.share_beginning(slot)?;
+            self.share_prefix(slot)?;
             let range = self.part_of_prompt(slot, room, rows.len() == n_steps)?;
             if range.is_empty() {
                 continue;
@@ -148,7 +148,7 @@ impl PlacedModel {
             state.note_history(history, n);
             state.enqueued(n, samples);
             if note {
-                state.note_beginnings(blocks);
+                state.publish_prefixes(blocks);
             }
         }
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };

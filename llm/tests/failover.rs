@@ -32,6 +32,8 @@ struct Fate {
     runs: AtomicI64,
     /// When taken up again, it has lost what it held.
     forgets: AtomicBool,
+    /// It can be opened again in this process.
+    reopens: AtomicBool,
     /// It is lost again at once.
     never_runs: AtomicBool,
     /// It is lost at its next command, whatever that is.
@@ -167,6 +169,14 @@ impl Device for Remote {
         } else {
             Ok(())
         }
+    }
+    fn reopened(&self) -> Option<Arc<dyn Device>> {
+        let again = || {
+            let inner = reference_device(self.inner.host().unwrap(), &self.info().id, &MemoryBudget::new(None));
+            let fate = Fate { runs: AtomicI64::new(i64::MAX), ..Fate::default() };
+            Arc::new(Remote { inner, fate: Arc::new(fate) }) as Arc<dyn Device>
+        };
+        self.fate.reopens.load(Ordering::SeqCst).then(again)
     }
     fn as_any(&self) -> &dyn Any {
         self
@@ -485,6 +495,23 @@ fn a_device_that_has_come_back_is_used_again() {
     let ids: Vec<&str> = engine.loads().iter().map(|l| l.id.as_str()).collect();
     assert_eq!(ids, ["A", "B"]);
     assert_eq!(helper.told.lock().unwrap()[0].devices.as_ref().unwrap().len(), 2);
+}
+
+#[test]
+fn a_device_that_can_be_opened_again_is() {
+    let world = World::new();
+    let expected = world.run(&mut world.engine(world.pair(0, i64::MAX).0), &PROMPT, &sampled()).unwrap();
+    for runs in [0, 2, 6, 11] {
+        let (devices, fate) = world.pair(0, runs);
+        fate.forgets.store(true, Ordering::SeqCst);
+        fate.reopens.store(true, Ordering::SeqCst);
+        let helper = Helper::default();
+        let mut engine = world.engine(devices);
+        engine.set_failover(Box::new(helper.clone()));
+        assert_eq!(world.run(&mut engine, &PROMPT, &sampled()).unwrap().tokens, expected.tokens);
+        let ids: Vec<&str> = engine.loads().iter().map(|l| l.id.as_str()).collect();
+        assert_eq!((ids, helper.told.lock().unwrap().len()), (vec!["A", "B"], 1));
+    }
 }
 
 #[test]

@@ -87,10 +87,36 @@ pub enum Error {
         /// What does not fit where, for people.
         detail: String,
     },
-    /// A server, or the way to it, has failed.
+    /// A tensor is larger than the largest allocation of the device that was to have it. Nothing was sent to a device.
+    #[error("{detail}")]
+    TensorTooLarge {
+        /// The tensor.
+        tensor: String,
+        /// The device's id.
+        device: String,
+        /// Bytes of the tensor.
+        needed: u64,
+        /// Bytes of the largest allocation.
+        most: u64,
+        /// The same for people.
+        detail: String,
+    },
+    /// A device had no memory left, while a model was loaded or ran: others may have taken it since it was asked.
+    #[error("{detail}")]
+    OutOfMemory {
+        /// The device's id.
+        device: String,
+        /// Bytes that were wanted.
+        needed: u64,
+        /// Bytes that were free.
+        free: u64,
+        /// The same for people.
+        detail: String,
+    },
+    /// A server, or the helper process of a device of this host, or the way to it, has failed.
     #[error("{endpoint}: {detail}")]
     Peer {
-        /// The server, as it was given.
+        /// The server, as it was given, or the device's id.
         endpoint: String,
         /// What happened.
         detail: String,
@@ -153,9 +179,7 @@ impl From<outboard_core::Error> for Error {
             Core::Device { device, op: Some(op), detail } => {
                 Error::Device { device, detail: format!("{op}: {detail}") }
             }
-            Core::OutOfMemory { device, needed, free } => {
-                Error::DoesNotFit { needed, rooms: vec![Room { devices: vec![device], free }], detail }
-            }
+            Core::OutOfMemory { device, needed, free } => Error::OutOfMemory { device, needed, free, detail },
             Core::Timeout { what, after } => Error::Timeout { what, after },
             Core::Cancelled => Error::Cancelled,
             Core::Misuse(what) => Error::Bug(what),
@@ -176,8 +200,8 @@ impl From<outboard_llm::Error> for Error {
             Llm::MemoryFull { room, weights, cache, results } => {
                 Error::DoesNotFit { needed: weights + cache + results, rooms: vec![room], detail }
             }
-            Llm::TensorTooLarge { device, needed, most, .. } => {
-                Error::DoesNotFit { needed, rooms: vec![Room { devices: vec![device], free: most }], detail }
+            Llm::TensorTooLarge { tensor, device, needed, most } => {
+                Error::TensorTooLarge { tensor, device, needed, most, detail }
             }
             Llm::PartsOfSplit { parts, devices } => Error::PartsOfSplit { parts, devices },
             Llm::Plan(what) => Error::Bug(what),

@@ -37,15 +37,7 @@ impl Request {
     }
 
     fn of(prompt: Prompt) -> Request {
-        let options = GenerateOptions {
-            n_predict: None,
-            sampler: Sampler::GREEDY,
-            penalties: None,
-            ignore_eos: false,
-            stop: Vec::new(),
-            log_probs: false,
-        };
-        Request { prompt, options }
+        Request { prompt, options: GenerateOptions::default() }
     }
 
     /// Most tokens.

@@ -250,7 +250,7 @@ fn open_blobs(args: &ServerArgs) -> outboard_core::Result<Option<Blobs>> {
     if args.cache.is_none() && args.models.is_none() {
         return Ok(None);
     }
-    let user = user_cache();
+    let user = outboard_system::cache_dir();
     let cache = match &args.cache {
         Some(Some(dir)) => Some(dir.clone()),
         Some(None) => Some(user.as_ref().map(|dir| dir.join("blobs")).ok_or_else(|| {
@@ -268,14 +268,6 @@ fn open_blobs(args: &ServerArgs) -> outboard_core::Result<Option<Blobs>> {
         tracing::warn!("{line}");
     }
     Ok(Some(blobs))
-}
-
-/// What OUTBOARD_CACHE names, or else this program's part of the user's cache directory.
-fn user_cache() -> Option<PathBuf> {
-    match std::env::var_os("OUTBOARD_CACHE").filter(|d| !d.is_empty()) {
-        Some(dir) => Some(dir.into()),
-        None => Some(directories::ProjectDirs::from("", "", "outboard")?.cache_dir().to_owned()),
-    }
 }
 
 /// One line per device, as llama.cpp's server prints them.

@@ -6,7 +6,6 @@ use crate::args::{CacheType, DeviceArgs, ModelArgs, RpcList, SplitMode};
 use crate::trust::TrustArgs;
 use crate::{devices, fetch, interrupt, model};
 use anyhow::{Context, Result, anyhow, bail};
-use outboard_core::op::Sampler;
 use outboard_llm::tokenizer::{Bos, SpecialText};
 use outboard_llm::{GenerateOptions, Prefixes};
 use outboard_output as output;
@@ -54,14 +53,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if show == Show::Text {
         output::out(PROMPT)?;
     }
-    let options = GenerateOptions {
-        n_predict: Some(TOKENS),
-        sampler: Sampler::GREEDY,
-        penalties: None,
-        ignore_eos: false,
-        stop: Vec::new(),
-        log_probs: args.json,
-    };
+    let options = GenerateOptions { n_predict: Some(TOKENS), log_probs: args.json, ..GenerateOptions::default() };
     let sequence = engine.open()?;
     let generation = generate_shown(&mut engine, sequence, &loaded, &tokens, &options, show, &interrupted)?;
     let report = Report::new(&tokens, generation, load_time, &engine);

@@ -252,6 +252,11 @@ pub trait Device: Send + Sync {
     fn resume(&self) -> Result<()> {
         Ok(())
     }
+    /// The same device with another uid and nothing on it, where [`Device::resume`] says that what it held is lost and it can be opened again in this
+    /// process. `None` for one that still has everything, and for one of a server, which whoever connects to that opens again.
+    fn reopened(&self) -> Option<Arc<dyn Device>> {
+        None
+    }
     /// A number that changes while it works, for whomever: at least with every node of a graph that it computes. `None` if it cannot say.
     /// Whoever waits for it gives up a device whose number stands still. For a remote device, what its server has done for this process.
     fn progress(&self) -> Option<u64> {

@@ -186,6 +186,19 @@ impl Device for LocalDevice {
         self.context.check()
     }
 
+    fn reopened(&self) -> Option<Arc<dyn Device>> {
+        // A session of a server does not begin again on its own.
+        if self.client.is_some() || self.context.check().is_ok() {
+            return None;
+        }
+        let Shared { info, host, backend, speed, .. } = &*self.shared;
+        let again = LocalDevice::new(host, DeviceInfo::clone(info), self.funds.pool(), backend.clone());
+        if let Some(speed) = speed.get() {
+            let _ = again.shared.speed.set(*speed);
+        }
+        Some(again)
+    }
+
     fn progress(&self) -> Option<u64> {
         self.shared.backend.progress()
     }

@@ -51,6 +51,11 @@ impl Funds {
         &self.info
     }
 
+    /// The pool.
+    pub(crate) fn pool(&self) -> Arc<dyn MemoryPool> {
+        self.pool.clone()
+    }
+
     /// What the pool has now.
     pub fn memory(&self) -> MemoryInfo {
         self.pool.info()

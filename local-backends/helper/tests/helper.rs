@@ -225,6 +225,23 @@ fn an_abort_costs_what_lived_in_the_helper_and_the_next_client_gets_another() {
 }
 
 #[test]
+fn a_device_of_this_process_is_opened_again() {
+    let pool = FixedPool::new(1 << 20);
+    let device = open("faulty", Some(pool.clone()));
+    execute(device.as_ref(), "fine").unwrap();
+    assert!(device.reopened().is_none(), "nothing is lost");
+    let (one, _) = client(&device, 1 << 20);
+    execute(one.as_ref(), "abort").unwrap_err();
+    assert!(one.reopened().is_none(), "a client is its server's");
+    assert!(device.resume().is_err() && execute(device.as_ref(), "fine").is_err());
+    let again = device.reopened().unwrap();
+    assert!(again.uid() != device.uid() && again.info().id == device.info().id);
+    execute(again.as_ref(), "fine").unwrap();
+    drop((one, again, device));
+    until(|| pool.info().free == 1 << 20);
+}
+
+#[test]
 fn a_hang_ends_the_helper() {
     let device = open("faulty", None);
     let (one, _) = client(&device, 1 << 20);

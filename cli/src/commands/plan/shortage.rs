@@ -40,7 +40,10 @@ struct Room {
 
 /// Whether a load failed for want of memory.
 pub(super) fn is_shortage(error: &anyhow::Error) -> bool {
-    matches!(error.downcast_ref::<Error>(), Some(Error::DoesNotFit { .. }))
+    matches!(
+        error.downcast_ref::<Error>(),
+        Some(Error::DoesNotFit { .. } | Error::TensorTooLarge { .. } | Error::OutOfMemory { .. })
+    )
 }
 
 /// Says what is there, what is needed, and what would help.
