@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 /// The tokens of a block and of all before it, as a digest: BLAKE3 of the one before and of the tokens.
 pub(crate) type PrefixHash = [u8; 32];
@@ -43,16 +44,20 @@ pub(crate) struct Blocks {
     /// Blocks without users whose content is known, by when they were given back.
     idle: BTreeMap<u64, usize>,
     known: HashMap<PrefixHash, usize>,
+    /// How many there are.
+    count: usize,
     /// Blocks that sequences have been promised and have not taken.
     promised: usize,
     clock: u64,
 }
 
 impl Blocks {
-    pub(crate) fn new(n: usize) -> Blocks {
+    /// Those with these numbers.
+    pub(crate) fn new(numbers: Range<usize>) -> Blocks {
         Blocks {
-            blocks: vec![Block::default(); n],
-            free: (0..n).rev().collect(),
+            blocks: vec![Block::default(); numbers.end],
+            count: numbers.len(),
+            free: numbers.rev().collect(),
             idle: BTreeMap::new(),
             known: HashMap::new(),
             promised: 0,
@@ -62,7 +67,7 @@ impl Blocks {
 
     /// Blocks in all.
     pub(crate) fn len(&self) -> usize {
-        self.blocks.len()
+        self.count
     }
 
     /// Blocks that can still be promised.
@@ -75,11 +80,7 @@ impl Blocks {
         let available = self.available();
         if n > available {
             let tokens = |blocks: usize| blocks * BLOCK_ROWS;
-            return Err(Error::CacheFull {
-                needed: tokens(n),
-                free: tokens(available),
-                total: tokens(self.blocks.len()),
-            });
+            return Err(Error::CacheFull { needed: tokens(n), free: tokens(available), total: tokens(self.count) });
         }
         self.promised += n;
         Ok(())
@@ -176,7 +177,7 @@ mod tests {
 
     #[test]
     fn promises_are_kept_and_refusals_have_numbers() {
-        let mut blocks = Blocks::new(3);
+        let mut blocks = Blocks::new(0..3);
         blocks.promise(2).unwrap();
         let error = blocks.promise(2).unwrap_err();
         assert!(matches!(error, Error::CacheFull { needed: 256, free: 128, total: 384 }), "{error}");
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_same_beginning_is_one_block_until_its_place_is_needed() {
-        let mut blocks = Blocks::new(2);
+        let mut blocks = Blocks::new(0..2);
         blocks.promise(2).unwrap();
         let (a, b) = (blocks.take().unwrap(), blocks.take().unwrap());
         blocks.note(a, key(1));
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn what_was_promised_is_not_shared_away() {
-        let mut blocks = Blocks::new(1);
+        let mut blocks = Blocks::new(0..1);
         blocks.promise(1).unwrap();
         let a = blocks.take().unwrap();
         blocks.note(a, key(1));
@@ -225,7 +226,7 @@ mod tests {
         let first = prefix_hash(None, &[1, 2]);
         assert_ne!(prefix_hash(Some(&first), &[3]), prefix_hash(None, &[3]));
         assert_ne!(prefix_hash(Some(&first), &[3]), prefix_hash(Some(&key(1)), &[3]));
-        let mut blocks = Blocks::new(1);
+        let mut blocks = Blocks::new(0..1);
         blocks.promise(1).unwrap();
         let a = blocks.take().unwrap();
         blocks.note(a, first);

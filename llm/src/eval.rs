@@ -82,6 +82,7 @@ impl PlacedModel {
 
     /// Does something with a sequence of which no steps are under way. After an error it has the tokens that it had.
     fn whole<T>(&mut self, sequence: Sequence, act: impl FnOnce(&mut PlacedModel) -> Result<T>) -> Result<T> {
+        self.return_to_devices()?;
         let len = self.len(sequence)?;
         self.truncate(sequence, len)?;
         let n_past = self.state(sequence)?.n_past;

@@ -96,6 +96,8 @@ impl PlacedModel {
                 Err(Error::Core(outboard_core::Error::Peer { endpoint, detail }))
             };
             if self.recoveries >= MAX_RECOVERIES {
+                // Whoever asks again may find more.
+                self.displaced = Some(error.clone());
                 return ends(format!("{MAX_RECOVERIES} times in turn no token has come"));
             }
             self.recoveries += 1;
@@ -238,6 +240,7 @@ impl PlacedModel {
 
     /// Frees states, and weights on devices that are lost; gives the other weights.
     fn take_weights_on(&mut self, devices: &[Arc<dyn Device>]) -> Bound {
+        self.placed.tables.clear();
         let mut bound = std::mem::take(&mut self.placed.bound);
         bound.retain(|(stored, device), _| {
             matches!(stored, Stored::Weight(_)) && devices.iter().any(|d| d.uid() == *device)

@@ -105,6 +105,7 @@ pub fn perplexity(
     count_chunks(text.len(), model.n_ctx())?;
     model.check_vocabulary(text)?;
     model.check_vocabulary(bos.as_slice())?;
+    model.return_to_devices()?;
     model.flush_runs()?;
     let sequence = model.open()?;
     let mut reader =
@@ -112,8 +113,8 @@ pub fn perplexity(
     let done = reader.read(text, bos, most, on_chunk);
     let Reader { mut runs, estimate, .. } = reader;
     runs.abandon(model);
-    model.close(sequence)?;
-    done.map(|()| estimate)
+    let closed = model.close(sequence);
+    done.and(closed).map(|()| estimate)
 }
 
 /// Reads a text chunk by chunk.

@@ -75,12 +75,14 @@ impl PlacedModel {
                 "{n} sequences at a time were asked for, {MOST_SEQUENCES} are the most"
             )));
         }
+        // Of this process, and lost with a helper since somebody opened them.
+        let devices: Vec<_> = devices.into_iter().map(|device| device.reopened().unwrap_or(device)).collect();
         let Completed { options, cache, least_rows } = options.clone().completed(&model, &devices);
         let slots = DeviceSlot::all(&devices);
         let placed = Placed::new(&model, devices, &options, cache, &Bound::new(), progress)?;
         let placed_model = PlacedModel {
             model,
-            blocks: Blocks::new(cache.blocks_of_sequences()),
+            blocks: Blocks::new(cache.numbers()),
             cache,
             least_rows,
             sequences: (0..options.n_seqs).map(|_| None).collect(),
@@ -210,8 +212,7 @@ impl PlacedModel {
     /// on the way.
     pub fn truncate(&mut self, sequence: Sequence, n: usize) -> Result<()> {
         self.state(sequence)?;
-        self.return_to_devices()?;
-        // Their rest would be computed with blocks of others.
+        // Their rest would be computed with blocks of others. A model without a place has nothing under way.
         match self.flush_runs() {
             Err(e) if is_cancelled(&e) => self.give_up(),
             Err(e) => self.recover_lost(e)?,

@@ -176,7 +176,8 @@ impl Device for Remote {
             let fate = Fate { runs: AtomicI64::new(i64::MAX), ..Fate::default() };
             Arc::new(Remote { inner, fate: Arc::new(fate) }) as Arc<dyn Device>
         };
-        self.fate.reopens.load(Ordering::SeqCst).then(again)
+        let is_lost = self.fate.runs.load(Ordering::SeqCst) < 0;
+        (is_lost && self.fate.reopens.load(Ordering::SeqCst)).then(again)
     }
     fn as_any(&self) -> &dyn Any {
         self

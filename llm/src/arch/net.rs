@@ -15,6 +15,7 @@ use crate::hparams::{Hparams, ModelFile};
 use outboard_core::op::{self, BinaryKind, NormKind, UnaryKind};
 use outboard_core::{DType, Graph, GraphBuilder, TensorId};
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 pub use stored::{State, Stored};
 
@@ -114,7 +115,7 @@ pub struct Cache {
     pub blocks: usize,
     /// Places for sequences, the spare ones included.
     pub slots: usize,
-    /// Slots, the last ones, for padding rows. They share a block, the last one.
+    /// Slots, the last ones, for padding rows. They share a block, the first one: what is used ends with the last row of a sequence.
     pub spare: usize,
     /// Element types of keys and of values.
     pub dtypes: [DType; 2],
@@ -136,9 +137,14 @@ impl Cache {
         self.blocks - usize::from(self.spare > 0)
     }
 
+    /// The blocks that sequences may have: all but the one of padding rows.
+    pub(crate) fn numbers(&self) -> Range<usize> {
+        self.blocks - self.blocks_of_sequences()..self.blocks
+    }
+
     /// The block of padding rows, where there are spare slots.
     pub(crate) fn spare_block(&self) -> usize {
-        self.blocks_of_sequences()
+        0
     }
 
     /// Rows in all.

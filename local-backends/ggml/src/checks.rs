@@ -56,17 +56,26 @@ impl Mask {
         [Some(self.pos), table, seqs].into_iter().flatten()
     }
 
-    /// Rows of the cache up to the last one that somebody sees; `None` if a position, a block or a sequence is not there.
-    pub(crate) fn used(&self, pos: &[i32], paging: Option<(&[i32], usize, &[i32])>) -> Option<usize> {
+    /// Rows of the cache up to the last one that somebody sees; `None` if a position, a block or a sequence is not there, and if nobody wants it
+    /// any more.
+    pub(crate) fn used(
+        &self,
+        pos: &[i32],
+        paging: Option<(&[i32], usize, &[i32])>,
+        is_wanted: impl Fn() -> bool,
+    ) -> Option<usize> {
         let mut most = 0;
         for i in 0..self.tokens {
+            if !is_wanted() {
+                return None;
+            }
             let (first, last) = self.positions(i, pos, paging).ok()?;
             most = most.max(match paging {
                 None => last + 1,
                 Some((table, blocks, seqs)) => {
                     let seen = &blocks_of(table, blocks, seqs, i).ok()?[first / self.block..=last / self.block];
-                    let ends = seen.iter().map(|&block| Some((below(block, self.keys / self.block)? + 1) * self.block));
-                    ends.collect::<Option<Vec<_>>>()?.into_iter().max()?
+                    let last = |most: usize, &block| Some(most.max(below(block, self.keys / self.block)?));
+                    (seen.iter().try_fold(0, last)? + 1) * self.block
                 }
             });
         }
@@ -92,9 +101,9 @@ impl Mask {
         of(self) == of(other)
     }
 
-    /// How many rows are made at once: a megabyte of them, or one.
-    pub(crate) fn rows_at_once(&self) -> usize {
-        ((1 << 20) / (2 * self.keys).max(1)).max(1)
+    /// How many rows are made at once, of queries that see up to so many positions: a megabyte of them, and not for long, or one.
+    pub(crate) fn rows_at_once(&self, positions: usize) -> usize {
+        ((1 << 20) / (2 * self.keys.max(positions)).max(1)).max(1)
     }
 
     /// These rows of F16 `[keys, tokens]`, or what is wrong with the positions, the table (with its blocks for each sequence) or the sequences.
@@ -229,15 +238,16 @@ mod tests {
 
     #[test]
     fn rows_are_used_up_to_the_last_that_is_seen() {
-        assert_eq!(mask(0, 0, 5, 2).used(&[0, 3], None), Some(4));
-        assert_eq!(mask(0, 0, 5, 2).used(&[0, 5], None), None);
+        assert_eq!(mask(0, 0, 5, 2).used(&[0, 3], None, || true), Some(4));
+        assert_eq!(mask(0, 0, 5, 2).used(&[0, 5], None, || true), None);
         let table = [2, 0, 1, 9];
-        let paged = |window, pos: i32, seq: i32| mask(window, 2, 6, 1).used(&[pos], Some((&table, 2, &[seq])));
+        let paged = |window, pos: i32, seq: i32| mask(window, 2, 6, 1).used(&[pos], Some((&table, 2, &[seq])), || true);
         assert_eq!(
             [paged(0, 1, 0), paged(0, 3, 0), paged(1, 3, 0), paged(0, 1, 1)],
             [Some(6), Some(6), Some(2), Some(4)]
         );
         assert_eq!([paged(0, 2, 1), paged(0, 4, 0), paged(0, 0, 2)], [None; 3]);
+        assert_eq!(mask(0, 0, 5, 2).used(&[0, 3], None, || false), None);
     }
 
     #[test]

@@ -14,8 +14,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Fewest rows of a cache that attention looks at, and what they are a multiple of: kernels of cards take them by so many.
 const KEYS: usize = 256;
-/// Versions for parts of the cache, at most.
-const MOST_VERSIONS: usize = 32;
+/// Versions for parts of the cache that are kept: texts grow slowly, and what ggml remembers of a graph nobody has paid for.
+const MOST_VERSIONS: usize = 4;
+/// Tensors of a graph that has versions, at most: each of them is translated once more while others wait.
+const MOST_TENSORS: usize = 1 << 14;
 
 /// A graph on a device. It keeps the buffers that its tensors lie in.
 pub(crate) struct Program {
@@ -101,24 +103,27 @@ impl Program {
     }
 
     /// The version for the part of the cache that a run needs now: attention reads what is there, and not all that there may be.
-    pub(crate) fn version<'a>(&'a self, parts: &'a mut Parts) -> Result<&'a Version> {
-        let Some(keys) = self.keys()? else { return Ok(&self.whole) };
-        let at = match parts.iter().position(|(of, _)| *of == keys) {
-            Some(at) => at,
-            None if parts.len() >= MOST_VERSIONS => return Ok(&self.whole),
+    pub(crate) fn version<'a>(&'a self, parts: &'a mut Parts, cancel: &AtomicBool) -> Result<&'a Version> {
+        let Some(keys) = self.keys(cancel)? else { return Ok(&self.whole) };
+        // The one that was used last is at the end.
+        let part = match parts.iter().position(|(of, _)| *of == keys) {
+            Some(at) => parts.remove(at),
             None => {
-                parts.push((keys, self.part(keys)));
-                parts.len() - 1
+                if parts.len() == MOST_VERSIONS {
+                    parts.remove(0);
+                }
+                (keys, self.part(keys))
             }
         };
-        Ok(parts[at].1.as_ref().unwrap_or(&self.whole))
+        parts.push(part);
+        Ok(parts.last().and_then(|(_, version)| version.as_ref()).unwrap_or(&self.whole))
     }
 
     /// Rows of the cache that a run needs, in steps of a quarter of a power of two; `None` for all, and for values that are wrong.
-    fn keys(&self) -> Result<Option<usize>> {
+    fn keys(&self, cancel: &AtomicBool) -> Result<Option<usize>> {
         let mut used = 0;
         for mask in &self.masks {
-            match self.with_values(mask, |pos, paging| mask.used(pos, paging))? {
+            match self.with_values(mask, |pos, paging| mask.used(pos, paging, || !cancel.load(Ordering::Relaxed)))? {
                 Some(rows) => used = used.max(rows),
                 None => return Ok(None),
             }
@@ -172,11 +177,12 @@ impl Program {
     fn make_mask(&self, kept: u64, mask: &Mask, cancel: &AtomicBool) -> Result<std::result::Result<(), String>> {
         self.with_values(mask, |pos, paging| {
             let row = 2 * mask.keys as u64;
-            for start in (0..mask.tokens).step_by(mask.rows_at_once()) {
+            let at_once = mask.rows_at_once(paging.map_or(0, |(_, blocks, _)| blocks.saturating_mul(mask.block)));
+            for start in (0..mask.tokens).step_by(at_once) {
                 if cancel.load(Ordering::Relaxed) {
                     return Err(Error::Cancelled);
                 }
-                let rows = start..mask.tokens.min(start + mask.rows_at_once());
+                let rows = start..mask.tokens.min(start + at_once);
                 match mask.make(rows, pos, paging) {
                     Ok(bytes) => self.scratch.write(kept + mask.to + start as u64 * row, &bytes)?,
                     Err(wrong) => return Ok(Err(wrong)),
@@ -208,12 +214,15 @@ impl Program {
 /// One of the masks of each kind; none if one is made of what the graph computes.
 fn masks(translator: &Translator<'_>) -> Vec<Mask> {
     let mut masks: Vec<Mask> = Vec::new();
+    if translator.graph.tensors().len() > MOST_TENSORS {
+        return masks;
+    }
     for job in translator.pieces.iter().flat_map(|piece| &piece.jobs) {
         let Job::Mask(mask, _) = job else { continue };
         if !mask.sources().all(|id| translator.is_constant(id)) {
             return Vec::new();
         }
-        if !masks.iter().any(|known| known.is_like(mask)) {
+        if mask.keys > KEYS && !masks.iter().any(|known| known.is_like(mask)) {
             masks.push(*mask);
         }
     }

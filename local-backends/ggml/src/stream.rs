@@ -122,7 +122,7 @@ impl GgmlStream {
         };
         let compute = self.backend.insert(compute);
         let start = Instant::now();
-        let version = program.version(&mut parts)?;
+        let version = program.version(&mut parts, &self.cancel)?;
         for piece in &version.pieces {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);

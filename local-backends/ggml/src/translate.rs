@@ -108,7 +108,7 @@ impl<'g> Translator<'g> {
         }
     }
 
-    /// Whether a tensor holds the same during the whole run.
+    /// Whether no node writes a tensor. Another root may lie on the same bytes: what was read is then older, and was checked all the same.
     pub(crate) fn is_constant(&self, id: TensorId) -> bool {
         !self.changing.contains(&self.graph.tensor(id).root())
     }

@@ -157,6 +157,34 @@ fn attention_looks_at_the_rows_that_are_used() {
     }
 }
 
+/// Queries that see a block of the cache millions of times: the host looks at all of them, as long as somebody wants that.
+#[test]
+fn long_tables_are_looked_at_while_that_is_wanted() {
+    let Some(device) = cpu() else { return };
+    let (blocks, tokens) = (1 << 22, 20_000);
+    let mut g = GraphBuilder::new();
+    let q = g.input("q", DType::F32, &[64, tokens, 1]).unwrap();
+    let [k, v] = ["k", "v"].map(|name| g.state(name, DType::F16, &[64, 512, 1]).unwrap());
+    let pos = g.input("pos", DType::I32, &[tokens]).unwrap();
+    let table = g.state("table", DType::I32, &[blocks, 1]).unwrap();
+    let seqs = g.input("seqs", DType::I32, &[tokens]).unwrap();
+    let op = FlashAttn { scale: 0.125, window: 0, softcap: 0.0, block: 128 };
+    g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)]).unwrap();
+    let graph = Arc::new(g.finish().unwrap());
+    let place = |id| Slice::whole(device.alloc(graph.tensor(id).layout().span() as u64, Usage::Any).unwrap());
+    let places: Vec<Slice> = graph.ids().map(place).collect();
+    let placement = Placement::new(&graph, device.as_ref(), places.iter().cloned().map(Some).collect()).unwrap();
+    let executable = device.compile(graph, placement).unwrap();
+    let queue = device.queue().unwrap();
+    let last = (blocks * 128 - 1) as i32;
+    queue.write(&places[pos.index()], last.to_le_bytes().repeat(tokens).into()).unwrap();
+    queue.execute(&executable).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let start = Instant::now();
+    drop(queue);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
 /// Products one behind the other that take seconds.
 fn long() -> Graph {
     let mut g = GraphBuilder::new();

@@ -115,7 +115,7 @@ impl Context for HelperContext {
         let Opened { process, id: context } = self.opened()?;
         let id = fresh_uid();
         let call = What::Alloc(Alloc { context, buffer: id, size, usage: usage_name(usage).to_owned() });
-        let payments = process.ask_paid(call, &self.funds)?;
+        let payments = process.ask_paid(call, &self.funds, size)?;
         Ok(Arc::new(HelperBuffer { process, id, size, device: self.funds.device(), payments }))
     }
 
@@ -128,7 +128,7 @@ impl Context for HelperContext {
         let places = graph.ids().map(place).collect::<Result<_>>()?;
         let executable = fresh_uid();
         let call = What::Compile(Compile { context, executable, graph: graph::encode(&graph)?, places });
-        let payments = process.ask_paid(call, &self.funds)?;
+        let payments = process.ask_paid(call, &self.funds, 0)?;
         let device = self.funds.device();
         Ok(Arc::new(HelperExecutable { process, id: executable, device, payments, _placement: placement }))
     }

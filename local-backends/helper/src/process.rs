@@ -73,6 +73,8 @@ struct Waiting {
     to: Completer<Reply>,
     asked: Asked,
     payments: Vec<Payment>,
+    /// Bytes that they are for.
+    paid: u64,
 }
 
 /// What belongs to a call until its answer is there.
@@ -90,8 +92,9 @@ pub(crate) struct Asked {
 pub(crate) struct Reply {
     pub(crate) done: Done,
     pub(crate) bytes: Bytes,
-    /// For what it has taken.
+    /// For what it has taken, and how many bytes that is.
     pub(crate) payments: Vec<Payment>,
+    pub(crate) paid: u64,
     /// When it came.
     pub(crate) at: Instant,
 }
@@ -171,10 +174,17 @@ impl Process {
         self.wait(self.call(what, Bytes::new(), Asked::default()), None)
     }
 
-    /// Asks for something that takes memory, and gives what was paid for it.
-    pub(crate) fn ask_paid(&self, what: What, payer: &Funds) -> Result<Vec<Payment>> {
+    /// Asks for something that takes memory, so many bytes at least, and gives what was paid for it.
+    pub(crate) fn ask_paid(&self, what: What, payer: &Funds, least: u64) -> Result<Vec<Payment>> {
         let asked = Asked { payer: Some(payer.clone()), ..Asked::default() };
-        Ok(self.wait(self.call(what, Bytes::new(), asked), None)?.payments)
+        let Reply { payments, paid, .. } = self.wait(self.call(what, Bytes::new(), asked), None)?;
+        if paid < least {
+            return Err(Error::Misuse(format!(
+                "{}: its process has paid for {paid} of {least} bytes",
+                self.inner.name
+            )));
+        }
+        Ok(payments)
     }
 
     /// Gives something back. It is paid for until the helper has it no more.
@@ -229,7 +239,7 @@ impl Inner {
                 to.complete(Err(ended));
                 return pending;
             }
-            calls.waiting.insert(id, Waiting { to, asked, payments: Vec::new() });
+            calls.waiting.insert(id, Waiting { to, asked, payments: Vec::new(), paid: 0 });
         }
         self.write(&Call { id, what: Some(what) }, bytes);
         pending
@@ -277,8 +287,8 @@ impl Inner {
     }
 
     fn answer(&self, id: u64, result: Result<(Done, Bytes)>) {
-        let Some(Waiting { to, asked, payments }) = lock(&self.calls).waiting.remove(&id) else { return };
-        to.complete(result.map(|(done, bytes)| Reply { done, bytes, payments, at: Instant::now() }));
+        let Some(Waiting { to, asked, payments, paid }) = lock(&self.calls).waiting.remove(&id) else { return };
+        to.complete(result.map(|(done, bytes)| Reply { done, bytes, payments, paid, at: Instant::now() }));
         drop(asked);
     }
 
@@ -289,6 +299,7 @@ impl Inner {
         let paid = calls.waiting.get_mut(&id).ok_or_else(unknown).and_then(|waiting| {
             let payer = waiting.asked.payer.as_ref().ok_or_else(unknown)?;
             waiting.payments.push(payer.pay(bytes)?);
+            waiting.paid = waiting.paid.saturating_add(bytes);
             Ok(())
         });
         drop(calls);
@@ -361,7 +372,8 @@ impl Inner {
 
     /// The error of its end, which comes.
     fn until_ended(&self) -> Error {
-        let end = Instant::now() + 2 * LAST_LINES;
+        // Its status and its last lines are waited for as long.
+        let end = Instant::now() + 3 * LAST_LINES;
         loop {
             if let Some(error) = lock(&self.calls).ended.clone() {
                 return error;
