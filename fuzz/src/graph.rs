@@ -1,5 +1,5 @@
-//! Graphs off the wire, run on the reference device, on the CPU device, and on ggml's where `OUTBOARD_GGML` names it. An input is a byte, which says what the leaves hold, and an
-//! encoded graph. Tensors lie between guard bytes that nobody may touch.
+//! Graphs off the wire, run on the reference device, on the CPU device, and on ggml's where `OUTBOARD_GGML` names it. An input is a byte,
+//! which says what the leaves hold, and an encoded graph. Tensors lie between guard bytes that nobody may touch.
 
 use crate::ggml::ggml_device;
 use crate::mutate::protobuf;

@@ -65,28 +65,33 @@ impl Program {
 impl Scheduler {
     /// Makes sure that each device has memory for the results of any of these plans.
     pub fn reserve(&mut self, plans: &[&Plan]) -> Result<()> {
-        let (mut larger, mut smaller) = (Vec::new(), Vec::new());
+        let mut larger = Vec::new();
         for (d, compute) in self.compute.iter_mut().enumerate() {
             let needed = plans.iter().filter_map(|p| p.compute_bytes().get(d)).copied().max().unwrap_or(0);
             if needed > compute.iter().map(|b| b.size()).sum() {
                 // The old buffers go first, unless a program still uses them: then it may go on.
                 let is_used = compute.iter().any(|buffer| Arc::strong_count(buffer) > 1);
-                smaller.push(if is_used { std::mem::take(compute) } else { Vec::new() });
-                compute.clear();
+                let mut old = std::mem::take(compute);
+                if !is_used {
+                    old.clear();
+                }
                 let most = plans.iter().filter_map(|p| p.memory.buffers.get(d)).copied().min().unwrap_or(u64::MAX);
-                larger.push((d, buffer_sizes(needed, most)));
+                larger.push((d, buffer_sizes(needed, most), old));
             }
         }
-        let buffers = at_once(&larger, |(d, sizes)| {
+        let buffers = at_once(&larger, |(d, sizes, _)| {
             sizes.iter().map(|&size| self.devices[*d].alloc(size, Usage::Compute)).collect::<Result<Vec<_>>>()
         });
         let mut result = Ok(());
-        for (((d, _), buffers), old) in larger.into_iter().zip(buffers).zip(smaller) {
+        for ((d, _, old), buffers) in larger.into_iter().zip(buffers) {
             // What others have got is kept, whatever one says.
-            self.compute[d] = buffers.unwrap_or_else(|e| {
-                result = result.clone().and(Err(e));
-                old
-            });
+            self.compute[d] = match buffers {
+                Ok(buffers) => buffers,
+                Err(e) => {
+                    result = result.and(Err(e));
+                    old
+                }
+            };
         }
         result
     }
