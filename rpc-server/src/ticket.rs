@@ -16,7 +16,7 @@ use outboard_core::{Error, Result, Ticket};
 use outboard_proto::SECRET_BYTES;
 use outboard_proto::limits::MAX_TICKETS;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
 use subtle::ConstantTimeEq;
 
@@ -49,20 +49,35 @@ impl Key {
     }
 }
 
+/// Which side of a transfer has shown its ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    /// The one that accepts. The other one may still do so, even when it is too late.
+    ByReceiver,
+    /// The one that sends, and perhaps the other one, too.
+    BySender,
+}
+
 /// Tickets that cannot be used again. Beyond a limit, the oldest is forgotten.
 #[derive(Debug, Default)]
 pub(crate) struct UsedTickets {
-    keys: HashSet<Key>,
+    keys: HashMap<Key, Shown>,
     order: VecDeque<Key>,
 }
 
 impl UsedTickets {
     pub(crate) fn contains(&self, key: &Key) -> bool {
-        self.keys.contains(key)
+        self.keys.contains_key(key)
     }
 
-    pub(crate) fn insert(&mut self, key: Key) {
-        self.keys.insert(key);
+    /// Notes that the sender shows one; gives who had shown it before, if it is used.
+    pub(crate) fn show(&mut self, key: &Key) -> Option<Shown> {
+        let shown = self.keys.get_mut(key)?;
+        Some(std::mem::replace(shown, Shown::BySender))
+    }
+
+    pub(crate) fn insert(&mut self, key: Key, shown: Shown) {
+        self.keys.insert(key, shown);
         self.order.push_back(key);
         if self.order.len() > USED_TICKETS
             && let Some(old) = self.order.pop_front()

@@ -5,7 +5,7 @@ use super::room::{SessionRoom, SharedRoom};
 use super::transfer::{Accepted, Arrival, Done, Part, Receiving, Transfer};
 use super::{Acceptance, Begun, Origin, Progress, Refusal, Source, Via, Waiter};
 use crate::limits::{PeerLimits, WANTED};
-use crate::ticket::{Key, UsedTickets, same, used_twice};
+use crate::ticket::{Key, Shown, UsedTickets, same, used_twice};
 use outboard_core::{Error, Result, Ticket};
 use outboard_proto::error;
 use std::collections::HashMap;
@@ -34,6 +34,13 @@ pub(super) struct Slot {
     /// When it was made, or something came for it.
     pub(super) since: Instant,
     pub(super) transfer: Transfer,
+    shown: Shown,
+}
+
+impl Slot {
+    fn new(ticket: Ticket, now: Instant, transfer: Transfer, shown: Shown) -> Slot {
+        Slot { ticket, since: now, transfer, shown }
+    }
 }
 
 fn wrong_size(sent: u64, accepted: u64) -> Error {
@@ -80,7 +87,7 @@ impl Table {
             }
             self.count_accepted()?;
             let transfer = Transfer::Accepted(Accepted::new(acceptance));
-            self.slots.insert(key, Slot { ticket, since: now, transfer });
+            self.slots.insert(key, Slot::new(ticket, now, transfer, Shown::ByReceiver));
             return Ok(());
         };
         if !same(&slot.ticket, &ticket) {
@@ -153,7 +160,7 @@ impl Table {
             None if self.used.contains(&key) => {}
             None => {
                 if self.count_accepted().is_ok() {
-                    self.slots.insert(key, Slot { ticket, since: now, transfer: Transfer::Unwanted });
+                    self.slots.insert(key, Slot::new(ticket, now, Transfer::Unwanted, Shown::ByReceiver));
                 }
             }
             Some(Transfer::Early(_) | Transfer::FailedEarly { .. }) => drop(self.finish(key)),
@@ -178,6 +185,7 @@ impl Table {
 
 /// What comes on links.
 impl Table {
+    /// The sender of a transfer shows its ticket. What the receiver has been told to be lost already is dropped without another error.
     pub(super) fn push(&mut self, now: Instant, via: Via, ticket: Ticket, size: u64) -> Result<Begun> {
         if self.ended {
             return Err(Error::Cancelled);
@@ -185,16 +193,18 @@ impl Table {
         let key = Key::new(&ticket);
         let arrival = Arrival::new(via, size);
         let Some(slot) = self.slots.get_mut(&key) else {
-            if self.used.contains(&key) {
-                return Err(used_twice());
+            match self.used.show(&key) {
+                Some(Shown::BySender) => return Err(used_twice()),
+                Some(Shown::ByReceiver) => return Err(Error::Cancelled),
+                None => self.room.take(size, 1)?,
             }
-            self.room.take(size, 1)?;
-            self.slots.insert(key, Slot { ticket, since: now, transfer: Transfer::Early(arrival) });
+            self.slots.insert(key, Slot::new(ticket, now, Transfer::Early(arrival), Shown::BySender));
             return Ok(Begun::Early(key));
         };
         if !same(&slot.ticket, &ticket) {
             return Err(Error::Request("that is not a ticket of this session".into()));
         }
+        let shown = std::mem::replace(&mut slot.shown, Shown::BySender);
         match &slot.transfer {
             Transfer::Accepted(accepted) if accepted.size == size => {
                 slot.since = now;
@@ -214,6 +224,7 @@ impl Table {
                 self.finish(key);
                 Err(Error::Cancelled)
             }
+            Transfer::FailedAccepted { .. } if shown == Shown::ByReceiver => Err(Error::Cancelled),
             Transfer::Early(_)
             | Transfer::Receiving(_)
             | Transfer::FailedEarly { .. }
@@ -247,17 +258,18 @@ impl Table {
 
     pub(super) fn failed(&mut self, now: Instant, link: u64, ticket: Ticket, error: Error) -> Result<Option<u64>> {
         let key = Key::new(&ticket);
-        let Some(slot) = self.slots.get(&key) else {
+        let Some(slot) = self.slots.get_mut(&key) else {
             if !self.ended && !self.used.contains(&key) {
                 self.room.take(0, 1)?;
                 let transfer = Transfer::FailedEarly { error, link };
-                self.slots.insert(key, Slot { ticket, since: now, transfer });
+                self.slots.insert(key, Slot::new(ticket, now, transfer, Shown::BySender));
             }
             return Ok(None);
         };
         if !same(&slot.ticket, &ticket) {
             return Ok(None);
         }
+        slot.shown = Shown::BySender;
         let begun = match &slot.transfer {
             Transfer::Accepted(_) => None,
             Transfer::Early(arrival) | Transfer::Receiving(Receiving { arrival, .. }) if arrival.ends_with(link) => {
@@ -416,11 +428,11 @@ impl Table {
 
     /// Ends a transfer, whatever it is; its ticket is used. Gives what it was.
     fn finish(&mut self, key: Key) -> Option<Transfer> {
-        let transfer = self.slots.remove(&key)?.transfer;
+        let Slot { transfer, shown, .. } = self.slots.remove(&key)?;
         let charge = transfer.charge();
         self.room.give(charge.bytes, charge.count);
         self.accepted = self.accepted.saturating_sub(charge.accepted);
-        self.used.insert(key);
+        self.used.insert(key, shown);
         Some(transfer)
     }
 }

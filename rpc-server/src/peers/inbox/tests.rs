@@ -214,6 +214,36 @@ fn a_lost_link_fails_what_was_to_come_on_it() {
     assert!(rig.inbox.is_idle());
 }
 
+/// Its queue has been told, and its sender has done nothing wrong.
+#[test]
+fn what_comes_after_its_acceptance_has_failed_is_dropped_once() {
+    let mut rig = Rig::new();
+    let ends: [&dyn Fn(&mut Rig); 4] = [
+        &|rig| rig.inbox.link_lost(rig.now, 1, A, "cut"),
+        &|rig| rig.inbox.end_queue(3),
+        &|rig| rig.inbox.give_up(&t(1)),
+        &|rig| drop(rig.later(100)),
+    ];
+    for (i, end) in ends.into_iter().enumerate() {
+        for first in [4, 2] {
+            rig = rig.other(1);
+            let _pending = rig.accept_first(t(1), 4, first).unwrap();
+            end(&mut rig);
+            rig.inbox.link_opened(A);
+            assert_eq!(rig.push(1, t(1), "late"), Err(Error::Cancelled), "{i}, {first}");
+            assert_eq!(rig.push(2, t(1), "late").unwrap_err(), crate::ticket::used_twice(), "{i}, {first}");
+            // The rest may be asked for behind that, or before.
+            drop(rig.accept_more(t(1), 2));
+            assert!(rig.push(3, t(1), "late").is_err() && rig.accept(t(1), 4).is_err(), "{i}, {first}");
+            assert!(rig.inbox.is_idle() && rig.taken() == (0, 0), "{i}, {first}");
+        }
+    }
+    let _pending = rig.accept_first(t(2), 4, 2).unwrap();
+    rig.inbox.link_lost(rig.now, 1, A, "cut");
+    assert!(rig.accept_more(t(2), 2).is_err());
+    assert_eq!(rig.push(4, t(2), "late"), Err(Error::Cancelled));
+}
+
 #[test]
 fn failures_travel_and_ends_leave_nothing() {
     let mut rig = Rig::new();
