@@ -21,3 +21,8 @@ pub use programs::program;
 pub use reference::{Case, Comparison, Forced, Step, cases};
 pub use server::Server;
 pub use small::small_model;
+
+/// How often a test repeats a fault: `OUTBOARD_FAULT_TRIES`, or so many times.
+pub fn fault_tries(default: usize) -> usize {
+    std::env::var("OUTBOARD_FAULT_TRIES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}

@@ -7,7 +7,7 @@
 #[allow(unreachable_pub)]
 mod proxy;
 
-use outboard_integration::{Client, RunReport, Server, model};
+use outboard_integration::{Client, RunReport, Server, fault_tries, model};
 use proxy::Proxy;
 use std::time::{Duration, Instant};
 
@@ -40,10 +40,6 @@ impl Random {
         self.0 ^= self.0 << 17;
         self.0 % n.max(1)
     }
-}
-
-fn tries() -> usize {
-    std::env::var("OUTBOARD_FAULT_TRIES").ok().and_then(|v| v.parse().ok()).unwrap_or(TRIES)
 }
 
 /// The two kinds of drawing tokens: the best, and at random with a memory of what was used.
@@ -116,7 +112,7 @@ impl Faults {
     }
 
     fn print(&self, what: &str) {
-        let (in_prompt, in_text, missed, tries) = (self.in_prompt, self.in_text, self.missed, tries());
+        let (in_prompt, in_text, missed, tries) = (self.in_prompt, self.in_text, self.missed, fault_tries(TRIES));
         println!(
             "{what}: {in_prompt} in the prompt, {in_text} in the text, {missed} came too late, 0 texts wrong; at most {:.0} ms until the run \
              went on, {:.0} ms longer in all",
@@ -141,7 +137,7 @@ fn servers_that_are_killed() {
         let want: RunReport = Client::run(&run(&servers), LIMIT).json();
         assert!(want.recoveries.is_empty() && want.devices.iter().filter(|d| d.layers.is_some()).count() == 2);
         let mut span = span(&want, &run(&servers));
-        for number in 0..tries().div_ceil(2) {
+        for number in 0..fault_tries(TRIES).div_ceil(2) {
             let client = loaded(&run(&servers));
             let (victim, moment) = (random.below(2) as usize, random.below(span));
             std::thread::sleep(Duration::from_micros(moment));
@@ -171,7 +167,7 @@ fn connections_that_are_cut() {
         let want: RunReport = Client::run(&run, LIMIT).json();
         assert!(want.recoveries.is_empty() && want.net.sent_bytes > 50 << 20);
         let mut span = span(&want, &run);
-        for number in 0..tries().div_ceil(2) {
+        for number in 0..fault_tries(TRIES).div_ceil(2) {
             let client = loaded(&run);
             let (victim, moment) = (random.below(3) as usize, random.below(span));
             // Sometimes the network is back at once, sometimes later.

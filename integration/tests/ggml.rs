@@ -6,7 +6,7 @@ use outboard_backends::known;
 use outboard_conformance::{Filter, run};
 use outboard_core::Host;
 use outboard_host::MemoryBudget;
-use outboard_integration::{Case, Client, Comparison, RunReport, Server, cases, model, program, skip};
+use outboard_integration::{Case, Client, Comparison, RunReport, Server, cases, fault_tries, model, program, skip};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(240);
 const TOKENS: usize = 40;
 /// Helpers that are killed; `OUTBOARD_FAULT_TRIES=100` kills so many.
-const TRIES: u64 = 10;
+const TRIES: usize = 10;
 
 /// The folder of ggml's libraries; `None`, with a line, without it.
 fn ggml() -> Option<PathBuf> {
@@ -182,7 +182,7 @@ fn a_helper_that_is_killed() {
     let whole = Duration::from_secs_f64((want.timings.prompt_ms + want.timings.decode_ms) / 1e3);
     let free = server.memory_free();
     assert_eq!(helpers(&server).len(), 1, "one device of ggml's, one helper");
-    let tries = std::env::var("OUTBOARD_FAULT_TRIES").ok().and_then(|n| n.parse().ok()).unwrap_or(TRIES);
+    let tries = fault_tries(TRIES);
     let (mut recovered, mut ended) = (0, 0);
     for number in 0..tries {
         let gives_up = number % 3 == 2;

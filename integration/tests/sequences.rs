@@ -1,5 +1,5 @@
 //! Many sequences of a real model, which begin and end at random moments: each text is the same alone and among others, over any devices, and behind
-//! faults.
+//! faults. `OUTBOARD_FAULT_TRIES=100` cuts connections so often.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../rpc-client/tests/common/proxy.rs"]
@@ -12,7 +12,7 @@ use outboard_core::op::{Penalties, Sampler};
 use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
-use outboard_integration::{Server, model};
+use outboard_integration::{Server, fault_tries, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::tokenizer::{Bos, SpecialText, Tokenizer};
 use outboard_llm::{Failover, LoadOptions, Model, PlacedModel, Prefixes, Recovery, Sampling};
@@ -159,7 +159,7 @@ fn texts_go_on_when_connections_are_cut() {
     let want = world.alone(&mut model);
     let told = Told::default();
     model.set_failover(Box::new(told.clone()));
-    for _ in 0..4 {
+    for _ in 0..fault_tries(4) {
         let (victim, moment) = (random.below(3), 1 + random.below(world.tokens() - 20));
         let mut cut = |came: usize| {
             let cut = proxies.iter().enumerate().filter(|(i, _)| came == moment && (victim == 2 || victim == *i));
