@@ -143,7 +143,7 @@ fn main() {
         }
     }
     for isa in Isa::available().into_iter().filter(|_| chosen("rows")) {
-        let (decode, prefill) = (attend(isa, 1), attend(isa, 64));
+        let attention = [1, 2, 4, 64].map(|tokens| format!("{:.1}", attend(isa, tokens))).join(", ");
         let x = noise(1 << 14);
         let mut q = vec![ActBlock::ZERO; act_blocks(x.len())];
         let quantize = best(|| quantize_act(isa, &x, &mut q));
@@ -156,7 +156,7 @@ fn main() {
         let argmax = best(|| _ = black_box(rows::argmax(isa, &x)));
         let rate = |t: f64| x.len() as f64 / t / 1e9;
         println!(
-            "{}: attention {decode:.1} GFLOP/s for 1 token, {prefill:.1} for 64; elements per ns: quantize {:.2}, \
+            "{}: attention {attention} GFLOP/s for 1, 2, 4, 64 tokens; elements per ns: quantize {:.2}, \
              swiglu {:.2}, rms_norm {:.2}, softmax {:.2}, argmax {:.2}",
             isa.name(),
             rate(quantize),

@@ -24,7 +24,7 @@ use crate::kernels::mul_mat::{Rows, Scratch};
 use crate::kernels::simd::{Element, Lanes, exp_negative, per_lanes};
 use std::ops::Range;
 
-/// Rows of a product that are summed up at a time with vectors of 16, and half of them with shorter ones.
+/// Rows of a product that are summed up at a time with vectors of 16 or one shorter one, and half of them with several shorter ones.
 const ROWS: usize = 8;
 /// Elements of a value that lie side by side in a tile, before those of the next value.
 const STRIP: usize = 16;
@@ -392,13 +392,14 @@ unsafe fn product_body<L: Lanes>(p: Product, lanes: usize) {
 #[inline(always)]
 unsafe fn product_lanes<L: Lanes, const C: usize>(p: Product) {
     let a = p.a;
-    let each = if L::N == MAX_LANES { ROWS } else { ROWS / 2 };
+    // As many sums as there are registers for, and enough not to wait for one another.
+    let each = if L::N == MAX_LANES || C == 1 { ROWS } else { ROWS / 2 };
     for r in (0..p.rows).step_by(each) {
         // SAFETY: whole ROWS are the caller's.
         unsafe {
             let a = Scalars { data: a.data.add(r / STRIP * a.block + r % STRIP * a.row), ..a };
             let p = Product { a, out: p.out.add(r * GROUP), ..p };
-            if L::N == MAX_LANES {
+            if each == ROWS {
                 product_tile::<L, ROWS, C>(p);
             } else {
                 product_tile::<L, { ROWS / 2 }, C>(p);
