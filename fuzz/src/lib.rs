@@ -18,6 +18,7 @@ mod seeds;
 mod session;
 mod tokens;
 
+pub use ggml::ggml_device;
 pub use messages::check as check_message;
 pub use seeds::seeds;
 
