@@ -139,6 +139,7 @@ fn endpoints() {
             };
             println!("{} after {:?}: {line}", command[0], start.elapsed());
             assert!(line.contains(addr.as_str()), "{done:?}");
+            assert!(!done.stdout.contains("ok "), "nothing else was checked: {done:?}");
         }
     }
 }
