@@ -2,9 +2,11 @@
 
 use crate::trust::TrustArgs;
 use clap::Args;
+use clap::error::ErrorKind;
 use outboard::{ConnectOptions, Endpoint, Prefixes};
 use outboard_core::DType;
 use outboard_core::op::{Penalties, Sampler};
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -22,6 +24,11 @@ impl FromStr for RpcList {
         }
         Endpoint::parse_list(text).map(RpcList).map_err(|e| e.to_string())
     }
+}
+
+/// Arguments that are wrong together, or for what is there: the program ends as for any other wrong usage.
+pub(crate) fn usage(wrong: impl Display) -> anyhow::Error {
+    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{wrong}\n")).into()
 }
 
 /// Parts of a split.
@@ -43,7 +50,7 @@ impl FromStr for Parts {
 /// Where to run.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// Servers: host:port,host:port (default port 50052, IPv6 in brackets); grpcs://host:port with TLS, quic://host:port over QUIC
+    /// Servers: host:port,host:port (default port 50052, IPv6 in brackets); grpcs://host:port with TLS, quic://host:port over QUIC, auto://host:port with what suits the network
     #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     pub(crate) rpc: RpcList,
     /// Devices to use, in this order: CPU0 for a local one, host:port/CPU0 for a remote one, host:port for all of a server;

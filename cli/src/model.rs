@@ -1,8 +1,8 @@
 //! From `-m` and its companions to a model on its devices.
 
-use crate::args::{ModelArgs, SplitMode};
+use crate::args::{ModelArgs, SplitMode, usage};
 use crate::{fetch, print};
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use outboard::{DeviceLoad, Devices, Layout, Mmap, Model, Overrides, PlaceOptions, Split};
 use outboard_core::Device;
 use outboard_core::error::Bytes;
@@ -56,7 +56,7 @@ pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &Devices) 
 
 fn split(args: &ModelArgs) -> Result<Split> {
     Ok(match (&args.tensor_split, args.split_mode) {
-        (Some(_), SplitMode::None) => bail!("-ts divides a model, -sm none does not: give one of them"),
+        (Some(_), SplitMode::None) => return Err(usage("-ts divides a model, -sm none does not: give one of them")),
         (Some(given), SplitMode::Layer) => Split::Parts(given.0.clone()),
         (None, SplitMode::None) => Split::First,
         (None, SplitMode::Layer) => Split::BySpeed,

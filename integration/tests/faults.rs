@@ -156,6 +156,7 @@ fn usage() {
         &["devices", "--rpc", "ftp://host"],
         &["no-such-command"],
         &["fetch", "--no-such-flag"],
+        &["smoke", "--rpc", ""],
     ] {
         let done = Client::run(args, LIMIT);
         assert_eq!(done.code, Some(2), "{args:?}: {}", done.stderr);

@@ -6,7 +6,7 @@
 mod report;
 
 use super::print_json;
-use crate::args::{DeviceArgs, ModelArgs};
+use crate::args::{DeviceArgs, ModelArgs, usage};
 use crate::devices;
 use crate::measure::{Sample, Side, Test, progress};
 use crate::model;
@@ -64,7 +64,7 @@ enum Output {
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let tests = tests(args);
     let Some(needed) = tests.iter().map(|t| t.ctx()).max() else {
-        bail!("there is nothing to measure: give -p or -n a number above 0")
+        return Err(usage("there is nothing to measure: give -p or -n a number above 0"));
     };
     let loaded = model::open(&args.model.model)?;
     let available = devices::available(&args.devices)?;

@@ -4,7 +4,7 @@ mod conversation;
 mod many;
 
 use super::print_json;
-use crate::args::{DeviceArgs, ModelArgs, SampleArgs};
+use crate::args::{DeviceArgs, ModelArgs, SampleArgs, usage};
 use crate::devices::{self, Net};
 use crate::failover::{Recovered, Recoveries};
 use crate::measure::Range;
@@ -12,7 +12,6 @@ use crate::model::DeviceReport;
 use crate::trace::{Links, TokenTime, Trace, Tracer, time_lines};
 use crate::{interrupt, model, print};
 use anyhow::{Context, Result, bail};
-use clap::error::ErrorKind;
 use outboard::Model;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
 use outboard_llm::{Finish, GenerateOptions, Generation, PlacedModel, Prefixes, Sequence, generate};
@@ -166,8 +165,7 @@ impl Opened {
 /// How to go on from the prompt.
 fn generate_options(args: &Args) -> Result<GenerateOptions> {
     let sampling = args.sample.sampler().and_then(|sampler| Ok((sampler, args.sample.penalties()?)));
-    let (sampler, penalties) =
-        sampling.map_err(|wrong| clap::Error::raw(ErrorKind::ValueValidation, format!("{wrong}\n")))?;
+    let (sampler, penalties) = sampling.map_err(usage)?;
     Ok(GenerateOptions {
         n_predict: args.n_predict.and_then(|n| usize::try_from(n).ok()),
         sampler,
@@ -176,11 +174,6 @@ fn generate_options(args: &Args) -> Result<GenerateOptions> {
         stop: args.stop.clone(),
         log_probs: args.json,
     })
-}
-
-/// An error of the command line.
-fn usage(wrong: &str) -> anyhow::Error {
-    clap::Error::raw(ErrorKind::ArgumentConflict, format!("{wrong}\n")).into()
 }
 
 /// The prompt, of the command line or of a file; none for a conversation.

@@ -1,7 +1,7 @@
 //! `outboard smoke`: does everything between here and the servers work, and how fast is it?
 
 use super::print_json;
-use crate::args::RpcList;
+use crate::args::{RpcList, usage};
 use crate::measure::round_trip;
 use crate::print;
 use crate::trust::TrustArgs;
@@ -31,7 +31,7 @@ const WIDTH: usize = 64;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Servers: host:port,host:port; grpcs://host:port with TLS, quic://host:port over QUIC
+    /// Servers: host:port,host:port; grpcs://host:port with TLS, quic://host:port over QUIC, auto://host:port with what suits the network
     #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST")]
     rpc: RpcList,
     #[command(flatten)]
@@ -76,7 +76,7 @@ struct Side {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if args.rpc.0.is_empty() {
-        bail!("there is no server to check: give --rpc host:port,host:port");
+        return Err(usage("there is no server to check: give --rpc host:port,host:port"));
     }
     let options = args.trust.options()?;
     let named = DeviceSpec::parse_list("cpu,reference").map_err(anyhow::Error::msg)?;
