@@ -7,7 +7,6 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 /// Ten lines, of which the last match an error on its type.
 const PROGRAM: &str = r#"use outboard::{ConnectOptions, Error, Model, PlaceOptions, Request, devices};
@@ -71,28 +70,6 @@ fn a_program_of_ten_lines_outside_the_workspace() {
     let done = run(dir.path(), &[file.to_str().unwrap(), &list]);
     assert_eq!(String::from_utf8(done.stdout).unwrap(), format!("no server at {}\n", one.addr));
     assert_eq!(done.status.code(), Some(1));
-}
-
-#[test]
-fn a_runner_goes_on_when_its_only_server_is_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let model = Model::open(small_model(dir.path())).unwrap();
-    let request = || Request::new("abcd").max_tokens(12).ignore_eos();
-    let mut server = Server::start(&["-d", "cpu:1"]);
-    let addr = server.addr.clone();
-    let on = devices::connect(&addr, &ConnectOptions::default()).unwrap();
-    let runner = model.place(&on, &PlaceOptions::default()).unwrap().run().unwrap();
-    let expected = runner.generate(request()).unwrap().complete().unwrap().tokens;
-    server.kill();
-    let is_lost = |e: &Error| matches!(e, Error::Peer { endpoint, .. } if *endpoint == addr);
-    // It was waited for once; who asks again is told at once.
-    for most in [30, 5] {
-        let start = Instant::now();
-        let error = runner.generate(request()).unwrap().complete().unwrap_err();
-        assert!(is_lost(&error) && start.elapsed() < Duration::from_secs(most), "{error}, {:?}", start.elapsed());
-    }
-    let _again = Server::start_at(&addr, &["-d", "cpu:1"]);
-    assert_eq!(runner.generate(request()).unwrap().complete().unwrap().tokens, expected);
 }
 
 #[test]

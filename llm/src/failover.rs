@@ -90,9 +90,6 @@ impl PlacedModel {
     /// After a run has failed: makes all sequences go on, so that [`PlacedModel::next_token`] gives the tokens behind their texts so far, or
     /// gives the error if it cannot.
     pub(crate) fn recover(&mut self, error: Error) -> Result<()> {
-        // A model that has no place by now has waited for one.
-        let failover = self.failover.as_ref().filter(|_| self.displaced.is_none());
-        let patience = failover.map_or(Duration::ZERO, |failover| failover.patience());
         let mut error = error;
         loop {
             let Error::Core(outboard_core::Error::Peer { endpoint, detail }) = &error else { return Err(error) };
@@ -110,7 +107,7 @@ impl PlacedModel {
                 return ends(format!("{MAX_RECOVERIES} times in turn no token has come"));
             }
             self.recoveries += 1;
-            match self.try_until_it_fits(&error, patience) {
+            match self.try_until_it_fits(&error) {
                 Ok(()) => return Ok(()),
                 // Another one is lost.
                 Err(next @ Error::Core(outboard_core::Error::Peer { .. })) => error = next,
@@ -150,8 +147,9 @@ impl PlacedModel {
     }
 
     /// Tries again while the devices that are left have no room and lost ones may come back.
-    fn try_until_it_fits(&mut self, error: &Error, patience: Duration) -> Result<()> {
+    fn try_until_it_fits(&mut self, error: &Error) -> Result<()> {
         let start = Instant::now();
+        let patience = self.failover.as_ref().map_or(Duration::ZERO, |failover| failover.patience());
         let mut next = Duration::ZERO;
         loop {
             let result = self.try_again(error, start);

@@ -97,8 +97,7 @@ impl fmt::Debug for Runner {
 }
 
 impl Placed {
-    /// Starts the thread that generates texts. If a server is lost, texts go on with what is left. If that has no room for the model, texts end with
-    /// the error of the server; those that are asked for when it is back are generated.
+    /// Starts the thread that generates texts. If a server is lost, texts go on with what is left.
     pub fn run(self) -> Result<Runner> {
         self.run_with(RunOptions::default())
     }
@@ -164,7 +163,7 @@ impl Drop for Shared {
 /// Generates texts until nobody can ask for one.
 fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>) {
     let mut texts: Texts<'_, Pieces> = Texts::new(tokenizer);
-    loop {
+    let error = loop {
         if texts.is_empty() {
             match jobs.recv() {
                 Ok(Job { request, pieces }) => texts.push(pieces, request),
@@ -174,12 +173,15 @@ fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>) {
         jobs.try_iter().for_each(|Job { request, pieces }| texts.push(pieces, request));
         let ended = texts.retain(&mut model, |pieces| !pieces.is_closed());
         if let Err(e) = ended.and_then(|()| texts.step(&mut model, &mut tell)) {
-            let error = Error::from(e);
-            texts.keys().for_each(|pieces| drop(pieces.send(Err(error.clone()))));
-            // What is asked for next finds the devices that there are then. That closing fails, too, is no news.
-            let _ = texts.retain(&mut model, |_| false);
+            break Error::from(e);
         }
-    }
+    };
+    // Devices are free before anybody hears of it.
+    drop(model);
+    let fail = |pieces: &Pieces| drop(pieces.send(Err(error.clone())));
+    texts.keys().for_each(fail);
+    drop(texts);
+    jobs.iter().for_each(|job| fail(&job.pieces));
 }
 
 /// Gives a text's owner what has become of it.
