@@ -19,7 +19,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -59,8 +59,6 @@ struct Inner {
     heard: Mutex<Instant>,
     /// Why this process has ended it.
     killed: Mutex<Option<String>>,
-    /// For how long it had said nothing, if it was ended for that.
-    silent: OnceLock<Duration>,
 }
 
 #[derive(Default)]
@@ -133,7 +131,6 @@ impl Process {
             free: AtomicU64::new(u64::MAX),
             heard: Mutex::new(Instant::now()),
             killed: Mutex::default(),
-            silent: OnceLock::new(),
         });
         let process = Arc::new(Process { inner: inner.clone() });
         let (listener, last_lines) = sync_channel(1);
@@ -212,11 +209,6 @@ impl Process {
                 None => self.inner.end_if_silent(start),
             }
         }
-    }
-
-    /// For how long it had said nothing, if it was ended for that.
-    pub(crate) fn silence(&self) -> Option<Duration> {
-        self.inner.silent.get().copied()
     }
 
     /// Changes while the device works.
@@ -319,7 +311,6 @@ impl Inner {
     fn end_if_silent(&self, start: Instant) {
         let silent = start.elapsed().min(lock(&self.heard).elapsed());
         if silent > self.hang {
-            let _ = self.silent.set(silent);
             self.kill(format!("it has said nothing for {:.0} s", silent.as_secs_f64()));
         }
     }

@@ -249,8 +249,6 @@ fn a_hang_ends_the_helper() {
     let error = execute(one.as_ref(), "hang").unwrap_err().to_string();
     assert!(error.contains("its process was ended: it has said nothing for 2 s"), "{error}");
     assert!(start.elapsed() > Duration::from_secs(2) && start.elapsed() < Duration::from_secs(10));
-    // Runs do not try it again, as they would wait as long.
-    assert!(matches!(one.resume(), Err(Error::Timeout { .. })), "{:?}", one.resume());
     let (next, _) = client(&device, 1 << 20);
     execute(next.as_ref(), "fine").unwrap();
     // A queue that is dropped does not wait longer than that either.
