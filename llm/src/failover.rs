@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::placement::{LoadOptions, Overrides, Placed};
 use crate::sequence::State;
-use crate::watch::{EVERY, Stall, watched};
+use crate::watch::watched;
 use outboard_core::{Device, Usage, try_at_once};
 use outboard_scheduler::resume_all;
 use std::fmt;
@@ -21,8 +21,6 @@ use std::time::{Duration, Instant};
 
 /// Recoveries without a token in between, after which a run ends: more devices than that are not lost by chance.
 const MAX_RECOVERIES: usize = 8;
-/// After this long, a device that has not come back is asked for again.
-const AGAIN: Duration = Duration::from_millis(300);
 
 /// Helps a run that has lost devices.
 pub trait Failover: Send {
@@ -31,10 +29,6 @@ pub trait Failover: Send {
     fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>>;
     /// Is told how a run goes on.
     fn recovered(&mut self, recovery: &Recovery);
-    /// How long after a loss it is worth asking again, where the devices that are left have no room for the model. By default it is not.
-    fn patience(&self) -> Duration {
-        Duration::ZERO
-    }
 }
 
 /// What was lost, and how the run goes on.
@@ -107,7 +101,7 @@ impl PlacedModel {
                 return ends(format!("{MAX_RECOVERIES} times in turn no token has come"));
             }
             self.recoveries += 1;
-            match self.try_until_it_fits(&error) {
+            match self.try_again(&error) {
                 Ok(()) => return Ok(()),
                 // Another one is lost.
                 Err(next @ Error::Core(outboard_core::Error::Peer { .. })) => error = next,
@@ -146,35 +140,8 @@ impl PlacedModel {
         self.go_back(|state| state.text.confirmed().min(state.n_past));
     }
 
-    /// Tries again while the devices that are left have no room and lost ones may come back.
-    fn try_until_it_fits(&mut self, error: &Error) -> Result<()> {
+    fn try_again(&mut self, error: &Error) -> Result<()> {
         let start = Instant::now();
-        let patience = self.failover.as_ref().map_or(Duration::ZERO, |failover| failover.patience());
-        let mut next = Duration::ZERO;
-        loop {
-            let result = self.try_again(error, start);
-            let lost = self.lost();
-            match result {
-                Err(why) if !is_lost(&why) && !lost.is_empty() && start.elapsed() < patience => {}
-                result => return result,
-            }
-            if let Some(watch) = &self.watch
-                && start.elapsed() >= next
-            {
-                let doing = "to come back: what is left has no room for the model".to_owned();
-                watch(&Stall { who: lost.join(", "), doing, after: start.elapsed() });
-                next = start.elapsed() + EVERY;
-            }
-            self.pause(AGAIN)?;
-        }
-    }
-
-    /// Ids of lost devices that may come back.
-    fn lost(&self) -> Vec<String> {
-        self.slots.iter().filter(|s| s.device.is_none() && !s.given_up).map(|s| s.id.clone()).collect()
-    }
-
-    fn try_again(&mut self, error: &Error, start: Instant) -> Result<()> {
         let who = match error {
             Error::Core(outboard_core::Error::Peer { endpoint, .. }) => endpoint.clone(),
             _ => String::new(),
@@ -233,7 +200,8 @@ impl PlacedModel {
         self.displaced = Some(error.clone());
         self.programs.clear();
         self.go_back(|_| 0);
-        let lost = self.lost();
+        let missing = self.slots.iter().filter(|s| s.device.is_none() && !s.given_up);
+        let lost: Vec<String> = missing.map(|s| s.id.clone()).collect();
         let failover = self.failover.as_mut().filter(|_| !lost.is_empty());
         for device in failover.map(|f| f.replace(&lost)).unwrap_or_default() {
             let mut missing = self.slots.iter_mut().filter(|s| s.device.is_none() && !s.given_up);

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// A wait that takes longer is told of: some steps of a large model on a slow device do not.
 const FIRST: Duration = Duration::from_secs(5);
 /// And again and again after this long.
-pub(crate) const EVERY: Duration = Duration::from_secs(5);
+const EVERY: Duration = Duration::from_secs(5);
 /// How soon a wait notices that it was cancelled.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -84,18 +84,6 @@ impl PlacedModel {
                 watch(&Stall { who, doing: self.doing(), after });
             }
         }
-    }
-
-    /// Waits so long; ends early if the run is cancelled.
-    pub(crate) fn pause(&self, length: Duration) -> Result<()> {
-        let start = Instant::now();
-        while start.elapsed() < length {
-            if self.scheduler().cancel_token().load(Ordering::Relaxed) {
-                return Err(outboard_core::Error::Cancelled.into());
-            }
-            std::thread::sleep(TICK.min(length));
-        }
-        Ok(())
     }
 
     /// What is under way, for people.

@@ -240,19 +240,12 @@ impl World {
 struct Helper {
     told: Arc<Mutex<Vec<Recovery>>>,
     spare: Arc<Mutex<Vec<Arc<dyn Device>>>>,
-    /// What it has is there when it was asked so often.
-    away: Arc<AtomicUsize>,
-    patience: Duration,
 }
 
 impl Failover for Helper {
     fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>> {
         assert!(!lost.is_empty());
-        let away = self.away.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |away| away.checked_sub(1)).is_ok();
-        if away { Vec::new() } else { std::mem::take(&mut *self.spare.lock().unwrap()) }
-    }
-    fn patience(&self) -> Duration {
-        self.patience
+        std::mem::take(&mut *self.spare.lock().unwrap())
     }
     fn recovered(&mut self, recovery: &Recovery) {
         println!("{recovery}");
@@ -588,53 +581,6 @@ fn a_model_that_had_no_place_goes_on_when_its_device_is_back() {
         tokens.push(token.id);
     }
     assert_eq!(tokens, expected.tokens);
-}
-
-#[test]
-fn a_device_that_comes_back_late_is_waited_for_if_the_others_are_too_small() {
-    let world = World::new();
-    let options = LoadOptions { n_ctx: 64, n_ubatch: 4, split: vec![0.0, 1.0], ..LoadOptions::default() };
-    let lose = |helper: &Helper, cancel: bool| {
-        let (small, _) = world.device("A", Some(300 << 10));
-        let (large, fate) = world.device("B", None);
-        fate.runs.store(6, Ordering::SeqCst);
-        fate.forgets.store(true, Ordering::SeqCst);
-        let devices = vec![small, large];
-        let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
-        engine.set_failover(Box::new(helper.clone()));
-        let (waits, token) = (Arc::new(Mutex::new(Vec::new())), engine.cancel_token());
-        let told = waits.clone();
-        engine.set_watch(Arc::new(move |stall| {
-            told.lock().unwrap().push(stall.to_string());
-            token.store(cancel, Ordering::SeqCst);
-        }));
-        let result = world.run(&mut engine, &PROMPT, &sampled());
-        (result.map(|generation| generation.tokens), waits.lock().unwrap().clone())
-    };
-    let (alone, _) = world.device("A", None);
-    let mut alone = PlacedModel::load(
-        world.model.clone(),
-        vec![alone],
-        &LoadOptions { split: vec![1.0], ..options.clone() },
-        &|_, _| {},
-    )
-    .unwrap();
-    let expected = world.run(&mut alone, &PROMPT, &sampled()).unwrap().tokens;
-    let patient = Helper { patience: Duration::from_secs(60), ..Helper::default() };
-    patient.spare.lock().unwrap().push(world.device("B", None).0);
-    patient.away.store(3, Ordering::SeqCst);
-    let (tokens, waits) = lose(&patient, false);
-    assert_eq!(tokens.unwrap(), expected);
-    assert_eq!(waits, ["waiting 0 s for B (to come back: what is left has no room for the model)"]);
-    assert_eq!(patient.told.lock().unwrap().len(), 1);
-    // Whoever waits can stop.
-    patient.away.store(usize::MAX, Ordering::SeqCst);
-    let so_far = lose(&patient, true).0.unwrap();
-    assert!(so_far.len() < expected.len() && expected.starts_with(&so_far), "{so_far:?}");
-    // It has an end.
-    let hasty = Helper { patience: Duration::from_millis(500), ..Helper::default() };
-    let error = lose(&hasty, false).0.unwrap_err().to_string();
-    assert!(error.contains("memory"), "{error}");
 }
 
 /// While a text is read again, the cache does not have what it had before.

@@ -10,8 +10,6 @@ use std::time::Duration;
 
 /// How long a server that was lost may take to answer: one that has come back does at once, and the texts wait.
 const COME_BACK: Duration = Duration::from_secs(1);
-/// How long it may be away if the others have no room for the model: time to start a program anew, not a host.
-const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Is told how texts go on after something was lost. It is called by the thread that they are generated on, which waits for it.
 pub type OnRecovery = dyn FnMut(&Recovery) + Send;
@@ -49,9 +47,5 @@ impl Failover for Reconnect {
 
     fn recovered(&mut self, recovery: &Recovery) {
         (self.on_recovery)(recovery);
-    }
-
-    fn patience(&self) -> Duration {
-        PATIENCE
     }
 }
