@@ -79,8 +79,7 @@ impl Stream for CardStream {
     fn write(&mut self, dst: &Slice, data: Bytes) -> Result<Outcome<()>> {
         let (dst, keep) = (inner(dst)?, dst.clone());
         self.give(move |engine| {
-            engine.queue()?.write(&dst, data)?;
-            let done = engine.finish();
+            let done = engine.run_to_end(|queue| queue.write(&dst, data));
             drop(keep);
             done
         })
@@ -89,8 +88,7 @@ impl Stream for CardStream {
     fn read(&mut self, src: &Slice) -> Result<Outcome<Bytes>> {
         let (src, keep) = (inner(src)?, src.clone());
         self.give(move |engine| {
-            let bytes = engine.queue()?.read(&src)?;
-            let bytes = engine.wait(bytes);
+            let bytes = engine.wait_for(|queue| queue.read(&src));
             drop(keep);
             bytes
         })
@@ -99,8 +97,7 @@ impl Stream for CardStream {
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
         let (from, to, keep) = (inner(src)?, inner(dst)?, [src.clone(), dst.clone()]);
         self.give(move |engine| {
-            engine.queue()?.copy(&from, &to)?;
-            let done = engine.finish();
+            let done = engine.run_to_end(|queue| queue.copy(&from, &to));
             drop(keep);
             done
         })
@@ -109,8 +106,7 @@ impl Stream for CardStream {
     fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>> {
         let (dst, keep) = (inner(dst)?, dst.clone());
         self.give(move |engine| {
-            engine.queue()?.fill(&dst, value)?;
-            let done = engine.finish();
+            let done = engine.run_to_end(|queue| queue.fill(&dst, value));
             drop(keep);
             done
         })
@@ -169,30 +165,38 @@ impl Engine {
         }
     }
 
-    fn finish(&mut self) -> Result<()> {
-        let done = self.queue()?.marker()?;
-        self.wait(done)
+    /// Gives the silicon a command and waits for it.
+    fn run_to_end(&mut self, command: impl FnOnce(&Arc<dyn Queue>) -> Result<()>) -> Result<()> {
+        self.wait_for(|queue| {
+            command(queue)?;
+            queue.marker()
+        })
     }
 
-    /// Waits for the silicon. A failure is told, and what comes behind it goes on.
-    fn wait<T>(&mut self, mut pending: Pending<T>) -> Result<T> {
-        let result = loop {
-            match pending.wait_more(LOOK_AGAIN) {
-                Some(result) => break result,
-                None if self.cancel.load(Ordering::Relaxed) => break Err(Error::Cancelled),
-                None => {}
-            }
-        };
+    /// Gives the silicon a command and waits for its answer. A failure is told, whether it is found at once or later, and what comes behind
+    /// it goes on.
+    fn wait_for<T>(&mut self, command: impl FnOnce(&Arc<dyn Queue>) -> Result<Pending<T>>) -> Result<T> {
+        let result = self.queue().and_then(command).and_then(|pending| self.look(pending));
         result.map_err(|error| {
             self.queue = None;
             self.mine(error)
         })
     }
 
+    /// Waits for an answer, and looks now and then whether it is still wanted.
+    fn look<T>(&self, mut pending: Pending<T>) -> Result<T> {
+        loop {
+            match pending.wait_more(LOOK_AGAIN) {
+                Some(result) => return result,
+                None if self.cancel.load(Ordering::Relaxed) => return Err(Error::Cancelled),
+                None => {}
+            }
+        }
+    }
+
     fn execute(&mut self, graph: &Arc<dyn Executable>) -> Result<(Ticks, Ticks)> {
         let start = self.card.clock.now();
-        self.queue()?.execute(graph)?;
-        self.finish()?;
+        self.run_to_end(|queue| queue.execute(graph))?;
         Ok((start, self.card.clock.now()))
     }
 

@@ -140,7 +140,9 @@ fn wrong_values_are_found_late_and_poison_what_follows() {
     let dst = slice(cpu.as_ref(), slices[2].len());
     cpu.peer().unwrap().accept(takes.as_ref(), ticket, &dst).unwrap();
     let error = read.wait(LONG).unwrap_err();
-    assert!(matches!(&error, Error::Device { device, op: Some(op), .. } if device == "CARD" && op.contains("picked")));
+    let named =
+        matches!(&error, Error::Device { device, op: Some(op), .. } if device == "CARD" && op.contains("picked"));
+    assert!(named, "{error:?}");
     assert_eq!(queue.finish(LONG).unwrap_err(), error);
     assert_eq!(other.finish(LONG).unwrap_err(), error, "an event behind it is never reached");
     assert_eq!(takes.finish(LONG).unwrap_err(), error, "whoever takes what it offers is told");
