@@ -14,6 +14,7 @@ mod programs;
 mod reference;
 mod server;
 mod small;
+mod texts;
 
 pub use client::{Client, Finished, RunReport};
 pub use models::{model, skip};
@@ -21,6 +22,7 @@ pub use programs::program;
 pub use reference::{Case, Comparison, Forced, Step, cases};
 pub use server::Server;
 pub use small::small_model;
+pub use texts::{texts_on, texts_together};
 
 /// How often a test repeats a fault: `OUTBOARD_FAULT_TRIES`, or so many times.
 pub fn fault_tries(default: usize) -> usize {

@@ -1,12 +1,11 @@
 //! Real models on ggml's own backends, opened by an rpc-server: `OUTBOARD_GGML` names the folder of their libraries.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use outboard::{Model, PlaceOptions, Request, Split, devices};
 use outboard_backends::known;
 use outboard_conformance::{Filter, run};
 use outboard_core::Host;
 use outboard_host::MemoryBudget;
-use outboard_integration::{Case, Client, Comparison, RunReport, Server, cases, fault_tries, model, program, skip};
+use outboard_integration::{Client, RunReport, Server, fault_tries, model, program, skip, texts_on, texts_together};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use std::path::{Path, PathBuf};
@@ -28,30 +27,11 @@ fn ggml() -> Option<PathBuf> {
     folder.map(Into::into)
 }
 
-/// The texts of a model by the reference's rule, with all layers on a device of ggml's, split over it and our own, and over two servers. What ggml has
-/// not, such as sampling, our CPU device of the same server computes.
+/// The texts of a model by the reference's rule on a device of ggml's.
 fn check(name: &str, device: &str, texts: usize, tokens: usize) {
-    let (Some(_), Some(path)) = (ggml(), model(name)) else { return };
-    let [one, other] = [(); 2].map(|()| Server::start(&["-d", &format!("{device},cpu:1"), "-t", "1"]));
-    let both = format!("{},{}", one.addr, other.addr);
-    let mut comparison = Comparison::of(name);
-    for mut case in cases(name).into_iter().take(texts) {
-        case.steps.truncate(tokens);
-        for (servers, parts, used) in [(&one.addr, "1,0", 1), (&one.addr, "1,1", 2), (&both, "1,1,1,0", 3)] {
-            let n = tokens.to_string();
-            let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", &case.prompt, "--temp", "0", "-n", &n];
-            args.extend(["-c", "512", "--ignore-eos", "--json", "--rpc", servers, "-ts", parts]);
-            let report: RunReport = Client::run(&args, LIMIT).json();
-            let what = format!("{name}, {servers} in parts {parts}, {:?}", case.prompt);
-            if let Err(e) = comparison.add(&case, &report.tokens, &report.log_probs) {
-                panic!("{what}: {e}");
-            }
-            let with_layers = report.devices.iter().filter(|d| d.layers.is_some()).count();
-            assert_eq!(with_layers, used, "{what}: {:?}", report.devices);
-        }
+    if ggml().is_some() {
+        texts_on(name, device, texts, tokens);
     }
-    let (compared, all, rms) = comparison.finish().unwrap();
-    println!("{name}: {compared} of {all} steps compared, log-probabilities differ by {rms:.4} (rms)");
 }
 
 #[test]
@@ -100,35 +80,6 @@ fn conformance_through_a_server() {
     assert!(wrong.is_empty() && report.unsupported() < report.cases() / 4, "{report}{}", wrong.join("\n"));
 }
 
-/// Texts side by side, with the model in these parts of the servers' devices: each by the reference's rule, as if it were alone. `came` is called when the
-/// first token is there.
-fn together(servers: &str, parts: &[f64], came: impl FnOnce()) {
-    let Some(path) = model("smollm2") else { return };
-    let devices = devices::connect(servers, &ClientOptions::default()).unwrap();
-    let split = Split::Parts(parts.to_vec());
-    let options = PlaceOptions { sequences: 8, context: Some(512), split, ..PlaceOptions::default() };
-    let runner = Model::open(&path).unwrap().place(&devices, &options).unwrap().run().unwrap();
-    let cases: Vec<_> = cases("smollm2").into_iter().take(8).collect();
-    let begin = |case: &Case| {
-        let request = Request::new(case.prompt.as_str()).max_tokens(TOKENS).log_probs().ignore_eos();
-        runner.generate(request).unwrap()
-    };
-    let mut texts: Vec<_> = cases.iter().map(begin).collect();
-    let first = texts[0].next().unwrap().unwrap();
-    came();
-    let mut comparison = Comparison::of("smollm2");
-    for (i, (case, text)) in cases.iter().zip(texts).enumerate() {
-        let done = text.complete().unwrap();
-        let first = Some(&first).filter(|_| i == 0);
-        let (id, log_prob) = first.map_or((None, None), |piece| (piece.token, piece.log_prob));
-        // What was taken before is in the whole as well.
-        assert!(id.is_none_or(|id| done.tokens[0] == id && log_prob == Some(done.log_probs[0])));
-        comparison.add(case, &done.tokens, &done.log_probs).unwrap_or_else(|e| panic!("{:?}: {e}", case.prompt));
-    }
-    let (compared, all, rms) = comparison.finish().unwrap();
-    println!("{compared} of {all} steps compared, log-probabilities differ by {rms:.4} (rms)");
-}
-
 #[test]
 fn eight_sequences_at_once() {
     if ggml().is_none() {
@@ -136,7 +87,7 @@ fn eight_sequences_at_once() {
     }
     let servers = [(); 2].map(|()| Server::start(&["-d", "ggml:CPU,cpu:1", "-t", "1"]));
     let both = servers.each_ref().map(|server| server.addr.as_str()).join(",");
-    together(&both, &[1.0, 0.0, 1.0, 0.0], || {});
+    texts_together(&both, &[1.0, 0.0, 1.0, 0.0], TOKENS, || {});
 }
 
 /// From ggml's CPU of one server to our own of another one, and the other way.
@@ -151,7 +102,7 @@ fn texts_go_on_where_the_kernels_are_others() {
         let second = Server::start(&["-d", &format!("{left},cpu:1").replace("cpu:1,cpu:1", "cpu:1"), "-t", "1"]);
         let both = format!("{},{}", first.addr, second.addr);
         let parts = if left == "cpu:1" { vec![1.0, 1.0] } else { vec![1.0, 1.0, 0.0] };
-        together(&both, &parts, || first.kill());
+        texts_together(&both, &parts, TOKENS, || first.kill());
     }
 }
 

@@ -44,15 +44,20 @@ impl DeviceSpec {
 }
 
 fn all(backends: &[Backend]) -> Vec<DeviceSpec> {
+    devices(backends, |_| true)
+}
+
+/// The devices of those backends that are wanted. The others are not asked.
+fn devices(backends: &[Backend], wanted: fn(&Backend) -> bool) -> Vec<DeviceSpec> {
     let of = |(backend, b): (usize, &Backend)| {
         let spec = move |found| DeviceSpec { backend, found, argument: None };
         (b.find)().into_iter().map(spec).collect::<Vec<_>>()
     };
-    backends.iter().enumerate().flat_map(of).collect()
+    backends.iter().enumerate().filter(|(_, b)| wanted(b)).flat_map(of).collect()
 }
 
 fn usable(backends: &[Backend]) -> Vec<DeviceSpec> {
-    let mut specs = all(backends);
+    let mut specs = devices(backends, |backend| backend.by_default);
     retain_usable(&mut specs, |spec| &spec.found);
     specs
 }
@@ -166,7 +171,16 @@ mod tests {
     fn backend(name: &'static str, find: fn() -> Vec<Found>) -> Backend {
         let open = |_: &crate::list::Setup, _: &Found, _: &str, _: Option<usize>| Err(Error::Cancelled);
         let known = |_: DeviceKind, _: &str| Known::default();
-        Backend { name, prefix: name, argument: Argument::None, known, without: "; plug one in", find, open }
+        Backend {
+            name,
+            prefix: name,
+            argument: Argument::None,
+            by_default: true,
+            known,
+            without: "; plug one in",
+            find,
+            open,
+        }
     }
 
     const DISCRETE: DeviceKind = DeviceKind::Gpu;

@@ -66,6 +66,8 @@ pub(crate) struct Backend {
     pub(crate) argument: Argument,
     /// What a device of this kind and label does not support, and computes otherwise: the conformance suite fails for anything else.
     pub(crate) known: fn(DeviceKind, &str) -> Known,
+    /// Whether its hardware is used where nobody says what to use. If not, nothing looks for it until somebody names it.
+    pub(crate) by_default: bool,
     /// What helps where it has no devices.
     pub(crate) without: &'static str,
     /// The devices that there are now.
@@ -88,6 +90,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "cpu",
         prefix: "CPU",
         argument: Argument::Number("THREADS", MAX_THREADS),
+        by_default: true,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![in_host_memory(Class::Hardware)],
@@ -100,6 +103,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "reference",
         prefix: "REF",
         argument: Argument::None,
+        by_default: true,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![in_host_memory(Class::Software)],
@@ -109,6 +113,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "detached",
         prefix: "DETACHED",
         argument: Argument::None,
+        by_default: true,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
@@ -118,6 +123,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "ggml",
         prefix: "ggml",
         argument: Argument::Label,
+        by_default: true,
         known: |kind, label| {
             let outboard_ggml::Known { unsupported, differs } = outboard_ggml::known(kind, label);
             Known { unsupported, differs }
@@ -129,11 +135,36 @@ pub(crate) const BACKENDS: &[Backend] = &[
             Ok(outboard_ggml::open(&setup.host, ggml(found).ok_or_else(gone)?, name, setup.threads, &setup.budget))
         },
     },
+    Backend {
+        name: "vulkan",
+        prefix: "Vulkan",
+        argument: Argument::None,
+        // No card has run its kernels yet.
+        by_default: false,
+        known: |_, _| Known { unsupported: outboard_vulkan::UNSUPPORTED, differs: &[] },
+        without: "; Vulkan needs a driver of 1.2 or later with buffer device addresses and timeline semaphores: RUST_LOG=debug says what is missing",
+        find: || outboard_vulkan::find().iter().map(of_vulkan).collect(),
+        open: |setup, found, name, _| {
+            let gone = || Error::Misuse(format!("{name} is not among Vulkan's devices any more"));
+            let of_vulkan = outboard_vulkan::find().iter().find(|device| Some(device.number) == found.number);
+            Ok(outboard_vulkan::vulkan_device(&setup.host, of_vulkan.ok_or_else(gone)?, name, &setup.budget)?)
+        },
+    },
 ];
 
 /// The processors of this host.
 fn in_host_memory(class: Class) -> Found {
     Found { number: None, label: String::new(), kind: DeviceKind::Cpu, device_id: String::new(), class }
+}
+
+/// A device of Vulkan's as the list has it.
+fn of_vulkan(device: &outboard_vulkan::Found) -> Found {
+    let class = match device.class {
+        outboard_vulkan::Class::Hardware => Class::Hardware,
+        outboard_vulkan::Class::Software => Class::Software,
+    };
+    let (number, device_id) = (Some(device.number), device.device_id.clone());
+    Found { number, label: String::new(), kind: device.kind, device_id, class }
 }
 
 /// A device of ggml's as the list has it.

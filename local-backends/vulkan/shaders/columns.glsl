@@ -1,0 +1,60 @@
+// Products of some rows of weights with some columns, by a workgroup whose invocations share the length.
+
+layout(constant_id = 1) const uint TYPE = F32;
+// Rows and columns of a workgroup.
+layout(constant_id = 2) const uint ROWS = 1;
+layout(constant_id = 3) const uint COLUMNS = 1;
+// Whether columns are whole vectors of 16 bytes, in place and length.
+layout(constant_id = 4) const bool WIDE = false;
+
+const uint RESULTS = ROWS * COLUMNS;
+
+shared float parts[LANES * RESULTS];
+
+// Where rows and columns begin; what is behind the last one stands for the last one.
+uvec2 rows[ROWS], columns[COLUMNS];
+// The sums of this invocation, those of a row one behind the other.
+float sums[RESULTS];
+
+vec4 of_column(uvec2 column, uint i, uint n) {
+    return WIDE ? FourFloats(plus(column, i, 4)).v : quad(F32, column, i, n);
+}
+
+// The sums of the workgroup, in the first parts.
+void reduce() {
+    for (uint i = 0; i < RESULTS; i++) {
+        float sum = subgroupAdd(sums[i]);
+        if (subgroupElect()) {
+            parts[gl_SubgroupID * RESULTS + i] = sum;
+        }
+    }
+    barrier();
+    for (uint i = gl_LocalInvocationID.x; i < RESULTS; i += LANES) {
+        float sum = parts[i];
+        for (uint j = 1; j < gl_NumSubgroups; j++) {
+            sum += parts[j * RESULTS + i];
+        }
+        parts[i] = sum;
+    }
+    barrier();
+}
+
+// Products of the rows with the columns, which have `n` elements.
+void multiply(uint n) {
+    [[unroll]] for (uint i = 0; i < RESULTS; i++) {
+        sums[i] = 0.0;
+    }
+    for (uint i = gl_LocalInvocationID.x * 4; i < n; i += LANES * 4) {
+        vec4 x[COLUMNS];
+        [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
+            x[c] = of_column(columns[c], i, n);
+        }
+        [[unroll]] for (uint r = 0; r < ROWS; r++) {
+            vec4 w = quad(TYPE, rows[r], i, n);
+            [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
+                sums[r * COLUMNS + c] += dot(w, x[c]);
+            }
+        }
+    }
+    reduce();
+}

@@ -1,0 +1,152 @@
+//! Command buffers, and the timeline on which they are done.
+
+use crate::gpu::Gpu;
+use ash::vk;
+use outboard_core::{Error, Result};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often a wait looks whether it is still wanted.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A pool and the command buffers of it. Used by one thread at a time.
+#[derive(Debug)]
+pub(crate) struct Commands {
+    gpu: Arc<Gpu>,
+    pool: vk::CommandPool,
+}
+
+impl Commands {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Commands> {
+        let info = vk::CommandPoolCreateInfo::default()
+            .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER)
+            .queue_family_index(gpu.physical.family);
+        // SAFETY: the device lives, and the family is the one that it was opened with.
+        let pool = unsafe { gpu.device.create_command_pool(&info, None) };
+        Ok(Commands { gpu: gpu.clone(), pool: pool.map_err(|e| gpu.failed("no command pool", e))? })
+    }
+
+    /// A new command buffer.
+    pub(crate) fn buffer(&self) -> Result<vk::CommandBuffer> {
+        let info = vk::CommandBufferAllocateInfo::default().command_pool(self.pool).command_buffer_count(1);
+        // SAFETY: a pool of this device that no other thread uses.
+        let made = unsafe { self.gpu.device.allocate_command_buffers(&info) };
+        let made = made.map_err(|e| self.gpu.failed("no command buffer", e))?;
+        made.first().copied().ok_or_else(|| self.gpu.failed("no command buffer", vk::Result::ERROR_UNKNOWN))
+    }
+
+    /// Records a command buffer anew. It begins when everything that the queue was given before is done, and sees what that has written.
+    pub(crate) fn record(
+        &self,
+        commands: vk::CommandBuffer,
+        usage: vk::CommandBufferUsageFlags,
+        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
+    ) -> Result<()> {
+        let device = &self.gpu.device;
+        let info = vk::CommandBufferBeginInfo::default().flags(usage);
+        // SAFETY: a command buffer of this pool that is not in use, recorded by this thread alone.
+        let done = unsafe {
+            device.begin_command_buffer(commands, &info).and_then(|()| {
+                barrier(device, commands);
+                record(device, commands);
+                device.end_command_buffer(commands)
+            })
+        };
+        done.map_err(|e| self.gpu.failed("commands cannot be recorded", e))
+    }
+}
+
+impl Drop for Commands {
+    fn drop(&mut self) {
+        // SAFETY: whoever drops it has waited for its command buffers.
+        unsafe { self.gpu.device.destroy_command_pool(self.pool, None) };
+    }
+}
+
+/// What comes behind it sees what was written before it, by shaders, copies and the host.
+///
+/// # Safety
+///
+/// The command buffer is being recorded, by this thread alone.
+pub(crate) unsafe fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
+    let all = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER | vk::PipelineStageFlags::HOST;
+    let memory = vk::MemoryBarrier::default()
+        .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
+        .dst_access_mask(vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE);
+    // SAFETY: what this function asks for.
+    unsafe {
+        device.cmd_pipeline_barrier(commands, all, all, vk::DependencyFlags::empty(), &[memory], &[], &[]);
+    }
+}
+
+/// A timeline semaphore.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    gpu: Arc<Gpu>,
+    pub(crate) semaphore: vk::Semaphore,
+}
+
+impl Timeline {
+    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Timeline> {
+        let mut kind = vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+        let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+        // SAFETY: the device lives and has the feature.
+        let semaphore = unsafe { gpu.device.create_semaphore(&info, None) };
+        Ok(Timeline { gpu: gpu.clone(), semaphore: semaphore.map_err(|e| gpu.failed("no timeline", e))? })
+    }
+
+    /// What it has reached.
+    pub(crate) fn reached(&self) -> Result<u64> {
+        // SAFETY: a timeline semaphore of this device.
+        let value = unsafe { self.gpu.device.get_semaphore_counter_value(self.semaphore) };
+        value.map_err(|e| self.gpu.failed("its timeline", e))
+    }
+
+    /// Waits for a value; [`Error::Cancelled`] when the flag is set.
+    pub(crate) fn wait(&self, value: u64, cancel: &AtomicBool) -> Result<()> {
+        while !self.wait_for(value, LOOK_AGAIN)? {
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits so long for a value. Returns whether it was reached.
+    pub(crate) fn wait_for(&self, value: u64, limit: Duration) -> Result<bool> {
+        let (semaphores, values) = ([self.semaphore], [value]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
+        // SAFETY: a timeline semaphore of this device.
+        match unsafe { self.gpu.device.wait_semaphores(&info, limit) } {
+            Ok(()) => Ok(true),
+            Err(vk::Result::TIMEOUT) => Ok(false),
+            Err(error) => Err(self.gpu.failed("what it was given is not done", error)),
+        }
+    }
+}
+
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        // SAFETY: whoever drops it has waited for what signals it.
+        unsafe { self.gpu.device.destroy_semaphore(self.semaphore, None) };
+    }
+}
+
+/// Longest that a command of its own may take: filling the largest buffer of the slowest device.
+const ONCE: Duration = Duration::from_secs(60);
+
+/// Runs some commands and waits for them.
+pub(crate) fn run_once(gpu: &Arc<Gpu>, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<()> {
+    let (commands, timeline) = (Commands::new(gpu)?, Timeline::new(gpu)?);
+    let buffer = commands.buffer()?;
+    commands.record(buffer, vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT, record)?;
+    gpu.submit(&[buffer], timeline.semaphore, 1)?;
+    if timeline.wait_for(1, ONCE)? {
+        return Ok(());
+    }
+    // They cannot be freed under the device's hands.
+    std::mem::forget((commands, timeline));
+    Err(gpu.failed("a copy takes more than a minute", vk::Result::TIMEOUT))
+}

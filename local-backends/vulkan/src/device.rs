@@ -1,0 +1,134 @@
+//! A GPU as one of our devices.
+
+use crate::gpu::{Gpu, heap, lock};
+use crate::instance::{Class, Found, vulkan};
+use crate::launch::launch;
+use crate::memory::GpuBuffer;
+use crate::program::Program;
+use crate::stream::GpuStream;
+use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
+use outboard_core::{
+    Buffer, Costs, DeviceInfo, Error, Executable, Graph, Host, MemoryInfo, Placement, Result, TensorId, Usage,
+};
+use outboard_host::MemoryBudget;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Roots begin at multiples of this: lines of caches, and more than any load needs.
+const ALIGNMENT: usize = 64;
+
+/// Ops, and cases of the conformance suite, that no kernel computes: a CPU device beside it does.
+pub const UNSUPPORTED: &[&str] = &[
+    // Sampling.
+    "LOG_PROB",
+    "PENALTY",
+    "SAMPLE",
+    // Long rows, which only sampling has.
+    "TOP_K n=32000 rows=1 k=40",
+    // Writing blocks, except Q8_0 by SET_ROWS.
+    "CAST",
+    "CPY",
+    "SET_ROWS",
+];
+
+/// Opens a device of this process in `host`, under this name. A software driver's memory is the host's, of the budget.
+pub fn vulkan_device(
+    host: &Arc<Host>,
+    found: &Found,
+    name: &str,
+    budget: &Arc<MemoryBudget>,
+) -> Result<Arc<LocalDevice>> {
+    let gpu = Gpu::open(found.number, name)?;
+    let software = found.class == Class::Software;
+    let total = if software { budget.info().total } else { gpu.memory().total };
+    let info = DeviceInfo {
+        description: found.description.clone(),
+        device_id: found.device_id.clone(),
+        memory_pool: if software { budget.name() } else { String::new() },
+        max_alloc: gpu.physical.max_alloc,
+        alignment: ALIGNMENT,
+        unified: false,
+        // Rows of a product are rounded by how many there are, and nothing evens that out.
+        costs: Costs { uniform_rows: 1, ..Costs::default() },
+        ..DeviceInfo::new(name, found.kind, "vulkan", total)
+    };
+    let number = found.number;
+    let pool: Arc<dyn MemoryPool> = match software {
+        true => budget.clone(),
+        false => CardPool::new(total, move || memory(number).free),
+    };
+    let backend = Vulkan { number, id: name.into(), gpu: Mutex::new(gpu), steps: Arc::default() };
+    Ok(LocalDevice::new(host, info, pool, Arc::new(backend)))
+}
+
+/// The memory of a device, as its driver sees it.
+fn memory(number: usize) -> MemoryInfo {
+    let of = vulkan().and_then(|vulkan| Some(heap(vulkan, vulkan.physical.get(number)?)));
+    of.unwrap_or(MemoryInfo { total: 0, free: 0 })
+}
+
+/// A device.
+struct Vulkan {
+    number: usize,
+    id: Arc<str>,
+    /// The one that is open. A lost one is opened again for the next who comes.
+    gpu: Mutex<Arc<Gpu>>,
+    /// Nodes that it has computed.
+    steps: Arc<AtomicU64>,
+}
+
+impl Backend for Vulkan {
+    fn supports(&self, graph: &Graph, id: TensorId) -> bool {
+        launch(graph, id).is_some()
+    }
+
+    fn context(&self, funds: Funds) -> Arc<dyn Context> {
+        let mut gpu = lock(&self.gpu);
+        if gpu.is_lost() {
+            match Gpu::open(self.number, &self.id) {
+                Ok(again) => *gpu = again,
+                // Whoever uses it is told that it is lost.
+                Err(why) => tracing::debug!("{} cannot be opened again: {why}", self.id),
+            }
+        }
+        Arc::new(GpuContext { gpu: gpu.clone(), funds, steps: self.steps.clone() })
+    }
+
+    fn progress(&self) -> Option<u64> {
+        Some(self.steps.load(Ordering::Relaxed))
+    }
+
+    fn graphs_ahead(&self) -> usize {
+        2
+    }
+}
+
+/// What one client has of it.
+struct GpuContext {
+    gpu: Arc<Gpu>,
+    funds: Funds,
+    steps: Arc<AtomicU64>,
+}
+
+impl Context for GpuContext {
+    fn alloc(&self, size: u64, _: Usage) -> Result<Arc<dyn Buffer>> {
+        Ok(Arc::new(GpuBuffer::new(&self.gpu, &self.funds, size)?))
+    }
+
+    fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
+        Ok(Arc::new(Program::new(&self.gpu, &self.funds, graph, placement)?))
+    }
+
+    fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>> {
+        Ok(Box::new(GpuStream::new(&self.gpu, cancel, self.steps.clone())?))
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.gpu.is_lost() {
+            true => {
+                Err(Error::Peer { endpoint: self.funds.info().id.clone(), detail: "its driver has lost it".into() })
+            }
+            false => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! A logical device: its queue, its memory, its pipelines.
+
+use crate::instance::{Physical, Vulkan, vulkan};
+use crate::pipelines::Pipelines;
+use ash::vk;
+use gpu_allocator::vulkan::{Allocation, AllocationCreateDesc, AllocationScheme, Allocator, AllocatorCreateDesc};
+use gpu_allocator::{AllocationSizes, AllocatorDebugSettings, MemoryLocation};
+use outboard_core::{Error, MemoryInfo, Result};
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes that small allocations are cut from: a driver has some thousands of allocations in all.
+const BLOCK: u64 = 16 << 20;
+/// Bytes behind a buffer's end that may be read, and are not used: elements are read in whole words.
+const TAIL: u64 = 16;
+
+/// What each shader is given: the addresses of its node and of the fault, and the node's number.
+pub(crate) const PUSH_BYTES: u32 = 20;
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A logical device.
+pub(crate) struct Gpu {
+    vulkan: &'static Vulkan,
+    pub(crate) physical: Physical,
+    /// The id of the device, for errors.
+    pub(crate) id: Arc<str>,
+    pub(crate) device: ash::Device,
+    queue: Mutex<vk::Queue>,
+    allocator: ManuallyDrop<Mutex<Allocator>>,
+    pub(crate) pipelines: ManuallyDrop<Pipelines>,
+    lost: AtomicBool,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gpu").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Memory as Vulkan has it.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    gpu: Arc<Gpu>,
+    pub(crate) buffer: vk::Buffer,
+    allocation: Option<Allocation>,
+    /// Where shaders find it.
+    pub(crate) address: u64,
+}
+
+impl Gpu {
+    /// Opens the device of this number.
+    pub(crate) fn open(number: usize, id: &str) -> Result<Arc<Gpu>> {
+        let error = |detail: String| Error::Device { device: id.to_owned(), op: None, detail };
+        let vulkan = vulkan().ok_or_else(|| error("there is no Vulkan on this host any more".into()))?;
+        let physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
+        let cannot = |what: &str, e: vk::Result| error(format!("{what}: {e}"));
+        let priorities = [1.0];
+        let queues =
+            [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
+        let budget = [ash::ext::memory_budget::NAME.as_ptr()];
+        let extensions: &[_] = if physical.has_budget { &budget } else { &[] };
+        let mut features =
+            vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
+        let info = vk::DeviceCreateInfo::default()
+            .queue_create_infos(&queues)
+            .enabled_extension_names(extensions)
+            .push_next(&mut features);
+        // SAFETY: a physical device of this instance, with extensions and features that it has.
+        let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
+            .map_err(|e| cannot("it cannot be opened", e))?;
+        // SAFETY: the one queue of the family that was asked for.
+        let queue = unsafe { device.get_device_queue(physical.family, 0) };
+        let describes = AllocatorCreateDesc {
+            instance: vulkan.instance.clone(),
+            device: device.clone(),
+            physical_device: physical.handle,
+            debug_settings: AllocatorDebugSettings::default(),
+            buffer_device_address: true,
+            allocation_sizes: AllocationSizes::new(BLOCK, BLOCK),
+        };
+        let made = Allocator::new(&describes)
+            .map_err(|e| error(format!("its memory: {e}")))
+            .and_then(|allocator| Ok((allocator, Pipelines::new(&device).map_err(|e| cannot("its pipelines", e))?)));
+        match made {
+            Ok((allocator, pipelines)) => Ok(Arc::new(Gpu {
+                vulkan,
+                physical,
+                id: id.into(),
+                device,
+                queue: Mutex::new(queue),
+                allocator: ManuallyDrop::new(Mutex::new(allocator)),
+                pipelines: ManuallyDrop::new(pipelines),
+                lost: AtomicBool::new(false),
+            })),
+            Err(error) => {
+                // SAFETY: nothing of it is left.
+                unsafe { device.destroy_device(None) };
+                Err(error)
+            }
+        }
+    }
+
+    /// A failed call as an error. A lost device stays lost.
+    pub(crate) fn failed(&self, what: &str, result: vk::Result) -> Error {
+        if result == vk::Result::ERROR_DEVICE_LOST {
+            self.lost.store(true, Ordering::Relaxed);
+        }
+        let detail = format!("{what}: {result}");
+        Error::Device { device: self.id.to_string(), op: None, detail }
+    }
+
+    /// Whether the driver has given it up.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// The heap that it computes in: all of it, and what the driver says is free.
+    pub(crate) fn memory(&self) -> MemoryInfo {
+        heap(self.vulkan, &self.physical)
+    }
+
+    /// New memory; what is in it is whatever was there.
+    pub(crate) fn allocate(self: &Arc<Gpu>, size: u64, location: MemoryLocation) -> Result<Raw> {
+        let out_of_memory = || {
+            let free = self.memory().free;
+            Error::OutOfMemory { device: self.id.to_string(), needed: size, free }
+        };
+        let usage = vk::BufferUsageFlags::STORAGE_BUFFER
+            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
+            | vk::BufferUsageFlags::TRANSFER_SRC
+            | vk::BufferUsageFlags::TRANSFER_DST;
+        let info = vk::BufferCreateInfo::default().size((size + TAIL).next_multiple_of(TAIL)).usage(usage);
+        // SAFETY: the device lives, and the structure is whole.
+        let buffer = unsafe { self.device.create_buffer(&info, None) }.map_err(|_| out_of_memory())?;
+        let mut raw = Raw { gpu: self.clone(), buffer, allocation: None, address: 0 };
+        // SAFETY: the buffer was just made.
+        let requirements = unsafe { self.device.get_buffer_memory_requirements(buffer) };
+        let scheme = match size {
+            0..BLOCK => AllocationScheme::GpuAllocatorManaged,
+            _ => AllocationScheme::DedicatedBuffer(buffer),
+        };
+        let describes =
+            AllocationCreateDesc { name: "tensors", requirements, location, linear: true, allocation_scheme: scheme };
+        let allocation = lock(&self.allocator).allocate(&describes).map_err(|why| {
+            tracing::debug!("{}: {size} bytes could not be had: {why}", self.id);
+            out_of_memory()
+        })?;
+        let allocation = raw.allocation.insert(allocation);
+        // SAFETY: the memory is of this device, large enough and of a fitting type, and the buffer has none yet.
+        let bound = unsafe { self.device.bind_buffer_memory(buffer, allocation.memory(), allocation.offset()) };
+        bound.map_err(|e| self.failed("memory cannot be bound", e))?;
+        let info = vk::BufferDeviceAddressInfo::default().buffer(buffer);
+        // SAFETY: a buffer with memory that was made for addresses.
+        raw.address = unsafe { self.device.get_buffer_device_address(&info) };
+        Ok(raw)
+    }
+
+    /// Gives the device command buffers, behind everything that it was given before; the semaphore gets the value when they are done.
+    pub(crate) fn submit(&self, commands: &[vk::CommandBuffer], signal: vk::Semaphore, value: u64) -> Result<()> {
+        let (signals, values) = ([signal], [value]);
+        let mut timeline = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&values);
+        let submit =
+            vk::SubmitInfo::default().command_buffers(commands).signal_semaphores(&signals).push_next(&mut timeline);
+        let queue = lock(&self.queue);
+        // SAFETY: the queue is locked; the command buffers are recorded, and whoever gives them keeps them and what they use.
+        let done = unsafe { self.device.queue_submit(*queue, &[submit], vk::Fence::null()) };
+        done.map_err(|e| self.failed("commands cannot be submitted", e))
+    }
+}
+
+/// The largest heap of a device's own, as `VK_EXT_memory_budget` sees it.
+pub(crate) fn heap(vulkan: &Vulkan, physical: &Physical) -> MemoryInfo {
+    let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+    let mut properties = vk::PhysicalDeviceMemoryProperties2::default();
+    if physical.has_budget {
+        properties = properties.push_next(&mut budget);
+    }
+    // SAFETY: a physical device of this instance, and structures that it may fill.
+    unsafe { vulkan.instance.get_physical_device_memory_properties2(physical.handle, &mut properties) };
+    let memory = properties.memory_properties;
+    let heaps = memory.memory_heaps_as_slice().iter().enumerate();
+    let own = heaps.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+    let Some((place, heap)) = own.max_by_key(|(_, heap)| heap.size) else {
+        return MemoryInfo { total: 0, free: 0 };
+    };
+    let free = match physical.has_budget {
+        true => budget.heap_budget[place].saturating_sub(budget.heap_usage[place]),
+        false => heap.size,
+    };
+    MemoryInfo { total: heap.size, free }
+}
+
+impl Raw {
+    /// The memory as the host sees it, where it does.
+    pub(crate) fn mapped(&self) -> Option<*mut u8> {
+        Some(self.allocation.as_ref()?.mapped_ptr()?.as_ptr().cast())
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        if let Some(allocation) = self.allocation.take()
+            && let Err(why) = lock(&self.gpu.allocator).free(allocation)
+        {
+            tracing::warn!("{}: memory could not be freed: {why}", self.gpu.id);
+        }
+        // SAFETY: whoever drops it has waited for what uses it; the buffer is destroyed once.
+        unsafe { self.gpu.device.destroy_buffer(self.buffer, None) };
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: everything that is of the device keeps it, so that nothing is left; the two are dropped once, before it.
+        unsafe {
+            let _ = self.device.device_wait_idle();
+            ManuallyDrop::drop(&mut self.pipelines);
+            ManuallyDrop::drop(&mut self.allocator);
+            self.device.destroy_device(None);
+        }
+    }
+}

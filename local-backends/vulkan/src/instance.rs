@@ -1,0 +1,171 @@
+//! The loader of this host, and the physical devices behind it.
+
+use ash::vk;
+use outboard_core::DeviceKind;
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+/// Whether a device is hardware to run models on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Yes.
+    Hardware,
+    /// A driver that runs on the processors: only for who names it.
+    Software,
+}
+
+/// A device of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its number: `Vulkan0`.
+    pub number: usize,
+    /// For people: the card and its driver.
+    pub description: String,
+    /// Kind of hardware.
+    pub kind: DeviceKind,
+    /// The PCI address, or the driver's UUID for the hardware; empty for software.
+    pub device_id: String,
+    /// Whether it is hardware.
+    pub class: Class,
+}
+
+/// An instance. It lives as long as the process: some drivers do not survive a second one.
+pub(crate) struct Vulkan {
+    _loader: ash::Entry,
+    pub(crate) instance: ash::Instance,
+    pub(crate) physical: Vec<Physical>,
+    found: Vec<Found>,
+}
+
+/// A physical device that has what is needed.
+#[derive(Clone)]
+pub(crate) struct Physical {
+    pub(crate) handle: vk::PhysicalDevice,
+    /// The queue family that computes.
+    pub(crate) family: u32,
+    pub(crate) limits: vk::PhysicalDeviceLimits,
+    /// Bytes of the largest allocation.
+    pub(crate) max_alloc: u64,
+    /// Whether the family's timestamps mean something.
+    pub(crate) has_timestamps: bool,
+    /// Whether the driver says how much of a heap is free.
+    pub(crate) has_budget: bool,
+    pub(crate) kind: DeviceKind,
+}
+
+/// What Vulkan offers here; without a loader or a driver, nothing.
+pub(crate) fn vulkan() -> Option<&'static Vulkan> {
+    static VULKAN: OnceLock<Option<Vulkan>> = OnceLock::new();
+    let open = || Vulkan::open().inspect_err(|why| tracing::debug!("no Vulkan devices: {why}")).ok();
+    VULKAN.get_or_init(open).as_ref()
+}
+
+/// The devices of this host, software drivers included.
+pub fn find() -> &'static [Found] {
+    vulkan().map_or(&[], |vulkan| &vulkan.found)
+}
+
+impl Vulkan {
+    fn open() -> Result<Vulkan, String> {
+        // SAFETY: the system's own Vulkan loader, which has no requirements of its own.
+        let loader = unsafe { ash::Entry::load() }.map_err(|e| format!("there is no loader: {e}"))?;
+        let application = vk::ApplicationInfo::default().application_name(c"outboard").api_version(vk::API_VERSION_1_2);
+        let info = vk::InstanceCreateInfo::default().application_info(&application);
+        // SAFETY: the structure is whole, and names no extensions or layers.
+        let instance = unsafe { loader.create_instance(&info, None) }.map_err(|e| format!("no instance: {e}"))?;
+        // SAFETY: the instance was just made.
+        let handles = unsafe { instance.enumerate_physical_devices() }.map_err(|e| format!("no devices: {e}"))?;
+        let mut vulkan = Vulkan { _loader: loader, instance, physical: Vec::new(), found: Vec::new() };
+        for handle in handles {
+            match describe(&vulkan.instance, handle, vulkan.found.len()) {
+                Ok((physical, found)) => {
+                    vulkan.physical.push(physical);
+                    vulkan.found.push(found);
+                }
+                Err(why) => tracing::debug!("a Vulkan device is left out: {why}"),
+            }
+        }
+        Ok(vulkan)
+    }
+}
+
+/// What a physical device is, or what it lacks.
+fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize) -> Result<(Physical, Found), String> {
+    let mut ids = vk::PhysicalDeviceIDProperties::default();
+    let mut driver = vk::PhysicalDeviceDriverProperties::default();
+    let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
+    let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default()
+        .push_next(&mut ids)
+        .push_next(&mut driver)
+        .push_next(&mut subgroups)
+        .push_next(&mut maintenance);
+    // SAFETY: a physical device of this instance, and structures that it may fill.
+    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
+    let of = properties.properties;
+    let name = text(&of.device_name);
+    if of.api_version < vk::API_VERSION_1_2 {
+        let (major, minor) = (vk::api_version_major(of.api_version), vk::api_version_minor(of.api_version));
+        return Err(format!("{name} has Vulkan {major}.{minor}, and 1.2 is needed"));
+    }
+    let mut features12 = vk::PhysicalDeviceVulkan12Features::default();
+    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut features12);
+    // SAFETY: as above.
+    unsafe { instance.get_physical_device_features2(handle, &mut features) };
+    let arithmetic = subgroups.supported_operations.contains(vk::SubgroupFeatureFlags::ARITHMETIC)
+        && subgroups.supported_stages.contains(vk::ShaderStageFlags::COMPUTE);
+    for (there, what) in [
+        (features12.timeline_semaphore != 0, "timeline semaphores"),
+        (features12.buffer_device_address != 0, "buffer device addresses"),
+        (arithmetic, "arithmetic of subgroups"),
+        (of.limits.max_compute_work_group_invocations >= 256, "workgroups of 256"),
+    ] {
+        if !there {
+            return Err(format!("{name} has no {what}"));
+        }
+    }
+    // SAFETY: as above.
+    let families = unsafe { instance.get_physical_device_queue_family_properties(handle) };
+    let computes = |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
+    let family = families.iter().position(computes).ok_or_else(|| format!("{name} does not compute"))?;
+    // SAFETY: as above.
+    let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
+    let has = |wanted: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
+    let kind = match of.device_type {
+        vk::PhysicalDeviceType::INTEGRATED_GPU => DeviceKind::IntegratedGpu,
+        vk::PhysicalDeviceType::CPU => DeviceKind::Cpu,
+        _ => DeviceKind::Gpu,
+    };
+    let class = if kind == DeviceKind::Cpu { Class::Software } else { Class::Hardware };
+    let device_id = match class {
+        Class::Software => String::new(),
+        Class::Hardware if has(ash::ext::pci_bus_info::NAME) => pci_address(instance, handle),
+        Class::Hardware => ids.device_uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    let physical = Physical {
+        handle,
+        family: family as u32,
+        limits: of.limits,
+        max_alloc: maintenance.max_memory_allocation_size,
+        has_timestamps: families[family].timestamp_valid_bits > 0 && of.limits.timestamp_period > 0.0,
+        has_budget: has(ash::ext::memory_budget::NAME),
+        kind,
+    };
+    let description =
+        format!("{name} ({} {})", text(&driver.driver_name), text(&driver.driver_info)).replace(" )", ")");
+    Ok((physical, Found { number, description, kind, device_id, class }))
+}
+
+fn pci_address(instance: &ash::Instance, handle: vk::PhysicalDevice) -> String {
+    let mut pci = vk::PhysicalDevicePCIBusInfoPropertiesEXT::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut pci);
+    // SAFETY: a physical device of this instance that has the extension, and structures that it may fill.
+    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
+    format!("{:04x}:{:02x}:{:02x}.{}", pci.pci_domain, pci.pci_bus, pci.pci_device, pci.pci_function)
+}
+
+/// A driver's text, up to its end.
+fn text(chars: &[std::ffi::c_char]) -> String {
+    let bytes: Vec<u8> = chars.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

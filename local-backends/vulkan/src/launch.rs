@@ -1,0 +1,275 @@
+//! What a node becomes: a kernel with its constants, how many workgroups it needs, and its parameters. One function per op, in the order of
+//! their files in `shaders/`. A node that has no launch is not supported.
+
+use crate::pipelines::{Kernel, Variant};
+use outboard_core::op::{self, Op, Order, RopeMode, UnaryKind};
+use outboard_core::{DType, Graph, Tensor, TensorId};
+
+/// Numbers that an op may give its kernel.
+pub(crate) const PARAMS: usize = 18;
+
+/// Columns up to which a product reads the weights once for all, row by row.
+const FEW_COLUMNS: usize = 8;
+/// Longest key and value of attention, in elements.
+const MAX_HEAD: usize = 576;
+/// Longest row that is sorted, every element being compared with all others: far more than models have experts.
+const MAX_SORTED: usize = 4096;
+/// Invocations of a workgroup that works on one row, or one element each.
+const ELEMENT_LANES: u32 = 256;
+/// Invocations of a workgroup of attention and of products with few columns.
+const ROW_LANES: u32 = 32;
+/// Results of a tile of a product with many columns, on either side.
+const TILE: usize = 64;
+
+/// How a node is computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Launch {
+    pub(crate) variant: Variant,
+    /// Workgroups.
+    pub(crate) groups: u64,
+    pub(crate) params: [u32; PARAMS],
+    /// Numbers that the host prepares, in memory of the program.
+    pub(crate) table: Vec<f32>,
+}
+
+impl Launch {
+    /// `constants` come behind the size of a workgroup.
+    fn new(kernel: Kernel, lanes: u32, constants: &[u32], groups: usize) -> Launch {
+        let constants = [&[lanes], constants].concat();
+        Launch { variant: Variant { kernel, constants }, groups: groups as u64, params: [0; PARAMS], table: Vec::new() }
+    }
+
+    /// One invocation for each of so many elements.
+    fn of_elements(kernel: Kernel, constants: &[u32], elements: usize) -> Launch {
+        Launch::new(kernel, ELEMENT_LANES, constants, elements.div_ceil(ELEMENT_LANES as usize))
+    }
+
+    /// One workgroup for each of so many rows of `n` elements.
+    fn of_rows(kernel: Kernel, constants: &[u32], n: usize, rows: usize) -> Launch {
+        let lanes = n.div_ceil(4).next_power_of_two().clamp(32, ELEMENT_LANES as usize) as u32;
+        Launch::new(kernel, lanes, constants, rows)
+    }
+
+    fn with(mut self, params: &[u32]) -> Launch {
+        self.params[..params.len()].copy_from_slice(params);
+        self
+    }
+
+    fn with_floats(self, params: &[f32]) -> Launch {
+        let bits: Vec<u32> = params.iter().map(|p| p.to_bits()).collect();
+        self.with(&bits)
+    }
+}
+
+/// A node and its sources.
+struct Node<'a> {
+    graph: &'a Graph,
+    tensor: &'a Tensor,
+}
+
+impl<'a> Node<'a> {
+    fn src(&self, i: usize) -> Option<&'a Tensor> {
+        self.tensor.srcs().get(i).copied().flatten().map(|id| self.graph.tensor(id))
+    }
+
+    fn elements(&self) -> usize {
+        self.tensor.layout().elements()
+    }
+
+    fn rows(&self) -> usize {
+        self.tensor.layout().rows()
+    }
+}
+
+/// The type as shaders number it.
+fn number(dtype: DType) -> u32 {
+    DType::ALL.iter().position(|&d| d == dtype).unwrap_or(0) as u32
+}
+
+/// Whether kernels can address a tensor: they count its elements, and the bytes from one row to the next, in 32 bits.
+fn fits(tensor: &Tensor) -> bool {
+    let layout = tensor.layout();
+    layout.elements() < 1 << 31
+        && layout.nb().iter().all(|&stride| stride < 1 << 32)
+        && layout.ne().iter().all(|&n| n < 1 << 31)
+}
+
+/// Whether rows can be read 16 bytes at a time. Roots lie on multiples of more.
+fn is_wide(tensor: &Tensor) -> bool {
+    tensor.ne()[0] % 4 == 0
+        && tensor.offset() % 16 == 0
+        && tensor.layout().nb()[1..].iter().all(|stride| stride % 16 == 0)
+}
+
+/// How a node that computes something is computed; `None` if it is not supported.
+pub(crate) fn launch(graph: &Graph, id: TensorId) -> Option<Launch> {
+    let node = Node { graph, tensor: graph.tensor(id) };
+    let all_fit = fits(node.tensor) && node.tensor.sources().all(|src| fits(graph.tensor(src)));
+    if !all_fit {
+        return None;
+    }
+    match node.tensor.op()? {
+        Op::AddId(_) => Some(Launch::of_elements(Kernel::AddId, &[], node.elements())),
+        Op::Argmax(_) => Some(Launch::of_rows(Kernel::Argmax, &[], node.src(0)?.ne()[0], node.src(0)?.ne()[1])),
+        Op::Argsort(op) => argsort(&node, op.order),
+        Op::Binary(op) => Some(Launch::of_elements(Kernel::Binary, &[op.kind as u32], node.elements())),
+        Op::Cast(_) | Op::Cont(_) => copy(&node, node.src(0)?),
+        Op::Cpy(_) => copy(&node, node.src(0)?),
+        Op::Clamp(op) => Some(unary(&node, UnaryKind::ALL.len() as u32 + 1).with_floats(&[op.min, op.max])),
+        Op::Concat(op) => Some(Launch::of_elements(Kernel::Concat, &[op.dim as u32], node.elements())),
+        Op::FlashAttn(op) => flash_attn(&node, op),
+        Op::GetRows(_) => get_rows(&node),
+        Op::Glu(op) => Some(glu(&node, op)),
+        Op::MulMat(_) => mul_mat(&node),
+        Op::MulMatId(_) => mul_mat_id(&node),
+        Op::Norm(op) => Some(norm(&node, op)),
+        Op::Reduce(op) => Some(Launch::of_rows(
+            Kernel::SumRows,
+            &[op.kind as u32],
+            node.src(0)?.ne()[0],
+            node.src(0)?.layout().rows(),
+        )),
+        Op::Repeat(_) => Some(Launch::of_elements(Kernel::Repeat, &[], node.elements())),
+        Op::Rope(op) => Some(rope(&node, op)),
+        Op::Scale(op) => Some(unary(&node, UnaryKind::ALL.len() as u32).with_floats(&[op.scale, op.bias])),
+        Op::SetRows(_) => set_rows(&node),
+        Op::SoftMax(op) => Some(soft_max(&node, op)),
+        Op::Unary(op) => {
+            let place = UnaryKind::ALL.iter().position(|&kind| kind == op.kind)?;
+            Some(unary(&node, place as u32))
+        }
+        Op::TopK(_) => argsort(&node, Order::Descending),
+        Op::LogProb(_) | Op::Penalty(_) | Op::Sample(_) => None,
+        Op::Permute(_) | Op::Reshape(_) | Op::View(_) => None,
+    }
+}
+
+/// ARGSORT, and TOP_K, which is the beginning of one.
+fn argsort(node: &Node, order: Order) -> Option<Launch> {
+    let [n, rows] = [node.src(0)?.ne()[0], node.src(0)?.layout().rows()];
+    if n > MAX_SORTED {
+        return None;
+    }
+    Some(Launch::of_rows(Kernel::Argsort, &[u32::from(order == Order::Descending)], 4 * n, rows))
+}
+
+fn unary(node: &Node, kind: u32) -> Launch {
+    Launch::of_elements(Kernel::Unary, &[kind], node.elements())
+}
+
+/// CPY, CONT and CAST.
+fn copy(node: &Node, from: &Tensor) -> Option<Launch> {
+    let (src, dst) = (from.dtype(), node.tensor.dtype());
+    let types = [number(src), number(dst)];
+    match (src.is_quantized(), dst.is_quantized()) {
+        (false, false) => Some(Launch::of_elements(Kernel::Cpy, &types, node.elements())),
+        // Rows of the same length: elements keep their places.
+        (true, false) if from.ne() == node.tensor.ne() && node.tensor.layout().has_dense_rows() => {
+            Some(Launch::of_elements(Kernel::Unpack, &types[..1], node.elements() / 4))
+        }
+        _ => None,
+    }
+}
+
+fn flash_attn(node: &Node, op: &op::FlashAttn) -> Option<Launch> {
+    let [q, k, v] = [node.src(0)?, node.src(1)?, node.src(2)?];
+    let mask = node.src(3).map_or(DType::F32, Tensor::dtype);
+    let (d, dv) = (q.ne()[0], v.ne()[0]);
+    if d > MAX_HEAD || dv > MAX_HEAD {
+        return None;
+    }
+    let parts = dv.div_ceil(4 * ROW_LANES as usize).max(1) as u32;
+    let length = d.next_multiple_of(4).max(4) as u32;
+    let constants = [number(k.dtype()), number(v.dtype()), number(mask), length, parts];
+    let [window, block] = [u32::try_from(op.window).ok()?, u32::try_from(op.block).ok()?];
+    let launch = Launch::new(Kernel::FlashAttn, ROW_LANES, &constants, q.ne()[1] * q.ne()[2]);
+    Some(launch.with(&[op.scale.to_bits(), window, op.softcap.to_bits(), block]))
+}
+
+fn get_rows(node: &Node) -> Option<Launch> {
+    let table = node.src(0)?;
+    Some(Launch::of_rows(Kernel::GetRows, &[number(table.dtype())], table.ne()[0], node.rows()))
+}
+
+fn glu(node: &Node, op: &op::Glu) -> Launch {
+    let (kind, params) = match op.kind {
+        op::GluKind::Reglu => (0, [0.0, 0.0]),
+        op::GluKind::Geglu => (1, [0.0, 0.0]),
+        op::GluKind::Swiglu => (2, [0.0, 0.0]),
+        op::GluKind::SwigluOai { alpha, limit } => (3, [alpha, limit]),
+    };
+    Launch::of_elements(Kernel::Glu, &[kind], node.elements()).with_floats(&params)
+}
+
+/// Rows of weights that a workgroup takes at once.
+const ROWS: usize = 2;
+
+fn mul_mat(node: &Node) -> Option<Launch> {
+    let (a, b) = (node.src(0)?, node.src(1)?);
+    let [m, n, b2, b3] = node.tensor.ne();
+    let (dtype, wide) = (number(a.dtype()), u32::from(is_wide(b)));
+    if n > FEW_COLUMNS {
+        let groups = m.div_ceil(TILE) * n.div_ceil(TILE) * b2 * b3;
+        return Some(Launch::new(Kernel::MulMat, 256, &[dtype, 0, 0, wide], groups));
+    }
+    let groups = m.div_ceil(ROWS) * b2 * b3;
+    Some(Launch::new(Kernel::MulMatVec, ROW_LANES, &[dtype, ROWS as u32, n.max(1) as u32, wide], groups))
+}
+
+fn mul_mat_id(node: &Node) -> Option<Launch> {
+    let (a, b) = (node.src(0)?, node.src(1)?);
+    let [m, used, tokens, _] = node.tensor.ne();
+    let constants = [number(a.dtype()), ROWS as u32, 1, u32::from(is_wide(b))];
+    Some(Launch::new(Kernel::MulMatId, ROW_LANES, &constants, m.div_ceil(ROWS) * used * tokens))
+}
+
+fn norm(node: &Node, op: &op::Norm) -> Launch {
+    let kind = match op.kind {
+        op::NormKind::RmsNorm => 0,
+        op::NormKind::Norm => 1,
+        op::NormKind::L2Norm => 2,
+    };
+    Launch::of_rows(Kernel::Norm, &[kind], node.tensor.ne()[0], node.rows()).with_floats(&[op.eps])
+}
+
+fn rope(node: &Node, op: &op::Rope) -> Launch {
+    let neox = u32::from(op.mode == RopeMode::Neox);
+    let (rates, amplitude) = rope_rates(op);
+    let launch = Launch::of_rows(Kernel::Rope, &[neox], node.tensor.ne()[0], node.rows());
+    Launch { table: rates, ..launch.with(&[op.n_dims as u32, amplitude.to_bits()]) }
+}
+
+/// Radians of a position for each pair, and the amplitude (YaRN, Peng et al., 2023, section 3).
+fn rope_rates(op: &op::Rope) -> (Vec<f32>, f32) {
+    let (base, n_dims, scale) = (f64::from(op.freq_base), op.n_dims as f64, f64::from(op.freq_scale));
+    let full = |pair: usize| base.powf(-2.0 * pair as f64 / n_dims);
+    let pairs = 0..op.n_dims / 2;
+    if op.ext_factor == 0.0 {
+        return (pairs.map(|pair| (scale * full(pair)) as f32).collect(), op.attn_factor);
+    }
+    // The pair that makes `turns` rotations over the original context.
+    let pair_of =
+        |turns: f64| n_dims * (op.n_ctx_orig as f64 / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
+    let low = pair_of(f64::from(op.beta_fast)).floor().max(0.0);
+    let high = pair_of(f64::from(op.beta_slow)).ceil().min(n_dims - 1.0);
+    let rate = |pair: usize| {
+        let ramp = 1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+        let mix = ramp * f64::from(op.ext_factor);
+        (full(pair) * (scale * (1.0 - mix) + mix)) as f32
+    };
+    let amplitude = f64::from(op.attn_factor) * (1.0 + 0.1 * (1.0 / scale).ln());
+    (pairs.map(rate).collect(), amplitude as f32)
+}
+
+fn set_rows(node: &Node) -> Option<Launch> {
+    let (src, dtype) = (node.src(1)?, node.tensor.dtype());
+    if dtype.is_quantized() && dtype != DType::Q8_0 {
+        return None;
+    }
+    Some(Launch::of_rows(Kernel::SetRows, &[number(dtype)], src.ne()[0], src.layout().rows()))
+}
+
+fn soft_max(node: &Node, op: &op::SoftMax) -> Launch {
+    let mask = node.src(1).map_or(DType::F32, Tensor::dtype);
+    Launch::of_rows(Kernel::SoftMax, &[number(mask)], node.tensor.ne()[0], node.rows()).with_floats(&[op.scale])
+}

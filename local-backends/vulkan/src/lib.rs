@@ -1,0 +1,24 @@
+//! GPUs of any vendor as devices of this process, by Vulkan 1.2.
+//!
+//! The loader is opened at run time: without one, without a driver, or without what is needed there is no device (`instance`). A `gpu` is a
+//! logical device, of which every client has its own `memory`. A graph becomes a `program`: for each node a `launch` says which kernel computes
+//! it, and what that kernel is given lies in a record in the device's memory, so that the command buffers are recorded once. Kernels find
+//! tensors by 64-bit addresses; nothing is bound. A `stream` submits what a queue gives it, with `commands` on a timeline, and bytes pass through
+//! `staging`. Kernels are GLSL (`shaders/`), committed as SPIR-V (`spirv/`), which `tools/shaders` builds.
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+mod commands;
+mod device;
+mod gpu;
+mod instance;
+mod launch;
+mod memory;
+mod pipelines;
+mod program;
+mod staging;
+mod stream;
+mod timer;
+
+pub use device::{UNSUPPORTED, vulkan_device};
+pub use instance::{Class, Found, find};

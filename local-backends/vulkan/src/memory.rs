@@ -1,0 +1,73 @@
+//! Memory of a GPU as the contract has it: buffers that begin as zeros and are paid for.
+
+use crate::commands::run_once;
+use crate::gpu::{Gpu, Raw};
+use gpu_allocator::MemoryLocation;
+use outboard_core::local::{Funds, Payment};
+use outboard_core::{Buffer, Error, Result, Slice};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Memory of a GPU.
+#[derive(Debug)]
+pub(crate) struct GpuBuffer {
+    /// `None` if it is empty.
+    raw: Option<Raw>,
+    size: u64,
+    device: u64,
+    _payment: Payment,
+}
+
+impl GpuBuffer {
+    /// `size` bytes of zeros, paid for by `funds`. Errors: [`Error::OutOfMemory`].
+    pub(crate) fn new(gpu: &Arc<Gpu>, funds: &Funds, size: u64) -> Result<GpuBuffer> {
+        let payment = funds.pay(size)?;
+        let raw = match size {
+            0 => None,
+            _ => {
+                let raw = gpu.allocate(size, MemoryLocation::GpuOnly)?;
+                // SAFETY: a buffer of this device, which nothing else uses yet.
+                run_once(gpu, |device, commands| unsafe {
+                    device.cmd_fill_buffer(commands, raw.buffer, 0, ash::vk::WHOLE_SIZE, 0);
+                })?;
+                Some(raw)
+            }
+        };
+        Ok(GpuBuffer { raw, size, device: funds.device(), _payment: payment })
+    }
+
+    /// Vulkan's handle.
+    pub(crate) fn handle(&self) -> Option<ash::vk::Buffer> {
+        Some(self.raw.as_ref()?.buffer)
+    }
+
+    /// Where shaders find its first byte; 0 if it is empty.
+    pub(crate) fn address(&self) -> u64 {
+        self.raw.as_ref().map_or(0, |raw| raw.address)
+    }
+}
+
+impl Buffer for GpuBuffer {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn device(&self) -> u64 {
+        self.device
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The buffer of a slice.
+pub(crate) fn buffer(slice: &Slice) -> Result<&GpuBuffer> {
+    let wrong = || Error::Misuse("a buffer of another kind of device".into());
+    slice.buffer().as_any().downcast_ref().ok_or_else(wrong)
+}
+
+/// Vulkan's handle of a slice's buffer; a slice that is not empty has one.
+pub(crate) fn handle(slice: &Slice) -> Result<ash::vk::Buffer> {
+    buffer(slice)?.handle().ok_or_else(|| Error::Misuse("a slice of an empty buffer".into()))
+}

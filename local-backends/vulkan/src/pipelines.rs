@@ -1,0 +1,122 @@
+//! The kernels: their SPIR-V, and pipelines made of it when they are first used.
+
+use crate::gpu::{PUSH_BYTES, lock};
+use ash::vk;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Lists kernels with their SPIR-V.
+macro_rules! kernels {
+    ($($name:ident => $file:literal),* $(,)?) => {
+        /// A kernel, by its file in `shaders/`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub(crate) enum Kernel { $($name),* }
+
+        impl Kernel {
+            #[cfg(test)]
+            pub(crate) const ALL: &'static [Kernel] = &[$(Kernel::$name),*];
+
+            /// Its SPIR-V.
+            pub(crate) fn code(self) -> &'static [u8] {
+                match self { $(Kernel::$name => include_bytes!(concat!("../spirv/", $file, ".spv"))),* }
+            }
+        }
+    };
+}
+
+kernels! {
+    AddId => "add_id",
+    Argmax => "argmax",
+    Argsort => "argsort",
+    Binary => "binary",
+    Concat => "concat",
+    Cpy => "cpy",
+    FlashAttn => "flash_attn",
+    GetRows => "get_rows",
+    Glu => "glu",
+    MulMat => "mul_mat",
+    MulMatId => "mul_mat_id",
+    MulMatVec => "mul_mat_vec",
+    Norm => "norm",
+    Repeat => "repeat",
+    Rope => "rope",
+    SetRows => "set_rows",
+    SoftMax => "soft_max",
+    SumRows => "sum_rows",
+    Unary => "unary",
+    Unpack => "unpack",
+}
+
+/// A kernel with its specialisation constants, the first of which is the size of a workgroup.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Variant {
+    pub(crate) kernel: Kernel,
+    pub(crate) constants: Vec<u32>,
+}
+
+/// The pipelines of a device.
+pub(crate) struct Pipelines {
+    device: ash::Device,
+    /// That of every pipeline: nothing but push constants.
+    pub(crate) layout: vk::PipelineLayout,
+    made: Mutex<HashMap<Variant, vk::Pipeline>>,
+}
+
+impl Pipelines {
+    pub(crate) fn new(device: &ash::Device) -> Result<Pipelines, vk::Result> {
+        let ranges = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(PUSH_BYTES)];
+        let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&ranges);
+        // SAFETY: the device lives, and the structure is whole.
+        let layout = unsafe { device.create_pipeline_layout(&info, None) }?;
+        Ok(Pipelines { device: device.clone(), layout, made: Mutex::default() })
+    }
+
+    /// The pipeline of a variant, made if it is not there.
+    pub(crate) fn get(&self, variant: &Variant) -> Result<vk::Pipeline, vk::Result> {
+        let mut made = lock(&self.made);
+        if let Some(&pipeline) = made.get(variant) {
+            return Ok(pipeline);
+        }
+        let pipeline = self.make(variant)?;
+        made.insert(variant.clone(), pipeline);
+        Ok(pipeline)
+    }
+
+    fn make(&self, variant: &Variant) -> Result<vk::Pipeline, vk::Result> {
+        let words: Vec<u32> =
+            variant.kernel.code().as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
+        let info = vk::ShaderModuleCreateInfo::default().code(&words);
+        // SAFETY: the device lives, and the code is what glslang made.
+        let module = unsafe { self.device.create_shader_module(&info, None) }?;
+        let entry = |i: usize| vk::SpecializationMapEntry { constant_id: i as u32, offset: 4 * i as u32, size: 4 };
+        let entries: Vec<_> = (0..variant.constants.len()).map(entry).collect();
+        let data: Vec<u8> = variant.constants.iter().flat_map(|constant| constant.to_le_bytes()).collect();
+        let special = vk::SpecializationInfo::default().map_entries(&entries).data(&data);
+        let stage = vk::PipelineShaderStageCreateInfo::default()
+            .stage(vk::ShaderStageFlags::COMPUTE)
+            .module(module)
+            .name(c"main")
+            .specialization_info(&special);
+        let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
+        // SAFETY: module and layout are of this device; the constants have the types that the shader declares, four bytes each.
+        let made = unsafe { self.device.create_compute_pipelines(vk::PipelineCache::null(), &[info], None) };
+        // SAFETY: a module is not needed once its pipeline was made.
+        unsafe { self.device.destroy_shader_module(module, None) };
+        match made {
+            Ok(pipelines) => pipelines.first().copied().ok_or(vk::Result::ERROR_UNKNOWN),
+            Err((_, error)) => Err(error),
+        }
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        // SAFETY: the device is idle and about to be destroyed.
+        unsafe {
+            for &pipeline in lock(&self.made).values() {
+                self.device.destroy_pipeline(pipeline, None);
+            }
+            self.device.destroy_pipeline_layout(self.layout, None);
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! A compiled graph: its nodes as records that kernels read, and command buffers that are recorded once and submitted as often as it runs.
+
+use crate::commands::{Commands, barrier, run_once};
+use crate::gpu::{Gpu, PUSH_BYTES};
+use crate::launch::{Launch, PARAMS, launch};
+use crate::memory::{GpuBuffer, buffer};
+use ash::vk;
+use gpu_allocator::MemoryLocation;
+use outboard_core::local::Funds;
+use outboard_core::op::{MAX_SRCS, Srcs};
+use outboard_core::{DeviceKind, Error, Executable, Graph, Placement, Result, TensorId};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Bytes of a tensor in a record, and of a record: its sources, its result, its parameters.
+const TENSOR_BYTES: usize = 48;
+const RECORD_BYTES: usize = (MAX_SRCS + 1) * TENSOR_BYTES + 80;
+/// Bytes in front of the records: the fault that kernels report.
+const HEAD_BYTES: usize = 64;
+/// Bytes of a fault: the node, the reason, the value, the limit.
+pub(crate) const FAULT_BYTES: usize = 16;
+
+/// Floating-point operations of a command buffer, at most, unless a single node has more: about a millisecond of a small card, and some
+/// hundredths of a second of a software driver. No driver's watchdog fires then, and a run can be stopped in between.
+const PIECE: u64 = 2_000_000_000;
+const PIECE_OF_SOFTWARE: u64 = 20_000_000;
+/// Most workgroups in one dimension.
+const MOST_GROUPS: u64 = 65_535;
+
+/// Some nodes of a graph as a command buffer.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) commands: vk::CommandBuffer,
+    /// Nodes that it computes.
+    pub(crate) nodes: u64,
+}
+
+/// A compiled graph. It keeps the memory that its tensors lie in.
+pub(crate) struct Program {
+    graph: Arc<Graph>,
+    _placement: Placement,
+    records: GpuBuffer,
+    pub(crate) pieces: Vec<Piece>,
+    _commands: Commands,
+    device: u64,
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").field("pieces", &self.pieces.len()).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the command buffers are recorded before it is shared, and only submitted afterwards, under the queue's lock.
+unsafe impl Send for Program {}
+// SAFETY: as above.
+unsafe impl Sync for Program {}
+
+impl Executable for Program {
+    fn device(&self) -> u64 {
+        self.device
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A node that is computed.
+struct Step {
+    id: TensorId,
+    launch: Launch,
+    pipeline: vk::Pipeline,
+    /// Whether it must wait for nodes before it.
+    waits: bool,
+    flops: u64,
+}
+
+impl Program {
+    pub(crate) fn new(gpu: &Arc<Gpu>, funds: &Funds, graph: Arc<Graph>, placement: Placement) -> Result<Program> {
+        let steps = steps(gpu, &graph, &placement)?;
+        let tables: usize = steps.iter().map(|step| step.launch.table.len().next_multiple_of(4) * 4).sum();
+        let size = HEAD_BYTES + steps.len() * RECORD_BYTES + tables;
+        let records = GpuBuffer::new(gpu, funds, size as u64)?;
+        upload(gpu, &records, &image(&graph, &placement, &steps, records.address(), size)?)?;
+        let commands = Commands::new(gpu)?;
+        let pieces = record(gpu, &commands, &steps, records.address())?;
+        Ok(Program { graph, _placement: placement, records, pieces, _commands: commands, device: funds.device() })
+    }
+
+    /// The buffer at whose beginning kernels report a fault.
+    pub(crate) fn fault(&self) -> Result<vk::Buffer> {
+        self.records.handle().ok_or_else(|| Error::Misuse("a graph without records".into()))
+    }
+
+    /// What kernels have found wrong, as an error of the device of that id.
+    pub(crate) fn found(&self, id: &str, fault: [u32; 4]) -> Option<Error> {
+        let [number, reason, value, limit] = fault;
+        let node = TensorId::from_index(usize::try_from(number.checked_sub(1)?).unwrap_or(usize::MAX));
+        let what = match reason {
+            1 => "row",
+            2 => "position",
+            3 => "sequence",
+            4 => "block",
+            _ => "expert",
+        };
+        let label = self.graph.get(node).map(|_| self.graph.label(node).to_string());
+        let detail = format!("{what} {} is outside 0..{limit}", value as i32);
+        Some(Error::Device { device: id.to_owned(), op: label, detail })
+    }
+}
+
+/// Bytes of a buffer, for what meets what.
+#[derive(Clone, Copy)]
+struct Range {
+    buffer: *const (),
+    start: u64,
+    end: u64,
+}
+
+impl Range {
+    fn of(graph: &Graph, placement: &Placement, id: TensorId) -> Option<Range> {
+        let t = graph.tensor(id);
+        let slice = placement.get(t.root()).filter(|_| t.layout().span() > 0)?;
+        let start = slice.offset() + t.offset() as u64;
+        let buffer = Arc::as_ptr(slice.buffer()).cast();
+        Some(Range { buffer, start, end: start + t.layout().span() as u64 })
+    }
+
+    fn meets(&self, other: &Range) -> bool {
+        self.buffer == other.buffer && self.start < other.end && other.start < self.end
+    }
+}
+
+/// The nodes that compute something, with their pipelines, and which of them wait for others.
+fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Step>> {
+    let mut steps = Vec::new();
+    // What was read and written since the last barrier.
+    let (mut read, mut written): (Vec<Range>, Vec<Range>) = Default::default();
+    for id in graph.nodes() {
+        let tensor = graph.tensor(id);
+        let Some(op) = tensor.op().filter(|op| !op.is_view() && !tensor.layout().is_empty()) else { continue };
+        let unsupported = || Error::Request(format!("{} does not support {}", gpu.id, graph.label(id)));
+        let launch = launch(graph, id).ok_or_else(unsupported)?;
+        if launch.groups == 0 {
+            continue;
+        }
+        let pipeline = gpu.pipelines.get(&launch.variant).map_err(|e| {
+            let detail = format!("the driver cannot compile its kernel: {e}");
+            Error::Device { device: gpu.id.to_string(), op: Some(graph.label(id).to_string()), detail }
+        })?;
+        let sources = tensor.sources().filter_map(|src| Range::of(graph, placement, src));
+        let (reads, writes) = (sources.collect::<Vec<_>>(), Range::of(graph, placement, id));
+        let meets = |range: &Range, others: &[Range]| others.iter().any(|other| range.meets(other));
+        let waits = reads.iter().any(|range| meets(range, &written))
+            || writes.iter().any(|range| meets(range, &written) || meets(range, &read));
+        if waits {
+            read.clear();
+            written.clear();
+        }
+        read.extend(reads);
+        written.extend(writes);
+        let layouts: Vec<_> = tensor.srcs().iter().map(|src| src.map(|src| *graph.tensor(src).layout())).collect();
+        let flops = op.flops(&Srcs(&layouts), tensor.layout());
+        steps.push(Step { id, launch, pipeline, waits, flops });
+    }
+    Ok(steps)
+}
+
+/// The records as kernels read them, with what stands before and behind them.
+fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, size: usize) -> Result<Vec<u8>> {
+    let mut words: Vec<u32> = vec![0; HEAD_BYTES / 4];
+    let mut table = address + (HEAD_BYTES + steps.len() * RECORD_BYTES) as u64;
+    for step in steps {
+        let tensor = graph.tensor(step.id);
+        for i in 0..=MAX_SRCS {
+            let of = if i == MAX_SRCS { Some(step.id) } else { tensor.srcs().get(i).copied().flatten() };
+            words.extend(of.map_or(Ok([0; TENSOR_BYTES / 4]), |of| tensor_record(graph, placement, of))?);
+        }
+        words.extend(step.launch.params);
+        words.extend(halves(table));
+        debug_assert!(step.launch.params.len() == PARAMS);
+        table += step.launch.table.len().next_multiple_of(4) as u64 * 4;
+    }
+    for step in steps {
+        let table = &step.launch.table;
+        words.extend(table.iter().map(|number| number.to_bits()));
+        words.resize(words.len() + table.len().next_multiple_of(4) - table.len(), 0);
+    }
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    debug_assert!(bytes.len() == size);
+    Ok(bytes)
+}
+
+/// Low and high half, as shaders have addresses.
+fn halves(address: u64) -> [u32; 2] {
+    [address as u32, (address >> 32) as u32]
+}
+
+/// Address, extents and strides of a tensor.
+fn tensor_record(graph: &Graph, placement: &Placement, id: TensorId) -> Result<[u32; TENSOR_BYTES / 4]> {
+    let tensor = graph.tensor(id);
+    let mut words = [0; TENSOR_BYTES / 4];
+    if let Some(slice) = placement.get(tensor.root()) {
+        let address = buffer(slice)?.address() + slice.offset() + tensor.offset() as u64;
+        words[..2].copy_from_slice(&halves(address));
+    }
+    for d in 0..4 {
+        // `launch` has seen that they fit.
+        words[4 + d] = tensor.ne()[d] as u32;
+        words[8 + d] = tensor.layout().nb()[d] as u32;
+    }
+    Ok(words)
+}
+
+/// Copies bytes to the beginning of a buffer.
+fn upload(gpu: &Arc<Gpu>, to: &GpuBuffer, bytes: &[u8]) -> Result<()> {
+    let staging = gpu.allocate(bytes.len() as u64, MemoryLocation::CpuToGpu)?;
+    let (Some(mapped), Some(handle)) = (staging.mapped(), to.handle()) else {
+        return Err(gpu.failed("memory that the host cannot address", vk::Result::ERROR_MEMORY_MAP_FAILED));
+    };
+    // SAFETY: the memory is mapped, has room for the bytes, and nothing else uses it.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mapped, bytes.len()) };
+    run_once(gpu, |device, commands| {
+        let regions = [vk::BufferCopy::default().size(bytes.len() as u64)];
+        // SAFETY: two buffers of this device with so many bytes.
+        unsafe { device.cmd_copy_buffer(commands, staging.buffer, handle, &regions) };
+    })
+}
+
+/// Records the nodes, in pieces.
+fn record(gpu: &Arc<Gpu>, commands: &Commands, steps: &[Step], address: u64) -> Result<Vec<Piece>> {
+    let most = if gpu.physical.kind == DeviceKind::Cpu { PIECE_OF_SOFTWARE } else { PIECE };
+    let mut pieces = Vec::new();
+    let mut begin = 0;
+    while begin < steps.len() {
+        let mut sum = 0u64;
+        let more = steps[begin + 1..].iter().take_while(|step| {
+            sum = sum.saturating_add(step.flops);
+            sum.saturating_add(steps[begin].flops) <= most
+        });
+        let end = begin + 1 + more.count();
+        let buffer = commands.buffer()?;
+        commands.record(buffer, vk::CommandBufferUsageFlags::SIMULTANEOUS_USE, |device, commands| {
+            for (i, step) in steps[begin..end].iter().enumerate() {
+                let place = HEAD_BYTES + (begin + i) * RECORD_BYTES;
+                // SAFETY: the command buffer is being recorded; pipeline and layout are of this device.
+                unsafe { record_step(gpu, device, commands, step, i > 0, address + place as u64, address) };
+            }
+        })?;
+        pieces.push(Piece { commands: buffer, nodes: (end - begin) as u64 });
+        begin = end;
+    }
+    Ok(pieces)
+}
+
+/// Records one node, whose record is at an address.
+///
+/// # Safety
+///
+/// The command buffer is being recorded, by this thread alone.
+unsafe fn record_step(
+    gpu: &Gpu,
+    device: &ash::Device,
+    commands: vk::CommandBuffer,
+    step: &Step,
+    has_earlier: bool,
+    record: u64,
+    fault: u64,
+) {
+    let mut push = [0; PUSH_BYTES as usize];
+    push[..8].copy_from_slice(&record.to_le_bytes());
+    push[8..16].copy_from_slice(&fault.to_le_bytes());
+    push[16..].copy_from_slice(&(step.id.index() as u32).to_le_bytes());
+    let groups = step.launch.groups;
+    let (across, down) = (groups.min(MOST_GROUPS) as u32, groups.div_ceil(MOST_GROUPS) as u32);
+    // SAFETY: what this function asks for; the kernel reads its record and the tensors that it names, inside their memory.
+    unsafe {
+        if step.waits && has_earlier {
+            barrier(device, commands);
+        }
+        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, step.pipeline);
+        let (layout, stage) = (gpu.pipelines.layout, vk::ShaderStageFlags::COMPUTE);
+        device.cmd_push_constants(commands, layout, stage, 0, &push);
+        device.cmd_dispatch(commands, across, down, 1);
+    }
+}

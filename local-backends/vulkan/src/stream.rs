@@ -1,0 +1,354 @@
+//! What one queue gives to a GPU: copies and graphs, in order, each with a value on the stream's timeline.
+
+use crate::commands::{Commands, Timeline, barrier};
+use crate::gpu::Gpu;
+use crate::memory::handle;
+use crate::program::{FAULT_BYTES, Program};
+use crate::staging::{Pool, Staging, Way};
+use crate::timer::{Timer, Timers};
+use ash::vk;
+use bytes::Bytes;
+use outboard_core::local::{Later, Outcome, Span, Stream};
+use outboard_core::{Error, Executable, Result, Slice};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Bytes of a copy between host and device; longer ones are cut.
+const COPY: u64 = 16 << 20;
+/// Copies to the device that may be under way, so that host memory does not grow with what is written.
+const COPIES: usize = 4;
+/// Command buffers of a graph that the device is given ahead. What is ahead cannot be stopped.
+const PIECES_AHEAD: usize = 2;
+/// Longest wait for what a dropped stream had given. A device that takes longer is taken to hang, and keeps what it may still use.
+const LAST_WAIT: Duration = Duration::from_secs(30);
+
+/// A queue's side of a GPU.
+pub(crate) struct GpuStream {
+    gpu: Arc<Gpu>,
+    cancel: Arc<AtomicBool>,
+    /// Nodes that the device has computed, for all streams.
+    steps: Arc<AtomicU64>,
+    parts: Option<Parts>,
+}
+
+/// What the device may still use.
+struct Parts {
+    commands: Commands,
+    timeline: Arc<Timeline>,
+    /// The timeline's last value that was given.
+    value: u64,
+    flight: VecDeque<Flight>,
+    /// Command buffers that are done.
+    idle: Vec<vk::CommandBuffer>,
+    staging: Pool,
+    timers: Timers,
+}
+
+/// What is under way: until the timeline has the value, all of this is kept.
+struct Flight {
+    value: u64,
+    commands: Option<vk::CommandBuffer>,
+    staging: Option<Arc<Staging>>,
+    timer: Option<Arc<Timer>>,
+    _keep: Vec<Box<dyn Any + Send>>,
+}
+
+// SAFETY: command buffers are used by the thread that has the stream, and may move with it.
+unsafe impl Send for Parts {}
+
+impl Parts {
+    fn new(gpu: &Arc<Gpu>) -> Result<Parts> {
+        Ok(Parts {
+            commands: Commands::new(gpu)?,
+            timeline: Arc::new(Timeline::new(gpu)?),
+            value: 0,
+            flight: VecDeque::new(),
+            idle: Vec::new(),
+            staging: Pool::default(),
+            timers: Timers::default(),
+        })
+    }
+
+    /// Takes back what the device is done with.
+    fn collect(&mut self) -> Result<()> {
+        let reached = self.timeline.reached()?;
+        while self.flight.front().is_some_and(|flight| flight.value <= reached) {
+            let Some(done) = self.flight.pop_front() else { break };
+            self.idle.extend(done.commands);
+            if let Some(staging) = done.staging.and_then(Arc::into_inner) {
+                self.staging.give_back(staging);
+            }
+            if let Some(timer) = done.timer.and_then(Arc::into_inner) {
+                self.timers.give_back(timer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Records a command buffer that is used once.
+    fn record(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<vk::CommandBuffer> {
+        self.collect()?;
+        let buffer = match self.idle.pop() {
+            Some(buffer) => buffer,
+            None => self.commands.buffer()?,
+        };
+        let recorded = self.commands.record(buffer, vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT, record);
+        recorded.map(|()| buffer)
+    }
+
+    /// Submits what was recorded and keeps what it uses. Returns the value that the timeline then gets.
+    fn submit(&mut self, gpu: &Gpu, recorded: &[vk::CommandBuffer], flight: Flight) -> Result<u64> {
+        gpu.submit(recorded, self.timeline.semaphore, self.value + 1)?;
+        self.value += 1;
+        self.flight.push_back(Flight { value: self.value, ..flight });
+        Ok(self.value)
+    }
+
+    /// Waits for a value.
+    fn wait<T: 'static>(&self, value: u64, then: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Outcome<T>> {
+        let timeline = self.timeline.clone();
+        let wait: Later<T> = Box::new(move |cancel| {
+            timeline.wait(value, cancel)?;
+            then()
+        });
+        Ok(Outcome::Later(wait))
+    }
+}
+
+fn keep(slices: &[&Slice]) -> Vec<Box<dyn Any + Send>> {
+    slices.iter().map(|&slice| Box::new(slice.clone()) as Box<dyn Any + Send>).collect()
+}
+
+impl Flight {
+    fn of(commands: vk::CommandBuffer, keep: Vec<Box<dyn Any + Send>>) -> Flight {
+        Flight { value: 0, commands: Some(commands), staging: None, timer: None, _keep: keep }
+    }
+}
+
+impl GpuStream {
+    pub(crate) fn new(gpu: &Arc<Gpu>, cancel: Arc<AtomicBool>, steps: Arc<AtomicU64>) -> Result<GpuStream> {
+        Ok(GpuStream { gpu: gpu.clone(), cancel, steps, parts: Some(Parts::new(gpu)?) })
+    }
+
+    fn parts(&mut self) -> Result<(&Arc<Gpu>, &mut Parts)> {
+        let ended = || Error::Misuse("a stream that has ended".into());
+        Ok((&self.gpu, self.parts.as_mut().ok_or_else(ended)?))
+    }
+
+    /// Gives a copy, or several, that use no memory of the host.
+    fn give(&mut self, slices: &[&Slice], record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<Outcome<()>> {
+        let (gpu, parts) = self.parts()?;
+        let commands = parts.record(record)?;
+        let value = parts.submit(gpu, &[commands], Flight::of(commands, keep(slices)))?;
+        parts.wait(value, || Ok(()))
+    }
+
+    /// Copies some bytes to a place.
+    fn write_part(&mut self, dst: &Slice, bytes: &[u8]) -> Result<u64> {
+        let to = handle(dst)?;
+        let cancel = self.cancel.clone();
+        let (gpu, parts) = self.parts()?;
+        let copies = || parts.flight.iter().filter(|flight| flight.staging.is_some()).map(|flight| flight.value);
+        if let Some(value) = copies().rev().nth(COPIES - 1) {
+            parts.timeline.wait(value, &cancel)?;
+        }
+        parts.collect()?;
+        let mut staging = parts.staging.take(gpu, bytes.len() as u64, Way::ToDevice)?;
+        staging.write(bytes);
+        let from = staging.handle();
+        let region = vk::BufferCopy::default().dst_offset(dst.offset()).size(bytes.len() as u64);
+        let commands = parts.record(|device, commands| {
+            // SAFETY: two buffers of this device with these bytes, kept until it is done.
+            unsafe { device.cmd_copy_buffer(commands, from, to, &[region]) };
+        })?;
+        let flight = Flight { staging: Some(Arc::new(staging)), ..Flight::of(commands, keep(&[dst])) };
+        parts.submit(gpu, &[commands], flight)
+    }
+
+    /// Copies some bytes to memory of the host.
+    fn read_part(&mut self, src: &Slice) -> Result<(u64, Arc<Staging>)> {
+        let from = handle(src)?;
+        let (gpu, parts) = self.parts()?;
+        parts.collect()?;
+        let staging = Arc::new(parts.staging.take(gpu, src.len(), Way::FromDevice)?);
+        let to = staging.handle();
+        let region = vk::BufferCopy::default().src_offset(src.offset()).size(src.len());
+        let commands = parts.record(|device, commands| {
+            // SAFETY: two buffers of this device with these bytes, kept until it is done.
+            unsafe {
+                device.cmd_copy_buffer(commands, from, to, &[region]);
+                barrier(device, commands);
+            }
+        })?;
+        let flight = Flight { staging: Some(staging.clone()), ..Flight::of(commands, keep(&[src])) };
+        Ok((parts.submit(gpu, &[commands], flight)?, staging))
+    }
+
+    /// Gives the pieces of a graph, few of them ahead. Returns how many of its nodes are not known to be done.
+    fn give_pieces(&mut self, executable: &Arc<dyn Executable>, program: &Program) -> Result<u64> {
+        let (cancel, steps) = (self.cancel.clone(), self.steps.clone());
+        let (gpu, parts) = self.parts()?;
+        let mut ahead = VecDeque::new();
+        for piece in &program.pieces {
+            if ahead.len() == PIECES_AHEAD
+                && let Some((value, nodes)) = ahead.pop_front()
+            {
+                parts.timeline.wait(value, &cancel)?;
+                steps.fetch_add(nodes, Ordering::Relaxed);
+            }
+            if cancel.load(Ordering::Relaxed) {
+                return Err(Error::Cancelled);
+            }
+            parts.collect()?;
+            let kept: Box<dyn Any + Send> = Box::new(executable.clone());
+            let flight = Flight { value: 0, commands: None, staging: None, timer: None, _keep: vec![kept] };
+            ahead.push_back((parts.submit(gpu, &[piece.commands], flight)?, piece.nodes));
+        }
+        Ok(ahead.iter().map(|(_, nodes)| nodes).sum())
+    }
+
+    /// Takes what kernels have found wrong out of the program, for the next run, and ends the run's time.
+    fn end(
+        &mut self,
+        executable: &Arc<dyn Executable>,
+        program: &Program,
+        timer: Arc<Timer>,
+    ) -> Result<(u64, Arc<Staging>)> {
+        let fault = program.fault()?;
+        let (gpu, parts) = self.parts()?;
+        let staging = Arc::new(parts.staging.take(gpu, FAULT_BYTES as u64, Way::FromDevice)?);
+        let (to, of) = (staging.handle(), timer.clone());
+        let commands = parts.record(|device, commands| {
+            // SAFETY: the fault lies at the beginning of its buffer, and there is room for it; all is kept until it is done.
+            unsafe {
+                of.end(device, commands);
+                device.cmd_copy_buffer(commands, fault, to, &[vk::BufferCopy::default().size(FAULT_BYTES as u64)]);
+                barrier(device, commands);
+                device.cmd_fill_buffer(commands, fault, 0, FAULT_BYTES as u64, 0);
+            }
+        })?;
+        let kept: Box<dyn Any + Send> = Box::new(executable.clone());
+        let of = Flight::of(commands, vec![kept]);
+        let flight = Flight { staging: Some(staging.clone()), timer: Some(timer), ..of };
+        Ok((parts.submit(gpu, &[commands], flight)?, staging))
+    }
+
+    /// Begins the time of a run.
+    fn begin(&mut self) -> Result<Arc<Timer>> {
+        let (gpu, parts) = self.parts()?;
+        parts.collect()?;
+        let timer = Arc::new(parts.timers.take(gpu)?);
+        let of = timer.clone();
+        let commands = parts.record(|device, commands| {
+            // SAFETY: the command buffer is being recorded, and the timer is kept until it is done.
+            unsafe { of.begin(device, commands) };
+        })?;
+        let flight = Flight { timer: Some(timer.clone()), ..Flight::of(commands, Vec::new()) };
+        parts.submit(gpu, &[commands], flight)?;
+        Ok(timer)
+    }
+}
+
+impl Stream for GpuStream {
+    fn write(&mut self, dst: &Slice, data: Bytes) -> Result<Outcome<()>> {
+        let mut value = 0;
+        for (i, bytes) in data.chunks(COPY as usize).enumerate() {
+            value = self.write_part(&dst.part(i as u64 * COPY, bytes.len() as u64)?, bytes)?;
+        }
+        self.parts()?.1.wait(value, || Ok(()))
+    }
+
+    fn read(&mut self, src: &Slice) -> Result<Outcome<Bytes>> {
+        let (mut value, mut parts) = (0, Vec::new());
+        for begin in (0..src.len()).step_by(COPY as usize) {
+            let part = src.part(begin, COPY.min(src.len() - begin))?;
+            let (of_part, staging) = self.read_part(&part)?;
+            value = of_part;
+            parts.push((staging, part.len() as usize));
+        }
+        let len = src.len() as usize;
+        self.parts()?.1.wait(value, move || {
+            if let [(staging, len)] = parts.as_slice() {
+                return Ok(staging.read(*len).into());
+            }
+            let mut bytes = Vec::with_capacity(len);
+            parts.iter().for_each(|(staging, len)| bytes.extend(staging.read(*len)));
+            Ok(bytes.into())
+        })
+    }
+
+    fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
+        let (from, to) = (handle(src)?, handle(dst)?);
+        if src.shares_buffer(dst) && src.offset() == dst.offset() {
+            return self.give(&[], |_, _| {});
+        }
+        let region = vk::BufferCopy::default().src_offset(src.offset()).dst_offset(dst.offset()).size(src.len());
+        self.give(&[src, dst], |device, commands| {
+            // SAFETY: two buffers of this device with these bytes, which do not overlap, kept until it is done.
+            unsafe { device.cmd_copy_buffer(commands, from, to, &[region]) };
+        })
+    }
+
+    fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>> {
+        let to = handle(dst)?;
+        // Vulkan fills whole words.
+        let (begin, end) = (dst.offset().next_multiple_of(4), (dst.offset() + dst.len()) & !3);
+        if begin >= end {
+            return self.write(dst, vec![value; dst.len() as usize].into());
+        }
+        for (from, to) in [(dst.offset(), begin), (end, dst.offset() + dst.len())] {
+            if from < to {
+                let edge = dst.part(from - dst.offset(), to - from)?;
+                self.write_part(&edge, &vec![value; edge.len() as usize])?;
+            }
+        }
+        self.give(&[dst], |device, commands| {
+            // SAFETY: whole words of a buffer of this device, kept until it is done.
+            unsafe { device.cmd_fill_buffer(commands, to, begin, end - begin, u32::from_ne_bytes([value; 4])) };
+        })
+    }
+
+    fn execute(&mut self, executable: &Arc<dyn Executable>) -> Result<Outcome<Span>> {
+        let wrong = || Error::Misuse("a graph that was compiled for another kind of device".into());
+        let program = executable.as_any().downcast_ref::<Program>().ok_or_else(wrong)?;
+        let submitted = Instant::now();
+        let timer = self.begin()?;
+        let given = self.give_pieces(executable, program);
+        // Also of a run that was stopped: what its kernels have found wrong is not the next one's.
+        let (value, staging) = self.end(executable, program, timer.clone())?;
+        let left = given?;
+        let (executable, gpu, steps) = (executable.clone(), self.gpu.clone(), self.steps.clone());
+        self.parts()?.1.wait(value, move || {
+            steps.fetch_add(left, Ordering::Relaxed);
+            let words = staging.read(FAULT_BYTES).as_chunks::<4>().0.to_vec();
+            let fault = [0, 1, 2, 3].map(|i| words.get(i).map_or(0, |word| u32::from_le_bytes(*word)));
+            let program = executable.as_any().downcast_ref::<Program>().ok_or_else(wrong)?;
+            match program.found(&gpu.id, fault) {
+                Some(error) => Err(error),
+                None => Ok(timer.span(&gpu, submitted)),
+            }
+        })
+    }
+
+    fn reaches(&self, _: &Slice) -> bool {
+        false
+    }
+}
+
+impl Drop for GpuStream {
+    fn drop(&mut self) {
+        let Some(parts) = self.parts.take() else { return };
+        match parts.timeline.wait_for(parts.value, LAST_WAIT) {
+            Ok(true) => {}
+            // A lost device does nothing any more.
+            Err(_) if self.gpu.is_lost() => {}
+            Ok(false) | Err(_) => {
+                tracing::warn!("{}: it does not end what it was given; its memory is kept", self.gpu.id);
+                std::mem::forget(parts);
+            }
+        }
+    }
+}
