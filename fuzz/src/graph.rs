@@ -1,8 +1,8 @@
 //! Graphs off the wire, run on the reference device, on the CPU device, and on ggml's where `OUTBOARD_GGML` names it. An input is a byte,
 //! which says what the leaves hold, and an encoded graph. Tensors lie between guard bytes that nobody may touch.
 
-use crate::ggml::ggml_device;
 use crate::mutate::protobuf;
+use crate::second::second_device;
 use outboard_core::Host;
 use outboard_core::{Device, Error, Graph, LeafKind, Placement, Slice, Usage};
 use outboard_cpu::{CpuOptions, cpu_device};
@@ -29,7 +29,7 @@ static DEVICES: LazyLock<Vec<Arc<dyn Device>>> = LazyLock::new(|| {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(64 << 20)));
     let ours: [Arc<dyn Device>; 2] =
         [reference_device(&host, "REF0", &budget), cpu_device(&host, "CPU0", CpuOptions::with_threads(1), &budget)];
-    ours.into_iter().chain(ggml_device(&host, "ggml:CPU", &budget)).collect()
+    ours.into_iter().chain(second_device(&host, "SECOND", &budget)).collect()
 });
 
 pub(crate) fn run(input: &[u8]) {

@@ -7,19 +7,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc)]
 
 pub mod blobs;
-mod ggml;
 mod gguf;
 mod graph;
 mod messages;
 pub mod mutate;
 pub mod random;
 pub mod raw;
+mod second;
 mod seeds;
 mod session;
 mod tokens;
 
-pub use ggml::ggml_device;
 pub use messages::check as check_message;
+pub use second::{VULKAN, second_device};
 pub use seeds::seeds;
 
 use rand::rngs::StdRng;

@@ -1,10 +1,10 @@
 //! Sessions: random requests and commands, in any order, on a server in this process. An input is a program for a machine that knows
 //! every message; each instruction is a byte, its arguments are the bytes behind it.
 
-use crate::ggml::ggml_device;
 use crate::mutate::LIMITS;
 use crate::random::{Content, RandomGraph};
 use crate::raw::{Conn, NOTHING, Stream};
+use crate::second::second_device;
 use outboard_core::Host;
 use outboard_core::op::{Binary, BinaryKind, GetRows, MulMat, SetRows};
 use outboard_core::{DType, GraphBuilder, GraphError, TensorId};
@@ -43,7 +43,7 @@ struct World {
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     let (host, budget) = (Host::new(), MemoryBudget::new(Some(MEMORY)));
-    let second = ggml_device(&host, DEVICES[1], &budget);
+    let second = second_device(&host, DEVICES[1], &budget);
     let second = second.unwrap_or_else(|| cpu_device(&host, DEVICES[1], CpuOptions::with_threads(2), &budget));
     let devices = vec![reference_device(&host, DEVICES[0], &budget), second];
     let addr = "127.0.0.1:0".parse().expect("an address");

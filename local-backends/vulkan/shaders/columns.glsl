@@ -44,15 +44,18 @@ void multiply(uint n) {
     [[unroll]] for (uint i = 0; i < RESULTS; i++) {
         sums[i] = 0.0;
     }
-    for (uint i = gl_LocalInvocationID.x * 4; i < n; i += LANES * 4) {
-        vec4 x[COLUMNS];
+    for (uint u = gl_LocalInvocationID.x; 8 * u < n; u += LANES) {
+        uvec2 at = octet_places(TYPE, u);
+        vec4 x[COLUMNS], y[COLUMNS];
         [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-            x[c] = of_column(columns[c], i, n);
+            x[c] = of_column(columns[c], at.x, n);
+            y[c] = at.y < n ? of_column(columns[c], at.y, n) : vec4(0);
         }
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            vec4 w = quad(TYPE, rows[r], i, n);
+            vec4 low, high;
+            octet(TYPE, rows[r], u, n, low, high);
             [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                sums[r * COLUMNS + c] += dot(w, x[c]);
+                sums[r * COLUMNS + c] += dot(low, x[c]) + dot(high, y[c]);
             }
         }
     }

@@ -2,7 +2,13 @@
 #version 460
 
 #include "common.glsl"
+
+// Whether rows of weights begin at whole words.
+layout(constant_id = 5) const bool ROWS_ARE_WHOLE = false;
+#define WHOLE ROWS_ARE_WHOLE
+
 #include "blocks.glsl"
+#include "octets.glsl"
 #include "columns.glsl"
 
 void main() {

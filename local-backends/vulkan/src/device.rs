@@ -14,8 +14,8 @@ use outboard_host::MemoryBudget;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Roots begin at multiples of this: lines of caches, and more than any load needs.
-const ALIGNMENT: usize = 64;
+/// Roots begin at multiples of this, which is more than any load needs.
+const ALIGNMENT: usize = 32;
 
 /// Ops, and cases of the conformance suite, that no kernel computes: a CPU device beside it does.
 pub const UNSUPPORTED: &[&str] = &[

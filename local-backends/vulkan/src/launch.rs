@@ -201,8 +201,15 @@ fn glu(node: &Node, op: &op::Glu) -> Launch {
     Launch::of_elements(Kernel::Glu, &[kind], node.elements()).with_floats(&params)
 }
 
-/// Rows of weights that a workgroup takes at once.
-const ROWS: usize = 2;
+/// Whether rows begin at whole words.
+fn is_whole(tensor: &Tensor) -> bool {
+    tensor.offset() % 4 == 0 && tensor.layout().nb()[1..].iter().all(|stride| stride % 4 == 0)
+}
+
+/// Rows of weights that a workgroup takes at once: more need the columns less often, fewer keep more workgroups busy.
+fn rows_at_once(m: usize) -> usize {
+    if m >= 512 { 4 } else { 2 }
+}
 
 fn mul_mat(node: &Node) -> Option<Launch> {
     let (a, b) = (node.src(0)?, node.src(1)?);
@@ -212,15 +219,17 @@ fn mul_mat(node: &Node) -> Option<Launch> {
         let groups = m.div_ceil(TILE) * n.div_ceil(TILE) * b2 * b3;
         return Some(Launch::new(Kernel::MulMat, 256, &[dtype, 0, 0, wide], groups));
     }
-    let groups = m.div_ceil(ROWS) * b2 * b3;
-    Some(Launch::new(Kernel::MulMatVec, ROW_LANES, &[dtype, ROWS as u32, n.max(1) as u32, wide], groups))
+    let rows = rows_at_once(m);
+    let constants = [dtype, rows as u32, n.max(1) as u32, wide, u32::from(is_whole(a))];
+    Some(Launch::new(Kernel::MulMatVec, ROW_LANES, &constants, m.div_ceil(rows) * b2 * b3))
 }
 
 fn mul_mat_id(node: &Node) -> Option<Launch> {
     let (a, b) = (node.src(0)?, node.src(1)?);
     let [m, used, tokens, _] = node.tensor.ne();
-    let constants = [number(a.dtype()), ROWS as u32, 1, u32::from(is_wide(b))];
-    Some(Launch::new(Kernel::MulMatId, ROW_LANES, &constants, m.div_ceil(ROWS) * used * tokens))
+    let rows = rows_at_once(m);
+    let constants = [number(a.dtype()), rows as u32, 1, u32::from(is_wide(b)), u32::from(is_whole(a))];
+    Some(Launch::new(Kernel::MulMatId, ROW_LANES, &constants, m.div_ceil(rows) * used * tokens))
 }
 
 fn norm(node: &Node, op: &op::Norm) -> Launch {

@@ -7,8 +7,8 @@ use crate::common::*;
 use outboard_core::Host;
 use outboard_core::*;
 use outboard_cpu::{CpuOptions, cpu_device};
-use outboard_fuzz::ggml_device;
 use outboard_fuzz::raw::{Conn, Stream};
+use outboard_fuzz::second_device;
 use outboard_host::MemoryBudget;
 use outboard_proto::limits;
 use outboard_proto::v1::command::Command as C;
@@ -21,7 +21,7 @@ use std::result::Result;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The second is ggml's where `OUTBOARD_GGML` names its libraries.
+/// The second is another one where the environment asks for it (`outboard_fuzz::second_device`).
 pub(crate) const DEVICES: [&str; 2] = ["REF0", "CPU0"];
 /// Bytes of the buffers of an attacker.
 pub(crate) const SIZE: u64 = 64 << 10;
@@ -67,7 +67,7 @@ impl Scene {
     pub(crate) fn new(limits: Limits) -> Scene {
         let (host, budget) = (Host::new(), MemoryBudget::new(Some(MEMORY)));
         let ours = || -> Arc<dyn Device> { cpu_device(&host, "CPU0", CpuOptions::with_threads(1), &budget) };
-        let second = ggml_device(&host, "CPU0", &budget).unwrap_or_else(ours);
+        let second = second_device(&host, "CPU0", &budget).unwrap_or_else(ours);
         let devices = vec![reference_device(&host, "REF0", &budget), second];
         let addr = "127.0.0.1:0".parse().unwrap();
         let server = Server::start(ServerConfig { addr, devices, limits, trust: Trust::default() }).unwrap();
