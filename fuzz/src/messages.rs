@@ -3,7 +3,7 @@
 
 use crate::mutate::protobuf;
 use bytes::Bytes;
-use outboard_core::Error;
+use outboard_core::{Error, WeightTail};
 use outboard_proto::chunk::{ChunkReader, Direction};
 use outboard_proto::frame::FrameReader;
 use outboard_proto::limits::{MAX_PEER_MESSAGE, MAX_TENSOR};
@@ -125,7 +125,7 @@ fn decoded<M: Message + Default>(bytes: &[u8]) -> Option<M> {
 fn devices(bytes: &[u8]) {
     for d in decoded::<DevicesResponse>(bytes).map(|m| m.devices).unwrap_or_default() {
         if let Ok(info) = device::from_wire(&d, "a:1") {
-            assert!(info.alignment.is_power_of_two());
+            assert!(info.alignment.is_power_of_two() && info.weight_tail.0 <= WeightTail::MOST);
             assert!(!format!("{}{}{}", info.id, info.description, info.backend).contains(char::is_control));
         }
     }

@@ -2,17 +2,18 @@
 //! address. The card is the test device `detached`, which computes what the reference does.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "../../llm/tests/small/mod.rs"]
+mod small;
+
 use outboard_backends::{DeviceSpec, local_devices};
 use outboard_conformance::{Filter, run};
 use outboard_core::op::Sampler;
-use outboard_core::{Device, DeviceKind, Host};
+use outboard_core::{Device, DeviceKind, Host, WeightTail};
 use outboard_host::MemoryBudget;
 use outboard_integration::Server;
-use outboard_llm::gguf::Gguf;
 use outboard_llm::{LoadOptions, Model, PlacedModel};
 use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, Tracing, connect};
-use outboard_system::open_mapped;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,9 +22,9 @@ fn remote(servers: &[Server]) -> Vec<Arc<dyn Device>> {
     connect(&endpoints, &ClientOptions::default()).unwrap()
 }
 
+/// A model with weights of blocks, behind which the card wants zeros.
 fn model() -> Arc<Model> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../llm/tests/data/arch/llama-dense.gguf");
-    Arc::new(Model::new(Gguf::parse(open_mapped(&file).unwrap()).unwrap()).unwrap())
+    small::quantized(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../llm/tests/data/arch/llama-dense.gguf"))
 }
 
 fn load(devices: Vec<Arc<dyn Device>>) -> PlacedModel {
@@ -65,6 +66,7 @@ fn a_card_behind_a_server_computes_what_the_reference_does() {
     let info = devices[0].info();
     assert_eq!((info.kind, info.alignment, info.unified), (DeviceKind::Accelerator, 256, false));
     assert_eq!((info.max_alloc, info.memory_pool.as_str()), (64 << 20, ""));
+    assert_eq!(info.weight_tail, WeightTail(510));
     let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
     let report = run(devices[0].as_ref(), reference.as_ref(), &Filter::default()).unwrap();
     assert!(report.ok(), "{report}");

@@ -6,7 +6,7 @@ use crate::gguf::FileRange;
 use crate::model::Model;
 use crate::upload::{Upload, Uploads};
 use bytes::Bytes;
-use outboard_core::{Buffer, Device, Slice, Usage, try_at_once};
+use outboard_core::{Buffer, Device, Slice, Usage, WeightTail, try_at_once};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -21,11 +21,18 @@ pub(crate) struct Item {
     /// The device's number.
     pub(crate) device: usize,
     pub(crate) bytes: u64,
+    /// Bytes of zeros that the device wants behind it.
+    pub(crate) tail: u64,
 }
 
 impl Item {
     pub(crate) fn is_weight(&self) -> bool {
         matches!(self.stored, Stored::Weight(_))
+    }
+
+    /// Bytes of memory that it takes.
+    pub(crate) fn room(&self) -> u64 {
+        self.bytes.saturating_add(self.tail)
     }
 }
 
@@ -33,8 +40,11 @@ impl Item {
 pub(crate) type Mapped = Option<Vec<Arc<dyn Buffer>>>;
 
 /// A model's mapped files as memory of a device. One that cannot use every file in place uses none, and gets copies of all weights: what
-/// it needs is then either nothing or all of them.
+/// it needs is then either nothing or all of them. Behind a weight in a file is no zero, so that a device that wants some gets copies, too.
 pub(crate) fn import(device: &dyn Device, files: &[Bytes]) -> outboard_core::Result<Mapped> {
+    if device.info().weight_tail != WeightTail::NONE {
+        return Ok(None);
+    }
     files.iter().map(|file| device.import(file)).collect()
 }
 
@@ -74,7 +84,7 @@ fn allocate_on<'i>(
     let (mut bound, mut new_weights, mut new_states) = (HashMap::new(), Vec::new(), Vec::new());
     for item in items {
         let Stored::Weight(weight) = item.stored else {
-            new_states.push((item.stored, states.add(item.bytes)));
+            new_states.push((item.stored, states.add(item)));
             continue;
         };
         let key = (item.stored, uid);
@@ -83,7 +93,7 @@ fn allocate_on<'i>(
         } else if let Some(slice) = in_place(model.range(weight)?, mapped, align)? {
             bound.insert(key, slice);
         } else {
-            new_weights.push((weight, weights.add(item.bytes)));
+            new_weights.push((weight, weights.add(item)));
         }
     }
     let allocations = weights.allocations(Usage::Weights).chain(states.allocations(Usage::Compute)).collect::<Vec<_>>();
@@ -135,16 +145,16 @@ impl Packing {
         Packing { alignment, most, sizes: Vec::new() }
     }
 
-    /// An item that fits into one buffer.
-    fn add(&mut self, size: u64) -> Range {
-        let room = |start: &u64| start.checked_add(size).is_some_and(|end| end <= self.most);
+    /// An item that fits into one buffer, and behind it its tail: buffers are zeroed, and nobody writes there.
+    fn add(&mut self, item: &Item) -> Range {
+        let room = |start: &u64| start.checked_add(item.room()).is_some_and(|end| end <= self.most);
         let start = self.sizes.last().map(|used| used.next_multiple_of(self.alignment)).filter(room);
         if start.is_none() {
             self.sizes.push(0);
         }
         let (offset, buffer) = (start.unwrap_or(0), self.sizes.len() - 1);
-        self.sizes[buffer] = offset + size;
-        Range { buffer, offset, size }
+        self.sizes[buffer] = offset + item.room();
+        Range { buffer, offset, size: item.bytes }
     }
 
     /// The buffers, none of them empty.
@@ -156,13 +166,28 @@ impl Packing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::net::State;
+
+    fn item(bytes: u64, tail: u64) -> Item {
+        Item { stored: Stored::State(State::BlockTable), name: String::new(), device: 0, bytes, tail }
+    }
 
     #[test]
     fn items_fill_buffers_in_their_order() {
         let mut packing = Packing::new(32, 100);
-        let places: Vec<_> = [40, 30, 10, 100, 0, 1].map(|size| packing.add(size)).into();
+        let places: Vec<_> = [40, 30, 10, 100, 0, 1].map(|size| packing.add(&item(size, 0))).into();
         let at: Vec<_> = places.iter().map(|r| (r.buffer, r.offset)).collect();
         assert_eq!(at, [(0, 0), (0, 64), (1, 0), (2, 0), (3, 0), (3, 0)]);
         assert_eq!(packing.sizes, [94, 10, 100, 1]);
+    }
+
+    #[test]
+    fn tails_lie_behind_items_in_their_buffer() {
+        let mut packing = Packing::new(32, 100);
+        let places: Vec<_> =
+            [(40, 25), (1, 3), (30, 0), (64, 36), (1, 99)].map(|(n, tail)| packing.add(&item(n, tail))).into();
+        let at: Vec<_> = places.iter().map(|r| (r.buffer, r.offset, r.size)).collect();
+        assert_eq!(at, [(0, 0, 40), (0, 96, 1), (1, 0, 30), (2, 0, 64), (3, 0, 1)]);
+        assert_eq!(packing.sizes, [100, 30, 100, 100]);
     }
 }

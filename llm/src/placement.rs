@@ -14,7 +14,7 @@ use crate::route::Route;
 use crate::split::{SplitDevice, split};
 use crate::upload::{Uploads, fill, upload};
 use outboard_core::op::BLOCK_ROWS;
-use outboard_core::{Costs, DType, Device, Slice, TensorId, try_at_once};
+use outboard_core::{Costs, DType, Device, Slice, TensorId, WeightTail, try_at_once};
 use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -178,7 +178,7 @@ pub struct DeviceLoad {
     /// First and last layer of those that follow one another: none, or two such ranges on the device with both ends of the model. A layer
     /// that is on two devices counts to the one with its part of the cache: one that has nothing but the rest of a layer has none.
     pub layers: Vec<(usize, usize)>,
-    /// Bytes of weights.
+    /// Bytes of weights, with the zeros that the device wants behind them.
     pub weight_bytes: u64,
     /// Bytes of the KV cache.
     pub cache_bytes: u64,
@@ -232,10 +232,14 @@ impl Homes {
     }
 
     /// What each device will hold. Leaves of one device that stand for the same are one item.
-    fn items(&self, model: &ModelGraph) -> Vec<Item> {
+    fn items(&self, model: &ModelGraph, devices: &[Arc<dyn Device>]) -> Vec<Item> {
         let item = |(id, stored): (TensorId, Stored)| {
             let (t, device) = (model.graph.tensor(id), self.of_leaf(model, id, stored));
-            Item { stored, name: t.name().to_owned(), device, bytes: t.layout().span() as u64 }
+            let tail = match stored {
+                Stored::Weight(_) => devices[device].info().weight_tail.of(t.dtype()),
+                Stored::State(_) => 0,
+            };
+            Item { stored, name: t.name().to_owned(), device, bytes: t.layout().span() as u64, tail }
         };
         let mut seen = HashSet::new();
         model.all_stored().map(item).filter(|item| seen.insert((item.device, item.stored))).collect()
@@ -316,7 +320,7 @@ impl Placed {
             (layout, measuring.join().unwrap_or_else(panicked))
         });
         let (Layout { free, homes, plans }, round_trip) = (layout?, round_trip?);
-        let items = homes.items(&graphs.prompt);
+        let items = homes.items(&graphs.prompt, scheduler.devices());
         let loads = loads(scheduler.devices(), &items, &plans, &parts, &homes.route);
         let mapped = map(model, scheduler.devices(), options.mmap, &free, &loads)?;
         check_allocations(&items, scheduler.devices())?;
@@ -420,7 +424,7 @@ fn lay_out(
     let kept = |d: usize| sharing[d].iter().map(here).sum::<u64>();
     let room: Vec<u64> = free.iter().enumerate().map(|(d, free)| free.saturating_add(kept(d))).collect();
     let sizes = parts.sizes();
-    // Divides the model beside so many bytes of results on each device.
+    // Divides the model beside so many bytes of results, and of zeros behind weights, on each device.
     let divided = |reserve: &[u64]| -> Result<Homes> {
         let seen = |(d, device): (usize, &Arc<dyn Device>)| SplitDevice {
             id: device.info().id.clone(),
@@ -432,15 +436,25 @@ fn lay_out(
         Ok(Homes { route: split(&sizes, &seen)?, overrides: options.overrides.clone() })
     };
     let plan = |homes: &Homes| try_at_once(graphs, |g| scheduler.plan(g.graph.clone(), &homes.hints(g)));
-    let homes = divided(&vec![0; devices.len()])?;
+    let tails: Vec<u64> = devices.iter().map(|device| all_tails(graphs, device.info().weight_tail)).collect();
+    let homes = divided(&tails)?;
     let plans = plan(&homes)?;
-    let needed: Vec<u64> = (0..devices.len()).map(|d| results(&plans, d)).collect();
+    let needed: Vec<u64> = tails.iter().enumerate().map(|(d, tails)| results(&plans, d) + tails).collect();
     let with_results = divided(&needed)?;
     if with_results.route == homes.route {
         return Ok(Layout { free, homes, plans });
     }
     let plans = plan(&with_results)?;
     Ok(Layout { free, homes: with_results, plans })
+}
+
+/// Bytes of zeros that a device wants behind all weights of the model: whatever part of it is there, it is not more.
+fn all_tails(graphs: &[&ModelGraph], tail: WeightTail) -> u64 {
+    let of = |graph: &&ModelGraph| {
+        let weights = graph.all_stored().filter(|(_, stored)| matches!(stored, Stored::Weight(_)));
+        weights.map(|(id, _)| tail.of(graph.graph.tensor(id).dtype())).sum()
+    };
+    graphs.iter().map(of).max().unwrap_or(0)
 }
 
 /// Each device's part of the model, relative to the others.
@@ -453,7 +467,7 @@ fn split_weights(parts: &Parts, devices: &[Arc<dyn Device>], options: &LoadOptio
 }
 
 fn bytes_of<'i>(items: impl Iterator<Item = &'i Item>) -> u64 {
-    items.map(|item| item.bytes).sum()
+    items.map(Item::room).sum()
 }
 
 /// Bytes that the graphs need on a device beside weights and cache: memory for results is shared among them, copies of weights from
@@ -481,9 +495,9 @@ fn has_room_for_copies(devices: &[Arc<dyn Device>], free: &[u64], loads: &[Devic
 fn check_allocations(items: &[Item], devices: &[Arc<dyn Device>]) -> Result<()> {
     for item in items {
         let info = devices[item.device].info();
-        if item.bytes > info.max_alloc {
+        if item.room() > info.max_alloc {
             let (tensor, device) = (item.name.clone(), info.id.clone());
-            return Err(Error::TensorTooLarge { tensor, device, needed: item.bytes, most: info.max_alloc });
+            return Err(Error::TensorTooLarge { tensor, device, needed: item.room(), most: info.max_alloc });
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::error::shown;
 use crate::limits::MAX_NAME;
 use crate::v1;
-use outboard_core::{Costs, DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Speed, Usage};
+use outboard_core::{Costs, DeviceInfo, DeviceKind, Error, MemoryInfo, Result, Slice, Speed, Usage, WeightTail};
 
 /// Most devices that a client takes from one endpoint.
 pub const MAX_DEVICES: usize = 256;
@@ -32,6 +32,7 @@ pub fn to_wire(info: &DeviceInfo, memory: MemoryInfo, reaches: Vec<String>, spee
         memory_free: memory.free,
         capabilities: info.capabilities.clone(),
         alignment: info.alignment as u64,
+        weight_tail: info.weight_tail.0,
         reaches,
         memory_pool: info.memory_pool.clone(),
         max_alloc: if info.max_alloc == u64::MAX { 0 } else { info.max_alloc },
@@ -55,6 +56,10 @@ pub fn from_wire(device: &v1::Device, endpoint: &str) -> Result<DeviceInfo> {
     if !device.alignment.is_power_of_two() || device.alignment > MAX_ALIGNMENT {
         return wrong(format!("{} with an alignment of {}", device.name, device.alignment));
     }
+    if device.weight_tail > WeightTail::MOST {
+        let (name, tail, most) = (&device.name, device.weight_tail, WeightTail::MOST);
+        return wrong(format!("{name} that wants {tail} bytes behind each weight; {most} are the most"));
+    }
     Ok(DeviceInfo {
         id: format!("{endpoint}/{}", device.name),
         name: device.name.clone(),
@@ -65,6 +70,7 @@ pub fn from_wire(device: &v1::Device, endpoint: &str) -> Result<DeviceInfo> {
         memory_total: device.memory_total,
         capabilities: device.capabilities.iter().take(MAX_CAPABILITIES).map(|c| shown(c, MAX_NAME)).collect(),
         alignment: device.alignment as usize,
+        weight_tail: WeightTail(device.weight_tail),
         memory_pool: shown(&device.memory_pool, MAX_NAME),
         max_alloc: if device.max_alloc == 0 { u64::MAX } else { device.max_alloc },
         unified: device.unified,
@@ -125,6 +131,7 @@ mod tests {
             name: "CPU0".into(),
             kind: "CPU".into(),
             alignment: 64,
+            weight_tail: 510,
             memory_total: 7,
             memory_pool: "host".into(),
             max_alloc: 5,
@@ -149,9 +156,10 @@ mod tests {
 
     #[test]
     fn what_a_device_does_not_say_or_cannot_mean_is_the_plainest() {
-        let old = v1::Device { memory_pool: String::new(), max_alloc: 0, batch_rows: 0, ..device() };
+        let old = v1::Device { memory_pool: String::new(), max_alloc: 0, batch_rows: 0, weight_tail: 0, ..device() };
         let info = from_wire(&old, "h:1").unwrap();
         assert_eq!((info.memory_pool.as_str(), info.max_alloc, info.costs), ("", u64::MAX, Costs::default()));
+        assert_eq!(info.weight_tail, WeightTail::NONE);
         for wrong in [f32::NAN, -1.0, f32::INFINITY] {
             let device = v1::Device { run_rows: wrong, ..device() };
             assert_eq!(from_wire(&device, "h:1").unwrap().costs, Costs::default());
@@ -172,6 +180,11 @@ mod tests {
     fn bad_devices_are_refused() {
         assert!(from_wire(&v1::Device { alignment: 3, ..device() }, "h:1").is_err());
         assert!(from_wire(&v1::Device { alignment: 1 << 40, ..device() }, "h:1").is_err());
+        let most = v1::Device { weight_tail: WeightTail::MOST, ..device() };
+        assert_eq!(from_wire(&most, "h:1").unwrap().weight_tail, WeightTail(WeightTail::MOST));
+        let more = v1::Device { weight_tail: WeightTail::MOST + 1, ..device() };
+        let error = from_wire(&more, "h:1").unwrap_err().to_string();
+        assert!(error.contains("CPU0 that wants 65537 bytes behind each weight; 65536 are the most"), "{error}");
         assert!(from_wire(&v1::Device { name: "a\nb".into(), ..device() }, "h:1").is_err());
         assert!(from_wire(&v1::Device { name: String::new(), ..device() }, "h:1").is_err());
         assert_eq!(

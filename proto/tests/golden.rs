@@ -53,6 +53,7 @@ fn device() -> Device {
         attention: 3.5,
         bandwidth: 2e10,
         flops: 1e11,
+        weight_tail: 510,
     }
 }
 

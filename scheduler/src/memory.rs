@@ -7,7 +7,7 @@
 //! it included, and they keep that order, from one run to the next as well. That is all that reuse relies on.
 
 use crate::split::{Place, Splits};
-use outboard_core::{Graph, TensorId};
+use outboard_core::{DeviceInfo, Graph, TensorId, WeightTail};
 use std::collections::HashMap;
 
 /// A place in the buffer of a device.
@@ -58,9 +58,17 @@ pub struct MemoryRules {
     pub alignment: usize,
     /// Bytes of the largest buffer.
     pub max_alloc: u64,
+    /// What it wants behind weights, which copies of other devices' weights get as well.
+    pub weight_tail: WeightTail,
 }
 
 impl MemoryRules {
+    /// Those of a device.
+    pub fn of(info: &DeviceInfo) -> MemoryRules {
+        let &DeviceInfo { alignment, max_alloc, weight_tail, .. } = info;
+        MemoryRules { alignment, max_alloc, weight_tail }
+    }
+
     /// Size of the buffers: the largest one whose end is aligned.
     fn buffer(&self) -> u64 {
         let alignment = self.alignment.max(1) as u64;

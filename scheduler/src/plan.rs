@@ -4,7 +4,7 @@ use crate::assign::{Assignment, DeviceView, Hints, assign};
 use crate::memory::{MemoryPlan, MemoryRules, TooLarge, plan_memory};
 use crate::split::{Place, PlannedCopy, Splits, split};
 use outboard_core::error::Bytes;
-use outboard_core::{Graph, GraphError};
+use outboard_core::{Graph, GraphError, WeightTail};
 use std::fmt;
 use std::sync::Arc;
 
@@ -65,6 +65,8 @@ pub struct Plan {
     pub splits: Splits,
     /// Where results lie.
     pub memory: MemoryPlan,
+    /// What each device wants behind weights.
+    pub weight_tails: Vec<WeightTail>,
 }
 
 impl Plan {
@@ -74,7 +76,9 @@ impl Plan {
         let splits = split(&graph, &assignment, &hints.leaves, max_nodes)?;
         let rules: Vec<MemoryRules> = devices.iter().map(|d| d.memory).collect();
         let memory = plan_memory(&graph, &splits, &rules).map_err(|e| too_large(e, &graph, &splits, devices))?;
-        Ok(Plan { graph, devices: devices.iter().map(|d| d.id.clone()).collect(), assignment, splits, memory })
+        let weight_tails = rules.iter().map(|rules| rules.weight_tail).collect();
+        let devices = devices.iter().map(|d| d.id.clone()).collect();
+        Ok(Plan { graph, devices, assignment, splits, memory, weight_tails })
     }
 
     /// Bytes that each device's intermediate results need.
@@ -85,8 +89,14 @@ impl Plan {
     /// Bytes of weights of other devices that each device keeps copies of.
     pub fn weight_copy_bytes(&self) -> Vec<u64> {
         let mut bytes = vec![0; self.devices.len()];
-        self.splits.copies.iter().filter(|c| c.constant).for_each(|c| bytes[c.to] += c.bytes as u64);
+        self.splits.copies.iter().filter(|c| c.constant).for_each(|c| bytes[c.to] += self.constant_bytes(c));
         bytes
+    }
+
+    /// Bytes that the copy of a weight takes, with what its device wants behind it.
+    pub fn constant_bytes(&self, copy: &PlannedCopy) -> u64 {
+        let tail = self.weight_tails.get(copy.to).copied().unwrap_or_default();
+        copy.bytes as u64 + tail.of(self.graph.tensor(copy.tensor).dtype())
     }
 }
 

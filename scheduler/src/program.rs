@@ -164,8 +164,9 @@ impl<'a> Memory<'a> {
     fn copy_weights(&mut self) -> Result<Vec<Transfer>> {
         let copies: Vec<_> = self.plan.splits.copies.iter().enumerate().filter(|(_, copy)| copy.constant).collect();
         let devices = &self.scheduler.devices;
-        let buffers =
-            try_at_once(&copies, |(_, copy)| devices[copy.to].alloc((copy.bytes as u64).max(1), Usage::Weights))?;
+        let buffers = try_at_once(&copies, |(_, copy)| {
+            devices[copy.to].alloc(self.plan.constant_bytes(copy).max(1), Usage::Weights)
+        })?;
         for ((number, copy), buffer) in copies.iter().zip(buffers) {
             self.constants.insert(*number, Slice::new(buffer, 0, copy.bytes as u64)?);
         }

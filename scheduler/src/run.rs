@@ -185,8 +185,7 @@ impl Scheduler {
         let view = |d: &Arc<dyn Device>| -> Result<DeviceView> {
             let supports: NodeSet = d.supports(&graph)?;
             let info = d.info();
-            let memory = MemoryRules { alignment: info.alignment, max_alloc: info.max_alloc };
-            Ok(DeviceView { id: info.id.clone(), kind: info.kind, supports, memory })
+            Ok(DeviceView { id: info.id.clone(), kind: info.kind, supports, memory: MemoryRules::of(info) })
         };
         let views = try_at_once(&self.devices, view)?;
         Plan::new(graph, &views, hints, max_nodes).map_err(|e: PlanError| Error::Request(e.to_string()))

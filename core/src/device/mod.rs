@@ -18,6 +18,7 @@ pub use queue::{Event, Executable, PeerTransfer, QUEUE_DEPTH, Queue, Ticket, Tra
 pub use round_trip::RoundTrips;
 
 use crate::content::ContentUpload;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, TensorId};
 use crate::local::Host;
@@ -89,6 +90,8 @@ pub struct DeviceInfo {
     pub capabilities: Vec<String>,
     /// Offsets of tensors in its buffers must be multiples of this, a power of two. Views begin anywhere in theirs.
     pub alignment: usize,
+    /// What it wants behind weights, and nobody else may use.
+    pub weight_tail: WeightTail,
     /// Whether the host's memory and the device's are the same, so that mapped files can be used in place.
     pub unified: bool,
     /// What the time of a graph on it depends on.
@@ -110,6 +113,7 @@ impl DeviceInfo {
             max_alloc: u64::MAX,
             capabilities: Vec::new(),
             alignment: 32,
+            weight_tail: WeightTail::NONE,
             unified: kind == DeviceKind::Cpu,
             costs: Costs::default(),
         }
@@ -122,6 +126,23 @@ impl DeviceInfo {
         }
         let endpoint = self.id.strip_suffix(&self.name).unwrap_or_default();
         format!("{endpoint}{}", self.memory_pool)
+    }
+}
+
+/// Bytes of zeros that a device wants behind each weight of blocks (quantized), in the weight's buffer: kernels of some cards take rows in
+/// tiles, and read the last one beyond its end. What they read is multiplied with zeros, and must not be NaN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WeightTail(pub u64);
+
+impl WeightTail {
+    /// What most devices want.
+    pub const NONE: WeightTail = WeightTail(0);
+    /// Most bytes that a device may want: 1000 weights of a model then take 64 MiB more.
+    pub const MOST: u64 = 64 << 10;
+
+    /// Bytes behind a weight of this type.
+    pub const fn of(self, dtype: DType) -> u64 {
+        if dtype.is_quantized() { self.0 } else { 0 }
     }
 }
 

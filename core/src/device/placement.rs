@@ -10,7 +10,8 @@ use std::sync::Arc;
 pub struct Placement(Vec<Option<Slice>>);
 
 impl Placement {
-    /// Checks that every root that is not empty has a slice of the device with its size and alignment, that nothing is written to
+    /// Checks that every root that is not empty has a slice of the device with its size and alignment, that a weight's buffer goes on
+    /// behind it as far as the device [wants](super::WeightTail) (what lies there is the caller's duty), that nothing is written to
     /// read-only memory, and that no node writes where it reads: a result may lie on a source only if it takes over that
     /// source's memory as a whole ([`OpSpec::in_place`](crate::op::OpSpec::in_place)), element on element. Otherwise a kernel never has the same
     /// bytes as a source and as a result. Results whose lives do not meet may share memory.
@@ -52,6 +53,13 @@ impl Placement {
         }
         if slice.buffer().device() != device.uid() {
             return Err("it is a buffer of another device".into());
+        }
+        let tail = if t.leaf() == Some(LeafKind::Weight) { device.info().weight_tail.of(t.dtype()) } else { 0 };
+        let behind = slice.buffer().size() - (slice.offset() + needed);
+        if behind < tail {
+            return Err(format!(
+                "{behind} bytes of its buffer are behind it; leave {tail} zeros there, which the device reads"
+            ));
         }
         if slice.buffer().is_read_only() && t.leaf() != Some(LeafKind::Weight) {
             return Err("its memory can only be read".into());

@@ -60,8 +60,9 @@ fn product_time(device: &dyn Device, size: usize, vectors: usize) -> Result<Prod
     let graph = Arc::new(product(size, vectors)?);
     let mut slices = Vec::new();
     for id in graph.ids() {
-        let bytes = graph.tensor(id).layout().span() as u64;
-        slices.push(Some(Slice::whole(device.alloc(bytes, Usage::Any)?)));
+        let t = graph.tensor(id);
+        let (bytes, tail) = (t.layout().span() as u64, device.info().weight_tail.of(t.dtype()));
+        slices.push(Some(Slice::new(device.alloc(bytes + tail, Usage::Any)?, 0, bytes)?));
     }
     let bytes = slices.first().and_then(Option::as_ref).map_or(0, Slice::len);
     let queue = device.queue()?;

@@ -1,8 +1,10 @@
 //! What tests of small models have in common.
 #![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unused_imports, unused_macros)]
 
+use outboard_core::DType;
+use outboard_core::quant::quantize_row;
 use outboard_llm::Model;
-use outboard_llm::gguf::{Gguf, GgufWriter};
+use outboard_llm::gguf::{Gguf, GgufWriter, TensorInfo};
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_system::open_mapped;
 use std::path::{Path, PathBuf};
@@ -35,6 +37,31 @@ pub(crate) fn file(name: &str) -> PathBuf {
 /// One of them.
 pub(crate) fn model(name: &str) -> Arc<Model> {
     Arc::new(Model::new(Gguf::parse(open_mapped(&file(name)).unwrap()).unwrap()).unwrap())
+}
+
+/// A model of a file, with matrices of blocks where that has floats.
+pub(crate) fn quantized(file: &Path) -> Arc<Model> {
+    let from = Gguf::parse(open_mapped(file).unwrap()).unwrap();
+    let mut to = GgufWriter::new();
+    for (key, value) in from.metadata() {
+        to.value(key, value.clone());
+    }
+    let blocks = |t: &TensorInfo| {
+        let data = from.data(t);
+        let [columns, rows, ..] = t.layout.ne();
+        if t.layout.dtype() != DType::F32 || rows == 1 || columns % 32 != 0 {
+            return (t.layout.dtype(), data.to_vec());
+        }
+        let values: Vec<f32> = data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        let mut quantized = vec![0; values.len() / 32 * DType::Q8_0.block_bytes()];
+        quantize_row(DType::Q8_0, &values, &mut quantized).unwrap();
+        (DType::Q8_0, quantized)
+    };
+    let data: Vec<_> = from.tensors().iter().map(blocks).collect();
+    for (t, (dtype, data)) in from.tensors().iter().zip(&data) {
+        to.tensor(&t.name, *dtype, &t.layout.ne(), data).unwrap();
+    }
+    Arc::new(Model::new(Gguf::parse(to.finish().unwrap().into()).unwrap()).unwrap())
 }
 
 /// Words of two letters, one for each of the 128 tokens of those models.

@@ -2,7 +2,7 @@
 
 use crate::case::Setup;
 use crate::fill::{self, Random};
-use outboard_core::{DType, Device, Placement, Result, Slice, TensorId};
+use outboard_core::{DType, Device, LeafKind, Placement, Result, Slice, TensorId, WeightTail};
 use std::ops::Range;
 
 /// Bytes before and behind each tensor that nobody may touch.
@@ -24,10 +24,12 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    pub(crate) fn new(name: &str, setup: &Setup, align: usize) -> std::result::Result<Arena, String> {
+    /// Offsets are multiples of `align`, and behind weights are the zeros that a device wants there.
+    pub(crate) fn new(name: &str, setup: &Setup, align: usize, tail: WeightTail) -> std::result::Result<Arena, String> {
         let graph = &setup.graph;
         let align = align.max(GUARD);
         let mut places: Vec<Option<Range<usize>>> = vec![None; graph.tensors().len()];
+        let mut tails: Vec<Range<usize>> = Vec::new();
         let mut end = GUARD;
         for id in graph.ids() {
             let t = graph.tensor(id);
@@ -47,12 +49,15 @@ impl Arena {
                 }
                 None => {
                     let start = end.next_multiple_of(align);
-                    end = start + size + GUARD;
+                    let tail = if t.leaf() == Some(LeafKind::Weight) { tail.of(t.dtype()) as usize } else { 0 };
+                    tails.push(start + size..start + size + tail);
+                    end = start + size + tail + GUARD;
                     Some(start..start + size)
                 }
             };
         }
         let mut image = vec![GUARD_BYTE; end.next_multiple_of(align)];
+        tails.into_iter().for_each(|tail| image[tail].fill(0));
         let mut written: Vec<TensorId> = Vec::new();
         for id in graph.ids().filter(|&id| graph.tensor(id).is_compute()) {
             let root = graph.tensor(id).root();

@@ -188,7 +188,8 @@ pub(crate) struct Make {
 pub(crate) type Made = Result<TensorId, GraphError>;
 
 impl Make {
-    fn leaf(&mut self, kind: LeafKind, dtype: DType, shape: &[usize], fill: Fill) -> Made {
+    /// A leaf of any kind.
+    pub(crate) fn leaf(&mut self, kind: LeafKind, dtype: DType, shape: &[usize], fill: Fill) -> Made {
         let id = self.g.leaf(kind, &format!("s{}", self.fills.len()), dtype, shape)?;
         self.fills.push((id, fill));
         Ok(id)

@@ -11,7 +11,7 @@ use crate::report::Report;
 use bytes::Bytes;
 use outboard_core::device::Pending;
 use outboard_core::graph::MAX_TENSORS;
-use outboard_core::{Device, Error, GraphBuilder, Kind, Queue, Result, Slice, TensorId, Usage};
+use outboard_core::{Device, Error, GraphBuilder, Kind, Queue, Result, Slice, TensorId, Usage, WeightTail};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +35,7 @@ pub fn run_cases(device: &dyn Device, oracle: &dyn Device, cases: &[Case]) -> Re
     let mut report = Report { device: device.info().id.clone(), ..Report::default() };
     let supported = supported(device, cases)?;
     let align = device.info().alignment.max(oracle.info().alignment);
+    let tail = WeightTail(device.info().weight_tail.0.max(oracle.info().weight_tail.0));
     let mut batch: Vec<Run<'_>> = Vec::new();
     let mut bytes = 0;
     for (case, supported) in cases.iter().zip(supported) {
@@ -49,7 +50,7 @@ pub fn run_cases(device: &dyn Device, oracle: &dyn Device, cases: &[Case]) -> Re
                 continue;
             }
         };
-        let arena = match Arena::new(&format!("{} {}", case.op, case.name), setup, align) {
+        let arena = match Arena::new(&format!("{} {}", case.op, case.name), setup, align, tail) {
             Ok(arena) => arena,
             Err(e) => {
                 report.result(case, Err(format!("the case itself is wrong: {e}").into()));

@@ -1,7 +1,7 @@
 //! The card and what a client has of it.
 
 use crate::clock::Clock;
-use crate::memory::{CardBuffer, CardExecutable, inner};
+use crate::memory::{CardBuffer, CardExecutable, inner, tails};
 use crate::stream::CardStream;
 use outboard_core::device::fresh_uid;
 use outboard_core::local::{Backend, Context, Funds, Stream};
@@ -73,12 +73,13 @@ impl Context for CardContext {
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
         let silicon = &self.card.silicon;
+        let tails = tails(&graph, &placement, self.funds.info().weight_tail)?;
         let outer: Vec<_> = graph.ids().map(|id| placement.get(id).cloned()).collect();
         let slices = outer.iter().map(|slice| slice.as_ref().map(inner).transpose()).collect::<Result<Vec<_>>>()?;
         let placement = Placement::new(&graph, silicon.as_ref(), slices)?;
         let inner = silicon.compile(graph, placement)?;
         let _buffers = outer.into_iter().flatten().collect();
-        Ok(Arc::new(CardExecutable { inner, device: self.funds.device(), _buffers }))
+        Ok(Arc::new(CardExecutable { inner, device: self.funds.device(), tails, _buffers }))
     }
 
     fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>> {

@@ -3,7 +3,7 @@
 
 use crate::card::Card;
 use crate::clock::Ticks;
-use crate::memory::{CardExecutable, inner};
+use crate::memory::{CardExecutable, Tail, inner};
 use bytes::Bytes;
 use outboard_core::local::{Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Pending, Queue, Result, Slice};
@@ -114,11 +114,12 @@ impl Stream for CardStream {
 
     fn execute(&mut self, executable: &Arc<dyn Executable>) -> Result<Outcome<Span>> {
         let wrong = || Error::Misuse("a graph that was compiled for another kind of device".into());
-        let graph = executable.as_any().downcast_ref::<CardExecutable>().ok_or_else(wrong)?.inner.clone();
+        let compiled = executable.as_any().downcast_ref::<CardExecutable>().ok_or_else(wrong)?;
+        let (graph, tails) = (compiled.inner.clone(), compiled.tails.clone());
         let keep = executable.clone();
         let clock = self.card.clock;
         let ran = self.give(move |engine| {
-            let ran = engine.execute(&graph);
+            let ran = engine.execute(&graph, &tails);
             drop(keep);
             ran
         })?;
@@ -194,10 +195,24 @@ impl Engine {
         }
     }
 
-    fn execute(&mut self, graph: &Arc<dyn Executable>) -> Result<(Ticks, Ticks)> {
+    fn execute(&mut self, graph: &Arc<dyn Executable>, tails: &[Tail]) -> Result<(Ticks, Ticks)> {
+        self.look_behind(tails)?;
         let start = self.card.clock.now();
         self.run_to_end(|queue| queue.execute(graph))?;
         Ok((start, self.card.clock.now()))
+    }
+
+    /// Reads what kernels of a card would read behind weights.
+    fn look_behind(&mut self, tails: &[Tail]) -> Result<()> {
+        let queue = self.queue()?;
+        let read = tails.iter().map(|tail| queue.read(&tail.bytes)).collect::<Result<Vec<_>>>()?;
+        for (Tail { weight, .. }, bytes) in tails.iter().zip(read) {
+            if self.look(bytes)?.iter().any(|&byte| byte != 0) {
+                let detail = "the bytes behind this weight are not zero".to_owned();
+                return Err(Error::Device { device: self.id.to_string(), op: Some(weight.clone()), detail });
+            }
+        }
+        Ok(())
     }
 
     /// An error of the silicon as one of the card.

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{GetRows, Unary, UnaryKind};
+use outboard_core::op::{GetRows, MulMat, Unary, UnaryKind};
 use outboard_core::{
     Buffer, Client, DType, Device, DeviceInfo, Error, Executable, GraphBuilder, Host, MemoryAccount, MemoryShare,
     Placement, Slice, Ticket, Usage, device,
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(20);
 
 fn card(host: &Arc<Host>, latency: Duration) -> Arc<LocalDevice> {
-    let options = DetachedOptions { memory: 256 << 20, max_alloc: 64 << 20, latency };
+    let options = DetachedOptions { memory: 256 << 20, latency, ..DetachedOptions::default() };
     detached_device(host, "CARD", options)
 }
 
@@ -69,6 +69,41 @@ fn enqueuing_does_not_wait_for_the_card() {
     let other = cpu(&host).queue().unwrap();
     other.wait(event).unwrap();
     other.finish(LONG).unwrap();
+}
+
+#[test]
+fn what_is_behind_a_weight_of_blocks_is_in_its_buffer_and_zero() {
+    let card = card(&Host::new(), Duration::ZERO);
+    // Which multiplies blocks.
+    assert!(card.speed().is_some());
+    let mut g = GraphBuilder::new();
+    let w = g.weight("w", DType::Q8_0, &[32, 4]).unwrap();
+    let x = g.weight("x", DType::F32, &[32, 1]).unwrap();
+    let y = g.push(MulMat, &[w, x]).unwrap();
+    g.output(y);
+    let graph = Arc::new(g.finish().unwrap());
+    // Of floats nothing is read beyond their end.
+    let [x, y] = [128, 16].map(|size| Some(slice(card.as_ref(), size)));
+    let placed = |w: Slice| Placement::new(&graph, card.as_ref(), vec![Some(w), x.clone(), y.clone()]);
+    let short = slice(card.as_ref(), 4 * 34 + 509);
+    let error = placed(short).unwrap_err().to_string();
+    assert!(error.contains("leaf w: 509 bytes of its buffer are behind it; leave 510 zeros there"), "{error}");
+
+    let whole = slice(card.as_ref(), 4 * 34 + 510);
+    let run = card.compile(graph.clone(), placed(whole.part(0, 4 * 34).unwrap()).unwrap()).unwrap();
+    for (at, fails) in [(4 * 34 - 1, false), (4 * 34, true), (4 * 34 + 509, true)] {
+        let queue = card.queue().unwrap();
+        queue.fill(&whole, 0).unwrap();
+        queue.fill(&whole.part(at, 1).unwrap(), 1).unwrap();
+        queue.execute(&run).unwrap();
+        match queue.finish(LONG) {
+            Ok(()) => assert!(!fails, "{at}"),
+            Err(Error::Device { op: Some(op), detail, .. }) => {
+                assert!(fails && op == "leaf w" && detail.contains("not zero"), "{at}: {op}: {detail}");
+            }
+            Err(other) => panic!("{at}: {other}"),
+        }
+    }
 }
 
 #[test]

@@ -40,6 +40,7 @@ pub(crate) fn info(heap: &Heap, name: &str) -> DeviceInfo {
         max_alloc: heap.max_alloc,
         capabilities: vec![format!("ggml {}", device.library().version())],
         alignment: heap.alignment.max(32),
+        weight_tail: heap.weight_tail,
         unified: false,
         // Rows of a product are rounded by how many there are, and nothing evens that out.
         costs: Costs { uniform_rows: 1, ..Costs::default() },

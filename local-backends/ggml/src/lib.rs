@@ -21,6 +21,8 @@ mod ops;
 mod places;
 mod program;
 mod stream;
+#[cfg(test)]
+mod tail_tests;
 mod tensors;
 mod translate;
 

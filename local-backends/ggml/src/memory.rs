@@ -1,12 +1,13 @@
 //! Memory of a ggml device: buffers, which are written and read as bytes.
 
 use crate::devices::GgmlDevice;
-use crate::functions::{InitParams, Object};
+use crate::functions::{Functions, InitParams, Object};
 use crate::library::Library;
 use crate::log;
+use crate::tensors::kind;
 use bytes::Bytes;
 use outboard_core::local::{Funds, Payment};
-use outboard_core::{Buffer, DeviceKind, Error, Result, Slice};
+use outboard_core::{Buffer, DType, DeviceKind, Error, Result, Slice, WeightTail};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +26,8 @@ pub(crate) struct Heap {
     pub(crate) alignment: usize,
     /// Bytes of the largest allocation.
     pub(crate) max_alloc: u64,
+    /// What it wants behind weights.
+    pub(crate) weight_tail: WeightTail,
     /// Whether the host can address it.
     pub(crate) is_host: bool,
     /// `None` for the host's memory, which any thread may touch at any time.
@@ -49,7 +52,8 @@ impl Heap {
         // Room for rounding up.
         let max_alloc = (max as u64).min(1 << 62) & !(alignment as u64 - 1);
         let calls = if is_host && device.kind == DeviceKind::Cpu { None } else { Some(Mutex::default()) };
-        Heap { device, kind, alignment, max_alloc, is_host, calls }
+        let weight_tail = weight_tail(f, kind);
+        Heap { device, kind, alignment, max_alloc, weight_tail, is_host, calls }
     }
 
     pub(crate) fn library(&self) -> &Arc<Library> {
@@ -66,6 +70,29 @@ impl Heap {
         // SAFETY: the buffer type of this device, and a tensor of this library that lives.
         unsafe { (self.library().functions.ggml_backend_buft_get_alloc_size)(self.kind, tensor) }
     }
+}
+
+/// What a device with this type of buffers wants behind weights: the most that it adds to a matrix of blocks. CUDA pads the rows of a tensor to
+/// 512 elements behind the last one, so that it adds the most to rows of one block: 15 blocks of Q8_0. Nothing, if it adds more than
+/// [`WeightTail::MOST`]: then it does not compute such products.
+fn weight_tail(f: &Functions, buffers: Object) -> WeightTail {
+    let blocks: Vec<DType> = DType::ALL.into_iter().filter(|dtype| dtype.is_quantized()).collect();
+    // SAFETY: the context has room for a tensor of each type, and frees them; the buffer type is one of this library's.
+    let most = unsafe {
+        let size = (blocks.len() + 1) * (f.ggml_tensor_overhead)();
+        let context = (f.ggml_init)(InitParams { size, buffer: std::ptr::null_mut(), no_alloc: true });
+        if context.is_null() {
+            return WeightTail::NONE;
+        }
+        let added = |dtype: &DType| {
+            let tensor = (f.ggml_new_tensor_4d)(context, kind(*dtype)?, dtype.block_len() as i64, 1, 1, 1);
+            (f.ggml_backend_buft_get_alloc_size)(buffers, tensor).checked_sub(dtype.block_bytes())
+        };
+        let most = blocks.iter().filter_map(added).max().unwrap_or(0);
+        (f.ggml_free)(context);
+        most as u64
+    };
+    if most > WeightTail::MOST { WeightTail::NONE } else { WeightTail(most) }
 }
 
 /// Memory of a ggml device.

@@ -39,7 +39,7 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
             glu(t, id, op.kind, sources)
         }
         Op::MulMat(_) => {
-            let sources = [rows(t, id, 0)?, rows(t, id, 1)?];
+            let sources = [t.matrix(id)?, rows(t, id, 1)?];
             of2(t, id, |f| f.ggml_mul_mat, sources)
         }
         Op::MulMatId(_) => mul_mat_id(t, id),
@@ -302,7 +302,7 @@ fn mul_mat_id(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     if lists.is_none_or(|bytes| bytes > MOST_WORK) {
         return None;
     }
-    let (a, b, layout) = (rows(t, id, 0)?, rows(t, id, 1)?, t.layout(id));
+    let (a, b, layout) = (t.matrix(id)?, rows(t, id, 1)?, t.layout(id));
     let product = t.tensors.of3(layout, |f| f.ggml_mul_mat_id, [a, b, ids])?;
     t.result(id, product)
 }

@@ -5,7 +5,7 @@ use crate::functions::Object;
 use crate::memory::Heap;
 use crate::ops;
 use crate::tensors::{T, Tensors, can_be_counted};
-use outboard_core::{DIMS, DType, Graph, Layout, Op, TensorId};
+use outboard_core::{DIMS, DType, Graph, Layout, LeafKind, Op, TensorId};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -177,9 +177,10 @@ impl<'g> Translator<'g> {
         if t.offset() == 0 && layout == root.layout { Some(root) } else { self.view(root, layout, t.offset()) }
     }
 
-    /// Notes that a tensor lies where a root of ours does. `None` if the device wants more memory for it than we give it.
+    /// Notes that a tensor lies where a root of ours does. `None` if the device wants more memory for it than is the root's: CUDA reads
+    /// padding behind the last row, and writes zeros there when the tensor gets its place.
     fn take(&mut self, id: TensorId, t: T) -> Option<T> {
-        if self.tensors.bytes_of(t) > self.layout(id).span() {
+        if self.tensors.bytes_of(t) > self.room_of(id) {
             return None;
         }
         self.places.push((t.object(), Place::Root(id)));
@@ -249,6 +250,26 @@ impl<'g> Translator<'g> {
         let layout = Layout::contiguous(dtype, t.layout.ne()).ok()?;
         let copy = self.tensors.of1(layout, |f| f.ggml_cont, t)?;
         self.scratch_node(copy)
+    }
+
+    /// Bytes that a root has: its own, and behind a weight those that the device wants there. [`outboard_core::Placement`] has checked that they
+    /// are in its buffer.
+    fn room_of(&self, root: TensorId) -> usize {
+        let t = self.graph.tensor(root);
+        let tail = if t.leaf() == Some(LeafKind::Weight) { self.heap.weight_tail.of(t.dtype()) } else { 0 };
+        t.layout().span() + tail as usize
+    }
+
+    /// The matrix of a product, its source 0, with dense rows. `None` if the device would read padding beyond what is its root's: ggml does
+    /// not look for that where the matrix is a part of a tensor.
+    pub(crate) fn matrix(&mut self, node: TensorId) -> Option<T> {
+        let id = self.graph.tensor(node).srcs().first().copied().flatten()?;
+        let source = self.tensor(id)?;
+        let x = self.rows(source)?;
+        let end = x.offset.checked_add(self.tensors.bytes_of(x))?;
+        // What was copied is padded by its own place, and is not of blocks.
+        let is_inside = !x.layout.dtype().is_quantized() || end <= self.room_of(self.graph.tensor(id).root());
+        is_inside.then_some(x)
     }
 
     /// A node whose result is an intermediate of ggml's alone.

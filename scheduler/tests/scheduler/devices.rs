@@ -62,8 +62,9 @@ pub(crate) fn device(
     budget: &Arc<MemoryBudget>,
     supports: impl Fn(&str) -> bool + Send + Sync + 'static,
 ) -> Arc<dyn Device> {
-    let MemoryRules { alignment, max_alloc } = memory;
-    let info = DeviceInfo { alignment, max_alloc, ..DeviceInfo::new(name, kind, "test", budget.info().total) };
+    let MemoryRules { alignment, max_alloc, weight_tail } = memory;
+    let info =
+        DeviceInfo { alignment, max_alloc, weight_tail, ..DeviceInfo::new(name, kind, "test", budget.info().total) };
     host_device(host, info, budget, Arc::new(Limited { supports: Arc::new(supports), runs: Arc::default() }))
 }
 

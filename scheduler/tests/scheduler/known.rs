@@ -6,7 +6,9 @@ use crate::shadow;
 use bytes::Bytes;
 use outboard_core::Host;
 use outboard_core::op::*;
-use outboard_core::{DType, Device, DeviceKind, Error, Graph, GraphBuilder, LeafKind, NodeSet, Slice, TensorId, Usage};
+use outboard_core::{
+    DType, Device, DeviceKind, Error, Graph, GraphBuilder, LeafKind, NodeSet, Slice, TensorId, Usage, WeightTail,
+};
 use outboard_host::MemoryBudget;
 use outboard_scheduler::memory::MemoryRules;
 use outboard_scheduler::split::Place;
@@ -15,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 /// Alignment of every device here.
-const MEMORY: MemoryRules = MemoryRules { alignment: 32, max_alloc: u64::MAX };
+const MEMORY: MemoryRules = MemoryRules { alignment: 32, max_alloc: u64::MAX, weight_tail: WeightTail::NONE };
 
 /// Devices A, B, .. that support everything: processors of another kind before a CPU, which is the last.
 fn views(graph: &Graph, n: usize) -> Vec<DeviceView> {
@@ -188,6 +190,26 @@ fn inputs_that_are_written_have_one_home() {
     assert_eq!(cuts(&plan), [(1, vec![first]), (0, vec![set]), (1, vec![second])]);
     assert_eq!(kinds(1), [LeafKind::Input, LeafKind::State], "y, and x that is written");
     assert_eq!(plan.splits.copies.iter().map(|c| c.source).collect::<Vec<_>>(), [Place::Input(x, 0); 2]);
+}
+
+#[test]
+fn copies_of_weights_have_the_tail_that_their_device_wants() {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[32, 1]).unwrap();
+    let blocks = g.weight("blocks", DType::Q8_0, &[32, 32]).unwrap();
+    let floats = g.weight("floats", DType::F32, &[32, 1]).unwrap();
+    let product = g.push(MulMat, &[blocks, x]).unwrap();
+    let y = g.push(Binary { kind: BinaryKind::Add }, &[product, floats]).unwrap();
+    g.output(y);
+    let graph = finish(g);
+    let hints = hints(&[(blocks, 1), (floats, 1)], &[(product, 0), (y, 0)]);
+    let copied = |tail| {
+        let mut devices = views(&graph, 2);
+        devices[0].memory.weight_tail = WeightTail(tail);
+        Plan::new(graph.clone(), &devices, &hints, usize::MAX).unwrap().weight_copy_bytes()
+    };
+    assert_eq!(copied(0), [32 * 34 + 128, 0]);
+    assert_eq!(copied(510), [32 * 34 + 510 + 128, 0]);
 }
 
 #[test]

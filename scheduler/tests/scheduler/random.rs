@@ -5,7 +5,7 @@ use crate::graphs::{Step, build, content, steps};
 use crate::shadow;
 use bytes::Bytes;
 use outboard_core::Host;
-use outboard_core::{Device, DeviceKind, Graph, LeafKind, Slice, TensorId, Usage};
+use outboard_core::{Device, DeviceKind, Graph, LeafKind, Slice, TensorId, Usage, WeightTail};
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_scheduler::memory::MemoryRules;
@@ -25,6 +25,8 @@ struct Spec {
     alignment: usize,
     /// Its largest allocation is no larger than the largest tensor.
     small: bool,
+    /// Bytes that it wants behind weights.
+    tail: u64,
     /// It is a card with memory of its own, if it is the one that supports everything.
     card: bool,
     /// Eighths of the ops that it supports, and which.
@@ -47,12 +49,14 @@ struct World {
 
 fn worlds() -> impl Strategy<Value = World> {
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
-    let spec = (0..2usize, flags, 4..8u32, 0..9u64, any::<u64>()).prop_map(
-        |(host, (cpu, small, card), align, share, seed)| Spec {
+    let tails = prop_oneof![Just(0), Just(510), 1..200u64];
+    let spec = (0..2usize, flags, 4..8u32, tails, 0..9u64, any::<u64>()).prop_map(
+        |(host, (cpu, small, card), align, tail, share, seed)| Spec {
             host,
             cpu,
             alignment: 1 << align,
             small,
+            tail,
             card,
             share,
             seed,
@@ -73,7 +77,8 @@ impl Spec {
     fn memory(&self, graph: &Graph) -> MemoryRules {
         let alignment = self.alignment;
         let smallest = largest(graph).next_multiple_of(alignment as u64);
-        MemoryRules { alignment, max_alloc: if self.small { smallest } else { u64::MAX } }
+        let weight_tail = WeightTail(self.tail);
+        MemoryRules { alignment, max_alloc: if self.small { smallest + self.tail } else { u64::MAX }, weight_tail }
     }
 }
 
@@ -96,8 +101,10 @@ impl World {
             let (world, kind) = (self.clone(), if spec.cpu { DeviceKind::Cpu } else { DeviceKind::Gpu });
             let (host, name, budget) = (&hosts[spec.host], format!("D{d}"), MemoryBudget::new(None));
             if d == self.able && spec.card {
-                let max_alloc = largest(graph).next_multiple_of(256);
-                let options = DetachedOptions { memory: 1 << 30, max_alloc, latency: Duration::from_micros(20) };
+                let weight_tail = WeightTail(spec.tail);
+                let max_alloc = (largest(graph) + spec.tail).next_multiple_of(256);
+                let latency = Duration::from_micros(20);
+                let options = DetachedOptions { memory: 1 << 30, max_alloc, weight_tail, latency };
                 return (detached_device(host, &name, options) as Arc<dyn Device>, budget);
             }
             let supports = move |op: &str| world.supports(d, op);
@@ -157,8 +164,7 @@ fn check_plan(steps: &[Step], world: &World) {
     let graph = build(steps);
     let hints = world.hints(&graph);
     let scheduler = Scheduler::new(world.devices(&graph).0, SchedulerOptions { deadline: DEADLINE }).unwrap();
-    let rules = |d: &Arc<dyn Device>| MemoryRules { alignment: d.info().alignment, max_alloc: d.info().max_alloc };
-    let rules: Vec<MemoryRules> = scheduler.devices().iter().map(rules).collect();
+    let rules: Vec<MemoryRules> = scheduler.devices().iter().map(|d| MemoryRules::of(d.info())).collect();
     for plan in [scheduler.plan(graph.clone(), &hints), scheduler.plan_observed(graph.clone(), &hints)] {
         let plan = plan.unwrap();
         check_devices(&plan, world, &hints);
@@ -178,8 +184,9 @@ fn check_runs(steps: &[Step], world: &World) {
     let mut contents = HashMap::new();
     for (id, _) in graph.leaves().filter(|(_, kind)| *kind != LeafKind::Input) {
         let data = content(&graph, id, world.seed);
-        let memory = scheduler.devices()[hints.leaves[&id]].alloc(data.len() as u64, Usage::Any).unwrap();
-        bound.insert(id, Slice::whole(memory));
+        let (device, len) = (&scheduler.devices()[hints.leaves[&id]], data.len() as u64);
+        let tail = device.info().weight_tail.of(graph.tensor(id).dtype());
+        bound.insert(id, Slice::new(device.alloc(len + tail, Usage::Any).unwrap(), 0, len).unwrap());
         contents.insert(id, data);
     }
     let write = |scheduler: &Scheduler| {

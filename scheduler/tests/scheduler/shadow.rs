@@ -35,7 +35,7 @@ pub(crate) fn check(plan: &Plan, leaves: &HashMap<TensorId, usize>, rules: &[Mem
     assert_eq!(planned, computed, "every node once, in order");
     for (place, a) in &plan.memory.places {
         let (_, offset) = plan.memory.in_buffer(a);
-        let MemoryRules { alignment, max_alloc } = rules[a.device];
+        let MemoryRules { alignment, max_alloc, .. } = rules[a.device];
         assert!(offset % alignment as u64 == 0, "{place:?} is not aligned: {a:?}");
         assert!(a.size == 0 || offset + a.size <= max_alloc, "{place:?} is in two buffers: {a:?}");
         assert!(a.offset + a.size <= plan.compute_bytes()[a.device], "{place:?} is outside the buffer: {a:?}");

@@ -96,7 +96,7 @@ fn product(s: &mut Suite, a: DType, k: usize, m_rows: usize, n: usize) -> &mut c
     // the terms, is then no measure of the kernel. Averaged over several sums it is.
     let fill = || if m_rows * n == 1 { Fill::Uniform(0.25, 1.0) } else { Fill::Uniform(-1.0, 1.0) };
     s.add(format!("{a} k={k} m={m_rows} n={n}"), Check::PRODUCT, |m| {
-        let w = m.input(a, &[k, m_rows], fill())?;
+        let w = m.leaf(LeafKind::Weight, a, &[k, m_rows], fill())?;
         let b = m.input(DType::F32, &[k, n], fill())?;
         m.push(MulMat, &[w, b])
     })
