@@ -120,3 +120,23 @@ impl Drop for Pipelines {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Kernel;
+    use std::path::Path;
+
+    #[test]
+    fn every_shader_is_a_kernel_and_was_built() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders");
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let shaders = files.filter(|path| path.extension().is_some_and(|e| e == "comp")).count();
+        assert_eq!(Kernel::ALL.len(), shaders);
+        for kernel in Kernel::ALL {
+            let code = kernel.code();
+            // The number that SPIR-V begins with, and its version: 1.5.
+            assert_eq!(code[..8], [0x0723_0203u32.to_le_bytes(), 0x0001_0500u32.to_le_bytes()].concat(), "{kernel:?}");
+            assert!(code.len() % 4 == 0, "{kernel:?}");
+        }
+    }
+}
