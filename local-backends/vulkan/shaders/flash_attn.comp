@@ -125,7 +125,7 @@ void main() {
         uint count = min(LANES, s.end - begin);
         for (uint l = 0; l < count; l++) {
             float w = weights[l];
-            if (w == 0.0) {
+            if (w == 0.0 || rows[l] == ~0u) {
                 continue;
             }
             uvec2 value = row(v, rows[l], head_kv, 0);

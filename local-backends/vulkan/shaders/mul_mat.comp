@@ -20,9 +20,11 @@ void main() {
     if (i3 >= y.ne.w) {
         return;
     }
+    // Extents of 0 stand for weights that are not read.
+    uvec2 repeats = max(y.ne.zw / max(a.ne.zw, 1), 1);
     // An invocation brings four elements of a row and of a column; what is behind the last stands for the last.
     uint mine = lane / 4, part = lane % 4 * 4;
-    uvec2 weight_row = row(a, min(m + mine, y.ne.x - 1), i2 / (y.ne.z / a.ne.z), i3 / (y.ne.w / a.ne.w));
+    uvec2 weight_row = row(a, min(m + mine, y.ne.x - 1), i2 / repeats.x, i3 / repeats.y);
     uvec2 column = row(b, min(n + mine, y.ne.y - 1), i2, i3);
     uint r = lane % 16, c = lane / 16;
     float sums[4][4];

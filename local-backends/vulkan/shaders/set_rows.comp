@@ -30,7 +30,9 @@ void write_q8_0(uvec2 to, uvec2 from) {
         most = max(most, abs(read_f32(plus(from, 4 * j))));
     }
     float d = most / 127.0, id = d == 0.0 ? 0.0 : 1.0 / d;
-    write_bits(to, float_to_half(d), 16);
+    // Blocks may begin at any byte.
+    write_bits(to, float_to_half(d) & 0xff, 8);
+    write_bits(plus(to, 1), float_to_half(d) >> 8, 8);
     for (uint j = 0; j < 32; j += 2) {
         vec2 v = vec2(read_f32(plus(from, 4 * j)), read_f32(plus(from, 4 * j + 4))) * id;
         ivec2 q = clamp(ivec2(sign(v) * floor(abs(v) + 0.5)), -128, 127);
@@ -47,6 +49,10 @@ void main() {
     }
     uint i1 = r % src.ne.y, i2 = r / src.ne.y % src.ne.z, i3 = r / src.ne.y / src.ne.z;
     uint id = uint(read_i32(plus(row(ids, i2 % ids.ne.y, i3 % ids.ne.z, 0), i1, ids.nb.x)));
+    // Whatever became of the look at all of them.
+    if (id >= dst.ne.y) {
+        return;
+    }
     uvec2 from = row(src, r), to = row(dst, id, i2, i3);
     if (TYPE == Q8_0) {
         for (uint i = gl_LocalInvocationID.x; i < n / 32; i += LANES) {

@@ -137,16 +137,23 @@ impl Drop for Timeline {
 /// Longest that a command of its own may take: filling the largest buffer of the slowest device.
 const ONCE: Duration = Duration::from_secs(60);
 
-/// Runs some commands and waits for them.
-pub(crate) fn run_once(gpu: &Arc<Gpu>, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<()> {
+/// Runs some commands that use `used`, waits for them and gives it back.
+pub(crate) fn run_once<T>(
+    gpu: &Arc<Gpu>,
+    used: T,
+    record: impl FnOnce(&ash::Device, vk::CommandBuffer, &T),
+) -> Result<T> {
     let (commands, timeline) = (Commands::new(gpu)?, Timeline::new(gpu)?);
     let buffer = commands.buffer()?;
-    commands.record(buffer, vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT, record)?;
+    let once = vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT;
+    commands.record(buffer, once, |device, commands| record(device, commands, &used))?;
     gpu.submit(&[buffer], timeline.semaphore, 1)?;
-    if timeline.wait_for(1, ONCE)? {
-        return Ok(());
-    }
-    // They cannot be freed under the device's hands.
-    std::mem::forget((commands, timeline));
-    Err(gpu.failed("a copy takes more than a minute", vk::Result::TIMEOUT))
+    let error = match timeline.wait_for(1, ONCE) {
+        Ok(true) => return Ok(used),
+        Ok(false) => gpu.given_up("a copy takes more than a minute"),
+        Err(error) => error,
+    };
+    // Nothing is freed under the device's hands.
+    std::mem::forget((commands, timeline, used));
+    Err(error)
 }

@@ -2,20 +2,24 @@
 
 use crate::gpu::{Gpu, heap, lock};
 use crate::instance::{Class, Found, vulkan};
-use crate::launch::launch;
+use crate::launch::{Bounds, launch};
 use crate::memory::GpuBuffer;
 use crate::program::Program;
 use crate::stream::GpuStream;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
 use outboard_core::{
-    Buffer, Costs, DeviceInfo, Error, Executable, Graph, Host, MemoryInfo, Placement, Result, TensorId, Usage,
+    Buffer, Costs, DeviceInfo, DeviceKind, Error, Executable, Graph, Host, MemoryInfo, Placement, Result, TensorId,
+    Usage,
 };
 use outboard_host::MemoryBudget;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Roots begin at multiples of this, which is more than any load needs.
 const ALIGNMENT: usize = 32;
+
+/// A driver's allocations, some thousands, are enough for so many clients that take all they may.
+const CLIENTS: u32 = 8;
 
 /// Ops, and cases of the conformance suite, that no kernel computes: a CPU device beside it does.
 pub const UNSUPPORTED: &[&str] = &[
@@ -57,7 +61,7 @@ pub fn vulkan_device(
         true => budget.clone(),
         false => CardPool::new(total, move || memory(number).free),
     };
-    let backend = Vulkan { number, id: name.into(), gpu: Mutex::new(gpu), steps: Arc::default() };
+    let backend = Vulkan { number, kind: found.kind, id: name.into(), gpu: Mutex::new(gpu), steps: Arc::default() };
     Ok(LocalDevice::new(host, info, pool, Arc::new(backend)))
 }
 
@@ -70,6 +74,7 @@ fn memory(number: usize) -> MemoryInfo {
 /// A device.
 struct Vulkan {
     number: usize,
+    kind: DeviceKind,
     id: Arc<str>,
     /// The one that is open. A lost one is opened again for the next who comes.
     gpu: Mutex<Arc<Gpu>>,
@@ -79,7 +84,7 @@ struct Vulkan {
 
 impl Backend for Vulkan {
     fn supports(&self, graph: &Graph, id: TensorId) -> bool {
-        launch(graph, id).is_some()
+        launch(graph, id, &Bounds::of(self.kind)).is_some()
     }
 
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
@@ -91,7 +96,7 @@ impl Backend for Vulkan {
                 Err(why) => tracing::debug!("{} cannot be opened again: {why}", self.id),
             }
         }
-        Arc::new(GpuContext { gpu: gpu.clone(), funds, steps: self.steps.clone() })
+        Arc::new(GpuContext { gpu: gpu.clone(), funds, steps: self.steps.clone(), buffers: Mutex::default() })
     }
 
     fn progress(&self) -> Option<u64> {
@@ -108,11 +113,24 @@ struct GpuContext {
     gpu: Arc<Gpu>,
     funds: Funds,
     steps: Arc<AtomicU64>,
+    /// Its buffers that are left.
+    buffers: Mutex<Vec<Weak<()>>>,
 }
 
 impl Context for GpuContext {
     fn alloc(&self, size: u64, _: Usage) -> Result<Arc<dyn Buffer>> {
-        Ok(Arc::new(GpuBuffer::new(&self.gpu, &self.funds, size)?))
+        let most = self.gpu.physical.limits.max_memory_allocation_count / CLIENTS;
+        // This one and those that are there.
+        let place = Arc::new(());
+        let mut buffers = lock(&self.buffers);
+        buffers.retain(|buffer| buffer.strong_count() > 0);
+        if buffers.len() as u64 >= u64::from(most) {
+            let of = &self.funds.info().id;
+            return Err(Error::Request(format!("{of}: a client has {most} buffers at most, and has them")));
+        }
+        buffers.push(Arc::downgrade(&place));
+        drop(buffers);
+        Ok(Arc::new(GpuBuffer::new(&self.gpu, &self.funds, size)?.at(place)))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {

@@ -11,7 +11,7 @@ use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that small allocations are cut from: a driver has some thousands of allocations in all.
+/// Bytes that staging memory is cut from.
 const BLOCK: u64 = 16 << 20;
 /// Bytes behind a buffer's end that may be read, and are not used: elements are read in whole words.
 const TAIL: u64 = 16;
@@ -114,7 +114,13 @@ impl Gpu {
         Error::Device { device: self.id.to_string(), op: None, detail }
     }
 
-    /// Whether the driver has given it up.
+    /// An error after which the device is not used any more.
+    pub(crate) fn given_up(&self, why: &str) -> Error {
+        self.lost.store(true, Ordering::Relaxed);
+        Error::Device { device: self.id.to_string(), op: None, detail: format!("{why}: it is given up") }
+    }
+
+    /// Whether it is lost, or was given up.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
@@ -140,9 +146,10 @@ impl Gpu {
         let mut raw = Raw { gpu: self.clone(), buffer, allocation: None, address: 0 };
         // SAFETY: the buffer was just made.
         let requirements = unsafe { self.device.get_buffer_memory_requirements(buffer) };
-        let scheme = match size {
-            0..BLOCK => AllocationScheme::GpuAllocatorManaged,
-            _ => AllocationScheme::DedicatedBuffer(buffer),
+        // Tensors have allocations of their own: of one that is cut from a larger one, a client would hold all and pay for a part.
+        let scheme = match location {
+            MemoryLocation::GpuOnly => AllocationScheme::DedicatedBuffer(buffer),
+            _ => AllocationScheme::GpuAllocatorManaged,
         };
         let describes =
             AllocationCreateDesc { name: "tensors", requirements, location, linear: true, allocation_scheme: scheme };

@@ -119,6 +119,7 @@ fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize)
         (features12.buffer_device_address != 0, "buffer device addresses"),
         (arithmetic, "arithmetic of subgroups"),
         (of.limits.max_compute_work_group_invocations >= 256, "workgroups of 256"),
+        (of.limits.max_compute_work_group_size[0] >= 256, "workgroups of 256 in one dimension"),
     ] {
         if !there {
             return Err(format!("{name} has no {what}"));

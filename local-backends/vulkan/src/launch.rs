@@ -2,8 +2,8 @@
 //! their files in `shaders/`. A node that has no launch is not supported.
 
 use crate::pipelines::{Kernel, Variant};
-use outboard_core::op::{self, Op, Order, RopeMode, UnaryKind};
-use outboard_core::{DType, Graph, Tensor, TensorId};
+use outboard_core::op::{self, Op, Order, RopeMode, Srcs, UnaryKind};
+use outboard_core::{DType, DeviceKind, Graph, Tensor, TensorId};
 
 /// Numbers that an op may give its kernel.
 pub(crate) const PARAMS: usize = 18;
@@ -14,6 +14,8 @@ const FEW_COLUMNS: usize = 8;
 const MAX_HEAD: usize = 576;
 /// Longest row that is sorted, every element being compared with all others: far more than models have experts.
 const MAX_SORTED: usize = 4096;
+/// Most elements of a row that are rotated: a table of half as many numbers is made for each node.
+const MAX_ROTATED: usize = 4096;
 /// Invocations of a workgroup that works on one row, or one element each.
 const ELEMENT_LANES: u32 = 256;
 /// Invocations of a workgroup of attention and of products with few columns.
@@ -28,15 +30,36 @@ pub(crate) struct Launch {
     /// Workgroups.
     pub(crate) groups: u64,
     pub(crate) params: [u32; PARAMS],
-    /// Numbers that the host prepares, in memory of the program.
-    pub(crate) table: Vec<f32>,
+    /// How many numbers the host prepares for it ([`table`]).
+    pub(crate) table: usize,
+    /// Operations, for the division into submissions.
+    pub(crate) work: u64,
+}
+
+/// What a driver bears.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Operations of one node: some tenths of a second of a card, a minute or two of a driver on processors.
+    work: u64,
+    /// Iterations of an invocation's loops, all together: lavapipe ends them without a word after 65,535.
+    iterations: u64,
+}
+
+impl Bounds {
+    /// Those of a card, or of a driver that runs on processors.
+    pub(crate) fn of(kind: DeviceKind) -> Bounds {
+        match kind {
+            DeviceKind::Cpu => Bounds { work: 1 << 37, iterations: 60_000 },
+            _ => Bounds { work: 1 << 42, iterations: u64::MAX },
+        }
+    }
 }
 
 impl Launch {
     /// `constants` come behind the size of a workgroup.
     fn new(kernel: Kernel, lanes: u32, constants: &[u32], groups: usize) -> Launch {
         let constants = [&[lanes], constants].concat();
-        Launch { variant: Variant { kernel, constants }, groups: groups as u64, params: [0; PARAMS], table: Vec::new() }
+        Launch { variant: Variant { kernel, constants }, groups: groups as u64, params: [0; PARAMS], table: 0, work: 0 }
     }
 
     /// One invocation for each of so many elements.
@@ -102,8 +125,52 @@ fn is_wide(tensor: &Tensor) -> bool {
 }
 
 /// How a node that computes something is computed; `None` if it is not supported.
-pub(crate) fn launch(graph: &Graph, id: TensorId) -> Option<Launch> {
+pub(crate) fn launch(graph: &Graph, id: TensorId, bounds: &Bounds) -> Option<Launch> {
     let node = Node { graph, tensor: graph.tensor(id) };
+    let launch = kernel(&node)?;
+    let cost = cost(&node)?;
+    (cost.work <= bounds.work && cost.iterations <= bounds.iterations).then_some(Launch { work: cost.work, ..launch })
+}
+
+/// What a node takes.
+struct Cost {
+    work: u64,
+    /// Iterations of an invocation, where they grow with what a client sends.
+    iterations: u64,
+}
+
+fn cost(node: &Node) -> Option<Cost> {
+    let layouts: Vec<_> = (0..node.tensor.srcs().len()).map(|i| node.src(i).map(|src| *src.layout())).collect();
+    let op = node.tensor.op()?;
+    let flops = op.flops(&Srcs(&layouts), node.tensor.layout());
+    let count = |i: usize| node.src(i).map_or(0, |src| src.layout().elements() as u64);
+    Some(match op {
+        Op::Argsort(_) | Op::TopK(_) => {
+            let n = node.src(0)?.ne()[0] as u64;
+            Cost { work: count(0).saturating_mul(n), iterations: n.div_ceil(256) * n.div_ceil(4) }
+        }
+        // Every workgroup looks at all indices.
+        Op::SetRows(_) => {
+            let rows = node.src(1)?.layout().rows() as u64;
+            Cost { work: flops.saturating_add(rows.saturating_mul(count(2))), iterations: count(2).div_ceil(32) }
+        }
+        Op::FlashAttn(op) => {
+            let [q, k] = [node.src(0)?, node.src(1)?];
+            let keys = match op.block {
+                0 => k.ne()[1],
+                block => node.src(6)?.ne()[0].saturating_mul(block),
+            } as u64;
+            let pair = 2 * (q.ne()[0] + node.tensor.ne()[0]) as u64;
+            let work = keys.saturating_mul(pair).saturating_mul((q.ne()[1] * q.ne()[2]) as u64);
+            let lanes = u64::from(ROW_LANES);
+            Cost { work, iterations: keys.div_ceil(lanes).saturating_mul(q.ne()[0] as u64 / 4 + lanes + 2) }
+        }
+        _ => Cost { work: flops, iterations: 0 },
+    })
+}
+
+fn kernel(node: &Node) -> Option<Launch> {
+    let graph = node.graph;
     let all_fit = fits(node.tensor) && node.tensor.sources().all(|src| fits(graph.tensor(src)));
     if !all_fit {
         return None;
@@ -111,18 +178,18 @@ pub(crate) fn launch(graph: &Graph, id: TensorId) -> Option<Launch> {
     match node.tensor.op()? {
         Op::AddId(_) => Some(Launch::of_elements(Kernel::AddId, &[], node.elements())),
         Op::Argmax(_) => Some(Launch::of_rows(Kernel::Argmax, &[], node.src(0)?.ne()[0], node.src(0)?.ne()[1])),
-        Op::Argsort(op) => argsort(&node, op.order),
+        Op::Argsort(op) => argsort(node, op.order),
         Op::Binary(op) => Some(Launch::of_elements(Kernel::Binary, &[op.kind as u32], node.elements())),
-        Op::Cast(_) | Op::Cont(_) => copy(&node, node.src(0)?),
-        Op::Cpy(_) => copy(&node, node.src(0)?),
-        Op::Clamp(op) => Some(unary(&node, UnaryKind::ALL.len() as u32 + 1).with_floats(&[op.min, op.max])),
+        Op::Cast(_) | Op::Cont(_) => copy(node, node.src(0)?),
+        Op::Cpy(_) => copy(node, node.src(0)?),
+        Op::Clamp(op) => Some(unary(node, UnaryKind::ALL.len() as u32 + 1).with_floats(&[op.min, op.max])),
         Op::Concat(op) => Some(Launch::of_elements(Kernel::Concat, &[op.dim as u32], node.elements())),
-        Op::FlashAttn(op) => flash_attn(&node, op),
-        Op::GetRows(_) => get_rows(&node),
-        Op::Glu(op) => Some(glu(&node, op)),
-        Op::MulMat(_) => mul_mat(&node),
-        Op::MulMatId(_) => mul_mat_id(&node),
-        Op::Norm(op) => Some(norm(&node, op)),
+        Op::FlashAttn(op) => flash_attn(node, op),
+        Op::GetRows(_) => get_rows(node),
+        Op::Glu(op) => Some(glu(node, op)),
+        Op::MulMat(_) => mul_mat(node),
+        Op::MulMatId(_) => mul_mat_id(node),
+        Op::Norm(op) => Some(norm(node, op)),
         Op::Reduce(op) => Some(Launch::of_rows(
             Kernel::SumRows,
             &[op.kind as u32],
@@ -130,15 +197,15 @@ pub(crate) fn launch(graph: &Graph, id: TensorId) -> Option<Launch> {
             node.src(0)?.layout().rows(),
         )),
         Op::Repeat(_) => Some(Launch::of_elements(Kernel::Repeat, &[], node.elements())),
-        Op::Rope(op) => Some(rope(&node, op)),
-        Op::Scale(op) => Some(unary(&node, UnaryKind::ALL.len() as u32).with_floats(&[op.scale, op.bias])),
-        Op::SetRows(_) => set_rows(&node),
-        Op::SoftMax(op) => Some(soft_max(&node, op)),
+        Op::Rope(op) => rope(node, op),
+        Op::Scale(op) => Some(unary(node, UnaryKind::ALL.len() as u32).with_floats(&[op.scale, op.bias])),
+        Op::SetRows(_) => set_rows(node),
+        Op::SoftMax(op) => Some(soft_max(node, op)),
         Op::Unary(op) => {
             let place = UnaryKind::ALL.iter().position(|&kind| kind == op.kind)?;
-            Some(unary(&node, place as u32))
+            Some(unary(node, place as u32))
         }
-        Op::TopK(_) => argsort(&node, Order::Descending),
+        Op::TopK(_) => argsort(node, Order::Descending),
         Op::LogProb(_) | Op::Penalty(_) | Op::Sample(_) => None,
         Op::Permute(_) | Op::Reshape(_) | Op::View(_) => None,
     }
@@ -179,7 +246,8 @@ fn flash_attn(node: &Node, op: &op::FlashAttn) -> Option<Launch> {
         return None;
     }
     let parts = dv.div_ceil(4 * ROW_LANES as usize).max(1) as u32;
-    let length = d.next_multiple_of(4).max(4) as u32;
+    // Few variants, each of which the driver compiles.
+    let length = d.next_multiple_of(64).max(64) as u32;
     let constants = [number(k.dtype()), number(v.dtype()), number(mask), length, parts];
     let [window, block] = [u32::try_from(op.window).ok()?, u32::try_from(op.block).ok()?];
     let launch = Launch::new(Kernel::FlashAttn, ROW_LANES, &constants, q.ne()[1] * q.ne()[2]);
@@ -241,20 +309,32 @@ fn norm(node: &Node, op: &op::Norm) -> Launch {
     Launch::of_rows(Kernel::Norm, &[kind], node.tensor.ne()[0], node.rows()).with_floats(&[op.eps])
 }
 
-fn rope(node: &Node, op: &op::Rope) -> Launch {
-    let neox = u32::from(op.mode == RopeMode::Neox);
-    let (rates, amplitude) = rope_rates(op);
-    let launch = Launch::of_rows(Kernel::Rope, &[neox], node.tensor.ne()[0], node.rows());
-    Launch { table: rates, ..launch.with(&[op.n_dims as u32, amplitude.to_bits()]) }
+/// The numbers that the host prepares for a node.
+pub(crate) fn table(graph: &Graph, id: TensorId) -> Vec<f32> {
+    match graph.tensor(id).op() {
+        Some(Op::Rope(op)) => rope_rates(op),
+        _ => Vec::new(),
+    }
 }
 
-/// Radians of a position for each pair, and the amplitude (YaRN, Peng et al., 2023, section 3).
-fn rope_rates(op: &op::Rope) -> (Vec<f32>, f32) {
+fn rope(node: &Node, op: &op::Rope) -> Option<Launch> {
+    if op.n_dims > MAX_ROTATED {
+        return None;
+    }
+    let neox = u32::from(op.mode == RopeMode::Neox);
+    let stretched = if op.ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * (1.0 / f64::from(op.freq_scale)).ln() };
+    let amplitude = (f64::from(op.attn_factor) * stretched) as f32;
+    let launch = Launch::of_rows(Kernel::Rope, &[neox], node.tensor.ne()[0], node.rows());
+    Some(Launch { table: op.n_dims / 2, ..launch.with(&[op.n_dims as u32, amplitude.to_bits()]) })
+}
+
+/// Radians of a position for each pair (YaRN, Peng et al., 2023, section 3).
+fn rope_rates(op: &op::Rope) -> Vec<f32> {
     let (base, n_dims, scale) = (f64::from(op.freq_base), op.n_dims as f64, f64::from(op.freq_scale));
     let full = |pair: usize| base.powf(-2.0 * pair as f64 / n_dims);
     let pairs = 0..op.n_dims / 2;
     if op.ext_factor == 0.0 {
-        return (pairs.map(|pair| (scale * full(pair)) as f32).collect(), op.attn_factor);
+        return pairs.map(|pair| (scale * full(pair)) as f32).collect();
     }
     // The pair that makes `turns` rotations over the original context.
     let pair_of =
@@ -266,8 +346,7 @@ fn rope_rates(op: &op::Rope) -> (Vec<f32>, f32) {
         let mix = ramp * f64::from(op.ext_factor);
         (full(pair) * (scale * (1.0 - mix) + mix)) as f32
     };
-    let amplitude = f64::from(op.attn_factor) * (1.0 + 0.1 * (1.0 / scale).ln());
-    (pairs.map(rate).collect(), amplitude as f32)
+    pairs.map(rate).collect()
 }
 
 fn set_rows(node: &Node) -> Option<Launch> {

@@ -15,25 +15,33 @@ pub(crate) struct GpuBuffer {
     raw: Option<Raw>,
     size: u64,
     device: u64,
+    /// Counts it among its client's.
+    _place: Option<Arc<()>>,
     _payment: Payment,
 }
 
 impl GpuBuffer {
     /// `size` bytes of zeros, paid for by `funds`. Errors: [`Error::OutOfMemory`].
     pub(crate) fn new(gpu: &Arc<Gpu>, funds: &Funds, size: u64) -> Result<GpuBuffer> {
-        let payment = funds.pay(size)?;
+        let mut payment = funds.pay(size)?;
         let raw = match size {
             0 => None,
             _ => {
                 let raw = gpu.allocate(size, MemoryLocation::GpuOnly)?;
                 // SAFETY: a buffer of this device, which nothing else uses yet.
-                run_once(gpu, |device, commands| unsafe {
+                let cleared = run_once(gpu, (raw, payment), |device, commands, (raw, _)| unsafe {
                     device.cmd_fill_buffer(commands, raw.buffer, 0, ash::vk::WHOLE_SIZE, 0);
                 })?;
-                Some(raw)
+                payment = cleared.1;
+                Some(cleared.0)
             }
         };
-        Ok(GpuBuffer { raw, size, device: funds.device(), _payment: payment })
+        Ok(GpuBuffer { raw, size, device: funds.device(), _place: None, _payment: payment })
+    }
+
+    /// The same with a place among its client's buffers.
+    pub(crate) fn at(self, place: Arc<()>) -> GpuBuffer {
+        GpuBuffer { _place: Some(place), ..self }
     }
 
     /// Vulkan's handle.

@@ -2,12 +2,12 @@
 
 use crate::commands::{Commands, barrier, run_once};
 use crate::gpu::{Gpu, PUSH_BYTES};
-use crate::launch::{Launch, PARAMS, launch};
+use crate::launch::{self, Bounds, Launch, PARAMS};
 use crate::memory::{GpuBuffer, buffer};
 use ash::vk;
 use gpu_allocator::MemoryLocation;
 use outboard_core::local::Funds;
-use outboard_core::op::{MAX_SRCS, Srcs};
+use outboard_core::op::MAX_SRCS;
 use outboard_core::{DeviceKind, Error, Executable, Graph, Placement, Result, TensorId};
 use std::any::Any;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(crate) const FAULT_BYTES: usize = 16;
 /// hundredths of a second of a software driver. No driver's watchdog fires then, and a run can be stopped in between.
 const PIECE: u64 = 2_000_000_000;
 const PIECE_OF_SOFTWARE: u64 = 20_000_000;
+/// Most ranges that are remembered between two barriers.
+const MOST_RANGES: usize = 256;
 /// Most workgroups in one dimension.
 const MOST_GROUPS: u64 = 65_535;
 
@@ -73,16 +75,16 @@ struct Step {
     pipeline: vk::Pipeline,
     /// Whether it must wait for nodes before it.
     waits: bool,
-    flops: u64,
 }
 
 impl Program {
     pub(crate) fn new(gpu: &Arc<Gpu>, funds: &Funds, graph: Arc<Graph>, placement: Placement) -> Result<Program> {
         let steps = steps(gpu, &graph, &placement)?;
-        let tables: usize = steps.iter().map(|step| step.launch.table.len().next_multiple_of(4) * 4).sum();
+        let tables: usize = steps.iter().map(|step| step.launch.table.next_multiple_of(4) * 4).sum();
         let size = HEAD_BYTES + steps.len() * RECORD_BYTES + tables;
         let records = GpuBuffer::new(gpu, funds, size as u64)?;
-        upload(gpu, &records, &image(&graph, &placement, &steps, records.address(), size)?)?;
+        let image = image(&graph, &placement, &steps, records.address(), size)?;
+        let records = upload(gpu, records, &image)?;
         let commands = Commands::new(gpu)?;
         let pieces = record(gpu, &commands, &steps, records.address())?;
         Ok(Program { graph, _placement: placement, records, pieces, _commands: commands, device: funds.device() })
@@ -139,9 +141,11 @@ fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Ste
     let (mut read, mut written): (Vec<Range>, Vec<Range>) = Default::default();
     for id in graph.nodes() {
         let tensor = graph.tensor(id);
-        let Some(op) = tensor.op().filter(|op| !op.is_view() && !tensor.layout().is_empty()) else { continue };
+        if !tensor.is_compute() || tensor.layout().is_empty() {
+            continue;
+        }
         let unsupported = || Error::Request(format!("{} does not support {}", gpu.id, graph.label(id)));
-        let launch = launch(graph, id).ok_or_else(unsupported)?;
+        let launch = launch::launch(graph, id, &Bounds::of(gpu.physical.kind)).ok_or_else(unsupported)?;
         if launch.groups == 0 {
             continue;
         }
@@ -153,16 +157,16 @@ fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Ste
         let (reads, writes) = (sources.collect::<Vec<_>>(), Range::of(graph, placement, id));
         let meets = |range: &Range, others: &[Range]| others.iter().any(|other| range.meets(other));
         let waits = reads.iter().any(|range| meets(range, &written))
-            || writes.iter().any(|range| meets(range, &written) || meets(range, &read));
+            || writes.iter().any(|range| meets(range, &written) || meets(range, &read))
+            // So that a graph of many nodes is not compared with itself node by node.
+            || read.len() > MOST_RANGES;
         if waits {
             read.clear();
             written.clear();
         }
         read.extend(reads);
         written.extend(writes);
-        let layouts: Vec<_> = tensor.srcs().iter().map(|src| src.map(|src| *graph.tensor(src).layout())).collect();
-        let flops = op.flops(&Srcs(&layouts), tensor.layout());
-        steps.push(Step { id, launch, pipeline, waits, flops });
+        steps.push(Step { id, launch, pipeline, waits });
     }
     Ok(steps)
 }
@@ -180,12 +184,13 @@ fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, siz
         words.extend(step.launch.params);
         words.extend(halves(table));
         debug_assert!(step.launch.params.len() == PARAMS);
-        table += step.launch.table.len().next_multiple_of(4) as u64 * 4;
+        table += step.launch.table.next_multiple_of(4) as u64 * 4;
     }
     for step in steps {
-        let table = &step.launch.table;
+        let (len, table) = (step.launch.table, launch::table(graph, step.id));
+        debug_assert!(table.len() == len);
         words.extend(table.iter().map(|number| number.to_bits()));
-        words.resize(words.len() + table.len().next_multiple_of(4) - table.len(), 0);
+        words.resize(words.len() + len.next_multiple_of(4) - len, 0);
     }
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     debug_assert!(bytes.len() == size);
@@ -214,18 +219,19 @@ fn tensor_record(graph: &Graph, placement: &Placement, id: TensorId) -> Result<[
 }
 
 /// Copies bytes to the beginning of a buffer.
-fn upload(gpu: &Arc<Gpu>, to: &GpuBuffer, bytes: &[u8]) -> Result<()> {
+fn upload(gpu: &Arc<Gpu>, to: GpuBuffer, bytes: &[u8]) -> Result<GpuBuffer> {
     let staging = gpu.allocate(bytes.len() as u64, MemoryLocation::CpuToGpu)?;
     let (Some(mapped), Some(handle)) = (staging.mapped(), to.handle()) else {
         return Err(gpu.failed("memory that the host cannot address", vk::Result::ERROR_MEMORY_MAP_FAILED));
     };
     // SAFETY: the memory is mapped, has room for the bytes, and nothing else uses it.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mapped, bytes.len()) };
-    run_once(gpu, |device, commands| {
+    let used = run_once(gpu, (to, staging), |device, commands, (_, staging)| {
         let regions = [vk::BufferCopy::default().size(bytes.len() as u64)];
         // SAFETY: two buffers of this device with so many bytes.
         unsafe { device.cmd_copy_buffer(commands, staging.buffer, handle, &regions) };
-    })
+    })?;
+    Ok(used.0)
 }
 
 /// Records the nodes, in pieces.
@@ -236,8 +242,8 @@ fn record(gpu: &Arc<Gpu>, commands: &Commands, steps: &[Step], address: u64) -> 
     while begin < steps.len() {
         let mut sum = 0u64;
         let more = steps[begin + 1..].iter().take_while(|step| {
-            sum = sum.saturating_add(step.flops);
-            sum.saturating_add(steps[begin].flops) <= most
+            sum = sum.saturating_add(step.launch.work);
+            sum.saturating_add(steps[begin].launch.work) <= most
         });
         let end = begin + 1 + more.count();
         let buffer = commands.buffer()?;

@@ -32,11 +32,8 @@ const SMALLEST: u64 = 4 << 10;
 
 impl Staging {
     fn new(gpu: &Arc<Gpu>, size: u64, way: Way) -> Result<Staging> {
-        let location = match way {
-            Way::ToDevice => MemoryLocation::CpuToGpu,
-            Way::FromDevice => MemoryLocation::GpuToCpu,
-        };
-        let raw = gpu.allocate(size, location)?;
+        // The host's memory, both ways: the card's own is for tensors, also where the host can address it.
+        let raw = gpu.allocate(size, MemoryLocation::GpuToCpu)?;
         let none = || gpu.failed("memory that the host cannot address", vk::Result::ERROR_MEMORY_MAP_FAILED);
         let mapped = raw.mapped().ok_or_else(none)?;
         Ok(Staging { raw, mapped, size, way })
@@ -69,7 +66,7 @@ pub(crate) struct Pool {
 
 /// Bytes of the largest one that is kept, and how many are.
 const KEPT: u64 = 1 << 20;
-const KEPT_COUNT: usize = 16;
+const KEPT_COUNT: usize = 4;
 
 impl Pool {
     /// One with room for so many bytes.

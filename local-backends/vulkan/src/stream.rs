@@ -1,7 +1,7 @@
 //! What one queue gives to a GPU: copies and graphs, in order, each with a value on the stream's timeline.
 
 use crate::commands::{Commands, Timeline, barrier};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, lock};
 use crate::memory::handle;
 use crate::program::{FAULT_BYTES, Program};
 use crate::staging::{Pool, Staging, Way};
@@ -12,8 +12,8 @@ use outboard_core::local::{Later, Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Result, Slice};
 use std::any::Any;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Bytes of a copy between host and device; longer ones are cut.
@@ -40,7 +40,7 @@ struct Parts {
     timeline: Arc<Timeline>,
     /// The timeline's last value that was given.
     value: u64,
-    flight: VecDeque<Flight>,
+    flight: Arc<Mutex<VecDeque<Flight>>>,
     /// Command buffers that are done.
     idle: Vec<vk::CommandBuffer>,
     staging: Pool,
@@ -53,7 +53,7 @@ struct Flight {
     commands: Option<vk::CommandBuffer>,
     staging: Option<Arc<Staging>>,
     timer: Option<Arc<Timer>>,
-    _keep: Vec<Box<dyn Any + Send>>,
+    keep: Vec<Box<dyn Any + Send>>,
 }
 
 // SAFETY: command buffers are used by the thread that has the stream, and may move with it.
@@ -65,7 +65,7 @@ impl Parts {
             commands: Commands::new(gpu)?,
             timeline: Arc::new(Timeline::new(gpu)?),
             value: 0,
-            flight: VecDeque::new(),
+            flight: Arc::default(),
             idle: Vec::new(),
             staging: Pool::default(),
             timers: Timers::default(),
@@ -75,8 +75,9 @@ impl Parts {
     /// Takes back what the device is done with.
     fn collect(&mut self) -> Result<()> {
         let reached = self.timeline.reached()?;
-        while self.flight.front().is_some_and(|flight| flight.value <= reached) {
-            let Some(done) = self.flight.pop_front() else { break };
+        let mut flight = lock(&self.flight);
+        while flight.front().is_some_and(|flight| flight.value <= reached) {
+            let Some(done) = flight.pop_front() else { break };
             self.idle.extend(done.commands);
             if let Some(staging) = done.staging.and_then(Arc::into_inner) {
                 self.staging.give_back(staging);
@@ -103,15 +104,18 @@ impl Parts {
     fn submit(&mut self, gpu: &Gpu, recorded: &[vk::CommandBuffer], flight: Flight) -> Result<u64> {
         gpu.submit(recorded, self.timeline.semaphore, self.value + 1)?;
         self.value += 1;
-        self.flight.push_back(Flight { value: self.value, ..flight });
+        lock(&self.flight).push_back(Flight { value: self.value, ..flight });
         Ok(self.value)
     }
 
     /// Waits for a value.
     fn wait<T: 'static>(&self, value: u64, then: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Outcome<T>> {
-        let timeline = self.timeline.clone();
+        let (timeline, flight) = (self.timeline.clone(), self.flight.clone());
         let wait: Later<T> = Box::new(move |cancel| {
             timeline.wait(value, cancel)?;
+            // What it used is free now, not when the queue is given something else. It is dropped when the lock is.
+            let done = |flight: &mut Flight| (flight.value <= value).then(|| std::mem::take(&mut flight.keep));
+            let _done: Vec<_> = lock(&flight).iter_mut().filter_map(done).collect();
             then()
         });
         Ok(Outcome::Later(wait))
@@ -124,7 +128,7 @@ fn keep(slices: &[&Slice]) -> Vec<Box<dyn Any + Send>> {
 
 impl Flight {
     fn of(commands: vk::CommandBuffer, keep: Vec<Box<dyn Any + Send>>) -> Flight {
-        Flight { value: 0, commands: Some(commands), staging: None, timer: None, _keep: keep }
+        Flight { value: 0, commands: Some(commands), staging: None, timer: None, keep }
     }
 }
 
@@ -151,8 +155,9 @@ impl GpuStream {
         let to = handle(dst)?;
         let cancel = self.cancel.clone();
         let (gpu, parts) = self.parts()?;
-        let copies = || parts.flight.iter().filter(|flight| flight.staging.is_some()).map(|flight| flight.value);
-        if let Some(value) = copies().rev().nth(COPIES - 1) {
+        let with_staging = |flight: &&Flight| flight.staging.is_some();
+        let oldest = lock(&parts.flight).iter().rev().filter(with_staging).nth(COPIES - 1).map(|flight| flight.value);
+        if let Some(value) = oldest {
             parts.timeline.wait(value, &cancel)?;
         }
         parts.collect()?;
@@ -204,7 +209,7 @@ impl GpuStream {
             }
             parts.collect()?;
             let kept: Box<dyn Any + Send> = Box::new(executable.clone());
-            let flight = Flight { value: 0, commands: None, staging: None, timer: None, _keep: vec![kept] };
+            let flight = Flight { value: 0, commands: None, staging: None, timer: None, keep: vec![kept] };
             ahead.push_back((parts.submit(gpu, &[piece.commands], flight)?, piece.nodes));
         }
         Ok(ahead.iter().map(|(_, nodes)| nodes).sum())
@@ -346,8 +351,15 @@ impl Drop for GpuStream {
             // A lost device does nothing any more.
             Err(_) if self.gpu.is_lost() => {}
             Ok(false) | Err(_) => {
-                tracing::warn!("{}: it does not end what it was given; its memory is kept", self.gpu.id);
-                std::mem::forget(parts);
+                tracing::warn!("{}: it does not end what it was given; its memory is kept until it does", self.gpu.id);
+                // Where no thread can be had, for good.
+                let parts = std::mem::ManuallyDrop::new(parts);
+                let wait = move || {
+                    let done = || parts.timeline.wait_for(parts.value, LAST_WAIT);
+                    while matches!(done(), Ok(false)) {}
+                    drop(std::mem::ManuallyDrop::into_inner(parts));
+                };
+                let _ = std::thread::Builder::new().name("what a queue has left".into()).spawn(wait);
             }
         }
     }
