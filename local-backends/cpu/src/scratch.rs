@@ -69,7 +69,7 @@ unsafe impl Plain for f32 {}
 unsafe impl Plain for f64 {}
 // SAFETY: a number.
 unsafe impl Plain for [u32; 3] {}
-// SAFETY: bytes and floats, in the order of C, together a multiple of the alignment.
+// SAFETY: bytes, floats and numbers of 2 bytes, in the order of C, together a multiple of the alignment.
 unsafe impl Plain for ActBlock {}
 // SAFETY: a float and a number of 4 bytes, in the order of C.
 unsafe impl Plain for Candidate {}
@@ -182,9 +182,9 @@ mod tests {
 
     #[test]
     fn parts_are_aligned_apart_and_as_large_as_asked_for() {
-        let need = Need { columns: 2 * 384, angles: 100, shared: 1, thread: 65 };
+        let need = Need { columns: 2 * 448, angles: 100, shared: 1, thread: 65 };
         let total = need.total(3) as usize;
-        assert_eq!(total, 768 + 128 + 64 + 3 * 128);
+        assert_eq!(total, 896 + 128 + 64 + 3 * 128);
         let mut lines = vec![Line::ZERO; total / 64];
         // SAFETY: lines are bytes.
         let bytes = unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast::<u8>(), total) };

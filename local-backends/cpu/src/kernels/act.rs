@@ -23,11 +23,14 @@ pub struct ActBlock {
     pub s: [f32; BLOCK / GROUP],
     /// Sums of 16 elements (scaled).
     pub s16: [f32; BLOCK / 16],
+    /// Of 16 elements, the sums of the first two of every four and of the other two: what 16-bit sums of bytes are summed up by.
+    pub halves: [[i16; 2]; BLOCK / 16],
 }
 
 impl ActBlock {
     /// All zeros.
-    pub const ZERO: ActBlock = ActBlock { q: [0; BLOCK], d: [0.0; 8], s: [0.0; 8], s16: [0.0; 16] };
+    pub const ZERO: ActBlock =
+        ActBlock { q: [0; BLOCK], d: [0.0; 8], s: [0.0; 8], s16: [0.0; 16], halves: [[0; 2]; 16] };
 }
 
 /// Blocks of a row of `k` elements.
@@ -83,6 +86,10 @@ fn quantize_block(x: &[f32; BLOCK], out: &mut ActBlock) {
         out.s[j] = d * (sums[0] + sums[1]) as f32;
         out.s16[2 * j] = d * sums[0] as f32;
         out.s16[2 * j + 1] = d * sums[1] as f32;
+    }
+    for (q, halves) in out.q.as_chunks::<4>().0.chunks_exact(4).zip(&mut out.halves) {
+        let sum = |at: usize| q.iter().map(|four| i16::from(four[at]) + i16::from(four[at + 1])).sum();
+        *halves = [sum(0), sum(2)];
     }
 }
 

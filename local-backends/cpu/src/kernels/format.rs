@@ -27,6 +27,9 @@ pub trait Format {
     const SPAN: usize = 32;
     /// Bits of q. With 8, q is signed (`i8`) and there are no minimums; with less, unsigned.
     const BITS: u32;
+    /// The q that stands for zero, where that is the same everywhere and minimums only make up for it; 0 where there are none or they are
+    /// numbers of their own.
+    const ZERO: i16 = 0;
     /// Bytes of a group of 32 where blocks have 32 elements, of the whole step otherwise.
     const BYTES: usize = Self::DTYPE.block_bytes();
     /// Bytes of a whole step.
@@ -100,12 +103,13 @@ fn five(b: &[u8]) -> [u8; 32] {
 }
 
 macro_rules! format {
-    ($(#[$meta:meta])* $name:ident, bits $bits:literal, span $span:literal, $w:ident, $j:ident, scales $scales:expr, unpack $unpack:expr) => {
+    ($(#[$meta:meta])* $name:ident, bits $bits:literal, $(zero $zero:expr,)? span $span:literal, $w:ident, $j:ident, scales $scales:expr, unpack $unpack:expr) => {
         $(#[$meta])*
         impl Format for $name {
             const DTYPE: DType = DType::$name;
             const SPAN: usize = $span;
             const BITS: u32 = $bits;
+            $(const ZERO: i16 = $zero;)?
 
             fn scales($w: &[u8]) -> Scales {
                 $scales
@@ -120,7 +124,7 @@ macro_rules! format {
 
 format!(
     /// `d * (q - 8)`.
-    Q4_0, bits 4, span 32, w, j,
+    Q4_0, bits 4, zero 8, span 32, w, j,
     scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), -8.0 * f16_at(b, Self::D))),
     unpack nibbles(&w[j * Self::BYTES + Self::QS..])
 );
@@ -132,7 +136,7 @@ format!(
 );
 format!(
     /// `d * (q - 16)`.
-    Q5_0, bits 5, span 32, w, j,
+    Q5_0, bits 5, zero 16, span 32, w, j,
     scales each_block(w, Self::BYTES, |b| (f16_at(b, Self::D), -16.0 * f16_at(b, Self::D))),
     unpack five(&w[j * Self::BYTES + Self::QH..])
 );
@@ -159,7 +163,7 @@ format!(
 );
 format!(
     /// `d * scale * (q - 4)` in groups of 16.
-    Q3_K, bits 3, span 16, w, _j,
+    Q3_K, bits 3, zero 4, span 16, w, _j,
     scales {
         let packed: [u8; 12] = std::array::from_fn(|i| w[Self::SCALES + i]);
         let d: [f32; 16] = std::array::from_fn(|j| f16_at(w, Self::D) * f32::from(q3_k_scale(&packed, j)));
@@ -187,7 +191,7 @@ format!(
 );
 format!(
     /// `d * scale * (q - 32)` in groups of 16.
-    Q6_K, bits 6, span 16, w, _j,
+    Q6_K, bits 6, zero 32, span 16, w, _j,
     scales {
         let d: [f32; 16] = std::array::from_fn(|j| f16_at(w, Self::D) * f32::from(w[Self::SCALES + j] as i8));
         Scales { d, m: d.map(|d| -32.0 * d) }
@@ -218,7 +222,7 @@ format!(
 pub(crate) const MXFP4_OFFSET: i8 = 12;
 format!(
     /// `2^e / 2 * (q - 12)`.
-    MXFP4, bits 5, span 32, w, j,
+    MXFP4, bits 5, zero MXFP4_OFFSET as i16, span 32, w, j,
     scales each_block(w, Self::BYTES, |b| (e8m0_half(b[Self::E]), -f32::from(MXFP4_OFFSET) * e8m0_half(b[Self::E]))),
     unpack nibbles(&w[j * Self::BYTES + Self::QS..]).map(|q| (MXFP4_VALUES[usize::from(q)] + MXFP4_OFFSET) as u8)
 );
@@ -304,6 +308,8 @@ pub(crate) mod tests {
                         let mut want = vec![0.0; k];
                         dequantize_row(dtype, &w, &mut want).unwrap();
                         let s = F::scales(&w);
+                        let zero = f32::from(F::ZERO);
+                        assert!(F::ZERO == 0 || s.d.iter().zip(&s.m).all(|(d, m)| *m == -zero * d));
                         for (i, want) in want.iter().enumerate() {
                             let q = F::unpack(&w, i / 32)[i % 32];
                             let q = if F::BITS == 8 { f32::from(q as i8) } else { f32::from(q) };

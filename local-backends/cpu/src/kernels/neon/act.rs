@@ -35,5 +35,14 @@ pub(in crate::kernels) fn quantize_block(x: &[f32; BLOCK], out: &mut ActBlock) {
         out.s[j] = d * (s0 + s1) as f32;
         out.s16[2 * j] = d * s0 as f32;
         out.s16[2 * j + 1] = d * s1 as f32;
+        let halves = |q: int8x16_t| {
+            // Lanes of 32 bits have two sums of two.
+            let v = vpaddlq_s8(q);
+            let v = vaddq_s16(v, vextq_s16::<4>(v, v));
+            let v = vaddq_s16(v, vextq_s16::<2>(v, v));
+            [vgetq_lane_s16::<0>(v), vgetq_lane_s16::<1>(v)]
+        };
+        out.halves[2 * j] = halves(low);
+        out.halves[2 * j + 1] = halves(high);
     }
 }

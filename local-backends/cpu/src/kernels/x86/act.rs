@@ -50,6 +50,26 @@ pub(in crate::kernels) fn quantize_avx2(x: &[f32; BLOCK], out: &mut ActBlock) {
         out.s16[2 * j] = d * s0 as f32;
         out.s16[2 * j + 1] = d * s1 as f32;
     }
+    sum_halves(out);
+}
+
+/// [`ActBlock::halves`] of the bytes that are there.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum_halves(block: &mut ActBlock) {
+    let (ones, order) = (_mm256_set1_epi8(1), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    for (q, halves) in block.q.as_chunks::<64>().0.iter().zip(block.halves.as_chunks_mut::<4>().0) {
+        // SAFETY: twice 32 bytes.
+        let [a, b] = unsafe { [_mm256_loadu_si256(q.as_ptr().cast()), _mm256_loadu_si256(q[32..].as_ptr().cast())] };
+        // Lanes have two sums of two; in each half of a vector lie four lanes of 16 elements.
+        let (a, b) = (_mm256_maddubs_epi16(ones, a), _mm256_maddubs_epi16(ones, b));
+        let two = _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+        let all = _mm256_add_epi16(two, _mm256_shuffle_epi32::<0b01_00_11_10>(two));
+        // Lanes 0 and 1 of each half are of a and b.
+        let all = _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(all, order));
+        // SAFETY: four times two numbers.
+        unsafe { _mm_storeu_si128(halves.as_mut_ptr().cast(), all) };
+    }
 }
 
 /// As the portable version, bit for bit (but for which NaN it is), with AVX-512: the eight groups' maximums, scales and sums are each a vector.
@@ -106,6 +126,7 @@ pub(in crate::kernels) fn quantize_avx512(x: &[f32; BLOCK], out: &mut ActBlock) 
         let s = _mm256_cvtepi32_ps(_mm512_cvtepi64_epi32(pairs));
         _mm256_storeu_ps(out.s.as_mut_ptr(), _mm256_mul_ps(d, s));
     }
+    sum_halves(out);
 }
 
 /// The largest element of each vector, as unsigned numbers.

@@ -41,6 +41,31 @@ pub(in crate::kernels) trait Unpack: Transposed + UnpackPair {
         }
         transpose(rows)
     }
+
+    /// Gives `put` the number of a span and the scales and minimums of eight rows there, for each span of the first `n` groups, and maybe some
+    /// of any content for those behind.
+    ///
+    /// # Safety
+    /// As [`Unpack::vscales`], for each of `w`.
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn vscales_rows(w: &[*const u8; 8], n: usize, mut put: impl FnMut(usize, __m256, __m256)) {
+        let mut rows = [[[_mm256_setzero_si256(); 8]; 2]; 2];
+        for (r, &w) in w.iter().enumerate() {
+            // SAFETY: the caller's.
+            let VScales { d, m } = unsafe { Self::vscales(w, n) };
+            for h in 0..2 {
+                rows[h][0][r] = _mm256_castps_si256(d[h]);
+                rows[h][1][r] = _mm256_castps_si256(m[h]);
+            }
+        }
+        for h in 0..32 / Self::SPAN {
+            let (d, m) = (transpose(rows[h][0]), transpose(rows[h][1]));
+            for j in 0..8 {
+                put(8 * h + j, _mm256_castsi256_ps(d[j]), _mm256_castsi256_ps(m[j]));
+            }
+        }
+    }
 }
 
 /// Transposes 8 x 8 lanes of 32 bits.
@@ -91,6 +116,58 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
     _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(v), v), _mm256_set1_epi8(15))
 }
 
+/// 16 bytes of eight rows from byte `at` on, transposed.
+///
+/// # Safety
+/// AVX2; 16 bytes there in each row.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn sixteen_of_rows(w: &[*const u8; 8], at: usize) -> [__m256i; 4] {
+    let mut halves = [_mm256_setzero_si256(); 4];
+    for (r, half) in halves.iter_mut().enumerate() {
+        // SAFETY: the caller's 16 bytes.
+        let [low, high] = [w[r], w[r + 4]].map(|w| unsafe { _mm_loadu_si128(w.add(at).cast()) });
+        *half = _mm256_set_m128i(high, low);
+    }
+    transpose_halves(halves)
+}
+
+/// 32 bytes of eight rows from byte `at` on, transposed.
+///
+/// # Safety
+/// AVX2; 32 bytes there in each row.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn bytes_of_rows(w: &[*const u8; 8], at: usize) -> [__m256i; 8] {
+    // SAFETY: the caller's.
+    let ([a, b, c, d], [e, f, g, h]) = unsafe { (sixteen_of_rows(w, at), sixteen_of_rows(w, at + 16)) };
+    [a, b, c, d, e, f, g, h]
+}
+
+/// The 32 bits at byte `at` of eight rows.
+///
+/// # Safety
+/// AVX2; 4 bytes there in each row.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn words_of_rows(w: &[*const u8; 8], at: usize) -> __m256i {
+    // SAFETY: the caller's 4 bytes.
+    let word = |r: usize| unsafe { w[r].add(at).cast::<i32>().read_unaligned() };
+    _mm256_setr_epi32(word(0), word(1), word(2), word(3), word(4), word(5), word(6), word(7))
+}
+
+/// The f16 at byte `at` of eight rows.
+///
+/// # Safety
+/// AVX2 and F16C; 2 bytes there in each row.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn halves_of_rows(w: &[*const u8; 8], at: usize) -> __m256 {
+    // SAFETY: the caller's 2 bytes.
+    let half = |r: usize| unsafe { w[r].add(at).cast::<i16>().read_unaligned() };
+    _mm256_cvtph_ps(_mm_setr_epi16(half(0), half(1), half(2), half(3), half(4), half(5), half(6), half(7)))
+}
+
 /// [`nibbles`] of eight rows from byte `at` on, transposed: while they are packed, that is half as much.
 ///
 /// # Safety
@@ -98,14 +175,9 @@ unsafe fn nibbles(p: *const u8) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn nibbles_of_rows(w: &[*const u8; 8], at: usize) -> [__m256i; 8] {
-    let mut halves = [_mm256_setzero_si256(); 4];
-    for (r, half) in halves.iter_mut().enumerate() {
-        // SAFETY: the caller's 16 bytes.
-        let [low, high] = [w[r], w[r + 4]].map(|w| unsafe { _mm_loadu_si128(w.add(at).cast()) });
-        *half = _mm256_set_m128i(high, low);
-    }
     let mask = _mm256_set1_epi8(15);
-    let [a, b, c, d] = transpose_halves(halves);
+    // SAFETY: the caller's.
+    let [a, b, c, d] = unsafe { sixteen_of_rows(w, at) };
     let low = |v| _mm256_and_si256(v, mask);
     let high = |v| _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
     [low(a), low(b), low(c), low(d), high(a), high(b), high(c), high(d)]
@@ -135,6 +207,28 @@ unsafe fn fifth_bits(p: *const u8) -> __m256i {
 unsafe fn five(p: *const u8) -> __m256i {
     // SAFETY: the caller's 20 bytes.
     unsafe { _mm256_or_si256(nibbles(p.add(4)), fifth_bits(p)) }
+}
+
+/// [`five`] of eight rows from byte `at` on, transposed.
+///
+/// # Safety
+/// AVX2; 20 bytes there in each row.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn five_of_rows(w: &[*const u8; 8], at: usize) -> [__m256i; 8] {
+    // SAFETY: the caller's 20 bytes.
+    let (masks, mut q) = unsafe { (words_of_rows(w, at), nibbles_of_rows(w, at + 4)) };
+    let first = _mm256_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c, 0, 0x0404_0404, 0x0808_0808, 0x0c0c_0c0c);
+    let (each, sixteen) = (_mm256_set1_epi32(0x8040_2010_u32 as i32), _mm256_set1_epi8(16));
+    // A bit that is set is 16 or more where it stands.
+    let fifth = |bits| _mm256_min_epu8(_mm256_and_si256(bits, each), sixteen);
+    for i in 0..4 {
+        // Bits of two vectors, four times.
+        let bits = _mm256_shuffle_epi8(masks, _mm256_add_epi8(first, _mm256_set1_epi8(i as i8)));
+        q[2 * i] = _mm256_or_si256(q[2 * i], fifth(_mm256_slli_epi16::<4>(bits)));
+        q[2 * i + 1] = _mm256_or_si256(q[2 * i + 1], fifth(bits));
+    }
+    q
 }
 
 /// Each byte of `v` shifted right by `n` bits and masked.
@@ -186,7 +280,13 @@ unsafe fn block_scales(p: *const u8, bytes: usize, n: usize) -> __m256 {
 unsafe fn block_scales_mins(p: *const u8, bytes: usize, n: usize) -> (__m256, __m256) {
     // SAFETY: block i is the caller's, being below n.
     let at = |i: usize| unsafe { p.add(i.min(n - 1) * bytes).cast::<i32>().read_unaligned() };
-    let v = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    two_halves(_mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)))
+}
+
+/// The first f16 of each lane, and the second.
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn two_halves(v: __m256i) -> (__m256, __m256) {
     let apart = _mm256_setr_epi8(
         0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
     );
@@ -239,6 +339,13 @@ fn only(d: __m256, m: __m256) -> VScales {
     VScales { d: [d, _mm256_setzero_ps()], m: [m, _mm256_setzero_ps()] }
 }
 
+/// A scale with a minimum that is a fixed multiple of it.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn times(d: __m256, by: f32) -> (__m256, __m256) {
+    (d, _mm256_mul_ps(d, _mm256_set1_ps(by)))
+}
+
 /// Scales with minimums that are a fixed multiple of them.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -247,7 +354,10 @@ fn offset(d: [__m256; 2], by: f32) -> VScales {
 }
 
 macro_rules! unpack {
-    ($name:ident, $w:ident, $n:ident, $j:ident, scales $scales:expr, group $group:expr $(, rows $rows:expr)?) => {
+    (
+        $name:ident, $w:ident, $n:ident, $j:ident, scales $scales:expr, group $group:expr
+        $(, rows $rows:expr)? $(, scales of rows $scales_of_rows:expr)?
+    ) => {
         impl Unpack for $name {
             #[inline]
             #[target_feature(enable = "avx2,f16c")]
@@ -271,6 +381,18 @@ macro_rules! unpack {
                     unsafe { $rows }
                 }
             )?
+
+            $(
+                #[inline]
+                #[target_feature(enable = "avx2,f16c")]
+                unsafe fn vscales_rows($w: &[*const u8; 8], $n: usize, mut put: impl FnMut(usize, __m256, __m256)) {
+                    for $j in 0..$n {
+                        // SAFETY: as above, for each row.
+                        let (d, m): (__m256, __m256) = unsafe { $scales_of_rows };
+                        put($j, d, m);
+                    }
+                }
+            )?
         }
     };
 }
@@ -278,30 +400,39 @@ macro_rules! unpack {
 unpack!(Q4_0, w, n, j,
     scales offset([block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()], -8.0),
     group nibbles(w.add(j * Self::BYTES + Self::QS)),
-    rows nibbles_of_rows(w, j * Self::BYTES + Self::QS));
+    rows nibbles_of_rows(w, j * Self::BYTES + Self::QS),
+    scales of rows times(halves_of_rows(w, j * Self::BYTES + Self::D), -8.0));
 unpack!(Q4_1, w, n, j,
     scales {
         let (d, m) = block_scales_mins(w.add(Self::D), Self::BYTES, n);
         only(d, m)
     },
     group nibbles(w.add(j * Self::BYTES + Self::QS)),
-    rows nibbles_of_rows(w, j * Self::BYTES + Self::QS));
+    rows nibbles_of_rows(w, j * Self::BYTES + Self::QS),
+    scales of rows two_halves(words_of_rows(w, j * Self::BYTES + Self::D)));
 unpack!(Q5_0, w, n, j,
     scales offset([block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()], -16.0),
-    group five(w.add(j * Self::BYTES + Self::QH)));
+    group five(w.add(j * Self::BYTES + Self::QH)),
+    rows five_of_rows(w, j * Self::BYTES + Self::QH),
+    scales of rows times(halves_of_rows(w, j * Self::BYTES + Self::D), -16.0));
 unpack!(Q5_1, w, n, j,
     scales {
         let (d, m) = block_scales_mins(w.add(Self::D), Self::BYTES, n);
         only(d, m)
     },
-    group five(w.add(j * Self::BYTES + Self::QH)));
+    group five(w.add(j * Self::BYTES + Self::QH)),
+    rows five_of_rows(w, j * Self::BYTES + Self::QH),
+    scales of rows two_halves(words_of_rows(w, j * Self::BYTES + Self::D)));
 unpack!(Q8_0, w, n, j,
     scales only(block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()),
-    group load(w.add(j * Self::BYTES + Self::QS)));
+    group load(w.add(j * Self::BYTES + Self::QS)),
+    rows bytes_of_rows(w, j * Self::BYTES + Self::QS),
+    scales of rows (halves_of_rows(w, j * Self::BYTES + Self::D), _mm256_setzero_ps()));
 unpack!(IQ4_NL, w, n, j,
     scales only(block_scales(w.add(Self::D), Self::BYTES, n), _mm256_setzero_ps()),
     group lookup(&IQ4_VALUES, nibbles(w.add(j * Self::BYTES + Self::QS))),
-    rows lookups(&IQ4_VALUES, nibbles_of_rows(w, j * Self::BYTES + Self::QS)));
+    rows lookups(&IQ4_VALUES, nibbles_of_rows(w, j * Self::BYTES + Self::QS)),
+    scales of rows (halves_of_rows(w, j * Self::BYTES + Self::D), _mm256_setzero_ps()));
 unpack!(MXFP4, w, n, j,
 scales {
     let d: [f32; 8] = [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| e8m0_half(*w.add(i.min(n - 1) * Self::BYTES + Self::E)));
@@ -426,7 +557,20 @@ mod tests {
             let columns: Vec<_> = (0..n).map(words).collect();
             let group = |words: &[[[u8; 4]; 8]; 8], r: usize| std::array::from_fn(|i| words[i / 4][r][i % 4]);
             let groups = |r| columns.iter().map(|words| group(words, r)).collect();
-            (0..rows.len()).map(|r| Unpacked { scales: None, groups: groups(r) }).collect()
+            let mut scales = [Scales { d: [0.0; 16], m: [0.0; 16] }; 8];
+            let lanes = |v: __m256| -> [f32; 8] {
+                // SAFETY: both are 32 bytes of floats.
+                unsafe { std::mem::transmute(v) }
+            };
+            // SAFETY: the caller's.
+            unsafe {
+                F::vscales_rows(&w, n, |j, d, m| {
+                    for (scales, (d, m)) in scales.iter_mut().zip(lanes(d).into_iter().zip(lanes(m))) {
+                        (scales.d[j], scales.m[j]) = (d, m);
+                    }
+                });
+            }
+            (0..rows.len()).map(|r| Unpacked { scales: Some(scales[r]), groups: groups(r) }).collect()
         }
     }
 

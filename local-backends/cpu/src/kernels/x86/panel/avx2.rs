@@ -4,7 +4,7 @@
 //! AVX-VNNI: its integer sums stay in 16 registers. The two instruction sets differ in how bytes are multiplied ([`Span`]); with VPDPBUSD they
 //! are unsigned, those of a signed format plus 128, and minimums make up for it.
 
-use super::super::unpack::{Unpack, transpose};
+use super::super::unpack::Unpack;
 use crate::kernels::act::ActBlock;
 use crate::kernels::ahead::Ahead;
 use crate::kernels::panel::{FILL_COLUMNS, Fill, MAX_ROWS, Panels, Part, Tile, mins_at, scales_at, step_floats, tiles};
@@ -22,22 +22,31 @@ pub(in crate::kernels::x86) fn avxvnni<F: Unpack>() -> Panels {
     Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill: fill::<F, true>, tiles, pairs: None }
 }
 
+/// Whether products with AVX2 are of bytes less what stands for zero, and need no minimums. Of 16 elements that is no gain.
+const fn takes_zero_off<F: Unpack>() -> bool {
+    F::ZERO != 0 && F::SPAN == 32
+}
+
 /// Panels with AVX2 and FMA. With two panels, a column's number is read once for both.
 pub(in crate::kernels::x86) fn avx2<F: Unpack>() -> Panels {
     macro_rules! both {
-        ($span:literal, $depth:literal, $mins:literal) => {
-            (tiles!(4, tile_avx2, 1, $span, $depth, $mins), tiles!(4, tile_avx2, 2, $span, $depth, $mins))
+        ($span:literal, $depth:literal, $zero:literal, $mins:literal) => {
+            (tiles!(4, tile_avx2, 1, $span, $depth, $zero, $mins), tiles!(4, tile_avx2, 2, $span, $depth, $zero, $mins))
         };
     }
-    // Sums of two products of 63 * 127 fit 16 bits twice, of 31 * 127 four times, of 15 * 127 eight times.
-    let (tiles, pairs): (&[Tile], &[Tile]) = match (F::SPAN, F::BITS) {
-        (32, 8) => both!(32, 0, false),
-        (32, 6..) => both!(32, 2, true),
-        (32, 5) => both!(32, 4, true),
-        (32, _) => both!(32, 8, true),
-        (_, 8) => both!(16, 0, false),
-        (_, 6..) => both!(16, 2, true),
-        (_, _) => both!(16, 4, true),
+    // Sums of two products of 63 * 127 fit 16 bits twice, of 31 * 127 four times, of 15 * 127 eight times, and so do those of 16 * 127, which
+    // 5 bits are with what stands for zero taken off.
+    let (tiles, pairs): (&[Tile], &[Tile]) = match (F::SPAN, F::BITS, F::ZERO) {
+        (32, 8, _) => both!(32, 0, 0, false),
+        (32, _, 16) => both!(32, 8, 16, false),
+        (32, _, 12) => both!(32, 8, 12, false),
+        (32, _, 8) => both!(32, 8, 8, false),
+        (32, 6.., _) => both!(32, 2, 0, true),
+        (32, 5, _) => both!(32, 4, 0, true),
+        (32, _, _) => both!(32, 8, 0, true),
+        (_, 8, _) => both!(16, 0, 0, false),
+        (_, 6.., _) => both!(16, 2, 0, true),
+        (_, _, _) => both!(16, 4, 0, true),
     };
     let (fill, pairs) = (fill::<F, false> as Fill, Some(pairs));
     Panels { rows: ROWS, step: F::STEP, floats: step_floats(ROWS, F::SPAN), fill, tiles, pairs }
@@ -80,27 +89,16 @@ unsafe fn fill<F: Unpack, const UNSIGNED: bool>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn store_scales<F: Unpack, const UNSIGNED: bool>(w: &[*const u8; ROWS], n: usize, to: *mut f32) {
-    let mut d = [[_mm256_setzero_si256(); ROWS]; 2];
-    let mut m = d;
-    for (r, &w) in w.iter().enumerate() {
-        // SAFETY: the caller's rows.
-        let s = unsafe { F::vscales(w, n) };
-        for h in 0..2 {
-            d[h][r] = _mm256_castps_si256(s.d[h]);
-            m[h][r] = _mm256_castps_si256(if UNSIGNED && F::BITS == 8 {
-                _mm256_mul_ps(s.d[h], _mm256_set1_ps(-128.0))
-            } else {
-                s.m[h]
-            });
-        }
-    }
-    for h in 0..32 / F::SPAN {
-        for (at, v) in [(scales_at(ROWS), transpose(d[h])), (mins_at(ROWS, F::SPAN), transpose(m[h]))] {
-            for (j, v) in v.into_iter().enumerate() {
-                // SAFETY: the caller's panel.
-                unsafe { _mm256_store_si256(to.add(at + (h * 8 + j) * ROWS).cast(), v) };
+    // SAFETY: the caller's rows and panel.
+    unsafe {
+        F::vscales_rows(w, n, |j, d, m| {
+            let m = if UNSIGNED && F::BITS == 8 { _mm256_mul_ps(d, _mm256_set1_ps(-128.0)) } else { m };
+            _mm256_store_ps(to.add(scales_at(ROWS) + j * ROWS), d);
+            // The others are not looked at.
+            if UNSIGNED || F::BITS < 8 && !takes_zero_off::<F>() {
+                _mm256_store_ps(to.add(mins_at(ROWS, F::SPAN) + j * ROWS), m);
             }
-        }
+        });
     }
 }
 
@@ -109,12 +107,12 @@ pub(super) trait Span<const N: usize, const V: usize, const SPAN: usize> {
     /// By column and panel, the sums of each row.
     ///
     /// # Safety
-    /// The implementor's features; each of `w` points to the span in a panel, aligned to 32 bytes, each of `x` to `SPAN` bytes.
-    unsafe fn sums(w: [*const __m256i; V], x: [*const i8; N]) -> [[__m256i; V]; N];
+    /// The implementor's features; each of `w` points to the span in a panel, aligned to 32 bytes, each of `x` has span `g`.
+    unsafe fn sums(w: [*const __m256i; V], x: [*const ActBlock; N], g: usize) -> [[__m256i; V]; N];
 }
 
-/// VPMADDUBSW: `DEPTH` products of the format's size, times two, fit 16 bits (0: the bytes are signed and need a sign trick).
-enum Pairs<const DEPTH: usize> {}
+/// VPMADDUBSW: `DEPTH` products of the format's size less `ZERO`, times two, fit 16 bits (0: the bytes are signed and need a sign trick).
+enum Pairs<const DEPTH: usize, const ZERO: i16> {}
 
 /// VPDPBUSD of AVX-VNNI, unsigned bytes.
 enum Fours {}
@@ -145,13 +143,36 @@ pub(super) unsafe fn fours_of<const V: usize>(w: [*const __m256i; V], kk: usize)
     fours
 }
 
-impl<const N: usize, const V: usize, const SPAN: usize, const DEPTH: usize> Span<N, V, SPAN> for Pairs<DEPTH> {
+impl<const N: usize, const V: usize, const SPAN: usize, const DEPTH: usize, const ZERO: i16> Span<N, V, SPAN>
+    for Pairs<DEPTH, ZERO>
+{
     #[inline]
     #[target_feature(enable = "avx2")]
-    unsafe fn sums(w: [*const __m256i; V], x: [*const i8; N]) -> [[__m256i; V]; N] {
+    unsafe fn sums(w: [*const __m256i; V], x: [*const ActBlock; N], g: usize) -> [[__m256i; V]; N] {
         // SAFETY: the caller's.
-        unsafe { if DEPTH == 0 { signed_sums::<N, V, SPAN>(w, x) } else { unsigned_sums::<N, V, SPAN, DEPTH>(w, x) } }
+        unsafe {
+            let q = bytes_of(x, g * SPAN);
+            match (DEPTH, ZERO) {
+                (0, _) => signed_sums::<N, V, SPAN>(w, q),
+                (_, 0) => unsigned_sums::<N, V, SPAN, DEPTH>(w, q),
+                _ => offset_sums::<N, V, SPAN, ZERO>(w, x, g),
+            }
+        }
     }
+}
+
+/// Bytes of each column from `at` on.
+///
+/// # Safety
+/// There are blocks that have them.
+#[inline(always)]
+pub(super) unsafe fn bytes_of<const N: usize>(x: [*const ActBlock; N], at: usize) -> [*const i8; N] {
+    let mut bytes = [std::ptr::null(); N];
+    for c in 0..N {
+        // SAFETY: the caller's.
+        bytes[c] = unsafe { (&raw const (*x[c]).q).cast::<i8>().add(at) };
+    }
+    bytes
 }
 
 /// The same, computed where it stands. Left to itself the compiler goes through a span column by column, and has to put its weights into memory
@@ -228,13 +249,71 @@ unsafe fn unsigned_sums<const N: usize, const V: usize, const SPAN: usize, const
     acc
 }
 
+/// [`Span::sums`] of unsigned bytes less `ZERO`. Sums of the bytes would not fit 16 bits, and wrap; with `ZERO` times the sums of activations
+/// taken off they fit, and wrapping makes no difference.
+///
+/// # Safety
+/// As there; AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn offset_sums<const N: usize, const V: usize, const SPAN: usize, const ZERO: i16>(
+    w: [*const __m256i; V],
+    x: [*const ActBlock; N],
+    g: usize,
+) -> [[__m256i; V]; N] {
+    // SAFETY: the caller's columns.
+    let q = unsafe { bytes_of(x, g * SPAN) };
+    let mut sums = [[_mm256_setzero_si256(); V]; N];
+    for kk in 0..SPAN / 4 {
+        // SAFETY: the caller's span.
+        let w = unsafe { fours_of(w, kk) };
+        for c in 0..N {
+            // SAFETY: as above.
+            let (four, zeros) = unsafe {
+                let zeros = if kk == 0 { zeros::<SPAN, ZERO>(&*x[c], g) } else { _mm256_setzero_si256() };
+                (four(q[c], kk), zeros)
+            };
+            for v in 0..V {
+                let products = _mm256_maddubs_epi16(w[v], four);
+                sums[c][v] = in_order(if kk == 0 {
+                    _mm256_sub_epi16(products, zeros)
+                } else {
+                    _mm256_add_epi16(sums[c][v], products)
+                });
+            }
+        }
+    }
+    for c in 0..N {
+        for v in 0..V {
+            sums[c][v] = _mm256_madd_epi16(sums[c][v], _mm256_set1_epi16(1));
+        }
+    }
+    sums
+}
+
+/// `ZERO` times the sums of activations that 16-bit sums of span `g` have too much, in every lane.
+///
+/// # Safety
+/// AVX2; the block has the span.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn zeros<const SPAN: usize, const ZERO: i16>(x: &ActBlock, g: usize) -> __m256i {
+    let halves = x.halves.as_ptr().cast::<i32>();
+    // SAFETY: the caller's.
+    let at = |i: usize| unsafe { _mm256_set1_epi32(*halves.add(i)) };
+    let sums = if SPAN == 32 { _mm256_add_epi16(at(2 * g), at(2 * g + 1)) } else { at(g) };
+    _mm256_mullo_epi16(sums, _mm256_set1_epi16(ZERO))
+}
+
 /// [`Span`] by VPDPBUSD, which AVX-VNNI and AVX-512 write in their own ways.
 macro_rules! fours {
     ($name:ident, $features:literal, $dpbusd:ident) => {
         impl<const N: usize, const V: usize, const SPAN: usize> Span<N, V, SPAN> for $name {
             #[inline]
             #[target_feature(enable = $features)]
-            unsafe fn sums(w: [*const __m256i; V], x: [*const i8; N]) -> [[__m256i; V]; N] {
+            unsafe fn sums(w: [*const __m256i; V], x: [*const ActBlock; N], g: usize) -> [[__m256i; V]; N] {
+                // SAFETY: the caller's columns.
+                let x = unsafe { bytes_of(x, g * SPAN) };
                 let mut acc = [[_mm256_setzero_si256(); V]; N];
                 for kk in 0..SPAN / 4 {
                     // SAFETY: the caller's span.
@@ -286,15 +365,11 @@ pub(super) unsafe fn tile<S, const N: usize, const V: usize, const SPAN: usize, 
             ahead.more(N);
             let cols = part.blocks_of::<N>(x, b);
             for g in 0..(part.groups - 8 * b).min(8) * (32 / SPAN) {
-                let mut xq = [std::ptr::null(); N];
-                for c in 0..N {
-                    xq[c] = (*cols[c]).q.as_ptr().add(g * SPAN);
-                }
                 let mut wq = [std::ptr::null(); V];
                 for v in 0..V {
                     wq[v] = steps[v].add(g * (SPAN / 4) * ROWS).cast();
                 }
-                let products = S::sums(wq, xq);
+                let products = S::sums(wq, cols, g);
                 add_scaled::<N, V, SPAN, MINS>(&mut sum, products, steps, g, cols);
             }
         }
@@ -416,13 +491,20 @@ fn rows_of(part: &Part, v: usize) -> (usize, usize) {
 /// # Safety
 /// AVX2 and FMA; the rest as there.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn tile_avx2<const N: usize, const V: usize, const SPAN: usize, const DEPTH: usize, const MINS: bool>(
+unsafe fn tile_avx2<
+    const N: usize,
+    const V: usize,
+    const SPAN: usize,
+    const DEPTH: usize,
+    const ZERO: i16,
+    const MINS: bool,
+>(
     part: &Part,
     first: usize,
     ahead: &mut Ahead,
 ) {
     // SAFETY: the features are on, the rest is the caller's.
-    unsafe { tile::<Pairs<DEPTH>, N, V, SPAN, MINS>(part, first, ahead) }
+    unsafe { tile::<Pairs<DEPTH, ZERO>, N, V, SPAN, MINS>(part, first, ahead) }
 }
 
 /// [`tile`] by VPDPBUSD.

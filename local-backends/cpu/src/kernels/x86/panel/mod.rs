@@ -15,7 +15,7 @@ pub(super) use avx512::panels as avx512;
 
 #[cfg(test)]
 mod tests {
-    use super::avx2::{Span, four, fours, fours_of, tile};
+    use super::avx2::{Span, bytes_of, four, fours, fours_of, tile};
     use super::*;
     use crate::kernels::act::{ActBlock, act_blocks};
     use crate::kernels::ahead::Ahead;
