@@ -19,7 +19,7 @@ const MAX_ROTATED: usize = 4096;
 /// Invocations of a workgroup that works on one row, or one element each.
 const ELEMENT_LANES: u32 = 256;
 /// Invocations of a workgroup of attention and of products with few columns.
-const ROW_LANES: u32 = 32;
+pub(crate) const ROW_LANES: u32 = 32;
 /// Results of a tile of a product with many columns, on either side.
 const TILE: usize = 64;
 
@@ -105,7 +105,7 @@ impl<'a> Node<'a> {
 }
 
 /// The type as shaders number it.
-fn number(dtype: DType) -> u32 {
+pub(crate) fn number(dtype: DType) -> u32 {
     DType::ALL.iter().position(|&d| d == dtype).unwrap_or(0) as u32
 }
 

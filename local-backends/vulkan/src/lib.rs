@@ -17,8 +17,10 @@ mod memory;
 mod pipelines;
 mod program;
 mod staging;
+mod statistics;
 mod stream;
 mod timer;
 
 pub use device::{UNSUPPORTED, vulkan_device};
 pub use instance::{Class, Found, find};
+pub use statistics::{Statistics, statistics};

@@ -59,16 +59,26 @@ pub(crate) struct Pipelines {
     device: ash::Device,
     /// That of every pipeline: nothing but push constants.
     pub(crate) layout: vk::PipelineLayout,
+    flags: vk::PipelineCreateFlags,
     made: Mutex<HashMap<Variant, vk::Pipeline>>,
 }
 
 impl Pipelines {
     pub(crate) fn new(device: &ash::Device) -> Result<Pipelines, vk::Result> {
+        Pipelines::with(device, vk::PipelineCreateFlags::empty())
+    }
+
+    /// Pipelines that the driver can be asked about.
+    pub(crate) fn with_statistics(device: &ash::Device) -> Result<Pipelines, vk::Result> {
+        Pipelines::with(device, vk::PipelineCreateFlags::CAPTURE_STATISTICS_KHR)
+    }
+
+    fn with(device: &ash::Device, flags: vk::PipelineCreateFlags) -> Result<Pipelines, vk::Result> {
         let ranges = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(PUSH_BYTES)];
         let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&ranges);
         // SAFETY: the device lives, and the structure is whole.
         let layout = unsafe { device.create_pipeline_layout(&info, None) }?;
-        Ok(Pipelines { device: device.clone(), layout, made: Mutex::default() })
+        Ok(Pipelines { device: device.clone(), layout, flags, made: Mutex::default() })
     }
 
     /// The pipeline of a variant, made if it is not there.
@@ -97,7 +107,7 @@ impl Pipelines {
             .module(module)
             .name(c"main")
             .specialization_info(&special);
-        let info = vk::ComputePipelineCreateInfo::default().stage(stage).layout(self.layout);
+        let info = vk::ComputePipelineCreateInfo::default().flags(self.flags).stage(stage).layout(self.layout);
         // SAFETY: module and layout are of this device; the constants have the types that the shader declares, four bytes each.
         let made = unsafe { self.device.create_compute_pipelines(vk::PipelineCache::null(), &[info], None) };
         // SAFETY: a module is not needed once its pipeline was made.

@@ -1,0 +1,115 @@
+//! What a driver's compiler says of the kernels: registers, spills, occupancy. RADV says it of cards that are not there
+//! (`RADV_FORCE_FAMILY`), so that kernels can be judged without one.
+
+use crate::instance::vulkan;
+use crate::launch::{ROW_LANES, number};
+use crate::pipelines::{Kernel, Pipelines, Variant};
+use ash::vk;
+use outboard_core::DType;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// What the compiler says of one kernel.
+#[derive(Clone, Debug)]
+pub struct Statistics {
+    /// The kernel and what it was compiled for.
+    pub name: String,
+    /// The driver's names and numbers.
+    pub numbers: BTreeMap<String, u64>,
+}
+
+/// What is kept of the numbers: the others are no properties of the code, or follow from these.
+const KEPT: [&str; 7] =
+    ["VGPRs", "Spilled SGPRs", "Spilled VGPRs", "LDS size", "Scratch size", "Subgroups per SIMD", "Instructions"];
+
+impl fmt::Display for Statistics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:44}", self.name)?;
+        for name in KEPT {
+            let value = self.numbers.get(name).map_or_else(|| "-".to_owned(), u64::to_string);
+            write!(f, " {name} {value:>5}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Compiles the kernels that decode and read prompts on the first device, and asks its driver about them. An error says what is missing.
+pub fn statistics() -> Result<Vec<Statistics>, String> {
+    let vulkan = vulkan().ok_or("there is no Vulkan")?;
+    let physical = vulkan.physical.first().ok_or("there is no Vulkan device")?;
+    let priorities = [1.0];
+    let queues =
+        [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
+    let extensions = [ash::khr::pipeline_executable_properties::NAME.as_ptr()];
+    let mut features12 =
+        vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
+    let mut properties =
+        vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::default().pipeline_executable_info(true);
+    let info = vk::DeviceCreateInfo::default()
+        .queue_create_infos(&queues)
+        .enabled_extension_names(&extensions)
+        .push_next(&mut features12)
+        .push_next(&mut properties);
+    // SAFETY: a physical device of this instance; what it lacks is an error.
+    let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
+        .map_err(|e| format!("its driver tells nothing of kernels: {e}"))?;
+    let told = ash::khr::pipeline_executable_properties::Device::new(&vulkan.instance, &device);
+    let all = Pipelines::with_statistics(&device).map_err(|e| e.to_string()).and_then(|pipelines| {
+        let of = |(name, variant): (String, Variant)| {
+            let pipeline = pipelines.get(&variant).map_err(|e| format!("{name}: {e}"))?;
+            let info = vk::PipelineExecutableInfoKHR::default().pipeline(pipeline);
+            // SAFETY: a pipeline of this device that was made to be asked.
+            let list = unsafe { told.get_pipeline_executable_statistics(&info) }.map_err(|e| format!("{name}: {e}"))?;
+            Ok(Statistics { name, numbers: list.iter().filter_map(number_of).collect() })
+        };
+        variants().into_iter().map(of).collect()
+    });
+    // SAFETY: the pipelines are gone, and nothing else was made of it.
+    unsafe { device.destroy_device(None) };
+    all
+}
+
+/// A statistic that is a whole number.
+fn number_of(statistic: &vk::PipelineExecutableStatisticKHR) -> Option<(String, u64)> {
+    let name = statistic.name_as_c_str().ok()?.to_string_lossy().into_owned();
+    if statistic.format != vk::PipelineExecutableStatisticFormatKHR::UINT64 {
+        return None;
+    }
+    // SAFETY: the format says which of the values it is.
+    Some((name, unsafe { statistic.value.u64 }))
+}
+
+/// Kernels as models use them.
+fn variants() -> Vec<(String, Variant)> {
+    let mut variants = Vec::new();
+    let mut add = |name: String, kernel, constants: Vec<u32>| variants.push((name, Variant { kernel, constants }));
+    for dtype in DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::I32 | DType::Q8_K)) {
+        let of = number(dtype);
+        for columns in [1, 8] {
+            let constants = vec![ROW_LANES, of, 4, columns, 1, 1];
+            add(format!("mul_mat_vec {dtype} columns={columns}"), Kernel::MulMatVec, constants);
+        }
+        add(format!("mul_mat_id {dtype}"), Kernel::MulMatId, vec![ROW_LANES, of, 4, 1, 1, 1]);
+        add(format!("mul_mat {dtype}"), Kernel::MulMat, vec![256, of, 0, 0, 1]);
+        add(format!("get_rows {dtype}"), Kernel::GetRows, vec![256, of]);
+    }
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
+        let of = number(dtype);
+        for (length, parts) in [(64, 1), (128, 1), (256, 2)] {
+            let constants = vec![ROW_LANES, of, of, number(DType::F32), length, parts];
+            add(format!("flash_attn {dtype} head={length}"), Kernel::FlashAttn, constants);
+        }
+        add(format!("set_rows {dtype}"), Kernel::SetRows, vec![64, of]);
+    }
+    for (name, kernel, lanes) in [
+        ("binary", Kernel::Binary, 256),
+        ("glu", Kernel::Glu, 256),
+        ("norm", Kernel::Norm, 256),
+        ("rope", Kernel::Rope, 32),
+        ("soft_max", Kernel::SoftMax, 256),
+        ("unary", Kernel::Unary, 256),
+    ] {
+        add(name.to_owned(), kernel, vec![lanes]);
+    }
+    variants
+}
