@@ -127,7 +127,13 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
             devices.retain(|found| found.label.eq_ignore_ascii_case(label) && digits.is_empty());
             None
         }
-        (None, _) => None,
+        (None, _) => {
+            // Without a number, hardware is meant where the devices are numbered.
+            if digits.is_empty() && devices.iter().any(|found| found.number.is_some()) {
+                retain_usable(&mut devices, |found| found);
+            }
+            None
+        }
         (Some(_), Argument::None) => return Err(format!("\"{text}\": nothing can stand behind \"{}:\"", backend.name)),
         (Some(given), Argument::Number(what, most)) => match given.parse() {
             Ok(n) if (1..=most).contains(&n) => Some(n),
@@ -227,11 +233,12 @@ mod tests {
         let machine = machine();
         let list = |text: &str| parse_list(&machine, text).map(|specs| shown(&machine, &specs));
         assert_eq!(list("Vulkan3, cpu,cpu").unwrap(), ["vulkan3", "cpu0", "cpu0"]);
-        assert_eq!(list("vulkan").unwrap(), ["vulkan0", "vulkan1", "vulkan2", "vulkan3"]);
+        assert_eq!(list("vulkan").unwrap(), ["vulkan1", "vulkan2"]);
         let none = [backend("cuda", Vec::new), backend("cpu", || vec![gpu(0, DeviceKind::Cpu, "", Class::Hardware)])];
         let error = parse_list(&none, "cuda").unwrap_err();
         assert_eq!(error, "there is no device \"cuda\"; this host has: cpu0; plug one in");
         assert!(list("vulkan,vulkan1").unwrap_err().contains("already"));
+        assert_eq!(list("vulkan,vulkan3").unwrap(), ["vulkan1", "vulkan2", "vulkan3"]);
         assert!(list("vulkan4").unwrap_err().contains("cuda0, vulkan0, vulkan1, vulkan2, vulkan3, cpu"));
         for wrong in ["", "gpu", "cpu0", "vulkan0:1", "vulkan01x", "cpu,"] {
             assert!(list(wrong).is_err(), "{wrong}");

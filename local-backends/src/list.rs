@@ -66,7 +66,7 @@ pub(crate) struct Backend {
     pub(crate) argument: Argument,
     /// What a device of this kind and label does not support, and computes otherwise: the conformance suite fails for anything else.
     pub(crate) known: fn(DeviceKind, &str) -> Known,
-    /// Whether its hardware is used where nobody says what to use. If not, nothing looks for it until somebody names it.
+    /// Whether its hardware is used where nobody says what to use. If not, nothing looks for it until somebody says what to use.
     pub(crate) by_default: bool,
     /// What helps where it has no devices.
     pub(crate) without: &'static str,

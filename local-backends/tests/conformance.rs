@@ -40,6 +40,9 @@ fn every_device_of_the_list_computes_what_the_reference_does() {
         [] => println!("skipped: ggml's devices, because {} names no libraries", outboard_ggml::VARIABLE),
         found => println!("ggml has {}", found.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")),
     }
+    if outboard_vulkan::find().is_empty() {
+        println!("skipped: Vulkan's devices, of which there are none (mesa-vulkan-drivers has a software driver)");
+    }
     let devices = local_devices(&Host::new(), &specs, None, None).unwrap();
     all_conform(&devices.into_iter().zip(specs.iter().map(DeviceSpec::known)).collect::<Vec<_>>());
 }

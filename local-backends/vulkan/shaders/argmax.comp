@@ -11,7 +11,7 @@ void main() {
     if (r >= x.ne.y) {
         return;
     }
-    float most = uintBitsToFloat(0xff800000);
+    float most = minus_infinity();
     uint best = 0;
     for (uint i = lane; i < n; i += LANES) {
         float v = read_f32(plus(row(x, r), i, 4));

@@ -7,11 +7,6 @@ const uint QK = 256;
 #define WHOLE false
 #endif
 
-// 32 bits of a block of whole words.
-uint whole32(uvec2 at) {
-    return WHOLE ? word(at) : bits32(at);
-}
-
 // The table of IQ4_NL and IQ4_XS, and twice the values of MXFP4, four signed bytes a word.
 const uint IQ4_VALUES[4] = uint[](0xbfad9881, 0xf6eaddcf, 0x26190d01, 0x71594535);
 const uint MXFP4_VALUES[4] = uint[](0x03020100, 0x0c080604, 0xfdfeff00, 0xf4f8fafc);

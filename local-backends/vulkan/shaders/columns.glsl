@@ -8,6 +8,8 @@ layout(constant_id = 3) const uint COLUMNS = 1;
 layout(constant_id = 4) const bool WIDE = false;
 
 const uint RESULTS = ROWS * COLUMNS;
+// Columns up to which scales and offsets are applied to sums; with more of them it is less to apply them to the weights.
+const uint FEW = 4;
 
 shared float parts[LANES * RESULTS];
 
@@ -17,7 +19,7 @@ uvec2 rows[ROWS], columns[COLUMNS];
 float sums[RESULTS];
 
 vec4 of_column(uvec2 column, uint i, uint n) {
-    return WIDE ? FourFloats(plus(column, i, 4)).v : quad(F32, column, i, n);
+    return WIDE ? Fours(column).v[i / 4] : quad(F32, column, i, n);
 }
 
 // The sums of the workgroup, in the first parts.
@@ -49,13 +51,22 @@ void multiply(uint n) {
         vec4 x[COLUMNS], y[COLUMNS];
         [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
             x[c] = of_column(columns[c], at.x, n);
-            y[c] = at.y < n ? of_column(columns[c], at.y, n) : vec4(0);
+            y[c] = at.y < n || TYPE > I32 ? of_column(columns[c], at.y, n) : vec4(0);
         }
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            vec4 low, high;
-            octet(TYPE, rows[r], u, n, low, high);
+            Octet w = octet(TYPE, rows[r], u, n);
+            if (COLUMNS > FEW) {
+                w.low = w.scale.x * w.low + w.offset.x;
+                w.high = w.scale.y * w.high + w.offset.y;
+            }
             [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                sums[r * COLUMNS + c] += dot(low, x[c]) + dot(high, y[c]);
+                vec2 sum = vec2(dot(w.low, x[c]), dot(w.high, y[c]));
+                if (COLUMNS > FEW) {
+                    sums[r * COLUMNS + c] += sum.x + sum.y;
+                } else {
+                    vec2 all = has_offset(TYPE) ? vec2(dot(x[c], vec4(1)), dot(y[c], vec4(1))) : vec2(0);
+                    sums[r * COLUMNS + c] += dot(w.scale, sum) + dot(w.offset, all);
+                }
             }
         }
     }

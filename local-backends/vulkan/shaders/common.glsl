@@ -6,6 +6,7 @@
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_buffer_reference_uvec2 : require
 #extension GL_EXT_control_flow_attributes : require
+#extension GL_EXT_spirv_intrinsics : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 
 // Invocations of a workgroup.
@@ -29,8 +30,12 @@ struct Tensor {
 layout(buffer_reference, std430, buffer_reference_align = 4) buffer Word {
     uint w;
 };
-layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer FourFloats {
-    vec4 v;
+// Words behind one another: an index of 32 bits on an address that all invocations share costs a card nothing.
+layout(buffer_reference, std430, buffer_reference_align = 4) readonly buffer Words {
+    uint w[];
+};
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Fours {
+    vec4 v[];
 };
 layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Node {
     // The sources, and the result as the last.
@@ -49,6 +54,13 @@ layout(push_constant, std430) uniform Push {
     uvec2 fault_at;
     uint number;
 };
+
+// Infinities and NaN are values, which no compiler may take for impossible (SPV_KHR_float_controls: SignedZeroInfNanPreserve of 32 bits).
+spirv_execution_mode(extensions = ["SPV_KHR_float_controls"], capabilities = [4466], 4461, 32);
+
+float minus_infinity() {
+    return uintBitsToFloat(0xff800000);
+}
 
 const uint ROW = 1, POSITION = 2, SEQUENCE = 3, BLOCK = 4, EXPERT = 5;
 const uint RESULT = 8;

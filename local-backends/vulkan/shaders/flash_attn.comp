@@ -1,4 +1,5 @@
-// FLASH_ATTN_EXT: a workgroup for each query and head, which goes through the keys that are seen, LANES at a time, with a running softmax.\n// The cache may be paged.
+// FLASH_ATTN_EXT: a workgroup for each query and head, which goes through the keys that are seen, LANES at a time, with a running softmax.
+// The cache may be paged.
 #version 460
 
 #include "common.glsl"
@@ -7,11 +8,9 @@
 layout(constant_id = 1) const uint K_TYPE = F16;
 layout(constant_id = 2) const uint V_TYPE = F16;
 layout(constant_id = 3) const uint MASK = F32;
-// Elements of a key, rounded up to fours; four-element parts of a value that an invocation has.
+// Elements of a key, rounded up; fours of a value that an invocation has.
 layout(constant_id = 4) const uint LENGTH = 64;
 layout(constant_id = 5) const uint PARTS = 1;
-
-const float NONE = -1.0 / 0.0;
 
 shared vec4 query[LENGTH / 4];
 // Of the keys at hand: their weights, and their rows in the cache.
@@ -93,7 +92,7 @@ void main() {
     if (!s.right) {
         s.begin = s.end = 0;
     }
-    float most = NONE, sum = 0.0;
+    float most = minus_infinity(), sum = 0.0;
     if (is_there(sinks)) {
         most = read_f32(plus(sinks.at, head, sinks.nb.x));
         sum = 1.0;
@@ -105,7 +104,7 @@ void main() {
     for (uint begin = s.begin; begin < s.end; begin += LANES) {
         uint j = begin + lane, at = j < s.end ? cache_row(j, s.column, n_kv, block) : ~0u;
         barrier();
-        float x = NONE;
+        float x = minus_infinity();
         if (at != ~0u) {
             x = logit(row(k, at, head_kv, 0), d);
             if (is_there(mask)) {
@@ -113,7 +112,7 @@ void main() {
             }
         }
         float higher = max(most, max_of(x));
-        float weight = x == NONE ? 0.0 : exp(x - higher), kept = most == NONE ? 0.0 : exp(most - higher);
+        float weight = x == minus_infinity() ? 0.0 : exp(x - higher), kept = most == minus_infinity() ? 0.0 : exp(most - higher);
         sum = sum * kept + sum_of(weight);
         most = higher;
         weights[lane] = weight;

@@ -36,7 +36,7 @@ void main() {
         vec4 w = vec4(0), x = vec4(0);
         if (i < k) {
             w = quad(TYPE, weight_row, i, k);
-            x = WIDE ? FourFloats(plus(column, i, 4)).v : quad(F32, column, i, k);
+            x = WIDE ? Fours(column).v[i / 4] : quad(F32, column, i, k);
         }
         barrier();
         [[unroll]] for (uint j = 0; j < 4; j++) {

@@ -13,8 +13,8 @@ layout(constant_id = 5) const bool ROWS_ARE_WHOLE = false;
 
 void main() {
     Tensor a = tensor(0), b = tensor(1), y = tensor(RESULT);
-    uint groups = (y.ne.x + ROWS - 1) / ROWS, chunks = (y.ne.y + COLUMNS - 1) / COLUMNS, g = group();
-    uint m = g % groups * ROWS, n = g / groups % chunks * COLUMNS, batch = g / groups / chunks;
+    uint groups = (y.ne.x + ROWS - 1) / ROWS, g = group();
+    uint m = g % groups * ROWS, batch = g / groups;
     uint i2 = batch % y.ne.z, i3 = batch / y.ne.z;
     if (i3 >= y.ne.w) {
         return;
@@ -25,11 +25,11 @@ void main() {
         rows[r] = row(a, min(m + r, y.ne.x - 1), i2 / repeats.x, i3 / repeats.y);
     }
     for (uint c = 0; c < COLUMNS; c++) {
-        columns[c] = row(b, min(n + c, y.ne.y - 1), i2, i3);
+        columns[c] = row(b, min(c, y.ne.y - 1), i2, i3);
     }
     multiply(a.ne.x);
     for (uint i = gl_LocalInvocationID.x; i < RESULTS; i += LANES) {
-        uint r = m + i / COLUMNS, c = n + i % COLUMNS;
+        uint r = m + i / COLUMNS, c = i % COLUMNS;
         if (r < y.ne.x && c < y.ne.y) {
             write_f32(plus(row(y, c, i2, i3), r, 4), parts[i]);
         }

@@ -17,112 +17,153 @@ uvec2 octet_places(uint type, uint u) {
     return uvec2(8 * u, 8 * u + 4);
 }
 
+// Two fours of numbers, of which an element is `scale * number + offset`, each four with its own.
+struct Octet {
+    vec4 low, high;
+    vec2 scale, offset;
+};
+
+// Whether offsets may be other than 0.
+bool has_offset(uint type) {
+    return type == Q4_0 || type == Q4_1 || type == Q5_0 || type == Q5_1 || type >= Q2_K && type <= Q6_K;
+}
+
+// Bits from a byte of a row. Where rows begin at whole words, `at16` is for even bytes.
+
+uint at32(uvec2 row, uint byte) {
+    if (!WHOLE) {
+        return bits32(plus(row, byte));
+    }
+    uint low = Words(row).w[byte / 4], high = Words(row).w[byte / 4 + 1], shift = (byte & 3) * 8;
+    return shift == 0 ? low : low >> shift | high << (32 - shift);
+}
+
+uint at16(uvec2 row, uint byte) {
+    return WHOLE ? Words(row).w[byte / 4] >> ((byte & 2) * 8) & 0xffff : bits16(plus(row, byte));
+}
+
+uint at8(uvec2 row, uint byte) {
+    return WHOLE ? Words(row).w[byte / 4] >> ((byte & 3) * 8) & 0xff : bits8(plus(row, byte));
+}
+
+// Of a block of whole words, from a byte that is a multiple of 4.
+uint word_at(uvec2 row, uint byte) {
+    return WHOLE ? Words(row).w[byte / 4] : bits32(plus(row, byte));
+}
+
 // Nibbles of a word as the fours, low halves first.
 uvec2 nibbles(uint w) {
     return uvec2(w & 0x0f0f0f0f, w >> 4 & 0x0f0f0f0f);
 }
 
-void octet_of_32(uint type, uvec2 row, uint u, out vec4 low, out vec4 high) {
+Octet of_bytes(uvec2 q, vec2 scale, vec2 offset) {
+    return Octet(bytes_of(q.x), bytes_of(q.y), scale, offset);
+}
+
+Octet octet_of_32(uint type, uvec2 row, uint u) {
     uint block = u / 4, j = (u & 3) * 4;
     if (type == Q8_0) {
-        uvec2 b = plus(row, block, 34);
-        float d = half_to_float(bits16(b));
-        low = d * signed_bytes_of(bits32(plus(b, 2 + j)));
-        high = d * signed_bytes_of(bits32(plus(b, 18 + j)));
-    } else if (type == Q4_1 || type == Q5_1) {
-        uint head = type == Q4_1 ? 4 : 8;
-        uvec2 b = plus(row, block, head + 16);
-        vec2 d = unpackHalf2x16(whole32(b));
-        uvec2 q = nibbles(whole32(plus(b, head + j)));
-        if (type == Q5_1) {
-            uint fifth = whole32(plus(b, 4));
-            q |= uvec2(spread(fifth, j), spread(fifth, j + 16)) << 4;
-        }
-        low = d.x * bytes_of(q.x) + d.y;
-        high = d.x * bytes_of(q.y) + d.y;
-    } else if (type == Q5_0) {
-        uvec2 b = plus(row, block, 22);
-        float d = half_to_float(bits16(b));
-        uint fifth = bits32(plus(b, 2));
-        uvec2 q = nibbles(bits32(plus(b, 6 + j))) | uvec2(spread(fifth, j), spread(fifth, j + 16)) << 4;
-        low = d * (bytes_of(q.x) - 16);
-        high = d * (bytes_of(q.y) - 16);
-    } else if (type == Q4_0 || type == IQ4_NL) {
-        uvec2 b = plus(row, block, 18);
-        float d = half_to_float(bits16(b));
-        uvec2 q = nibbles(bits32(plus(b, 2 + j)));
-        low = d * (type == Q4_0 ? bytes_of(q.x) - 8 : looked_up(q.x, IQ4_VALUES));
-        high = d * (type == Q4_0 ? bytes_of(q.y) - 8 : looked_up(q.y, IQ4_VALUES));
-    } else {
-        low = quad_of_32(type, row, block * 32 + j);
-        high = quad_of_32(type, row, block * 32 + j + 16);
+        uint b = block * 34;
+        vec4 low = signed_bytes_of(at32(row, b + 2 + j)), high = signed_bytes_of(at32(row, b + 18 + j));
+        return Octet(low, high, vec2(half_to_float(at16(row, b))), vec2(0));
     }
+    if (type == Q4_0) {
+        uint b = block * 18;
+        float d = half_to_float(at16(row, b));
+        return of_bytes(nibbles(at32(row, b + 2 + j)), vec2(d), vec2(-8.0 * d));
+    }
+    if (type == Q4_1) {
+        uint b = block * 20;
+        vec2 d = unpackHalf2x16(word_at(row, b));
+        return of_bytes(nibbles(word_at(row, b + 4 + j)), d.xx, d.yy);
+    }
+    if (type == Q5_0) {
+        uint b = block * 22, fifth = at32(row, b + 2);
+        float d = half_to_float(at16(row, b));
+        uvec2 q = nibbles(at32(row, b + 6 + j)) | uvec2(spread(fifth, j), spread(fifth, j + 16)) << 4;
+        return of_bytes(q, vec2(d), vec2(-16.0 * d));
+    }
+    if (type == Q5_1) {
+        uint b = block * 24, fifth = word_at(row, b + 4);
+        vec2 d = unpackHalf2x16(word_at(row, b));
+        uvec2 q = nibbles(word_at(row, b + 8 + j)) | uvec2(spread(fifth, j), spread(fifth, j + 16)) << 4;
+        return of_bytes(q, d.xx, d.yy);
+    }
+    if (type == IQ4_NL) {
+        uint b = block * 18;
+        uvec2 q = nibbles(at32(row, b + 2 + j));
+        return Octet(looked_up(q.x, IQ4_VALUES), looked_up(q.y, IQ4_VALUES), vec2(half_to_float(at16(row, b))), vec2(0));
+    }
+    vec4 low = quad_of_32(type, row, block * 32 + j), high = quad_of_32(type, row, block * 32 + j + 16);
+    return Octet(low, high, vec2(1), vec2(0));
 }
 
-void octet_of_256(uint type, uvec2 row, uint u, out vec4 low, out vec4 high) {
-    uint block = u / 32, v = u & 31;
+// Scale and minimum of group j of 8 in Q4_K and Q5_K, of the words that have them all.
+vec2 scale_min_k4(uvec3 words, uint j) {
+    uint shift = 8 * (j & 3);
+    if (j < 4) {
+        return vec2(words.x >> shift & 63, words.y >> shift & 63);
+    }
+    uint both = words.z >> shift, s = words.x >> (shift + 6) & 3, m = words.y >> (shift + 6) & 3;
+    return vec2(both & 15 | s << 4, both >> 4 & 15 | m << 4);
+}
+
+Octet octet_of_256(uint type, uvec2 row, uint u) {
+    uint block = u / 32, v = u & 31, quarter = v / 8, l = (v & 7) * 4;
     if (type == Q4_K || type == Q5_K) {
         bool five = type == Q5_K;
-        uint quarter = v / 8, l = (v & 7) * 4;
-        uvec2 b = plus(row, block, five ? 176 : 144);
-        vec2 d = unpackHalf2x16(whole32(b));
-        vec2 s = scale_min_k4(plus(b, 4), 2 * quarter), t = scale_min_k4(plus(b, 4), 2 * quarter + 1);
-        uvec2 q = nibbles(whole32(plus(b, (five ? 48 : 16) + 32 * quarter + l)));
+        uint b = block * (five ? 176 : 144);
+        vec2 d = unpackHalf2x16(word_at(row, b));
+        uvec3 words = uvec3(word_at(row, b + 4), word_at(row, b + 8), word_at(row, b + 12));
+        vec2 s = scale_min_k4(words, 2 * quarter), t = scale_min_k4(words, 2 * quarter + 1);
+        uvec2 q = nibbles(word_at(row, b + (five ? 48 : 16) + 32 * quarter + l));
         if (five) {
-            uint fifth = whole32(plus(b, 16 + l)) >> (2 * quarter);
+            uint fifth = word_at(row, b + 16 + l) >> (2 * quarter);
             q |= uvec2(fifth & 0x01010101, fifth >> 1 & 0x01010101) << 4;
         }
-        low = d.x * s.x * bytes_of(q.x) - d.y * s.y;
-        high = d.x * t.x * bytes_of(q.y) - d.y * t.y;
-    } else if (type == Q6_K) {
-        uint half_ = v / 16, l = (v & 15) * 4, shift = l / 32 * 2;
-        uvec2 b = plus(row, block, 210);
-        uvec2 q = nibbles(bits32(plus(b, half_ * 64 + l)));
-        uint two = bits32(plus(b, 128 + half_ * 32 + (l & 31))) >> shift;
-        q |= uvec2(two & 0x03030303, two >> 4 & 0x03030303) << 4;
-        float d = half_to_float(bits16(plus(b, 208)));
-        uvec2 scales = plus(b, 192 + half_ * 8 + l / 16);
-        low = d * float(signed8(bits8(scales))) * (bytes_of(q.x) - 32);
-        high = d * float(signed8(bits8(plus(scales, 4)))) * (bytes_of(q.y) - 32);
-    } else if (type == Q2_K || type == Q3_K) {
-        // Elements of a quarter and the words that have them, in each half of 128.
-        uint quarter = v / 8, l = (v & 7) * 4, shift = (quarter & 1) * 4, group = quarter * 4 + l / 16;
-        uvec2 b = plus(row, block, type == Q2_K ? 84 : 110);
-        uint w = bits32(plus(b, (type == Q2_K ? 16 : 32) + quarter / 2 * 32 + l)) >> shift;
-        uvec2 q = uvec2(w & 0x03030303, w >> 2 & 0x03030303);
-        if (type == Q2_K) {
-            vec2 d = unpackHalf2x16(bits32(plus(b, 80)));
-            uint s = bits8(plus(b, group)), t = bits8(plus(b, group + 2));
-            low = d.x * float(s & 15) * bytes_of(q.x) - d.y * float(s >> 4);
-            high = d.x * float(t & 15) * bytes_of(q.y) - d.y * float(t >> 4);
-        } else {
-            uint third = bits32(plus(b, l)) >> (2 * quarter);
-            q |= uvec2(third & 0x01010101, third >> 1 & 0x01010101) << 2;
-            float d = half_to_float(bits16(plus(b, 108)));
-            low = d * scale_q3_k(plus(b, 96), group) * (bytes_of(q.x) - 4);
-            high = d * scale_q3_k(plus(b, 96), group + 2) * (bytes_of(q.y) - 4);
-        }
-    } else if (type == IQ4_XS) {
-        uint group = v / 4;
-        uvec2 b = plus(row, block, 136);
-        float d = half_to_float(bits16(b)) * scale_iq4_xs(b, group);
-        uvec2 q = nibbles(whole32(plus(b, 8 + group * 16 + (v & 3) * 4)));
-        low = d * looked_up(q.x, IQ4_VALUES);
-        high = d * looked_up(q.y, IQ4_VALUES);
-    } else {
-        low = quad_of_256(type, row, 8 * u);
-        high = quad_of_256(type, row, 8 * u + 4);
+        return of_bytes(q, d.x * vec2(s.x, t.x), -d.y * vec2(s.y, t.y));
     }
+    if (type == Q6_K) {
+        // In each half of 128, elements e and e + 64 share a byte.
+        uint half_ = v / 16, e = (v & 15) * 4, b = block * 210;
+        uvec2 q = nibbles(at32(row, b + half_ * 64 + e));
+        uint two = at32(row, b + 128 + half_ * 32 + (e & 31)) >> (e / 32 * 2);
+        q |= uvec2(two & 0x03030303, two >> 4 & 0x03030303) << 4;
+        uint scales = b + 192 + half_ * 8 + e / 16;
+        vec2 s = half_to_float(at16(row, b + 208)) * vec2(signed8(at8(row, scales)), signed8(at8(row, scales + 4)));
+        return of_bytes(q, s, -32.0 * s);
+    }
+    // In each half of 128, four elements share a byte.
+    uint shift = (quarter & 1) * 4, group = quarter * 4 + l / 16;
+    if (type == Q2_K) {
+        uint b = block * 84, w = word_at(row, b + 16 + quarter / 2 * 32 + l) >> shift;
+        vec2 d = unpackHalf2x16(word_at(row, b + 80));
+        uint s = at8(row, b + group), t = at8(row, b + group + 2);
+        return of_bytes(uvec2(w, w >> 2) & 0x03030303, d.x * vec2(s & 15, t & 15), -d.y * vec2(s >> 4, t >> 4));
+    }
+    if (type == Q3_K) {
+        uint b = block * 110, w = at32(row, b + 32 + quarter / 2 * 32 + l) >> shift, third = at32(row, b + l) >> (2 * quarter);
+        uvec2 q = uvec2(w, w >> 2) & 0x03030303 | (uvec2(third, third >> 1) & 0x01010101) << 2;
+        uvec2 scales = plus(row, b + 96);
+        vec2 s = half_to_float(at16(row, b + 108)) * vec2(scale_q3_k(scales, group), scale_q3_k(scales, group + 2));
+        return of_bytes(q, s, -4.0 * s);
+    }
+    if (type == IQ4_XS) {
+        uint group_of_32 = v / 4, b = block * 136;
+        uvec2 q = nibbles(word_at(row, b + 8 + group_of_32 * 16 + (v & 3) * 4));
+        float d = half_to_float(at16(row, b)) * scale_iq4_xs(plus(row, b), group_of_32);
+        return Octet(looked_up(q.x, IQ4_VALUES), looked_up(q.y, IQ4_VALUES), vec2(d), vec2(0));
+    }
+    return Octet(quad_of_256(type, row, 8 * u), quad_of_256(type, row, 8 * u + 4), vec2(1), vec2(0));
 }
 
-// The fours of octet `u` of a row of `n`.
-void octet(uint type, uvec2 row, uint u, uint n, out vec4 low, out vec4 high) {
+// Octet `u` of a row of `n`.
+Octet octet(uint type, uvec2 row, uint u, uint n) {
     if (is_of_32(type)) {
-        octet_of_32(type, row, u, low, high);
-    } else if (type > I32) {
-        octet_of_256(type, row, u, low, high);
-    } else {
-        low = quad(type, row, 8 * u, n);
-        high = quad(type, row, 8 * u + 4, n);
+        return octet_of_32(type, row, u);
     }
+    if (type > I32) {
+        return octet_of_256(type, row, u);
+    }
+    return Octet(quad(type, row, 8 * u, n), quad(type, row, 8 * u + 4, n), vec2(1), vec2(0));
 }

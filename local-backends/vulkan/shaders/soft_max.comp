@@ -13,7 +13,7 @@ void main() {
     }
     uint i1 = r % x.ne.y, i2 = r / x.ne.y % x.ne.z, i3 = r / x.ne.y / x.ne.z;
     uvec2 from = row(x, r), to = row(y, r), masks = row(mask, i1, i2 % max(mask.ne.z, 1), i3 % max(mask.ne.w, 1));
-    float none = uintBitsToFloat(0xff800000), most = none, sum = 0.0, scale = number_param(0);
+    float none = minus_infinity(), most = none, sum = 0.0, scale = number_param(0);
     for (uint i = gl_LocalInvocationID.x; i < n; i += LANES) {
         float v = scale * read_f32(plus(from, i, 4));
         if (is_there(mask)) {

@@ -134,8 +134,8 @@ impl Drop for Timeline {
     }
 }
 
-/// Longest that a command of its own may take: filling the largest buffer of the slowest device.
-const ONCE: Duration = Duration::from_secs(60);
+/// Longest wait for a command, and for all that the device was given before by anybody: as long as queues wait for one another.
+const ONCE: Duration = Duration::from_secs(600);
 
 /// Runs some commands that use `used`, waits for them and gives it back.
 pub(crate) fn run_once<T>(
@@ -150,7 +150,7 @@ pub(crate) fn run_once<T>(
     gpu.submit(&[buffer], timeline.semaphore, 1)?;
     let error = match timeline.wait_for(1, ONCE) {
         Ok(true) => return Ok(used),
-        Ok(false) => gpu.given_up("a copy takes more than a minute"),
+        Ok(false) => gpu.given_up("a copy is not done after ten minutes"),
         Err(error) => error,
     };
     // Nothing is freed under the device's hands.

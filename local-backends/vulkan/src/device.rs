@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, Weak};
 /// Roots begin at multiples of this, which is more than any load needs.
 const ALIGNMENT: usize = 32;
 
-/// A driver's allocations, some thousands, are enough for so many clients that take all they may.
+/// Clients among whom the driver's allocations, some thousands, are divided.
 const CLIENTS: u32 = 8;
 
-/// Ops, and cases of the conformance suite, that no kernel computes: a CPU device beside it does.
+/// What is not supported, or not in all cases, by ops and by cases of the conformance suite: a CPU device beside it computes that.
 pub const UNSUPPORTED: &[&str] = &[
     // Sampling.
     "LOG_PROB",
@@ -96,7 +96,7 @@ impl Backend for Vulkan {
                 Err(why) => tracing::debug!("{} cannot be opened again: {why}", self.id),
             }
         }
-        Arc::new(GpuContext { gpu: gpu.clone(), funds, steps: self.steps.clone(), buffers: Mutex::default() })
+        Arc::new(GpuContext { gpu: gpu.clone(), funds, steps: self.steps.clone(), allocations: Mutex::default() })
     }
 
     fn progress(&self) -> Option<u64> {
@@ -113,28 +113,35 @@ struct GpuContext {
     gpu: Arc<Gpu>,
     funds: Funds,
     steps: Arc<AtomicU64>,
-    /// Its buffers that are left.
-    buffers: Mutex<Vec<Weak<()>>>,
+    /// Its buffers and graphs, each an allocation of the driver's.
+    allocations: Mutex<Vec<Weak<()>>>,
+}
+
+impl GpuContext {
+    /// A place among the client's allocations, kept as long as what has it.
+    fn place(&self) -> Result<Arc<()>> {
+        let most = self.gpu.physical.limits.max_memory_allocation_count / CLIENTS;
+        let mut taken = lock(&self.allocations);
+        taken.retain(|place| place.strong_count() > 0);
+        if taken.len() as u64 >= u64::from(most) {
+            let id = &self.funds.info().id;
+            return Err(Error::Request(format!("{id}: a client has {most} buffers and graphs at most, and has them")));
+        }
+        let place = Arc::new(());
+        taken.push(Arc::downgrade(&place));
+        Ok(place)
+    }
 }
 
 impl Context for GpuContext {
     fn alloc(&self, size: u64, _: Usage) -> Result<Arc<dyn Buffer>> {
-        let most = self.gpu.physical.limits.max_memory_allocation_count / CLIENTS;
-        // This one and those that are there.
-        let place = Arc::new(());
-        let mut buffers = lock(&self.buffers);
-        buffers.retain(|buffer| buffer.strong_count() > 0);
-        if buffers.len() as u64 >= u64::from(most) {
-            let of = &self.funds.info().id;
-            return Err(Error::Request(format!("{of}: a client has {most} buffers at most, and has them")));
-        }
-        buffers.push(Arc::downgrade(&place));
-        drop(buffers);
-        Ok(Arc::new(GpuBuffer::new(&self.gpu, &self.funds, size)?.at(place)))
+        let place = self.place()?;
+        Ok(Arc::new(GpuBuffer::new(&self.gpu, &self.funds, size)?.counted_by(place)))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
-        Ok(Arc::new(Program::new(&self.gpu, &self.funds, graph, placement)?))
+        let place = self.place()?;
+        Ok(Arc::new(Program::new(&self.gpu, &self.funds, graph, placement, place)?))
     }
 
     fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>> {

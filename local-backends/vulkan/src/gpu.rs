@@ -152,7 +152,7 @@ impl Gpu {
             _ => AllocationScheme::GpuAllocatorManaged,
         };
         let describes =
-            AllocationCreateDesc { name: "tensors", requirements, location, linear: true, allocation_scheme: scheme };
+            AllocationCreateDesc { name: "memory", requirements, location, linear: true, allocation_scheme: scheme };
         let allocation = lock(&self.allocator).allocate(&describes).map_err(|why| {
             tracing::debug!("{}: {size} bytes could not be had: {why}", self.id);
             out_of_memory()

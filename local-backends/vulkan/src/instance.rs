@@ -95,11 +95,13 @@ fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize)
     let mut driver = vk::PhysicalDeviceDriverProperties::default();
     let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
     let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
+    let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
     let mut properties = vk::PhysicalDeviceProperties2::default()
         .push_next(&mut ids)
         .push_next(&mut driver)
         .push_next(&mut subgroups)
-        .push_next(&mut maintenance);
+        .push_next(&mut maintenance)
+        .push_next(&mut floats);
     // SAFETY: a physical device of this instance, and structures that it may fill.
     unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
     let of = properties.properties;
@@ -118,6 +120,7 @@ fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize)
         (features12.timeline_semaphore != 0, "timeline semaphores"),
         (features12.buffer_device_address != 0, "buffer device addresses"),
         (arithmetic, "arithmetic of subgroups"),
+        (floats.shader_signed_zero_inf_nan_preserve_float32 != 0, "floats that keep infinities and NaN"),
         (of.limits.max_compute_work_group_invocations >= 256, "workgroups of 256"),
         (of.limits.max_compute_work_group_size[0] >= 256, "workgroups of 256 in one dimension"),
     ] {

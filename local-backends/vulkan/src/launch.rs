@@ -1,5 +1,5 @@
-//! What a node becomes: a kernel with its constants, how many workgroups it needs, and its parameters. One function per op, in the order of
-//! their files in `shaders/`. A node that has no launch is not supported.
+//! What a node becomes: a kernel with its constants, how many workgroups it needs, and its parameters. A node that has no launch is not
+//! supported.
 
 use crate::pipelines::{Kernel, Variant};
 use outboard_core::op::{self, Op, Order, RopeMode, Srcs, UnaryKind};
@@ -36,10 +36,10 @@ pub(crate) struct Launch {
     pub(crate) work: u64,
 }
 
-/// What a driver bears.
+/// Limits of one node, by the kind of its driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Operations of one node: some tenths of a second of a card, a minute or two of a driver on processors.
+    /// Operations: some seconds of a small card, and about half a minute of a driver on processors.
     work: u64,
     /// Iterations of an invocation's loops, all together: lavapipe ends them without a word after 65,535.
     iterations: u64,
@@ -49,7 +49,7 @@ impl Bounds {
     /// Those of a card, or of a driver that runs on processors.
     pub(crate) fn of(kind: DeviceKind) -> Bounds {
         match kind {
-            DeviceKind::Cpu => Bounds { work: 1 << 37, iterations: 60_000 },
+            DeviceKind::Cpu => Bounds { work: 1 << 34, iterations: 60_000 },
             _ => Bounds { work: 1 << 42, iterations: u64::MAX },
         }
     }
@@ -127,7 +127,7 @@ fn is_wide(tensor: &Tensor) -> bool {
 /// How a node that computes something is computed; `None` if it is not supported.
 pub(crate) fn launch(graph: &Graph, id: TensorId, bounds: &Bounds) -> Option<Launch> {
     let node = Node { graph, tensor: graph.tensor(id) };
-    let launch = kernel(&node)?;
+    let launch = launch_of(&node)?;
     let cost = cost(&node)?;
     (cost.work <= bounds.work && cost.iterations <= bounds.iterations).then_some(Launch { work: cost.work, ..launch })
 }
@@ -165,11 +165,13 @@ fn cost(node: &Node) -> Option<Cost> {
             let lanes = u64::from(ROW_LANES);
             Cost { work, iterations: keys.div_ceil(lanes).saturating_mul(q.ne()[0] as u64 / 4 + lanes + 2) }
         }
-        _ => Cost { work: flops, iterations: 0 },
+        Op::MulMat(_) => Cost { work: flops, iterations: node.src(0)?.ne()[0] as u64 / 16 },
+        // Those that go through a row do so three times at most.
+        _ => Cost { work: flops, iterations: 3 * node.src(0).map_or(0, |src| src.ne()[0] as u64 / 32) },
     })
 }
 
-fn kernel(node: &Node) -> Option<Launch> {
+fn launch_of(node: &Node) -> Option<Launch> {
     let graph = node.graph;
     let all_fit = fits(node.tensor) && node.tensor.sources().all(|src| fits(graph.tensor(src)));
     if !all_fit {
@@ -275,8 +277,9 @@ fn is_whole(tensor: &Tensor) -> bool {
 }
 
 /// Rows of weights that a workgroup takes at once: more need the columns less often, fewer keep more workgroups busy.
-fn rows_at_once(m: usize) -> usize {
-    if m >= 512 { 4 } else { 2 }
+fn rows_at_once(m: usize, columns: usize) -> usize {
+    // With four rows, more columns than four do not fit a card's registers.
+    if m >= 512 && columns <= 4 { 4 } else { 2 }
 }
 
 fn mul_mat(node: &Node) -> Option<Launch> {
@@ -287,7 +290,7 @@ fn mul_mat(node: &Node) -> Option<Launch> {
         let groups = m.div_ceil(TILE) * n.div_ceil(TILE) * b2 * b3;
         return Some(Launch::new(Kernel::MulMat, 256, &[dtype, 0, 0, wide], groups));
     }
-    let rows = rows_at_once(m);
+    let rows = rows_at_once(m, n);
     let constants = [dtype, rows as u32, n.max(1) as u32, wide, u32::from(is_whole(a))];
     Some(Launch::new(Kernel::MulMatVec, ROW_LANES, &constants, m.div_ceil(rows) * b2 * b3))
 }
@@ -295,7 +298,7 @@ fn mul_mat(node: &Node) -> Option<Launch> {
 fn mul_mat_id(node: &Node) -> Option<Launch> {
     let (a, b) = (node.src(0)?, node.src(1)?);
     let [m, used, tokens, _] = node.tensor.ne();
-    let rows = rows_at_once(m);
+    let rows = rows_at_once(m, 1);
     let constants = [number(a.dtype()), rows as u32, 1, u32::from(is_wide(b)), u32::from(is_whole(a))];
     Some(Launch::new(Kernel::MulMatId, ROW_LANES, &constants, m.div_ceil(rows) * used * tokens))
 }
@@ -360,4 +363,32 @@ fn set_rows(node: &Node) -> Option<Launch> {
 fn soft_max(node: &Node, op: &op::SoftMax) -> Launch {
     let mask = node.src(1).map_or(DType::F32, Tensor::dtype);
     Launch::of_rows(Kernel::SoftMax, &[number(mask)], node.tensor.ne()[0], node.rows()).with_floats(&[op.scale])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers that kernels have by name.
+    fn named(file: &str, name: &str) -> Option<u32> {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("shaders").join(file);
+        let text = std::fs::read_to_string(path).unwrap();
+        let constants = text.lines().filter_map(|line| line.strip_prefix("const uint "));
+        let mut pairs = constants.flat_map(|list| list.trim_end_matches(';').split(", "));
+        pairs.find_map(|pair| pair.strip_prefix(&format!("{name} = "))?.parse().ok())
+    }
+
+    #[test]
+    fn kernels_number_things_as_the_host_does() {
+        for dtype in DType::ALL {
+            assert_eq!(named("common.glsl", dtype.name()), Some(number(dtype)), "{dtype}");
+        }
+        for (i, kind) in UnaryKind::ALL.iter().enumerate() {
+            assert_eq!(named("activations.glsl", kind.name()), Some(i as u32), "{kind:?}");
+        }
+        let unary = UnaryKind::ALL.len() as u32;
+        assert_eq!([named("unary.comp", "SCALE"), named("unary.comp", "CLAMP")], [Some(unary), Some(unary + 1)]);
+        assert_eq!(named("common.glsl", "RESULT"), Some(op::MAX_SRCS as u32));
+        assert_eq!(named("mul_mat.comp", "TILE"), Some(TILE as u32));
+    }
 }

@@ -39,8 +39,8 @@ impl GpuBuffer {
         Ok(GpuBuffer { raw, size, device: funds.device(), _place: None, _payment: payment })
     }
 
-    /// The same with a place among its client's buffers.
-    pub(crate) fn at(self, place: Arc<()>) -> GpuBuffer {
+    /// The same with a place among its client's allocations.
+    pub(crate) fn counted_by(self, place: Arc<()>) -> GpuBuffer {
         GpuBuffer { _place: Some(place), ..self }
     }
 

@@ -21,7 +21,7 @@ const HEAD_BYTES: usize = 64;
 pub(crate) const FAULT_BYTES: usize = 16;
 
 /// Floating-point operations of a command buffer, at most, unless a single node has more: about a millisecond of a small card, and some
-/// hundredths of a second of a software driver. No driver's watchdog fires then, and a run can be stopped in between.
+/// hundredths of a second of a software driver. Between two of them a run can be stopped.
 const PIECE: u64 = 2_000_000_000;
 const PIECE_OF_SOFTWARE: u64 = 20_000_000;
 /// Most ranges that are remembered between two barriers.
@@ -78,11 +78,17 @@ struct Step {
 }
 
 impl Program {
-    pub(crate) fn new(gpu: &Arc<Gpu>, funds: &Funds, graph: Arc<Graph>, placement: Placement) -> Result<Program> {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        funds: &Funds,
+        graph: Arc<Graph>,
+        placement: Placement,
+        place: Arc<()>,
+    ) -> Result<Program> {
         let steps = steps(gpu, &graph, &placement)?;
         let tables: usize = steps.iter().map(|step| step.launch.table.next_multiple_of(4) * 4).sum();
         let size = HEAD_BYTES + steps.len() * RECORD_BYTES + tables;
-        let records = GpuBuffer::new(gpu, funds, size as u64)?;
+        let records = GpuBuffer::new(gpu, funds, size as u64)?.counted_by(place);
         let image = image(&graph, &placement, &steps, records.address(), size)?;
         let records = upload(gpu, records, &image)?;
         let commands = Commands::new(gpu)?;
@@ -96,7 +102,7 @@ impl Program {
     }
 
     /// What kernels have found wrong, as an error of the device of that id.
-    pub(crate) fn found(&self, id: &str, fault: [u32; 4]) -> Option<Error> {
+    pub(crate) fn fault_error(&self, id: &str, fault: [u32; 4]) -> Option<Error> {
         let [number, reason, value, limit] = fault;
         let node = TensorId::from_index(usize::try_from(number.checked_sub(1)?).unwrap_or(usize::MAX));
         let what = match reason {
@@ -220,7 +226,7 @@ fn tensor_record(graph: &Graph, placement: &Placement, id: TensorId) -> Result<[
 
 /// Copies bytes to the beginning of a buffer.
 fn upload(gpu: &Arc<Gpu>, to: GpuBuffer, bytes: &[u8]) -> Result<GpuBuffer> {
-    let staging = gpu.allocate(bytes.len() as u64, MemoryLocation::CpuToGpu)?;
+    let staging = gpu.allocate(bytes.len() as u64, MemoryLocation::GpuToCpu)?;
     let (Some(mapped), Some(handle)) = (staging.mapped(), to.handle()) else {
         return Err(gpu.failed("memory that the host cannot address", vk::Result::ERROR_MEMORY_MAP_FAILED));
     };

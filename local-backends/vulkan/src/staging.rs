@@ -53,7 +53,7 @@ impl Staging {
     /// Copies bytes from its beginning, when the device has written them.
     pub(crate) fn read(&self, len: usize) -> Vec<u8> {
         assert!(len as u64 <= self.size, "staging of {} for {len} bytes", self.size);
-        // SAFETY: the memory is mapped, zeroed or written, and large enough; the device is done with it.
+        // SAFETY: the memory is mapped and large enough; the device has written these bytes, for which the caller has waited.
         unsafe { std::slice::from_raw_parts(self.mapped, len) }.to_vec()
     }
 }

@@ -85,8 +85,8 @@ fn variants() -> Vec<(String, Variant)> {
     let mut add = |name: String, kernel, constants: Vec<u32>| variants.push((name, Variant { kernel, constants }));
     for dtype in DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::I32 | DType::Q8_K)) {
         let of = number(dtype);
-        for columns in [1, 8] {
-            let constants = vec![ROW_LANES, of, 4, columns, 1, 1];
+        for (rows, columns) in [(4, 1), (4, 4), (2, 8)] {
+            let constants = vec![ROW_LANES, of, rows, columns, 1, 1];
             add(format!("mul_mat_vec {dtype} columns={columns}"), Kernel::MulMatVec, constants);
         }
         add(format!("mul_mat_id {dtype}"), Kernel::MulMatId, vec![ROW_LANES, of, 4, 1, 1, 1]);

@@ -331,7 +331,7 @@ impl Stream for GpuStream {
             let words = staging.read(FAULT_BYTES).as_chunks::<4>().0.to_vec();
             let fault = [0, 1, 2, 3].map(|i| words.get(i).map_or(0, |word| u32::from_le_bytes(*word)));
             let program = executable.as_any().downcast_ref::<Program>().ok_or_else(wrong)?;
-            match program.found(&gpu.id, fault) {
+            match program.fault_error(&gpu.id, fault) {
                 Some(error) => Err(error),
                 None => Ok(timer.span(&gpu, submitted)),
             }
