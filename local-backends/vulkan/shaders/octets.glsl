@@ -98,30 +98,28 @@ Octet octet_of_32(uint type, uvec2 row, uint u) {
     return Octet(low, high, vec2(1), vec2(0));
 }
 
-// Scale and minimum of group j of 8 in Q4_K and Q5_K, of the words that have them all.
-vec2 scale_min_k4(uvec3 words, uint j) {
-    uint shift = 8 * (j & 3);
-    if (j < 4) {
-        return vec2(words.x >> shift & 63, words.y >> shift & 63);
-    }
-    uint both = words.z >> shift, s = words.x >> (shift + 6) & 3, m = words.y >> (shift + 6) & 3;
-    return vec2(both & 15 | s << 4, both >> 4 & 15 | m << 4);
+// Scales and minimums of a quarter's two groups in Q4_K and Q5_K, of the words that have all eight: two bytes each.
+uvec2 scales_min_k4(uvec3 words, uint quarter) {
+    words >>= 16 * (quarter & 1);
+    uvec2 first = words.xy & 0x3f3f;
+    uvec2 second = uvec2(words.z, words.z >> 4) & 0x0f0f | (words.xy >> 6 & 0x0303) << 4;
+    return quarter < 2 ? first : second;
 }
 
 Octet octet_of_256(uint type, uvec2 row, uint u) {
     uint block = u / 32, v = u & 31, quarter = v / 8, l = (v & 7) * 4;
     if (type == Q4_K || type == Q5_K) {
         bool five = type == Q5_K;
-        uint b = block * (five ? 176 : 144);
-        vec2 d = unpackHalf2x16(word_at(row, b));
-        uvec3 words = uvec3(word_at(row, b + 4), word_at(row, b + 8), word_at(row, b + 12));
-        vec2 s = scale_min_k4(words, 2 * quarter), t = scale_min_k4(words, 2 * quarter + 1);
-        uvec2 q = nibbles(word_at(row, b + (five ? 48 : 16) + 32 * quarter + l));
+        uvec2 b = plus(row, block * (five ? 176 : 144));
+        vec2 d = unpackHalf2x16(word_at(b, 0));
+        uvec3 words = uvec3(word_at(b, 4), word_at(b, 8), word_at(b, 12));
+        uvec2 both = scales_min_k4(words, quarter);
+        uvec2 q = nibbles(word_at(b, (five ? 48 : 16) + 32 * quarter + l));
         if (five) {
-            uint fifth = word_at(row, b + 16 + l) >> (2 * quarter);
+            uint fifth = word_at(b, 16 + l) >> (2 * quarter);
             q |= uvec2(fifth & 0x01010101, fifth >> 1 & 0x01010101) << 4;
         }
-        return of_bytes(q, d.x * vec2(s.x, t.x), -d.y * vec2(s.y, t.y));
+        return of_bytes(q, d.x * vec2(both.x & 0xff, both.x >> 8 & 0xff), -d.y * vec2(both.y & 0xff, both.y >> 8 & 0xff));
     }
     if (type == Q6_K) {
         // In each half of 128, elements e and e + 64 share a byte.
