@@ -22,7 +22,7 @@ pub use at_once::{at_once, try_at_once};
 pub use content::{Content, ContentUpload, DeviceContents, Digest};
 pub use device::{
     Buffer, Client, Costs, Device, DeviceInfo, DeviceKind, Event, Executable, MemoryAccount, MemoryInfo, MemoryShare,
-    NodeSet, PeerTransfer, Pending, Placement, Queue, Slice, Speed, Ticket, TraceEvent, Usage, WeightTail,
+    NodeSet, PeerTransfer, Pending, PlacedBytes, Placement, Queue, Slice, Speed, Ticket, TraceEvent, Usage, WeightTail,
 };
 pub use dtype::DType;
 pub use error::{Error, Result};

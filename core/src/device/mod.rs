@@ -13,7 +13,7 @@ mod round_trip;
 pub use buffer::{Buffer, Slice, Usage};
 pub use bytes::Bytes;
 pub use pending::{Completer, Pending};
-pub use placement::Placement;
+pub use placement::{PlacedBytes, Placement};
 pub use queue::{Event, Executable, PeerTransfer, QUEUE_DEPTH, Queue, Ticket, TraceEvent, TraceHook};
 pub use round_trip::RoundTrips;
 

@@ -71,11 +71,11 @@ impl Placement {
     fn check_node(&self, graph: &Graph, id: TensorId) -> std::result::Result<(), String> {
         let t = graph.tensor(id);
         let Some(op) = t.op().filter(|op| !op.is_view()) else { return Ok(()) };
-        let Some(written) = self.range(graph, id) else { return Ok(()) };
+        let Some(written) = self.bytes(graph, id) else { return Ok(()) };
         let mut taken_over = false;
         for (i, source) in t.srcs().iter().enumerate() {
             let Some(source) = source.filter(|_| op.writes() != Some(i)) else { continue };
-            let Some(read) = self.range(graph, source).filter(|read| read.meets(&written)) else { continue };
+            let Some(read) = self.bytes(graph, source).filter(|read| read.meets(&written)) else { continue };
             let whole = read == written && graph.tensor(source).layout() == t.layout();
             if taken_over || !whole || !op.in_place().contains(&i) {
                 return Err(format!("its result would lie on its source {}", graph.label(source)));
@@ -85,8 +85,8 @@ impl Placement {
         Ok(())
     }
 
-    /// Where a tensor lies; `None` if it is empty.
-    fn range(&self, graph: &Graph, id: TensorId) -> Option<PlacedBytes> {
+    /// Where a tensor of the graph lies, a view in its root's memory; `None` if it is empty or has no place.
+    pub fn bytes(&self, graph: &Graph, id: TensorId) -> Option<PlacedBytes> {
         let t = graph.tensor(id);
         let slice = self.get(t.root()).filter(|_| t.layout().span() > 0)?;
         let start = slice.offset() + t.offset() as u64;
@@ -102,14 +102,15 @@ impl Placement {
 
 /// Bytes of a buffer, which is told from others by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PlacedBytes {
+pub struct PlacedBytes {
     buffer: *const (),
     start: u64,
     end: u64,
 }
 
 impl PlacedBytes {
-    fn meets(&self, other: &PlacedBytes) -> bool {
+    /// Whether both have a byte in common.
+    pub fn meets(&self, other: &PlacedBytes) -> bool {
         self.buffer == other.buffer && self.start < other.end && other.start < self.end
     }
 }

@@ -57,10 +57,8 @@ pub fn vulkan_device(
         ..DeviceInfo::new(name, found.kind, "vulkan", total)
     };
     let number = found.number;
-    let pool: Arc<dyn MemoryPool> = match software {
-        true => budget.clone(),
-        false => CardPool::new(total, move || memory(number).free),
-    };
+    let pool: Arc<dyn MemoryPool> =
+        if software { budget.clone() } else { CardPool::new(total, move || memory(number).free) };
     let backend = Vulkan { number, kind: found.kind, id: name.into(), gpu: Mutex::new(gpu), steps: Arc::default() };
     Ok(LocalDevice::new(host, info, pool, Arc::new(backend)))
 }
@@ -149,11 +147,10 @@ impl Context for GpuContext {
     }
 
     fn check(&self) -> Result<()> {
-        match self.gpu.is_lost() {
-            true => {
-                Err(Error::Peer { endpoint: self.funds.info().id.clone(), detail: "its driver has lost it".into() })
-            }
-            false => Ok(()),
+        if self.gpu.is_lost() {
+            let endpoint = self.funds.info().id.clone();
+            return Err(Error::Peer { endpoint, detail: "its driver has lost it".into() });
         }
+        Ok(())
     }
 }

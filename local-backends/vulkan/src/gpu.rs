@@ -195,9 +195,10 @@ pub(crate) fn heap(vulkan: &Vulkan, physical: &Physical) -> MemoryInfo {
     let Some((place, heap)) = own.max_by_key(|(_, heap)| heap.size) else {
         return MemoryInfo { total: 0, free: 0 };
     };
-    let free = match physical.has_budget {
-        true => budget.heap_budget[place].saturating_sub(budget.heap_usage[place]),
-        false => heap.size,
+    let free = if physical.has_budget {
+        budget.heap_budget[place].saturating_sub(budget.heap_usage[place])
+    } else {
+        heap.size
     };
     MemoryInfo { total: heap.size, free }
 }

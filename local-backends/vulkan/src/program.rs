@@ -8,7 +8,7 @@ use ash::vk;
 use gpu_allocator::MemoryLocation;
 use outboard_core::local::Funds;
 use outboard_core::op::MAX_SRCS;
-use outboard_core::{DeviceKind, Error, Executable, Graph, Placement, Result, TensorId};
+use outboard_core::{DeviceKind, Error, Executable, Graph, PlacedBytes, Placement, Result, TensorId};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -118,33 +118,11 @@ impl Program {
     }
 }
 
-/// Bytes of a buffer, for what meets what.
-#[derive(Clone, Copy)]
-struct Range {
-    buffer: *const (),
-    start: u64,
-    end: u64,
-}
-
-impl Range {
-    fn of(graph: &Graph, placement: &Placement, id: TensorId) -> Option<Range> {
-        let t = graph.tensor(id);
-        let slice = placement.get(t.root()).filter(|_| t.layout().span() > 0)?;
-        let start = slice.offset() + t.offset() as u64;
-        let buffer = Arc::as_ptr(slice.buffer()).cast();
-        Some(Range { buffer, start, end: start + t.layout().span() as u64 })
-    }
-
-    fn meets(&self, other: &Range) -> bool {
-        self.buffer == other.buffer && self.start < other.end && other.start < self.end
-    }
-}
-
 /// The nodes that compute something, with their pipelines, and which of them wait for others.
 fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Step>> {
     let mut steps = Vec::new();
     // What was read and written since the last barrier.
-    let (mut read, mut written): (Vec<Range>, Vec<Range>) = Default::default();
+    let (mut read, mut written): (Vec<PlacedBytes>, Vec<PlacedBytes>) = Default::default();
     for id in graph.nodes() {
         let tensor = graph.tensor(id);
         if !tensor.is_compute() || tensor.layout().is_empty() {
@@ -159,9 +137,9 @@ fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Ste
             let detail = format!("the driver cannot compile its kernel: {e}");
             Error::Device { device: gpu.id.to_string(), op: Some(graph.label(id).to_string()), detail }
         })?;
-        let sources = tensor.sources().filter_map(|src| Range::of(graph, placement, src));
-        let (reads, writes) = (sources.collect::<Vec<_>>(), Range::of(graph, placement, id));
-        let meets = |range: &Range, others: &[Range]| others.iter().any(|other| range.meets(other));
+        let sources = tensor.sources().filter_map(|src| placement.bytes(graph, src));
+        let (reads, writes) = (sources.collect::<Vec<_>>(), placement.bytes(graph, id));
+        let meets = |range: &PlacedBytes, others: &[PlacedBytes]| others.iter().any(|other| range.meets(other));
         let waits = reads.iter().any(|range| meets(range, &written))
             || writes.iter().any(|range| meets(range, &written) || meets(range, &read))
             // So that a graph of many nodes is not compared with itself node by node.
