@@ -23,16 +23,8 @@ const CLIENTS: u32 = 8;
 
 /// What is not supported, or not in all cases, by ops and by cases of the conformance suite: a CPU device beside it computes that.
 pub const UNSUPPORTED: &[&str] = &[
-    // Sampling.
-    "LOG_PROB",
-    "PENALTY",
-    "SAMPLE",
-    // Long rows, which only sampling has.
-    "TOP_K n=32000 rows=1 k=40",
     // Writing blocks, except Q8_0 by SET_ROWS.
-    "CAST",
-    "CPY",
-    "SET_ROWS",
+    "CAST", "CPY", "SET_ROWS",
 ];
 
 /// Opens a device of this process in `host`, under this name. A software driver's memory is the host's, of the budget.

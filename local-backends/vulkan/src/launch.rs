@@ -14,6 +14,12 @@ const FEW_COLUMNS: usize = 8;
 const MAX_HEAD: usize = 576;
 /// Longest row that is sorted, every element being compared with all others: far more than models have experts.
 const MAX_SORTED: usize = 4096;
+/// Longest row in which places are found digit by digit: sums of so many weights have 51 bits.
+const MAX_SELECTED: usize = 1 << 20;
+/// Most elements that are then sorted.
+const MAX_LISTED: usize = 256;
+/// Tokens whose places in a window are counted at once.
+pub(crate) const PENALTY_PART: usize = 2048;
 /// Most elements of a row that are rotated: a table of half as many numbers is made for each node.
 const MAX_ROTATED: usize = 4096;
 /// Invocations of a workgroup that works on one row, or one element each.
@@ -145,6 +151,22 @@ fn cost(node: &Node) -> Option<Cost> {
     let flops = op.flops(&Srcs(&layouts), node.tensor.layout());
     let count = |i: usize| node.src(i).map_or(0, |src| src.layout().elements() as u64);
     Some(match op {
+        Op::Sample(_) | Op::TopK(_) if node.src(0)?.ne()[0] > MAX_SORTED || matches!(op, Op::Sample(_)) => {
+            // Three places, of seven digits each.
+            let passes = 24;
+            let n = node.src(0)?.ne()[0] as u64;
+            Cost { work: count(0).saturating_mul(passes), iterations: passes * n.div_ceil(ELEMENT_LANES.into()) }
+        }
+        Op::Penalty(op) => {
+            let positions = match op.block {
+                0 => node.src(1)?.ne()[0],
+                block => node.src(4)?.ne()[0].saturating_mul(block),
+            } as u64;
+            let parts = (node.src(0)?.ne()[0] as u64).div_ceil(PENALTY_PART as u64);
+            let of_row = parts.saturating_mul(positions.saturating_add(2 * PENALTY_PART as u64));
+            let rows = node.src(0)?.ne()[1] as u64;
+            Cost { work: of_row.saturating_mul(rows), iterations: of_row / 32 }
+        }
         Op::Argsort(_) | Op::TopK(_) => {
             let n = node.src(0)?.ne()[0] as u64;
             Cost { work: count(0).saturating_mul(n), iterations: n.div_ceil(256) * n.div_ceil(4) }
@@ -207,13 +229,39 @@ fn launch_of(node: &Node) -> Option<Launch> {
             let place = UnaryKind::ALL.iter().position(|&kind| kind == op.kind)?;
             Some(unary(node, place as u32))
         }
-        Op::TopK(_) => argsort(node, Order::Descending),
-        Op::LogProb(_) | Op::Penalty(_) | Op::Sample(_) => None,
+        Op::TopK(op) => top_k(node, op),
+        Op::LogProb(_) => Some(of_logits(node, Kernel::LogProb, &[])?),
+        Op::Penalty(op) => {
+            let launch = of_logits(node, Kernel::Penalty, &[PENALTY_PART as u32])?;
+            Some(launch.with(&[u32::try_from(op.block).ok()?]))
+        }
+        Op::Sample(_) => of_logits(node, Kernel::Sample, &[]).filter(|_| is_selected(node)),
         Op::Permute(_) | Op::Reshape(_) | Op::View(_) => None,
     }
 }
 
-/// ARGSORT, and TOP_K, which is the beginning of one.
+/// A workgroup for each row of logits.
+fn of_logits(node: &Node, kernel: Kernel, constants: &[u32]) -> Option<Launch> {
+    let [n, rows, ..] = node.src(0)?.ne();
+    Some(Launch::of_rows(kernel, constants, n, rows))
+}
+
+/// Whether places in its rows can be found digit by digit.
+fn is_selected(node: &Node) -> bool {
+    node.src(0).is_some_and(|x| x.ne()[0] <= MAX_SELECTED)
+}
+
+/// The beginning of an ARGSORT, or of long rows what is found digit by digit.
+fn top_k(node: &Node, op: &op::TopK) -> Option<Launch> {
+    let x = node.src(0)?;
+    if x.ne()[0] <= MAX_SORTED {
+        return argsort(node, Order::Descending);
+    }
+    let can = op.k <= MAX_LISTED && is_selected(node);
+    can.then(|| Launch::of_rows(Kernel::TopK, &[], x.ne()[0], x.layout().rows()))
+}
+
+/// ARGSORT.
 fn argsort(node: &Node, order: Order) -> Option<Launch> {
     let [n, rows] = [node.src(0)?.ne()[0], node.src(0)?.layout().rows()];
     if n > MAX_SORTED {
@@ -390,5 +438,6 @@ mod tests {
         assert_eq!([named("unary.comp", "SCALE"), named("unary.comp", "CLAMP")], [Some(unary), Some(unary + 1)]);
         assert_eq!(named("common.glsl", "RESULT"), Some(op::MAX_SRCS as u32));
         assert_eq!(named("mul_mat.comp", "TILE"), Some(TILE as u32));
+        assert_eq!(named("select.glsl", "LISTED"), Some(MAX_LISTED as u32));
     }
 }

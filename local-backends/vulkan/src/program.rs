@@ -110,7 +110,10 @@ impl Program {
             2 => "position",
             3 => "sequence",
             4 => "block",
-            _ => "expert",
+            5 => "expert",
+            6 => "token",
+            7 => "step",
+            _ => "id",
         };
         let label = self.graph.get(node).map(|_| self.graph.label(node).to_string());
         let detail = format!("{what} {} is outside 0..{limit}", value as i32);

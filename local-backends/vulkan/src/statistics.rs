@@ -2,7 +2,7 @@
 //! (`RADV_FORCE_FAMILY`), so that kernels can be judged without one.
 
 use crate::instance::vulkan;
-use crate::launch::{ROW_LANES, number};
+use crate::launch::{PENALTY_PART, ROW_LANES, number};
 use crate::pipelines::{Kernel, Pipelines, Variant};
 use ash::vk;
 use outboard_core::DType;
@@ -104,12 +104,16 @@ fn variants() -> Vec<(String, Variant)> {
     for (name, kernel, lanes) in [
         ("binary", Kernel::Binary, 256),
         ("glu", Kernel::Glu, 256),
+        ("log_prob", Kernel::LogProb, 256),
         ("norm", Kernel::Norm, 256),
         ("rope", Kernel::Rope, 32),
+        ("sample", Kernel::Sample, 256),
         ("soft_max", Kernel::SoftMax, 256),
+        ("top_k", Kernel::TopK, 256),
         ("unary", Kernel::Unary, 256),
     ] {
         add(name.to_owned(), kernel, vec![lanes]);
     }
+    add("penalty".to_owned(), Kernel::Penalty, vec![256, PENALTY_PART as u32]);
     variants
 }
