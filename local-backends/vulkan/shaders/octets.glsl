@@ -155,6 +155,20 @@ Octet octet_of_256(uint type, uvec2 row, uint u) {
     return Octet(quad_of_256(type, row, 8 * u), quad_of_256(type, row, 8 * u + 4), vec2(1), vec2(0));
 }
 
+// Eight elements that are no blocks.
+Octet octet_of_elements(uint type, uvec2 row, uint u) {
+    vec4 low, high;
+    if (type == F32) {
+        low = vec4(word_float(row, 8 * u), word_float(row, 8 * u + 1), word_float(row, 8 * u + 2), word_float(row, 8 * u + 3));
+        high = vec4(word_float(row, 8 * u + 4), word_float(row, 8 * u + 5), word_float(row, 8 * u + 6), word_float(row, 8 * u + 7));
+    } else {
+        uvec4 w = uvec4(Words(row).w[4 * u], Words(row).w[4 * u + 1], Words(row).w[4 * u + 2], Words(row).w[4 * u + 3]);
+        low = vec4(floats_of(type, w.x), floats_of(type, w.y));
+        high = vec4(floats_of(type, w.z), floats_of(type, w.w));
+    }
+    return Octet(low, high, vec2(1), vec2(0));
+}
+
 // Octet `u` of a row of `n`.
 Octet octet(uint type, uvec2 row, uint u, uint n) {
     if (is_of_32(type)) {
@@ -162,6 +176,9 @@ Octet octet(uint type, uvec2 row, uint u, uint n) {
     }
     if (type > I32) {
         return octet_of_256(type, row, u);
+    }
+    if (WHOLE) {
+        return octet_of_elements(type, row, u);
     }
     return Octet(quad(type, row, 8 * u, n), quad(type, row, 8 * u + 4, n), vec2(1), vec2(0));
 }

@@ -32,6 +32,7 @@ kernels! {
     Concat => "concat",
     Cpy => "cpy",
     FlashAttn => "flash_attn",
+    FlashAttnParts => "flash_attn_parts",
     GetRows => "get_rows",
     Glu => "glu",
     LogProb => "log_prob",

@@ -95,9 +95,9 @@ fn variants() -> Vec<(String, Variant)> {
     }
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
         let of = number(dtype);
-        for (length, parts) in [(64, 1), (128, 1), (256, 2)] {
-            let constants = vec![ROW_LANES, of, of, number(DType::F32), length, parts];
-            add(format!("flash_attn {dtype} head={length}"), Kernel::FlashAttn, constants);
+        for (length, fours, heads) in [(64, 1, 3), (128, 1, 8), (256, 2, 4)] {
+            let constants = vec![ROW_LANES, of, of, number(DType::F32), length, fours, heads, 1];
+            add(format!("flash_attn {dtype} head={length} heads={heads}"), Kernel::FlashAttn, constants);
         }
         add(format!("set_rows {dtype}"), Kernel::SetRows, vec![64, of]);
     }
@@ -114,6 +114,7 @@ fn variants() -> Vec<(String, Variant)> {
     ] {
         add(name.to_owned(), kernel, vec![lanes]);
     }
+    add("flash_attn_parts".to_owned(), Kernel::FlashAttnParts, vec![ROW_LANES]);
     add("penalty".to_owned(), Kernel::Penalty, vec![256, PENALTY_PART as u32]);
     variants
 }
