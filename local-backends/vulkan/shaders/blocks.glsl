@@ -36,8 +36,7 @@ vec4 looked_up(uint w, const uint table[4]) {
 
 // Four bits, from `shift` on in a word, each moved to a byte of its own.
 uint spread(uint w, uint shift) {
-    uint n = w >> shift & 15;
-    return (n & 1) | (n & 2) << 7 | (n & 4) << 14 | (n & 8) << 21;
+    return (w >> shift & 15) * 0x00204081 & 0x01010101;
 }
 
 // Scale and minimum of group j of 8 in Q4_K and Q5_K.

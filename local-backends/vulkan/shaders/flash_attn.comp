@@ -91,10 +91,9 @@ void multiply(uvec2 key, uint d, float masked) {
     }
     for (uint u = 0; 8 * u < d; u++) {
         uvec2 at = octet_places(K_TYPE, u) / 4;
-        Octet k = octet(K_TYPE, key, u, d);
-        vec4 low = k.scale.x * k.low + k.offset.x, high = k.scale.y * k.high + k.offset.y;
+        Octet k = scaled(octet(K_TYPE, key, u, d), scales(K_TYPE, key, u));
         [[unroll]] for (uint h = 0; h < HEADS; h++) {
-            sums[h] += dot(query[h][at.x], low) + dot(query[h][at.y], high);
+            sums[h] += dot(query[h][at.x], k.low) + dot(query[h][at.y], k.high);
         }
     }
     [[unroll]] for (uint h = 0; h < HEADS; h++) {
@@ -127,6 +126,7 @@ void main() {
     if (i >= q.ne.y) {
         return;
     }
+    make_table(K_TYPE);
     uint d = q.ne.x, n_kv = k.ne.y, block = param(3), head_kv = head / (q.ne.z / k.ne.z);
     for (uint h = 0; h < HEADS; h++) {
         for (uint l = lane; l < LENGTH / 4; l += LANES) {

@@ -367,9 +367,9 @@ fn glu(node: &Node, op: &op::Glu) -> Launch {
     Launch::of_elements(Kernel::Glu, &[kind], node.elements()).with_floats(&params)
 }
 
-/// Whether rows begin at whole words and have whole octets.
+/// Whether rows begin at whole words and have whole pairs of octets.
 fn is_whole(tensor: &Tensor) -> bool {
-    tensor.ne()[0] % 8 == 0
+    tensor.ne()[0] % 16 == 0
         && tensor.offset() % 4 == 0
         && tensor.layout().nb()[1..].iter().all(|stride| stride % 4 == 0)
 }
