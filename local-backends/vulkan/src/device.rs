@@ -12,6 +12,7 @@ use outboard_core::{
     Usage,
 };
 use outboard_host::MemoryBudget;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -27,14 +28,22 @@ pub const UNSUPPORTED: &[&str] = &[
     "CAST", "CPY", "SET_ROWS",
 ];
 
+/// How a device is opened.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The folder that keeps compiled pipelines, whether it is there or not; without one, they are compiled each time.
+    pub pipelines: Option<PathBuf>,
+}
+
 /// Opens a device of this process in `host`, under this name. A software driver's memory is the host's, of the budget.
 pub fn vulkan_device(
     host: &Arc<Host>,
     found: &Found,
     name: &str,
     budget: &Arc<MemoryBudget>,
+    options: &OpenOptions,
 ) -> Result<Arc<LocalDevice>> {
-    let gpu = Gpu::open(found.number, name)?;
+    let gpu = Gpu::open(found.number, name, options)?;
     let software = found.class == Class::Software;
     let total = if software { budget.info().total } else { gpu.memory().total };
     let info = DeviceInfo {
@@ -51,7 +60,14 @@ pub fn vulkan_device(
     let number = found.number;
     let pool: Arc<dyn MemoryPool> =
         if software { budget.clone() } else { CardPool::new(total, move || memory(number).free) };
-    let backend = Vulkan { number, kind: found.kind, id: name.into(), gpu: Mutex::new(gpu), steps: Arc::default() };
+    let backend = Vulkan {
+        number,
+        kind: found.kind,
+        id: name.into(),
+        options: options.clone(),
+        gpu: Mutex::new(gpu),
+        steps: Arc::default(),
+    };
     Ok(LocalDevice::new(host, info, pool, Arc::new(backend)))
 }
 
@@ -66,6 +82,7 @@ struct Vulkan {
     number: usize,
     kind: DeviceKind,
     id: Arc<str>,
+    options: OpenOptions,
     /// The one that is open. A lost one is opened again for the next who comes.
     gpu: Mutex<Arc<Gpu>>,
     /// Nodes that it has computed.
@@ -80,7 +97,7 @@ impl Backend for Vulkan {
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
         let mut gpu = lock(&self.gpu);
         if gpu.is_lost() {
-            match Gpu::open(self.number, &self.id) {
+            match Gpu::open(self.number, &self.id, &self.options) {
                 Ok(again) => *gpu = again,
                 // Whoever uses it is told that it is lost.
                 Err(why) => tracing::debug!("{} cannot be opened again: {why}", self.id),

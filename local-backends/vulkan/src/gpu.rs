@@ -1,7 +1,9 @@
 //! A logical device: its queue, its memory, its pipelines.
 
+use crate::cache::PipelineFile;
+use crate::device::OpenOptions;
 use crate::instance::{Physical, Vulkan, vulkan};
-use crate::pipelines::Pipelines;
+use crate::pipelines::{Making, Pipelines};
 use ash::vk;
 use gpu_allocator::vulkan::{Allocation, AllocationCreateDesc, AllocationScheme, Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings, MemoryLocation};
@@ -10,11 +12,15 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Bytes that staging memory is cut from.
 const BLOCK: u64 = 16 << 20;
 /// Bytes behind a buffer's end that may be read, and are not used: elements are read in whole words.
 const TAIL: u64 = 16;
+
+/// How long compiled pipelines wait for others before they are written: a model's are compiled one after the other.
+const SAVE_AFTER: Duration = Duration::from_secs(2);
 
 /// What each shader is given: the addresses of its node and of the fault, and the node's number.
 pub(crate) const PUSH_BYTES: u32 = 20;
@@ -33,6 +39,10 @@ pub(crate) struct Gpu {
     queue: Mutex<vk::Queue>,
     allocator: ManuallyDrop<Mutex<Allocator>>,
     pub(crate) pipelines: ManuallyDrop<Pipelines>,
+    /// Where they are kept, if they are.
+    file: Option<PipelineFile>,
+    /// Whether a thread is to write them.
+    saving: AtomicBool,
     lost: AtomicBool,
 }
 
@@ -54,7 +64,7 @@ pub(crate) struct Raw {
 
 impl Gpu {
     /// Opens the device of this number.
-    pub(crate) fn open(number: usize, id: &str) -> Result<Arc<Gpu>> {
+    pub(crate) fn open(number: usize, id: &str, options: &OpenOptions) -> Result<Arc<Gpu>> {
         let error = |detail: String| Error::Device { device: id.to_owned(), op: None, detail };
         let vulkan = vulkan().ok_or_else(|| error("there is no Vulkan on this host any more".into()))?;
         let physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
@@ -62,13 +72,18 @@ impl Gpu {
         let priorities = [1.0];
         let queues =
             [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
-        let budget = [ash::ext::memory_budget::NAME.as_ptr()];
-        let extensions: &[_] = if physical.has_budget { &budget } else { &[] };
+        let extensions: Vec<_> = [
+            physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
+            physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
         let mut features =
             vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
         let info = vk::DeviceCreateInfo::default()
             .queue_create_infos(&queues)
-            .enabled_extension_names(extensions)
+            .enabled_extension_names(&extensions)
             .push_next(&mut features);
         // SAFETY: a physical device of this instance, with extensions and features that it has.
         let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
@@ -83,9 +98,13 @@ impl Gpu {
             buffer_device_address: true,
             allocation_sizes: AllocationSizes::new(BLOCK, BLOCK),
         };
+        let file = options.pipelines.as_ref().map(|folder| PipelineFile::new(folder, &physical.identity));
+        let cached = file.as_ref().map(PipelineFile::read).unwrap_or_default();
+        let making = Making { cached: &cached, has_feedback: physical.has_feedback, ..Making::default() };
+        let pipelines = || Pipelines::new(&device, making).map_err(|e| cannot("its pipelines", e));
         let made = Allocator::new(&describes)
             .map_err(|e| error(format!("its memory: {e}")))
-            .and_then(|allocator| Ok((allocator, Pipelines::new(&device).map_err(|e| cannot("its pipelines", e))?)));
+            .and_then(|allocator| Ok((allocator, pipelines()?)));
         match made {
             Ok((allocator, pipelines)) => Ok(Arc::new(Gpu {
                 vulkan,
@@ -95,6 +114,8 @@ impl Gpu {
                 queue: Mutex::new(queue),
                 allocator: ManuallyDrop::new(Mutex::new(allocator)),
                 pipelines: ManuallyDrop::new(pipelines),
+                file,
+                saving: AtomicBool::new(false),
                 lost: AtomicBool::new(false),
             })),
             Err(error) => {
@@ -102,6 +123,34 @@ impl Gpu {
                 unsafe { device.destroy_device(None) };
                 Err(error)
             }
+        }
+    }
+
+    /// Writes pipelines that are new, some time from now: others may follow.
+    pub(crate) fn save_pipelines_soon(self: &Arc<Gpu>) {
+        if self.file.is_none() || self.pipelines.counts().new == 0 || self.saving.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let of = Arc::downgrade(self);
+        let save = move || {
+            std::thread::sleep(SAVE_AFTER);
+            if let Some(gpu) = of.upgrade() {
+                gpu.saving.store(false, Ordering::Relaxed);
+                gpu.save_pipelines();
+            }
+        };
+        // Without a thread, when it is closed.
+        let _ = std::thread::Builder::new().name(format!("{} pipelines", self.id)).spawn(save);
+    }
+
+    /// Writes pipelines, if there are new ones. What cannot be written is compiled again another time.
+    fn save_pipelines(&self) {
+        let counts = self.pipelines.counts();
+        let Some(file) = self.file.as_ref().filter(|_| counts.new > 0) else { return };
+        let saved = self.pipelines.cached().map_err(std::io::Error::other).and_then(|data| file.write(&data));
+        match saved {
+            Ok(()) => tracing::debug!("{}: {counts:?} pipelines", self.id),
+            Err(why) => tracing::debug!("{}: compiled pipelines are not kept: {why}", self.id),
         }
     }
 
@@ -224,6 +273,7 @@ impl Drop for Raw {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
+        self.save_pipelines();
         // SAFETY: everything that is of the device keeps it, so that nothing is left; the two are dropped once, before it.
         unsafe {
             let _ = self.device.device_wait_idle();
@@ -231,5 +281,97 @@ impl Drop for Gpu {
             ManuallyDrop::drop(&mut self.allocator);
             self.device.destroy_device(None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::statistics::variants;
+    use std::path::Path;
+    use std::process::Command;
+    use std::time::Instant;
+
+    /// RADV's description file. It compiles for cards that are not there, and keeps what it has compiled, as software drivers do not.
+    const RADV: &str = "/usr/share/vulkan/icd.d/radeon_icd.x86_64.json";
+    /// Names the folder of the pipelines for [`of_the_named_card`].
+    const FOLDER: &str = "OUTBOARD_TEST_PIPELINES";
+
+    /// Of the driver that the environment names; on its own it says nothing.
+    #[test]
+    fn of_the_named_card() {
+        let Some(folder) = std::env::var_os(FOLDER) else { return println!("skipped: {FOLDER} names no folder") };
+        let options = OpenOptions { pipelines: Some(folder.into()) };
+        let gpu = Gpu::open(0, "Vulkan0", &options).unwrap();
+        let start = Instant::now();
+        for (_, variant) in &variants()[..6] {
+            gpu.pipelines.get(variant).unwrap();
+        }
+        println!("{} of 6 pipelines from the cache, {:?}", gpu.pipelines.counts().from_cache, start.elapsed());
+        gpu.save_pipelines();
+        // RADV cannot wait for a card that is not there.
+        std::mem::forget(gpu);
+    }
+
+    /// The same, where the file must be there before the device is closed.
+    #[test]
+    fn while_it_is_open() {
+        let Some(folder) = std::env::var_os(FOLDER) else { return println!("skipped: {FOLDER} names no folder") };
+        let options = OpenOptions { pipelines: Some(folder.clone().into()) };
+        let gpu = Gpu::open(0, "Vulkan0", &options).unwrap();
+        gpu.pipelines.get(&variants()[0].1).unwrap();
+        gpu.save_pipelines_soon();
+        let end = Instant::now() + 30 * SAVE_AFTER;
+        while !std::fs::read_dir(&folder).is_ok_and(|files| files.count() > 0) {
+            assert!(Instant::now() < end, "no pipelines are written");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::mem::forget(gpu);
+    }
+
+    /// Runs a test above in a process with this folder. Returns what it said.
+    fn on_a_card(test: &str, folder: &Path) -> String {
+        let out = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("gpu::tests::{test}"), "--nocapture"])
+            .envs([("RADV_FORCE_FAMILY", "navi21"), ("VK_ICD_FILENAMES", RADV), ("MESA_SHADER_CACHE_DISABLE", "true")])
+            .env(FOLDER, folder)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+        said
+    }
+
+    /// Pipelines that the driver had in its cache, of six, in a process with this folder.
+    fn from_cache(folder: &Path) -> usize {
+        let said = on_a_card("of_the_named_card", folder);
+        let line = said.lines().find_map(|line| line.split_once(" of 6 pipelines")).unwrap_or_else(|| panic!("{said}"));
+        println!("{}", said.lines().find(|line| line.contains(" of 6 ")).unwrap());
+        line.0.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_driver_does_not_compile_twice() {
+        if !Path::new(RADV).exists() {
+            return println!("skipped: {RADV} is not here (mesa-vulkan-drivers)");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let kept = folder.path().join("pipelines");
+        assert_eq!([from_cache(&kept), from_cache(&kept)], [0, 6]);
+        let file = std::fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+        let whole = std::fs::read(&file).unwrap();
+        // What is damaged is compiled again, and kept again.
+        for damaged in
+            [&whole[..whole.len() / 2], &[&whole[..whole.len() - 1], &[!whole[whole.len() - 1]]].concat(), b""]
+        {
+            std::fs::write(&file, damaged).unwrap();
+            assert_eq!([from_cache(&kept), from_cache(&kept)], [0, 6]);
+        }
+        std::fs::remove_dir_all(&kept).unwrap();
+        assert_eq!([from_cache(&kept), from_cache(&kept)], [0, 6]);
+        // Where nothing can be written, nothing is kept.
+        let nowhere = file.join("folder");
+        assert_eq!([from_cache(&nowhere), from_cache(&nowhere)], [0, 0]);
+        on_a_card("while_it_is_open", &folder.path().join("another"));
     }
 }

@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod cache;
 mod commands;
 mod device;
 mod gpu;
@@ -21,6 +22,6 @@ mod statistics;
 mod stream;
 mod timer;
 
-pub use device::{UNSUPPORTED, vulkan_device};
+pub use device::{OpenOptions, UNSUPPORTED, vulkan_device};
 pub use instance::{Class, Found, find};
 pub use statistics::{Statistics, statistics};

@@ -86,6 +86,7 @@ impl Program {
         place: Arc<()>,
     ) -> Result<Program> {
         let steps = steps(gpu, &graph, &placement)?;
+        gpu.save_pipelines_soon();
         let tables: usize = steps.iter().map(|step| step.launch.table.next_multiple_of(4) * 4).sum();
         let size = HEAD_BYTES + steps.len() * RECORD_BYTES + tables;
         let records = GpuBuffer::new(gpu, funds, size as u64)?.counted_by(place);
