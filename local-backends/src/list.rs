@@ -148,7 +148,8 @@ pub(crate) const BACKENDS: &[Backend] = &[
         open: |setup, found, name, _| {
             let gone = || Error::Misuse(format!("{name} is not among Vulkan's devices any more"));
             let of_vulkan = outboard_vulkan::find().iter().find(|device| Some(device.number) == found.number);
-            let options = OpenOptions { pipelines: outboard_system::cache_dir().map(|dir| dir.join("pipelines")) };
+            let pipelines = outboard_system::cache_dir().map(|dir| dir.join("pipelines"));
+            let options = OpenOptions { pipelines, ..OpenOptions::default() };
             Ok(vulkan_device(&setup.host, of_vulkan.ok_or_else(gone)?, name, &setup.budget, &options)?)
         },
     },

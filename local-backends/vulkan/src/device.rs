@@ -1,7 +1,9 @@
 //! A GPU as one of our devices.
 
-use crate::gpu::{Gpu, heap, lock};
+use crate::allocation::heap;
+use crate::gpu::{Gpu, lock};
 use crate::instance::{Class, Found, vulkan};
+use crate::interposer::Interposer;
 use crate::launch::{Bounds, launch};
 use crate::memory::GpuBuffer;
 use crate::program::Program;
@@ -15,6 +17,7 @@ use outboard_host::MemoryBudget;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// Roots begin at multiples of this, which is more than any load needs.
 const ALIGNMENT: usize = 32;
@@ -29,10 +32,21 @@ pub const UNSUPPORTED: &[&str] = &[
 ];
 
 /// How a device is opened.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// The folder that keeps compiled pipelines, whether it is there or not; without one, they are compiled each time.
     pub pipelines: Option<PathBuf>,
+    /// How long nothing that the device was given may come to an end before it counts as hanging.
+    pub patience: Duration,
+    /// What stands before the driver, in tests.
+    pub interposer: Option<Interposer>,
+}
+
+impl Default for OpenOptions {
+    /// Nothing kept, and patience of ten minutes: as long as queues wait for one another, and longer than a node takes.
+    fn default() -> OpenOptions {
+        OpenOptions { pipelines: None, patience: Duration::from_secs(600), interposer: None }
+    }
 }
 
 /// Opens a device of this process in `host`, under this name. A software driver's memory is the host's, of the budget.

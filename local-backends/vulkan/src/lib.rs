@@ -8,11 +8,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod allocation;
 mod cache;
 mod commands;
 mod device;
 mod gpu;
 mod instance;
+mod interposer;
 mod launch;
 mod memory;
 mod pipelines;
@@ -24,4 +26,5 @@ mod timer;
 
 pub use device::{OpenOptions, UNSUPPORTED, vulkan_device};
 pub use instance::{Class, Found, find};
+pub use interposer::{Function, Interposer};
 pub use statistics::{Statistics, statistics};
