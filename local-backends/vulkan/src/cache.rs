@@ -8,7 +8,7 @@ use crate::pipelines::Kernel;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Bytes that a cache may have: some hundred pipelines have less than a tenth of it.
 const MOST_BYTES: usize = 64 << 20;
@@ -20,6 +20,9 @@ const MAGIC: &[u8; 16] = b"outboard-vk-1\r\n\0";
 const HEAD: usize = MAGIC.len() + 2 * blake3::OUT_LEN;
 /// Bytes of the driver's own header: length, version, vendor, device, and the UUID of its format.
 const DRIVERS_HEAD: usize = 32;
+/// What names of files begin with that are being written, and after how long nobody does so any more.
+const HALF_WRITTEN: &str = ".pipelines-";
+const GIVEN_UP_AFTER: Duration = Duration::from_secs(3600);
 /// What names of files end with.
 const SUFFIX: &str = "pipelines";
 
@@ -94,14 +97,21 @@ impl PipelineFile {
         }
         let folder = self.path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::Builder::new().prefix(".pipelines-").tempfile_in(folder)?;
+        let mut file = tempfile::Builder::new().prefix(HALF_WRITTEN).tempfile_in(folder)?;
         file.write_all(&[MAGIC.as_slice(), self.key.as_bytes(), blake3::hash(data).as_bytes(), data].concat())?;
         file.persist(&self.path).map_err(|e| e.error)?;
         self.remove_old(folder)
     }
 
-    /// Removes the files that were written longest ago, but for some.
+    /// Removes the files that were written longest ago, but for some, and what was left half written.
     fn remove_old(&self, folder: &Path) -> io::Result<()> {
+        let half_written = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let age = || path.metadata().and_then(|m| m.modified()).ok()?.elapsed().ok();
+            name.starts_with(HALF_WRITTEN) && age().is_some_and(|age| age > GIVEN_UP_AFTER)
+        };
+        let all = std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+        all.filter(half_written).for_each(|path| drop(std::fs::remove_file(path)));
         let is_ours = |path: &PathBuf| path.extension().is_some_and(|e| e == SUFFIX) && *path != self.path;
         let others = std::fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path())).filter(is_ours);
         let written = |path: &PathBuf| path.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -200,14 +210,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let strange = folder.path().join("somebody's");
         std::fs::write(&strange, "").unwrap();
+        let [left, new] = [".pipelines-left", ".pipelines-new"].map(|name| folder.path().join(name));
+        std::fs::write(&new, "").unwrap();
+        let long_ago = SystemTime::now() - 2 * GIVEN_UP_AFTER;
+        File::create(&left).unwrap().set_modified(long_ago).unwrap();
         for driver_version in 0..20 {
             let of = Identity { driver_version, ..CARD };
             let file = PipelineFile::new(folder.path(), &of);
             file.write(&[header(&of).as_slice(), b"x"].concat()).unwrap();
             assert!(!file.read().is_empty());
         }
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), MOST_FILES + 1);
-        assert!(strange.exists());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), MOST_FILES + 2);
+        assert!(strange.exists() && new.exists() && !left.exists());
         let (file, data) = file(folder.path());
         let long = [data.as_slice(), &vec![0; MOST_BYTES]].concat();
         assert!(file.write(&long).unwrap_err().to_string().contains("bytes of them"));

@@ -60,6 +60,32 @@ impl fmt::Debug for Gpu {
     }
 }
 
+/// The driver's device, with one queue.
+fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::result::Result<ash::Device, vk::Result> {
+    let priorities = [1.0];
+    let queues =
+        [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
+    let extensions: Vec<_> = [
+        physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
+        physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let mut features =
+        vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
+    let info = vk::DeviceCreateInfo::default()
+        .queue_create_infos(&queues)
+        .enabled_extension_names(&extensions)
+        .push_next(&mut features);
+    // SAFETY: a physical device of this instance, with extensions and features that it has.
+    let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }?;
+    Ok(match options.interposer {
+        Some(interposer) => interposer.before(&vulkan.instance, device),
+        None => device,
+    })
+}
+
 impl Gpu {
     /// Opens the device of this number.
     pub(crate) fn open(number: usize, id: &str, options: &OpenOptions) -> Result<Arc<Gpu>> {
@@ -67,29 +93,7 @@ impl Gpu {
         let vulkan = vulkan().ok_or_else(|| error("there is no Vulkan on this host any more".into()))?;
         let physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
         let cannot = |what: &str, e: vk::Result| error(format!("{what}: {e}"));
-        let priorities = [1.0];
-        let queues =
-            [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
-        let extensions: Vec<_> = [
-            physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
-            physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
-        let mut features =
-            vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
-        let info = vk::DeviceCreateInfo::default()
-            .queue_create_infos(&queues)
-            .enabled_extension_names(&extensions)
-            .push_next(&mut features);
-        // SAFETY: a physical device of this instance, with extensions and features that it has.
-        let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
-            .map_err(|e| cannot("it cannot be opened", e))?;
-        let device = match options.interposer {
-            Some(interposer) => interposer.before(&vulkan.instance, device),
-            None => device,
-        };
+        let device = create(vulkan, &physical, options).map_err(|e| cannot("it cannot be opened", e))?;
         // SAFETY: the one queue of the family that was asked for.
         let queue = unsafe { device.get_device_queue(physical.family, 0) };
         let describes = AllocatorCreateDesc {
