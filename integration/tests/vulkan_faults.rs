@@ -32,7 +32,7 @@ fn a_server_goes_on_without_its_device() {
         Server::start(ServerConfig { addr, devices, limits: Limits::default(), trust: Trust::default() }).unwrap();
     for (fault, said) in [(LOST_WHEN_WAITED_FOR, "lost"), (HANGS, "given up")] {
         let ([first, cpu], [second, _]) = (client(&server), client(&server));
-        [&first, &cpu, &second].map(Work::computes);
+        [&first, &cpu, &second].into_iter().for_each(Work::computes);
         FAULT.store(fault, Ordering::Relaxed);
         let start = Instant::now();
         for work in [&first, &second] {
