@@ -7,15 +7,17 @@ use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, Isa, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 /// Names Vulkan's drivers.
 const DRIVERS: &str = "VK_ICD_FILENAMES";
-/// If set, only some cases of every op are run: what a slow driver has time for.
+/// If it says something, only some cases of every op are run: what a slow driver has time for.
 const QUICK: &str = "OUTBOARD_QUICK";
 
 fn conforms(device: &dyn Device, reference: &dyn Device, known: &Known) -> Result<(), String> {
-    let quick = std::env::var_os(QUICK).is_some();
+    let quick = std::env::var_os(QUICK).is_some_and(|value| !value.is_empty());
     let report = run(device, reference, &Filter { quick, ..Filter::default() }).unwrap();
     println!("{report}");
     let differs: Vec<_> = known.differs.iter().map(|d| (d.of, d.most)).collect();
@@ -70,6 +72,34 @@ fn those_of_vulkan_do() {
         found => found.iter().for_each(|device| println!("Vulkan{}: {}", device.number, device.description)),
     }
     those_of_the_list_conform(|backend| backend == "vulkan");
+}
+
+/// The layer that says where Vulkan is used against its rules, by its description file.
+const LAYER: &str = "/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json";
+
+/// Some cases of every op, or all where `OUTBOARD_QUICK` is empty, with the layer in between.
+#[test]
+fn vulkan_is_used_by_its_rules() {
+    if !Path::new(LAYER).exists() || outboard_vulkan::find().is_empty() {
+        return println!("skipped: there is no Vulkan device, or {LAYER} is not here (vulkan-validationlayers)");
+    }
+    let settings = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut cases = Command::new(std::env::current_exe().unwrap());
+    cases
+        .args(["--exact", "those_of_vulkan_do", "--nocapture"])
+        .env("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation")
+        .env("VK_LAYER_SETTINGS_PATH", settings);
+    if std::env::var_os(QUICK).is_none() {
+        cases.env(QUICK, "1");
+    }
+    let out = cases.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    assert!(said.contains("Current Enables: VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION"), "no layer: {said}");
+    let against = |line: &&str| line.contains("Validation Error:") || line.contains("Validation Warning:");
+    let against: Vec<_> = said.lines().filter(against).collect();
+    assert!(against.is_empty(), "{} times, first {:?}", against.len(), &against[..against.len().min(9)]);
+    println!("{}", said.lines().find(|line| line.starts_with("all ")).unwrap_or_default());
 }
 
 #[test]
