@@ -35,6 +35,8 @@ pub(crate) struct Piece {
     pub(crate) commands: vk::CommandBuffer,
     /// Nodes that it computes.
     pub(crate) nodes: u64,
+    /// The first of them.
+    first: TensorId,
 }
 
 /// A compiled graph. It keeps the memory that its tensors lie in.
@@ -87,6 +89,7 @@ impl Program {
         place: Arc<()>,
     ) -> Result<Program> {
         let steps = steps(gpu, &graph, &placement)?;
+        gpu.save_pipelines_soon();
         let tables: usize = steps.iter().map(|step| step.launch.table.next_multiple_of(4) * 4).sum();
         let size = HEAD_BYTES + steps.len() * RECORD_BYTES + tables;
         let scratch = steps.iter().map(|step| step.launch.scratch).max().unwrap_or(0) * 4;
@@ -101,6 +104,20 @@ impl Program {
     /// The buffer at whose beginning kernels report a fault.
     pub(crate) fn fault(&self) -> Result<vk::Buffer> {
         self.records.handle().ok_or_else(|| Error::Misuse("a graph without records".into()))
+    }
+
+    /// An error of the device while it was at a piece, with the name of the piece's first node.
+    pub(crate) fn blame(&self, piece: usize, error: Error) -> Error {
+        match (error, self.pieces.get(piece)) {
+            (Error::Device { device, op: None, detail }, Some(piece)) => {
+                let detail = match piece.nodes {
+                    1 => detail,
+                    more => format!("{detail}; it was at this or one of the {} ops behind", more - 1),
+                };
+                Error::Device { device, op: Some(self.graph.label(piece.first).to_string()), detail }
+            }
+            (error, _) => error,
+        }
     }
 
     /// What kernels have found wrong, as an error of the device of that id.
@@ -254,7 +271,7 @@ fn record(gpu: &Arc<Gpu>, commands: &Commands, steps: &[Step], address: u64) -> 
                 unsafe { record_step(gpu, device, commands, step, i > 0, address + place as u64, address) };
             }
         })?;
-        pieces.push(Piece { commands: buffer, nodes: (end - begin) as u64 });
+        pieces.push(Piece { commands: buffer, nodes: (end - begin) as u64, first: steps[begin].id });
         begin = end;
     }
     Ok(pieces)

@@ -3,7 +3,7 @@
 
 use crate::instance::vulkan;
 use crate::launch::{PENALTY_PART, ROW_LANES, number};
-use crate::pipelines::{Kernel, Pipelines, Variant};
+use crate::pipelines::{Kernel, Making, Pipelines, Variant};
 use ash::vk;
 use outboard_core::DType;
 use std::collections::BTreeMap;
@@ -54,7 +54,8 @@ pub fn statistics() -> Result<Vec<Statistics>, String> {
     let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
         .map_err(|e| format!("its driver tells nothing of kernels: {e}"))?;
     let told = ash::khr::pipeline_executable_properties::Device::new(&vulkan.instance, &device);
-    let all = Pipelines::with_statistics(&device).map_err(|e| e.to_string()).and_then(|pipelines| {
+    let making = Making { flags: vk::PipelineCreateFlags::CAPTURE_STATISTICS_KHR, ..Making::default() };
+    let all = Pipelines::new(&device, making).map_err(|e| e.to_string()).and_then(|pipelines| {
         let of = |(name, variant): (String, Variant)| {
             let pipeline = pipelines.get(&variant).map_err(|e| format!("{name}: {e}"))?;
             let info = vk::PipelineExecutableInfoKHR::default().pipeline(pipeline);
@@ -80,7 +81,7 @@ fn number_of(statistic: &vk::PipelineExecutableStatisticKHR) -> Option<(String, 
 }
 
 /// Kernels as models use them.
-fn variants() -> Vec<(String, Variant)> {
+pub(crate) fn variants() -> Vec<(String, Variant)> {
     let mut variants = Vec::new();
     let mut add = |name: String, kernel, constants: Vec<u32>| variants.push((name, Variant { kernel, constants }));
     for dtype in DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::I32 | DType::Q8_K)) {
