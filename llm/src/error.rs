@@ -122,6 +122,24 @@ pub enum Error {
     Plan(String),
 }
 
+impl Error {
+    /// Whether a server, or the process of a device, was lost with what it held.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Error::Core(outboard_core::Error::Peer { .. }))
+    }
+
+    /// Whether devices have no room for what they were to hold.
+    pub(crate) fn is_about_room(&self) -> bool {
+        matches!(
+            self,
+            Error::DoesNotFit { .. }
+                | Error::MemoryFull { .. }
+                | Error::TensorTooLarge { .. }
+                | Error::Core(outboard_core::Error::OutOfMemory { .. })
+        )
+    }
+}
+
 /// A memory, and what is free of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Room {

@@ -87,10 +87,11 @@ impl PlacedModel {
         self.truncate(sequence, len)?;
         let n_past = self.state(sequence)?.n_past;
         let done = act(self);
-        if done.is_err() {
+        if let Err(error) = &done {
+            self.fail_if_of_device(error);
             let (state, blocks) = self.state_and_blocks(sequence)?;
             // What was enqueued may not have been run.
-            state.rewind(n_past);
+            state.rewind(n_past.min(state.n_past));
             state.truncate(blocks, len);
         }
         done

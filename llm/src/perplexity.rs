@@ -113,6 +113,9 @@ pub fn perplexity(
     let done = reader.read(text, bos, most, on_chunk);
     let Reader { mut runs, estimate, .. } = reader;
     runs.abandon(model);
+    if let Err(error) = &done {
+        model.fail_if_of_device(error);
+    }
     let closed = model.close(sequence);
     done.and(closed).map(|()| estimate)
 }

@@ -7,6 +7,7 @@ use crate::batch::{Batch, Inputs, Request, Row};
 use crate::blocks::{Blocks, blocks_of};
 use crate::error::{Error, Result};
 use crate::failover::{DeviceSlot, Failover};
+use crate::health::Health;
 use crate::model::Model;
 use crate::pipeline::micro_batches;
 use crate::placement::{Completed, DeviceLoad, LoadOptions, Placed};
@@ -52,8 +53,7 @@ pub struct PlacedModel {
     /// How and where it was loaded.
     pub(crate) options: LoadOptions,
     pub(crate) slots: Vec<DeviceSlot>,
-    /// Why not everything has its place on a device, if that is so.
-    pub(crate) displaced: Option<Error>,
+    pub(crate) health: Health,
     /// Recoveries since the last token.
     pub(crate) recoveries: usize,
     pub(crate) failover: Option<Box<dyn Failover>>,
@@ -95,7 +95,7 @@ impl PlacedModel {
             programs: VecDeque::new(),
             options,
             slots,
-            displaced: None,
+            health: Health::Sound,
             recoveries: 0,
             failover: None,
             watch: None,
@@ -189,7 +189,6 @@ impl PlacedModel {
         self.state(sequence)?;
         let truncated = self.truncate(sequence, 0);
         if truncated.is_err() {
-            self.give_up();
             let (state, blocks) = self.state_and_blocks(sequence)?;
             state.truncate(blocks, 0);
             self.ahead.forget(sequence);
@@ -215,7 +214,7 @@ impl PlacedModel {
         // Their rest would be computed with blocks of others. A model without a place has nothing under way.
         match self.flush_runs() {
             Err(e) if is_cancelled(&e) => self.give_up(),
-            Err(e) => self.recover_lost(e)?,
+            Err(e) => self.recover_or_fail(e)?,
             Ok(()) => {}
         }
         let (state, blocks) = self.state_and_blocks(sequence)?;
