@@ -321,7 +321,7 @@ impl PlacedModel {
         for expected in expected {
             let number = |bytes: &Bytes| {
                 let four = bytes.as_chunks().0.get(expected.number).copied();
-                four.ok_or_else(|| Error::Plan("a device gave fewer numbers than it was asked for".into()))
+                four.ok_or_else(|| Error::Internal("a device gave fewer numbers than it was asked for".into()))
             };
             let id = i32::from_le_bytes(number(&ids)?);
             let n_vocab = self.model.hparams().n_vocab;

@@ -117,9 +117,9 @@ pub enum Error {
     /// A device, a server or the graph.
     #[error(transparent)]
     Core(#[from] outboard_core::Error),
-    /// The scheduler could not place the graph.
-    #[error("{0}")]
-    Plan(String),
+    /// What cannot be: a bug.
+    #[error("{0}; this is a bug of Outboard: please report it, with what was done")]
+    Internal(String),
 }
 
 impl Error {

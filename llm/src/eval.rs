@@ -13,7 +13,7 @@ impl PlacedModel {
     /// who wants that passes it to the next call.
     pub fn eval(&mut self, sequence: Sequence, tokens: &[u32], sampler: Sampler) -> Result<(u32, f32)> {
         self.begin(sequence, tokens, Sampling { sampler, penalties: None, log_prob: true }, 1)?;
-        let found = self.next_token_of(sequence)?.ok_or_else(|| Error::Plan("no token has come".into()))?;
+        let found = self.next_token_of(sequence)?.ok_or_else(|| Error::Internal("no token has come".into()))?;
         let len = self.len(sequence)?;
         self.truncate(sequence, len.saturating_sub(1))?;
         Ok((found.id, found.log_prob.unwrap_or(f32::NAN)))

@@ -70,15 +70,17 @@ pub(crate) struct DeviceSlot {
     id: String,
     /// `None` while it is lost.
     device: Option<Arc<dyn Device>>,
-    /// Its server was alive and got no further: it is not asked for again.
+    /// It got no further: it is not asked for again by this run.
     given_up: bool,
+    /// A device of this process that was given up, which nobody but itself opens again.
+    closed: Option<Arc<dyn Device>>,
 }
 
 impl DeviceSlot {
     pub(crate) fn all(devices: &[Arc<dyn Device>]) -> Vec<DeviceSlot> {
         devices
             .iter()
-            .map(|d| DeviceSlot { id: d.info().id.clone(), device: Some(d.clone()), given_up: false })
+            .map(|d| DeviceSlot { id: d.info().id.clone(), device: Some(d.clone()), given_up: false, closed: None })
             .collect()
     }
 
@@ -157,23 +159,26 @@ impl PlacedModel {
         Ok(())
     }
 
-    /// Servers that got no further may have been restarted since: they are asked for again.
+    /// What got no further may have been restarted since: it is asked for again.
     pub(crate) fn forgive(&mut self) {
-        self.slots.iter_mut().for_each(|slot| slot.given_up = false);
+        for slot in &mut self.slots {
+            slot.given_up = false;
+            slot.device = slot.device.take().or_else(|| slot.closed.take()?.reopened());
+        }
     }
 
     /// Frees what the devices still hold of a model that has no place.
     pub(crate) fn leave_devices(&mut self) {
         self.programs.clear();
-        self.placed.tables.clear();
-        self.placed.bound.clear();
+        self.placement.tables.clear();
+        self.placement.bound.clear();
     }
 
     /// Takes all devices up again; `false` if not all of the model is on them any more.
     fn take_up(&mut self, who: String) -> Result<bool> {
         let devices = self.devices_here();
         let (scheduler, watch, complete) =
-            (&mut self.placed.scheduler, self.watch.as_deref(), !matches!(self.health, Health::Displaced(_)));
+            (&mut self.placement.scheduler, self.watch.as_deref(), !matches!(self.health, Health::Displaced(_)));
         let lost = watched(watch, who, "to come back", || {
             // A scheduler without a complete model has the devices of an earlier plan.
             if complete { scheduler.resume() } else { Ok(resume_all(&devices)) }
@@ -186,6 +191,7 @@ impl PlacedModel {
             for slot in self.slots.iter_mut().filter(same) {
                 slot.device = again.clone();
                 slot.given_up = given_up;
+                slot.closed = Some(device.clone()).filter(|device| given_up && device.host().is_some());
             }
         }
         Ok(complete && lost.iter().all(Option::is_none))
@@ -203,9 +209,9 @@ impl PlacedModel {
         self.keep_weights_here();
         while Instant::now() < until && !self.has_room()? && self.wait_for_lost(until)? {}
         let mut placed = self.place_here()?;
-        placed.scheduler = placed.scheduler.replacing(&self.placed.scheduler);
+        placed.scheduler = placed.scheduler.replacing(&self.placement.scheduler);
         self.ahead.replace_steps(StepsAhead::new(placed.round_trip));
-        self.placed = placed;
+        self.placement = placed;
         self.health = Health::Failed(error.clone());
         Ok(())
     }
@@ -263,7 +269,7 @@ impl PlacedModel {
         }
         settle(&devices)?;
         let options = self.options_now();
-        match Placed::would_fit(&self.model, devices, &options, self.cache, &self.placed.bound) {
+        match Placed::would_fit(&self.model, devices, &options, self.cache, &self.placement.bound) {
             Ok(()) => Ok(true),
             Err(error) if error.is_about_room() => Ok(false),
             Err(error) => Err(error),
@@ -279,21 +285,21 @@ impl PlacedModel {
         settle(&devices)?;
         let options = self.options_now();
         let place = |kept: &Bound| Placed::new(&self.model, devices.clone(), &options, self.cache, kept, &|_, _| {});
-        let placed = place(&self.placed.bound);
-        if self.placed.bound.is_empty() || !matches!(&placed, Err(e) if !is_lost(e)) {
+        let placed = place(&self.placement.bound);
+        if self.placement.bound.is_empty() || !matches!(&placed, Err(e) if !is_lost(e)) {
             return placed;
         }
         // Perhaps it fits without what lies there and is not needed there any more.
-        self.placed.bound.clear();
+        self.placement.bound.clear();
         settle(&devices)?;
-        place(&self.placed.bound)
+        place(&self.placement.bound)
     }
 
     /// Frees states, and what lay on devices that are lost; keeps the other weights.
     fn keep_weights_here(&mut self) {
-        self.placed.tables.clear();
+        self.placement.tables.clear();
         let devices = self.devices_here();
-        self.placed.bound.retain(|(stored, device), _| {
+        self.placement.bound.retain(|(stored, device), _| {
             matches!(stored, Stored::Weight(_)) && devices.iter().any(|d| d.uid() == *device)
         });
     }

@@ -97,7 +97,7 @@ pub fn generate(
                     break finish;
                 }
             }
-            Ok(None) => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
+            Ok(None) => return Err(Error::Internal("a text has not ended, and nothing is under way".into())),
             Err(error) if is_cancelled(&error) => break Finish::Cancelled,
             Err(error) => return Err(error),
         }

@@ -80,7 +80,7 @@ impl PlacedModel {
     pub(crate) fn fail(&mut self, error: &Error) {
         self.forget_runs();
         self.go_back(|state| state.text.confirmed().min(state.n_past));
-        self.placed.scheduler.close();
+        self.placement.scheduler.close();
         self.health.note(error);
         if let Health::Displaced(_) = self.health {
             self.leave_devices();

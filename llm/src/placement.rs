@@ -294,7 +294,7 @@ impl Placed {
         let memory = |(id, stored): (TensorId, Stored)| {
             let device = self.scheduler.devices().get(self.homes.of_leaf(model, id, stored));
             let slice = device.and_then(|device| self.bound.get(&(stored, device.uid())));
-            let missing = || Error::Plan(format!("{} was not loaded", model.graph.tensor(id).name()));
+            let missing = || Error::Internal(format!("{} was not loaded", model.graph.tensor(id).name()));
             Ok((id, slice.ok_or_else(missing)?.clone()))
         };
         model.all_stored().map(memory).collect()
@@ -365,7 +365,7 @@ impl Draft {
         // How far away the devices are is found out while they say what they can do.
         let (layout, round_trip) = std::thread::scope(|scope| {
             let measuring = scope.spawn(|| round_trip(&scheduler));
-            let panicked = |_| Err(Error::Plan("measuring round trips panicked".into()));
+            let panicked = |_| Err(Error::Internal("measuring round trips panicked".into()));
             let layout = lay_out(&parts, &scheduler, options, kept_weights, &graphs.all());
             (layout, measuring.join().unwrap_or_else(panicked))
         });
@@ -457,7 +457,7 @@ fn reserve(
         let allocated = allocate(model, &devices, items, mapped, kept_weights);
         (reserving.join(), allocated)
     });
-    reserved.map_err(|_| Error::Plan("asking for memory panicked".into()))??;
+    reserved.map_err(|_| Error::Internal("asking for memory panicked".into()))??;
     allocated
 }
 

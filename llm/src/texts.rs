@@ -150,7 +150,7 @@ impl<'t, K> Texts<'t, K> {
         let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
         match model.next_where(is_ours, |_| false)? {
             Some(token) => self.take(model, token, on_event),
-            None => Err(Error::Plan("a text has not ended, and nothing is under way".into())),
+            None => Err(Error::Internal("a text has not ended, and nothing is under way".into())),
         }
     }
 

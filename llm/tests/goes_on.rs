@@ -92,16 +92,19 @@ fn long() -> Vec<u32> {
     (0..300).map(|i| 1 + i * 7 % 90).collect()
 }
 
+/// The tokens of a text, and their log-probabilities.
+type Tokens = (Vec<u32>, Vec<f32>);
+
 /// What becomes of each text: its tokens or its error.
-fn outcomes(world: &World, engine: &mut PlacedModel, requests: &[TextRequest]) -> Vec<Result<Vec<u32>>> {
-    let mut outcomes: Vec<Option<Result<Vec<u32>>>> = vec![None; requests.len()];
+fn outcomes(world: &World, engine: &mut PlacedModel, requests: &[TextRequest]) -> Vec<Result<Tokens>> {
+    let mut outcomes: Vec<Option<Result<Tokens>>> = vec![None; requests.len()];
     let mut texts = Texts::new(&world.tokenizer);
     requests.iter().cloned().enumerate().for_each(|(number, request)| texts.push(number, request));
     while !texts.is_empty() {
         texts.step(engine, &mut |&number, event| {
             let outcome = match event {
                 TextEvent::Token { .. } => return ControlFlow::Continue(()),
-                TextEvent::Ended { generation, .. } => Ok(generation.tokens),
+                TextEvent::Ended { generation, .. } => Ok((generation.tokens, generation.log_probs)),
                 TextEvent::Failed(error) => Err(error),
             };
             assert!(outcomes[number].replace(outcome).is_none(), "text {number} has ended twice");
@@ -112,7 +115,7 @@ fn outcomes(world: &World, engine: &mut PlacedModel, requests: &[TextRequest]) -
     outcomes.into_iter().map(Option::unwrap).collect()
 }
 
-fn tokens(outcomes: &[Result<Vec<u32>>]) -> Vec<&Vec<u32>> {
+fn tokens(outcomes: &[Result<Tokens>]) -> Vec<&Tokens> {
     outcomes.iter().map(|outcome| outcome.as_ref().unwrap()).collect()
 }
 
@@ -156,7 +159,7 @@ fn an_error_of_a_device_ends_what_is_under_way_and_one_of_a_text_ends_that_text(
     let bad = request(&[4711], 1);
     let all = [good.clone(), bad.clone(), good.clone(), good.clone(), good.clone(), bad, good];
     let ended = outcomes(&world, &mut engine, &all);
-    let is_right = |outcome: &Result<Vec<u32>>| outcome.as_ref().is_ok_and(|tokens| *tokens == expected);
+    let is_right = |outcome: &Result<Tokens>| outcome.as_ref().is_ok_and(|tokens| *tokens == expected);
     assert_eq!(ended.iter().filter(|outcome| is_right(outcome)).count(), 5);
     assert!([1, 5].iter().all(|&bad| matches!(ended[bad], Err(Error::Request(_)))), "{ended:?}");
     // Three at a time: they end with the device, the others come behind it.
@@ -308,4 +311,18 @@ fn a_server_that_got_no_further_is_asked_again_for_another_text() {
     helper.spare.lock().unwrap().push(world.device("B", None).0);
     assert!(outcomes(&world, &mut engine, &requests)[0].is_ok());
     assert_eq!(helper.asked.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_device_of_this_process_that_hung_is_opened_again_for_another_text() {
+    let world = World::new();
+    let (_, mut engine, fate, helper) = on_two(&world);
+    let requests = [request(&PROMPT, 5)];
+    let expected = outcomes(&world, &mut engine, &requests);
+    fate.runs.store(4, Ordering::SeqCst);
+    fate.hangs.store(true, Ordering::SeqCst);
+    fate.reopens.store(true, Ordering::SeqCst);
+    assert!(outcomes(&world, &mut engine, &requests)[0].is_err(), "not by the same run");
+    assert_eq!(tokens(&outcomes(&world, &mut engine, &requests)), tokens(&expected));
+    assert_eq!(helper.asked.load(Ordering::SeqCst), 0);
 }

@@ -122,7 +122,7 @@ impl Placed {
     /// The same, and says what happens when something goes wrong.
     pub fn run_with(self, options: RunOptions) -> Result<Runner> {
         let plan = self.plan();
-        let Placed { model, mut placed, servers } = self;
+        let Placed { model, inner: mut placed, servers } = self;
         if let OnLoss::GoOn(told) = options.on_loss {
             placed.set_failover(Box::new(Reconnect::new(&servers, told).with_patience(options.patience)));
         }

@@ -207,8 +207,11 @@ impl Device for Remote {
             let inner = reference_device(self.inner.host().unwrap(), &self.info().id, &MemoryBudget::new(None));
             Arc::new(Remote { inner, fate: Arc::new(Fate::good()) }) as Arc<dyn Device>
         };
-        let is_lost = self.fate.runs.load(Ordering::SeqCst) < 0;
+        let is_lost = self.fate.runs.load(Ordering::SeqCst) < 0 || self.fate.hangs.load(Ordering::SeqCst);
         (is_lost && self.fate.reopens.load(Ordering::SeqCst)).then(again)
+    }
+    fn host(&self) -> Option<&Arc<Host>> {
+        self.inner.host().filter(|_| self.fate.reopens.load(Ordering::SeqCst))
     }
     fn as_any(&self) -> &dyn Any {
         self
