@@ -1,7 +1,7 @@
 //! `outboard smoke`: does everything between here and the servers work, and how fast is it?
 
 use super::print_json;
-use crate::args::{RpcList, usage};
+use crate::args::{RPC_HELP, RpcList, usage};
 use crate::measure::round_trip;
 use crate::print;
 use crate::trust::TrustArgs;
@@ -31,8 +31,7 @@ const WIDTH: usize = 64;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Servers: host:port,host:port; grpcs://host:port with TLS, quic://host:port over QUIC, auto://host:port with what suits the network
-    #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST")]
+    #[arg(long, help = RPC_HELP, env = "OUTBOARD_RPC", value_name = "LIST")]
     rpc: RpcList,
     #[command(flatten)]
     trust: TrustArgs,
