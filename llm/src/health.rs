@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::sequence::State;
 use crate::watch::is_cancelled;
+use std::sync::atomic::Ordering;
 
 /// Whether something can be run.
 #[derive(Clone, Debug)]
@@ -64,7 +65,7 @@ impl PlacedModel {
 
     /// After a run has failed: goes on if a device was lost and there is a way to, else gives everything up and gives the error.
     pub(crate) fn recover_or_fail(&mut self, error: Error) -> Result<()> {
-        if is_cancelled(&error) {
+        if self.was_cancelled(&error) {
             self.give_up();
             return Err(error);
         }
@@ -74,6 +75,11 @@ impl PlacedModel {
             self.fail(error);
         }
         recovered
+    }
+
+    /// Whether it was the caller who has stopped a run: the devices are well then. A device that was stopped says the same, and needs new queues.
+    pub(crate) fn was_cancelled(&self, error: &Error) -> bool {
+        is_cancelled(error) && self.scheduler().cancel_token().load(Ordering::Relaxed)
     }
 
     /// Ends what is under way on all devices after an error.
@@ -89,7 +95,7 @@ impl PlacedModel {
 
     /// [`PlacedModel::fail`] for an error that may be of a device.
     pub(crate) fn fail_if_of_device(&mut self, error: &Error) {
-        if matches!(error, Error::Core(_)) && !is_cancelled(error) {
+        if matches!(error, Error::Core(_)) && !self.was_cancelled(error) {
             self.fail(error);
         }
     }

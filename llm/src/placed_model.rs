@@ -14,7 +14,7 @@ use crate::placement::{Completed, DeviceLoad, LoadOptions, Placed};
 use crate::route::Route;
 use crate::runs::Runs;
 use crate::sequence::{Sequence, State};
-use crate::watch::{Watch, is_cancelled};
+use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Device, Pending};
@@ -213,7 +213,7 @@ impl PlacedModel {
         self.state(sequence)?;
         // Their rest would be computed with blocks of others. A model without a place has nothing under way.
         match self.flush_runs() {
-            Err(e) if is_cancelled(&e) => self.give_up(),
+            Err(e) if self.was_cancelled(&e) => self.give_up(),
             Err(e) => self.recover_or_fail(e)?,
             Ok(()) => {}
         }

@@ -6,6 +6,8 @@ mod small;
 
 use failing::{Fate, Helper, PROMPT, World, greedy, sampled, written};
 use outboard_core::Device;
+use outboard_core::local::LocalDevice;
+use outboard_host::MemoryBudget;
 use outboard_llm::{Error, GenerateOptions, LoadOptions, PlacedModel, Prefixes, Result, TextEvent, TextRequest, Texts};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -325,4 +327,17 @@ fn a_device_of_this_process_that_hung_is_opened_again_for_another_text() {
     assert!(outcomes(&world, &mut engine, &requests)[0].is_err(), "not by the same run");
     assert_eq!(tokens(&outcomes(&world, &mut engine, &requests)), tokens(&expected));
     assert_eq!(helper.asked.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_device_that_was_stopped_is_used_again() {
+    let world = World::new();
+    let device = outboard_reference::reference_device(&outboard_core::Host::new(), "R", &MemoryBudget::new(None));
+    let local = device.as_any().downcast_ref::<LocalDevice>().unwrap();
+    let mut engine = for_texts(&world, vec![device.clone()]);
+    let requests = [request(&PROMPT, 6)];
+    let expected = outcomes(&world, &mut engine, &requests);
+    local.abort();
+    assert_ne!(outcomes(&world, &mut engine, &requests)[0].as_ref().ok(), expected[0].as_ref().ok());
+    assert_eq!(tokens(&outcomes(&world, &mut engine, &requests)), tokens(&expected));
 }

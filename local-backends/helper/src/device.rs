@@ -1,10 +1,11 @@
 //! The device as the rest of this process has it: a backend whose work another process does.
 
+use crate::calls::HelperClient;
 use crate::launch::{Launch, StartLimit};
 use crate::lock;
 use crate::memory::{HelperBuffer, HelperExecutable, buffer};
 use crate::message::{Alloc, Compile, OpenStream, Request};
-use crate::process::{HelperClient, Process};
+use crate::process::Process;
 use crate::stream::HelperStream;
 use outboard_core::device::fresh_uid;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};

@@ -1,15 +1,14 @@
 //! A helper that runs: its socket, the calls that wait for answers, and its end.
 
+use crate::calls::{Calls, HelperClient, InFlight, Reply, Waiting};
 use crate::launch::Launch;
 use crate::lock;
 use crate::message::{self, Answer, Call, Done, Hello, Paid, Request, Response};
-use crate::stream::{Kept, Room};
 use bytes::Bytes;
-use outboard_core::device::Completer;
 use outboard_core::local::{Funds, Payment};
 use outboard_core::{Error, Pending, Result};
 use outboard_proto::error::shown;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, BufRead, BufReader};
 use std::net::Shutdown;
@@ -19,7 +18,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -67,60 +66,6 @@ enum Killed {
     Silence(Duration),
     /// Something else.
     Fault(String),
-}
-
-/// What one client has of a helper, as far as its end matters.
-#[derive(Debug, Default)]
-pub(crate) struct HelperClient {
-    /// The helper was ended for its silence while it had an answer to give to this client.
-    hung: OnceLock<Duration>,
-}
-
-impl HelperClient {
-    /// For how long it was silent, if it was ended for that while it had an answer to give to this client.
-    pub(crate) fn hung(&self) -> Option<Duration> {
-        self.hung.get().copied()
-    }
-}
-
-#[derive(Default)]
-struct Calls {
-    waiting: HashMap<u64, Waiting>,
-    /// What everybody is told from its end on.
-    ended: Option<Error>,
-}
-
-/// A call without an answer.
-struct Waiting {
-    to: Completer<Reply>,
-    in_flight: InFlight,
-    payments: Vec<Payment>,
-    /// Bytes that they are for.
-    paid: u64,
-}
-
-/// What belongs to a call until its answer is there.
-#[derive(Default)]
-pub(crate) struct InFlight {
-    /// What must live that long.
-    pub(crate) _keeps: Vec<Kept>,
-    /// The bytes that it has under way.
-    pub(crate) _room: Option<Room>,
-    /// Who pays for memory that it takes.
-    pub(crate) payer: Option<Funds>,
-    /// Whose call it is, if it is one client's.
-    pub(crate) client: Option<Arc<HelperClient>>,
-}
-
-/// An answer.
-pub(crate) struct Reply {
-    pub(crate) done: Done,
-    pub(crate) bytes: Bytes,
-    /// For what it has taken, and how many bytes that is.
-    pub(crate) payments: Vec<Payment>,
-    pub(crate) paid: u64,
-    /// When it came.
-    pub(crate) at: Instant,
 }
 
 impl Process {
@@ -380,9 +325,8 @@ impl Inner {
             std::mem::take(&mut calls.waiting)
         };
         if let Some(silence) = silence {
-            for client in waiting.values().filter_map(|waiting| waiting.in_flight.client.as_ref()) {
-                let _ = client.hung.set(silence);
-            }
+            let clients = waiting.values().filter_map(|waiting| waiting.in_flight.client.as_ref());
+            clients.for_each(|client| client.has_hung(silence));
         }
         // Before anybody is told: what they had is paid for no longer.
         let (answers, kept): (Vec<_>, Vec<_>) =

@@ -1,9 +1,10 @@
 //! What a queue gives its commands to: they go to the helper at once, and their answers are waited for.
 
+use crate::calls::{HelperClient, InFlight, Reply};
 use crate::lock;
 use crate::memory::{HelperBuffer, HelperExecutable, buffer};
 use crate::message::{Copy, Execute, Fill, PIECE, Request, StreamSlice};
-use crate::process::{HelperClient, InFlight, Process, Reply};
+use crate::process::Process;
 use bytes::Bytes;
 use outboard_core::local::{Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Pending, Result, Slice};
