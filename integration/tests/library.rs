@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../rpc-client/tests/common/proxy.rs"]
-#[allow(unreachable_pub, dead_code)]
+#[allow(unreachable_pub)]
 mod proxy;
 
 use outboard::{ConnectOptions, Devices, Error, Model, PlaceOptions, Request, RunOptions, Runner, Split, devices};
@@ -213,7 +213,7 @@ fn a_server_that_is_restarted_in_time_is_waited_for() {
 fn a_runner_without_failover_goes_on_when_only_the_connection_was_lost() {
     let dir = tempfile::tempdir().unwrap();
     let model = Model::open(small_model(dir.path())).unwrap();
-    let server = Server::start(&["-d", "cpu:1"]);
+    let server = Server::start(&["-d", "cpu:1", "--memory-limit", "64M"]);
     let proxy = proxy::Proxy::start(server.addr.parse().unwrap());
     let on = devices::connect(&proxy.addr.to_string(), &ConnectOptions::default()).unwrap();
     let placed = model.place(&on, &PlaceOptions::default()).unwrap();
