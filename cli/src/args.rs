@@ -11,6 +11,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+/// What `--rpc` is, for commands that take it.
+pub(crate) const RPC_HELP: &str = "Servers: host:port,host:port (default port 50052, IPv6 in brackets); grpcs://host:port with TLS, \
+    quic://host:port over QUIC, auto://host:port with what suits the network";
+
 /// A list of endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RpcList(pub(crate) Vec<Endpoint>);
@@ -50,8 +54,7 @@ impl FromStr for Parts {
 /// Where to run.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// Servers: host:port,host:port (default port 50052, IPv6 in brackets); grpcs://host:port with TLS, quic://host:port over QUIC, auto://host:port with what suits the network
-    #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
+    #[arg(long, help = RPC_HELP, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     pub(crate) rpc: RpcList,
     /// Devices to use, in this order: CPU0, cpu:THREADS, vulkan0 or ggml:CPU for a local one, host:port/CPU0 for a remote one, host:port for all of a server;
     /// by default all of the servers', or the local ones if there are no servers

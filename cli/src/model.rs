@@ -2,7 +2,7 @@
 
 use crate::args::{ModelArgs, SplitMode, usage};
 use crate::{fetch, print};
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use outboard::{DeviceLoad, Devices, Layout, Mmap, Model, Overrides, PlaceOptions, Split};
 use outboard_core::Device;
 use outboard_core::error::Bytes;
@@ -69,9 +69,9 @@ fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides>
     }
     let mut parsed = Vec::new();
     for rule in rules.iter().flat_map(|r| r.split(',')) {
-        let (pattern, device) =
-            rule.rsplit_once('=').ok_or_else(|| anyhow!("-ot {rule}: should be REGEX=DEV, such as ffn_.*=CPU0"))?;
-        let regex = Regex::new(pattern).map_err(|e| anyhow!("-ot {rule}: {e}"))?;
+        let no_device = || usage(format_args!("-ot {rule}: should be REGEX=DEV, such as ffn_.*=CPU0"));
+        let (pattern, device) = rule.rsplit_once('=').ok_or_else(no_device)?;
+        let regex = Regex::new(pattern).map_err(|e| usage(format_args!("-ot {rule}: {e}")))?;
         let found = outboard::devices::find(device, devices)?;
         let index = devices.iter().position(|d| found.iter().any(|f| f.uid() == d.uid()));
         parsed.push((regex, index));

@@ -1,5 +1,6 @@
 //! Arguments that say which servers to trust, and who this client is.
 
+use crate::args::usage;
 use anyhow::{Context, Result, bail};
 use outboard::{ClientTls, ConnectOptions, TlsFiles, Token, read_token};
 use std::path::PathBuf;
@@ -40,7 +41,7 @@ impl TrustArgs {
     fn token(&self) -> Result<Option<Token>> {
         if let Some(name) = &self.token_env {
             let Some(token) = variable(name)? else {
-                bail!("--token-env {name}: there is no such variable, or it is empty")
+                return Err(usage(format_args!("--token-env {name}: there is no such variable, or it is empty")));
             };
             return Ok(Some(token));
         }

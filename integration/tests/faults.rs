@@ -1,7 +1,7 @@
 //! Servers that die, and input that is wrong: one clear line, the right exit status, nothing lost.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use outboard_integration::{Client, Finished, RunReport, Server, model};
+use outboard_integration::{Client, Finished, RunReport, Server, model, small_model};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::path::Path;
@@ -146,6 +146,9 @@ fn endpoints() {
 
 #[test]
 fn usage() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = small_model(dir.path());
+    let small = small.to_str().unwrap();
     for args in [
         &["run"][..],
         &["run", "-m", "x"],
@@ -157,6 +160,9 @@ fn usage() {
         &["no-such-command"],
         &["fetch", "--no-such-flag"],
         &["smoke", "--rpc", ""],
+        &["run", "-m", small, "-p", "y", "-ot", "ffn_.*"],
+        &["run", "-m", small, "-p", "y", "-ot", "(=CPU0"],
+        &["devices", "--rpc", "127.0.0.1:1", "--token-env", "OUTBOARD_NO_SUCH_VARIABLE"],
     ] {
         let done = Client::run(args, LIMIT);
         assert_eq!(done.code, Some(2), "{args:?}: {}", done.stderr);

@@ -1,12 +1,17 @@
 //! The library over servers: a program outside the workspace, and what becomes of texts when a server is lost.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use outboard::{ConnectOptions, Error, Model, PlaceOptions, Request, RunOptions, Split, devices};
+#[path = "../../rpc-client/tests/common/proxy.rs"]
+#[allow(unreachable_pub)]
+mod proxy;
+
+use outboard::{ConnectOptions, Devices, Error, Model, PlaceOptions, Request, RunOptions, Runner, Split, devices};
 use outboard_integration::{Server, small_model};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 /// Ten lines, of which the last match an error on its type.
 const PROGRAM: &str = r#"use outboard::{ConnectOptions, Error, Model, PlaceOptions, Request, devices};
@@ -110,4 +115,116 @@ fn a_lost_server_ends_every_text_or_none() {
             assert!(is_lost(&runner.generate(request()).unwrap().complete().unwrap_err()));
         }
     }
+}
+
+/// What a client frees, its server has free within this time; a lease is longer (10 s).
+const FREED: Duration = Duration::from_secs(5);
+
+/// A model on two servers, of which the first has no room for all of it.
+struct Tight {
+    dir: tempfile::TempDir,
+    servers: [Server; 2],
+}
+
+impl Tight {
+    fn new() -> Tight {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = Server::start(&["-d", "cpu:1", "--memory-limit", "64M"]);
+        let (limit, model) = (whole.memory_free(), Model::open(small_model(dir.path())).unwrap());
+        let runner = model.place(&on(std::slice::from_ref(&whole)), &PlaceOptions::default()).unwrap().run().unwrap();
+        let needed = limit - whole.memory_free();
+        drop(runner);
+        let most = (needed * 4 / 5).to_string();
+        let servers = [Server::start(&["-d", "cpu:1", "--memory-limit", &most]), Server::start(&["-d", "cpu:1"])];
+        Tight { dir, servers }
+    }
+
+    fn run(&self, options: RunOptions) -> Runner {
+        let model = Model::open(self.dir.path().join("small.gguf")).unwrap();
+        let place = PlaceOptions { split: Split::Parts(vec![1.0, 1.0]), ..PlaceOptions::default() };
+        model.place(&on(&self.servers), &place).unwrap().run_with(options).unwrap()
+    }
+
+    /// Another process in place of the second server.
+    fn restart(&mut self) {
+        self.servers[1] = Server::start_at(&self.servers[1].addr, &["-d", "cpu:1"]);
+    }
+}
+
+fn on(servers: &[Server]) -> Devices {
+    let list: Vec<&str> = servers.iter().map(|server| server.addr.as_str()).collect();
+    devices::connect(&list.join(","), &ConnectOptions::default()).unwrap()
+}
+
+fn long_text() -> Request {
+    Request::new("abcd").max_tokens(400).ignore_eos()
+}
+
+#[test]
+fn a_runner_goes_on_when_a_server_that_was_missed_is_back() {
+    let mut tight = Tight::new();
+    let free = tight.servers[0].memory_free();
+    let runner = tight.run(RunOptions::default());
+    let expected = runner.generate(long_text()).unwrap().complete().unwrap().tokens;
+    let used = tight.servers[0].memory_free();
+    assert!(used < free);
+    let mut texts = [(); 2].map(|()| runner.generate(long_text()).unwrap());
+    assert!(texts[0].next().unwrap().is_ok());
+    tight.servers[1].kill();
+    let is_lost = |e: &Error| matches!(e, Error::Peer { endpoint, .. } if *endpoint == tight.servers[1].addr);
+    for text in texts {
+        let ended = text.complete();
+        assert!(ended.as_ref().is_err_and(is_lost), "{ended:?}");
+    }
+    // Nothing of it stays on the one that is left, which others may use.
+    let start = Instant::now();
+    while tight.servers[0].memory_free() < free {
+        assert!(start.elapsed() < FREED, "not freed");
+    }
+    assert!(runner.generate(long_text()).unwrap().complete().as_ref().is_err_and(is_lost), "it is still away");
+    tight.restart();
+    assert_eq!(runner.generate(long_text()).unwrap().complete().unwrap().tokens, expected);
+    assert_eq!(tight.servers[0].memory_free(), used);
+}
+
+#[test]
+fn a_server_that_is_restarted_in_time_is_waited_for() {
+    let mut tight = Tight::new();
+    let recoveries = Arc::new(AtomicUsize::new(0));
+    let noted = recoveries.clone();
+    let options = RunOptions::default().patience(Duration::from_secs(60)).on_recovery(move |recovery| {
+        println!("{recovery}");
+        noted.fetch_add(1, Ordering::Relaxed);
+    });
+    let runner = tight.run(options);
+    let expected = runner.generate(long_text()).unwrap().complete().unwrap().tokens;
+    let mut text = runner.generate(long_text()).unwrap();
+    let first = text.next().unwrap().unwrap();
+    tight.servers[1].kill();
+    // Longer than a run without patience asks for it.
+    std::thread::sleep(Duration::from_secs(4));
+    tight.restart();
+    let rest: Vec<u32> = text.filter_map(|piece| piece.unwrap().token).collect();
+    assert_eq!(first.token.into_iter().chain(rest).collect::<Vec<_>>(), expected);
+    assert_eq!(recoveries.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn a_runner_without_failover_goes_on_when_only_the_connection_was_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::open(small_model(dir.path())).unwrap();
+    let server = Server::start(&["-d", "cpu:1", "--memory-limit", "64M"]);
+    let proxy = proxy::Proxy::start(server.addr.parse().unwrap());
+    let on = devices::connect(&proxy.addr.to_string(), &ConnectOptions::default()).unwrap();
+    let placed = model.place(&on, &PlaceOptions::default()).unwrap();
+    let runner = placed.run_with(RunOptions::default().without_failover()).unwrap();
+    let expected = runner.generate(long_text()).unwrap().complete().unwrap().tokens;
+    let used = server.memory_free();
+    let mut text = runner.generate(long_text()).unwrap();
+    assert!(text.next().unwrap().is_ok());
+    (0..proxy.count()).for_each(|connection| proxy.cut(connection));
+    let ended = text.complete();
+    assert!(matches!(&ended, Err(Error::Peer { endpoint, .. }) if *endpoint == proxy.addr.to_string()), "{ended:?}");
+    assert_eq!(runner.generate(long_text()).unwrap().complete().unwrap().tokens, expected);
+    assert_eq!(server.memory_free(), used);
 }

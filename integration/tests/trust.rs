@@ -134,7 +134,8 @@ fn certificates_are_not_overwritten_and_keys_are_private() {
     }
     let done = Client::run(&["cert", &dir, "--force"], LIMIT);
     assert!(done.code == Some(0) && read() != before, "{}", done.stderr);
-    for bad in [&["cert"][..], &["cert", &dir, "--name", "a b"], &["cert", &dir, "--days", "0"]] {
+    let itself = ["cert", &dir, "--force", "--signed-by", &dir];
+    for bad in [&["cert"][..], &["cert", &dir, "--name", "a b"], &["cert", &dir, "--days", "0"], &itself] {
         assert_eq!(Client::run(bad, LIMIT).code, Some(2), "{bad:?}");
     }
 }

@@ -172,11 +172,12 @@ impl PlacedModel {
         if most == 0 {
             return Err(Error::Request("no token was asked for: ask for one at least".into()));
         }
+        self.return_to_devices()?;
         // What is sampled last needs no room.
         let most = most.min(self.n_ctx() + 1 - end);
         self.truncate(sequence, before)?;
         self.add_prompt(sequence, tokens)?;
-        let shared = self.share_prefix(sequence.slot).or_else(|e| self.recover_lost(e));
+        let shared = self.share_prefix(sequence.slot).or_else(|e| self.recover_or_fail(e));
         let (state, blocks) = self.state_and_blocks(sequence)?;
         if let Err(e) = shared {
             state.truncate(blocks, before);
@@ -263,12 +264,7 @@ impl PlacedModel {
             match came {
                 Ok(true) => {}
                 Ok(false) => return Ok(None),
-                Err(e) => {
-                    if let Err(e) = self.recover_lost(e) {
-                        self.give_up();
-                        return Err(e);
-                    }
-                }
+                Err(e) => self.recover_or_fail(e)?,
             }
         }
     }
@@ -325,7 +321,7 @@ impl PlacedModel {
         for expected in expected {
             let number = |bytes: &Bytes| {
                 let four = bytes.as_chunks().0.get(expected.number).copied();
-                four.ok_or_else(|| Error::Plan("a device gave fewer numbers than it was asked for".into()))
+                four.ok_or_else(|| Error::Internal("a device gave fewer numbers than it was asked for".into()))
             };
             let id = i32::from_le_bytes(number(&ids)?);
             let n_vocab = self.model.hparams().n_vocab;

@@ -127,7 +127,7 @@ struct Range {
 
 impl Range {
     fn of(self, buffers: &[Arc<dyn Buffer>]) -> Result<Slice> {
-        let buffer = buffers.get(self.buffer).ok_or_else(|| Error::Plan("a leaf has no memory".into()))?;
+        let buffer = buffers.get(self.buffer).ok_or_else(|| Error::Internal("a leaf has no memory".into()))?;
         Ok(Slice::new(buffer.clone(), self.offset, self.size)?)
     }
 }

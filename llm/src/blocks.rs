@@ -97,7 +97,7 @@ impl Blocks {
             Some(block) => block,
             None => {
                 let (_, block) =
-                    self.idle.pop_first().ok_or_else(|| Error::Plan("the cache has no block left".into()))?;
+                    self.idle.pop_first().ok_or_else(|| Error::Internal("the cache has no block left".into()))?;
                 self.forget(block);
                 block
             }

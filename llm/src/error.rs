@@ -117,9 +117,27 @@ pub enum Error {
     /// A device, a server or the graph.
     #[error(transparent)]
     Core(#[from] outboard_core::Error),
-    /// The scheduler could not place the graph.
-    #[error("{0}")]
-    Plan(String),
+    /// What cannot be: a bug.
+    #[error("{0}; this is a bug of Outboard: please report it, with what was done")]
+    Internal(String),
+}
+
+impl Error {
+    /// Whether a server, or the process of a device, was lost with what it held.
+    pub(crate) fn is_loss(&self) -> bool {
+        matches!(self, Error::Core(outboard_core::Error::Peer { .. }))
+    }
+
+    /// Whether devices have no room for what they were to hold.
+    pub(crate) fn is_about_room(&self) -> bool {
+        matches!(
+            self,
+            Error::DoesNotFit { .. }
+                | Error::MemoryFull { .. }
+                | Error::TensorTooLarge { .. }
+                | Error::Core(outboard_core::Error::OutOfMemory { .. })
+        )
+    }
 }
 
 /// A memory, and what is free of it.

@@ -13,7 +13,7 @@ impl PlacedModel {
     /// who wants that passes it to the next call.
     pub fn eval(&mut self, sequence: Sequence, tokens: &[u32], sampler: Sampler) -> Result<(u32, f32)> {
         self.begin(sequence, tokens, Sampling { sampler, penalties: None, log_prob: true }, 1)?;
-        let found = self.next_token_of(sequence)?.ok_or_else(|| Error::Plan("no token has come".into()))?;
+        let found = self.next_token_of(sequence)?.ok_or_else(|| Error::Internal("no token has come".into()))?;
         let len = self.len(sequence)?;
         self.truncate(sequence, len.saturating_sub(1))?;
         Ok((found.id, found.log_prob.unwrap_or(f32::NAN)))
@@ -87,10 +87,11 @@ impl PlacedModel {
         self.truncate(sequence, len)?;
         let n_past = self.state(sequence)?.n_past;
         let done = act(self);
-        if done.is_err() {
+        if let Err(error) = &done {
+            self.fail_if_of_device(error);
             let (state, blocks) = self.state_and_blocks(sequence)?;
             // What was enqueued may not have been run.
-            state.rewind(n_past);
+            state.rewind(n_past.min(state.n_past));
             state.truncate(blocks, len);
         }
         done

@@ -9,24 +9,32 @@ use crate::ahead::StepsAhead;
 use crate::allocate::Bound;
 use crate::arch::net::Stored;
 use crate::error::{Error, Result};
+use crate::health::Health;
 use crate::placed_model::PlacedModel;
 use crate::placement::{LoadOptions, Overrides, Placed};
-use crate::sequence::State;
-use crate::watch::watched;
+use crate::watch::{is_cancelled, watched};
 use outboard_core::{Device, Usage, try_at_once};
 use outboard_scheduler::resume_all;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Recoveries without a token in between, after which a run ends: more devices than that are not lost by chance.
 const MAX_RECOVERIES: usize = 8;
+
+/// Between two times that lost devices are asked for.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Helps a run that has lost devices.
 pub trait Failover: Send {
     /// Devices in place of those with these ids, as far as they have come back: with the same ids, and nothing on them. What it waits
     /// for, the run waits for. Those whose servers were alive and got no further are not asked for: they would stop the run again.
     fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>>;
+    /// How long devices that are lost are waited for where those that are left have no room for the model. They are asked for again and again then.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
     /// Is told how a run goes on.
     fn recovered(&mut self, recovery: &Recovery);
 }
@@ -62,16 +70,23 @@ pub(crate) struct DeviceSlot {
     id: String,
     /// `None` while it is lost.
     device: Option<Arc<dyn Device>>,
-    /// Its server was alive and got no further: it is not asked for again.
+    /// It got no further: it is not asked for again by this run.
     given_up: bool,
+    /// A device of this process that was given up, which nobody but itself opens again.
+    closed: Option<Arc<dyn Device>>,
 }
 
 impl DeviceSlot {
     pub(crate) fn all(devices: &[Arc<dyn Device>]) -> Vec<DeviceSlot> {
         devices
             .iter()
-            .map(|d| DeviceSlot { id: d.info().id.clone(), device: Some(d.clone()), given_up: false })
+            .map(|d| DeviceSlot { id: d.info().id.clone(), device: Some(d.clone()), given_up: false, closed: None })
             .collect()
+    }
+
+    /// Whether it is away and may come back.
+    fn is_lost(&self) -> bool {
+        self.device.is_none() && !self.given_up
     }
 }
 
@@ -84,7 +99,7 @@ impl PlacedModel {
     /// After a run has failed: makes all sequences go on, so that [`PlacedModel::next_token`] gives the tokens behind their texts so far, or
     /// gives the error if it cannot.
     pub(crate) fn recover(&mut self, error: Error) -> Result<()> {
-        let mut error = error;
+        let (mut error, until) = (error, self.patient_until());
         loop {
             let Error::Core(outboard_core::Error::Peer { endpoint, detail }) = &error else { return Err(error) };
             if self.failover.is_none() {
@@ -97,51 +112,29 @@ impl PlacedModel {
             };
             if self.recoveries >= MAX_RECOVERIES {
                 // Whoever asks again may find more.
-                self.displaced = Some(error.clone());
+                self.health.note(&error);
                 return ends(format!("{MAX_RECOVERIES} times in turn no token has come"));
             }
             self.recoveries += 1;
-            match self.try_again(&error) {
+            match self.try_again(&error, until) {
                 Ok(()) => return Ok(()),
                 // Another one is lost.
-                Err(next @ Error::Core(outboard_core::Error::Peer { .. })) => error = next,
+                Err(next) if next.is_loss() => error = next,
                 Err(Error::Core(e @ outboard_core::Error::Cancelled)) => return Err(e.into()),
                 Err(why) => return ends(why.to_string()),
             }
         }
     }
 
-    /// If the last recovery has failed, tries once more: servers may have come back since.
-    pub(crate) fn return_to_devices(&mut self) -> Result<()> {
-        match &self.displaced {
-            Some(error) => {
-                self.recoveries = 0;
-                self.recover(error.clone())
-            }
-            None => Ok(()),
-        }
+    /// Until when lost devices are waited for, from now on.
+    pub(crate) fn patient_until(&self) -> Instant {
+        Instant::now() + self.failover.as_ref().map_or(Duration::ZERO, |failover| failover.patience())
     }
 
-    /// The same wherever else a lost device may be met; gives other errors back.
-    pub(crate) fn recover_lost(&mut self, error: Error) -> Result<()> {
-        if !matches!(error, Error::Core(outboard_core::Error::Peer { .. })) {
-            return Err(error);
-        }
-        self.runs = Default::default();
-        self.ahead.clear();
-        self.recover(error)
-    }
-
-    /// After an error that ends what is under way: sequences are as far as their tokens have come, and nobody shares what may not have been read.
-    pub(crate) fn give_up(&mut self) {
-        let mut runs = std::mem::take(&mut self.runs);
-        runs.abandon(self);
-        self.ahead.clear();
-        self.go_back(|state| state.text.confirmed().min(state.n_past));
-    }
-
-    fn try_again(&mut self, error: &Error) -> Result<()> {
+    /// Takes the devices up again, or puts the model on those that are left, for which lost ones are waited for until then, and says how it goes on.
+    pub(crate) fn try_again(&mut self, error: &Error, until: Instant) -> Result<()> {
         let start = Instant::now();
+        self.health.note(error);
         let who = match error {
             Error::Core(outboard_core::Error::Peer { endpoint, .. }) => endpoint.clone(),
             _ => String::new(),
@@ -151,11 +144,12 @@ impl PlacedModel {
             self.go_back(|state| state.text.confirmed().min(state.n_past));
             None
         } else {
-            self.place_anew(error)?;
+            self.place_anew(error, until)?;
             Some(self.loads().iter().filter(|l| l.is_used()).map(|l| l.id.clone()).collect())
         };
         // What was told before may not have arrived.
         self.write_tables()?;
+        self.health = Health::Sound;
         let wanted = self.sequences.iter().flatten().filter(|state| state.job.is_some());
         let tokens = wanted.map(|state| state.text.len() - state.n_past).sum();
         let recovery = Recovery { error: error.clone(), devices, tokens, took: start.elapsed() };
@@ -165,19 +159,26 @@ impl PlacedModel {
         Ok(())
     }
 
-    /// Has each sequence's text read again from where the cache has it.
-    fn go_back(&mut self, n_past: impl Fn(&State) -> usize) {
-        self.blocks.forget_all();
-        for state in self.sequences.iter_mut().flatten() {
-            state.recover(n_past(state));
+    /// What got no further may have been restarted since: it is asked for again.
+    pub(crate) fn forgive(&mut self) {
+        for slot in &mut self.slots {
+            slot.given_up = false;
+            slot.device = slot.device.take().or_else(|| slot.closed.take()?.reopened());
         }
+    }
+
+    /// Frees what the devices still hold of a model that has no place.
+    pub(crate) fn leave_devices(&mut self) {
+        self.programs.clear();
+        self.placement.tables.clear();
+        self.placement.bound.clear();
     }
 
     /// Takes all devices up again; `false` if not all of the model is on them any more.
     fn take_up(&mut self, who: String) -> Result<bool> {
-        let devices: Vec<Arc<dyn Device>> = self.slots.iter().filter_map(|s| s.device.clone()).collect();
+        let devices = self.devices_here();
         let (scheduler, watch, complete) =
-            (&mut self.placed.scheduler, self.watch.as_deref(), self.displaced.is_none());
+            (&mut self.placement.scheduler, self.watch.as_deref(), !matches!(self.health, Health::Displaced(_)));
         let lost = watched(watch, who, "to come back", || {
             // A scheduler without a complete model has the devices of an earlier plan.
             if complete { scheduler.resume() } else { Ok(resume_all(&devices)) }
@@ -190,62 +191,117 @@ impl PlacedModel {
             for slot in self.slots.iter_mut().filter(same) {
                 slot.device = again.clone();
                 slot.given_up = given_up;
+                slot.closed = Some(device.clone()).filter(|device| given_up && device.host().is_some());
             }
         }
         Ok(complete && lost.iter().all(Option::is_none))
     }
 
     /// Puts the model on the devices that there are now. Weights that lie where they are needed stay there.
-    fn place_anew(&mut self, error: &Error) -> Result<()> {
-        self.displaced = Some(error.clone());
+    fn place_anew(&mut self, error: &Error, until: Instant) -> Result<()> {
+        self.health = Health::Displaced(error.clone());
         self.programs.clear();
         self.go_back(|_| 0);
-        let missing = self.slots.iter().filter(|s| s.device.is_none() && !s.given_up);
-        let lost: Vec<String> = missing.map(|s| s.id.clone()).collect();
+        if self.failover.is_none() && self.slots.iter().any(|slot| slot.device.is_none()) {
+            return Err(error.clone());
+        }
+        self.ask_for_lost();
+        self.keep_weights_here();
+        while Instant::now() < until && !self.has_room()? && self.wait_for_lost(until)? {}
+        let mut placed = self.place_here()?;
+        placed.scheduler = placed.scheduler.replacing(&self.placement.scheduler);
+        self.ahead.replace_steps(StepsAhead::new(placed.round_trip));
+        self.placement = placed;
+        self.health = Health::Failed(error.clone());
+        Ok(())
+    }
+
+    /// Ids of devices that are lost and may come back.
+    fn lost(&self) -> Vec<String> {
+        self.slots.iter().filter(|slot| slot.is_lost()).map(|slot| slot.id.clone()).collect()
+    }
+
+    /// Asks once for devices that are lost; gives whether any has come back.
+    fn ask_for_lost(&mut self) -> bool {
+        let lost = self.lost();
         let failover = self.failover.as_mut().filter(|_| !lost.is_empty());
-        for device in failover.map(|f| f.replace(&lost)).unwrap_or_default() {
-            let mut missing = self.slots.iter_mut().filter(|s| s.device.is_none() && !s.given_up);
-            let slot = missing.find(|s| s.id == device.info().id);
+        let back = failover.map(|failover| failover.replace(&lost)).unwrap_or_default();
+        let is_back = !back.is_empty();
+        for device in back {
+            let slot = self.slots.iter_mut().find(|slot| slot.is_lost() && slot.id == device.info().id);
             if let Some(slot) = slot {
                 slot.device = Some(device);
             }
         }
-        let devices: Vec<Arc<dyn Device>> = self.slots.iter().filter_map(|s| s.device.clone()).collect();
+        is_back
+    }
+
+    /// Asks for devices that are lost, and for nothing else, until one has come back; `false` if none has.
+    fn wait_for_lost(&mut self, until: Instant) -> Result<bool> {
+        let (who, watch, cancel) = (self.lost().join(", "), self.watch.clone(), self.cancel_token());
+        if who.is_empty() {
+            return Ok(false);
+        }
+        watched(watch.as_deref(), who, "to come back", || {
+            while Instant::now() < until {
+                if cancel.load(Ordering::Relaxed) {
+                    return Err(outboard_core::Error::Cancelled.into());
+                }
+                std::thread::sleep(ASK_AGAIN.min(until.saturating_duration_since(Instant::now())));
+                if self.ask_for_lost() {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        })
+    }
+
+    /// Devices that are not lost.
+    fn devices_here(&self) -> Vec<Arc<dyn Device>> {
+        self.slots.iter().filter_map(|slot| slot.device.clone()).collect()
+    }
+
+    /// Whether the model would fit on the devices that there are now.
+    fn has_room(&self) -> Result<bool> {
+        let devices = self.devices_here();
+        if devices.is_empty() {
+            return Ok(false);
+        }
+        settle(&devices)?;
+        let options = self.options_now();
+        match Placed::would_fit(&self.model, devices, &options, self.cache, &self.placement.bound) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_about_room() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The model on the devices that there are now.
+    fn place_here(&mut self) -> Result<Placed> {
+        let devices = self.devices_here();
         if devices.is_empty() {
             return Err(Error::Request("no other device is left".into()));
         }
-        let options = self.options_now();
-        let mut kept = self.take_weights_on(&devices);
         settle(&devices)?;
-        let mut placed = Placed::new(&self.model, devices.clone(), &options, self.cache, &kept, &|_, _| {});
-        if !kept.is_empty() && matches!(&placed, Err(e) if !is_lost(e)) {
-            // Perhaps it fits without what lies there and is not needed there any more.
-            kept.clear();
-            settle(&devices)?;
-            placed = Placed::new(&self.model, devices, &options, self.cache, &kept, &|_, _| {});
+        let options = self.options_now();
+        let place = |kept: &Bound| Placed::new(&self.model, devices.clone(), &options, self.cache, kept, &|_, _| {});
+        let placed = place(&self.placement.bound);
+        if self.placement.bound.is_empty() || !matches!(&placed, Err(e) if !is_lost(e)) {
+            return placed;
         }
-        let mut placed = match placed {
-            Ok(placed) => placed,
-            Err(e) => {
-                self.placed.bound = kept;
-                return Err(e);
-            }
-        };
-        placed.scheduler = placed.scheduler.replacing(&self.placed.scheduler);
-        self.ahead.replace_steps(StepsAhead::new(placed.round_trip));
-        self.placed = placed;
-        self.displaced = None;
-        Ok(())
+        // Perhaps it fits without what lies there and is not needed there any more.
+        self.placement.bound.clear();
+        settle(&devices)?;
+        place(&self.placement.bound)
     }
 
-    /// Frees states, and weights on devices that are lost; gives the other weights.
-    fn take_weights_on(&mut self, devices: &[Arc<dyn Device>]) -> Bound {
-        self.placed.tables.clear();
-        let mut bound = std::mem::take(&mut self.placed.bound);
-        bound.retain(|(stored, device), _| {
+    /// Frees states, and what lay on devices that are lost; keeps the other weights.
+    fn keep_weights_here(&mut self) {
+        self.placement.tables.clear();
+        let devices = self.devices_here();
+        self.placement.bound.retain(|(stored, device), _| {
             matches!(stored, Stored::Weight(_)) && devices.iter().any(|d| d.uid() == *device)
         });
-        bound
     }
 
     /// The options that the model was loaded with, for the devices that there are now.
@@ -269,7 +325,7 @@ impl PlacedModel {
 }
 
 fn is_lost(error: &Error) -> bool {
-    matches!(error, Error::Core(outboard_core::Error::Peer { .. } | outboard_core::Error::Cancelled))
+    error.is_loss() || is_cancelled(error)
 }
 
 /// Returns when what was dropped before is free again: an allocation comes behind it.

@@ -91,35 +91,18 @@ pub fn generate(
     }
     let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options)?;
     let finish = loop {
-        match NextToken::of(model.next_token_of(sequence))? {
-            NextToken::Token(token) => {
+        match model.next_token_of(sequence) {
+            Ok(Some(token)) => {
                 if let Some(finish) = text.push(token, on_text) {
                     break finish;
                 }
             }
-            NextToken::Nothing => return Err(Error::Plan("a text has not ended, and nothing is under way".into())),
-            NextToken::Cancelled => break Finish::Cancelled,
+            Ok(None) => return Err(Error::Internal("a text has not ended, and nothing is under way".into())),
+            Err(error) if is_cancelled(&error) => break Finish::Cancelled,
+            Err(error) => return Err(error),
         }
     };
     text.finish(model, finish, on_text)
-}
-
-/// What comes next.
-pub(crate) enum NextToken {
-    Token(Token),
-    Nothing,
-    Cancelled,
-}
-
-impl NextToken {
-    pub(crate) fn of(next: Result<Option<Token>>) -> Result<NextToken> {
-        match next {
-            Ok(Some(token)) => Ok(NextToken::Token(token)),
-            Ok(None) => Ok(NextToken::Nothing),
-            Err(e) if is_cancelled(&e) => Ok(NextToken::Cancelled),
-            Err(e) => Err(e),
-        }
-    }
 }
 
 /// A text that is being generated.

@@ -16,6 +16,7 @@ pub mod error;
 mod eval;
 mod failover;
 pub mod generate;
+mod health;
 pub mod hparams;
 pub mod model;
 pub mod parts;

@@ -113,6 +113,9 @@ pub fn perplexity(
     let done = reader.read(text, bos, most, on_chunk);
     let Reader { mut runs, estimate, .. } = reader;
     runs.abandon(model);
+    if let Err(error) = &done {
+        model.fail_if_of_device(error);
+    }
     let closed = model.close(sequence);
     done.and(closed).map(|()| estimate)
 }
@@ -207,7 +210,7 @@ impl Reader<'_> {
             let (scores, rest) = bytes.as_chunks();
             if scores.len() != rows || !rest.is_empty() {
                 let got = bytes.len();
-                return Err(Error::Plan(format!("a device gave {got} bytes of scores for {rows} tokens")));
+                return Err(Error::Internal(format!("a device gave {got} bytes of scores for {rows} tokens")));
             }
             for log_prob in scores.iter().skip(skip).map(|b| f32::from_le_bytes(*b)) {
                 if !log_prob.is_finite() {

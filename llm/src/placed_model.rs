@@ -7,13 +7,14 @@ use crate::batch::{Batch, Inputs, Request, Row};
 use crate::blocks::{Blocks, blocks_of};
 use crate::error::{Error, Result};
 use crate::failover::{DeviceSlot, Failover};
+use crate::health::Health;
 use crate::model::Model;
 use crate::pipeline::micro_batches;
 use crate::placement::{Completed, DeviceLoad, LoadOptions, Placed};
 use crate::route::Route;
 use crate::runs::Runs;
 use crate::sequence::{Sequence, State};
-use crate::watch::{Watch, is_cancelled};
+use crate::watch::Watch;
 use bytes::Bytes;
 use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Device, Pending};
@@ -34,7 +35,7 @@ const MOST_SEQUENCES: usize = 1 << 16;
 /// whichever sequence has a token next.
 pub struct PlacedModel {
     pub(crate) model: Arc<Model>,
-    pub(crate) placed: Placed,
+    pub(crate) placement: Placed,
     pub(crate) programs: VecDeque<(GraphShape, Arc<Program>)>,
     pub(crate) cache: Cache,
     /// Fewest rows of a run.
@@ -52,8 +53,7 @@ pub struct PlacedModel {
     /// How and where it was loaded.
     pub(crate) options: LoadOptions,
     pub(crate) slots: Vec<DeviceSlot>,
-    /// Why not everything has its place on a device, if that is so.
-    pub(crate) displaced: Option<Error>,
+    pub(crate) health: Health,
     /// Recoveries since the last token.
     pub(crate) recoveries: usize,
     pub(crate) failover: Option<Box<dyn Failover>>,
@@ -91,11 +91,11 @@ impl PlacedModel {
             turn: 0,
             runs: Runs::default(),
             ahead: StepsAhead::new(placed.round_trip),
-            placed,
+            placement: placed,
             programs: VecDeque::new(),
             options,
             slots,
-            displaced: None,
+            health: Health::Sound,
             recoveries: 0,
             failover: None,
             watch: None,
@@ -111,7 +111,7 @@ impl PlacedModel {
 
     /// What each device holds.
     pub fn loads(&self) -> &[DeviceLoad] {
-        &self.placed.loads
+        &self.placement.loads
     }
 
     /// Most tokens of a sequence.
@@ -138,12 +138,12 @@ impl PlacedModel {
     pub fn divided_layers(&self) -> Vec<(usize, Vec<&str>)> {
         let id = |d: usize| self.loads().get(d).map(|load| load.id.as_str());
         let ids = |devices: Vec<usize>| devices.into_iter().filter_map(id).collect();
-        self.route().divided_layers(&self.placed.parts).into_iter().map(|(layer, d)| (layer, ids(d))).collect()
+        self.route().divided_layers(&self.placement.parts).into_iter().map(|(layer, d)| (layer, ids(d))).collect()
     }
 
     /// The way of a token through the devices.
     pub fn route(&self) -> &Route {
-        &self.placed.homes.route
+        &self.placement.homes.route
     }
 
     /// The device of each of the model's sections.
@@ -153,12 +153,12 @@ impl PlacedModel {
 
     /// The devices.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
-        self.placed.scheduler.devices()
+        self.placement.scheduler.devices()
     }
 
     /// Set to stop at the next step of the scheduler.
     pub fn cancel_token(&self) -> Arc<AtomicBool> {
-        self.placed.scheduler.cancel_token()
+        self.placement.scheduler.cancel_token()
     }
 
     /// A sequence with nothing in it. Fails if there are as many as the model was loaded for.
@@ -189,7 +189,6 @@ impl PlacedModel {
         self.state(sequence)?;
         let truncated = self.truncate(sequence, 0);
         if truncated.is_err() {
-            self.give_up();
             let (state, blocks) = self.state_and_blocks(sequence)?;
             state.truncate(blocks, 0);
             self.ahead.forget(sequence);
@@ -214,8 +213,8 @@ impl PlacedModel {
         self.state(sequence)?;
         // Their rest would be computed with blocks of others. A model without a place has nothing under way.
         match self.flush_runs() {
-            Err(e) if is_cancelled(&e) => self.give_up(),
-            Err(e) => self.recover_lost(e)?,
+            Err(e) if self.was_cancelled(&e) => self.give_up(),
+            Err(e) => self.recover_or_fail(e)?,
             Ok(()) => {}
         }
         let (state, blocks) = self.state_and_blocks(sequence)?;
@@ -264,7 +263,7 @@ impl PlacedModel {
 
     /// Tokens from which all are rounded alike ([`outboard_core::Costs::uniform_rows`]).
     pub(crate) fn uniform_rows(&self) -> usize {
-        self.placed.pipeline.uniform_rows()
+        self.placement.pipeline.uniform_rows()
     }
 
     /// Fewest tokens of a part of a prompt that is rounded as the whole is: attention takes a token alone as one that was generated.
@@ -281,12 +280,12 @@ impl PlacedModel {
 
     /// Micro-batches of a prompt that may begin before the oldest one goes on.
     pub(crate) fn prompt_lead(&self) -> usize {
-        self.placed.pipeline.lead(4 * self.options.n_ubatch as u64 * self.model.hparams().n_embd as u64)
+        self.placement.pipeline.lead(4 * self.options.n_ubatch as u64 * self.model.hparams().n_embd as u64)
     }
 
     /// The sizes of the micro-batches of `n` tokens behind `past` others.
     pub(crate) fn micro_batches(&self, past: usize, n: usize) -> Vec<usize> {
-        let Placed { pipeline, parts, .. } = &self.placed;
+        let Placed { pipeline, parts, .. } = &self.placement;
         micro_batches(past, n, self.options.n_ubatch, pipeline, parts.work())
     }
 
@@ -336,7 +335,7 @@ impl PlacedModel {
         }
         let bytes: Bytes = blocks.iter().flat_map(|&block| (block as i32).to_le_bytes()).collect::<Vec<u8>>().into();
         let at = 4 * (slot * self.cache.blocks_each() + first) as u64;
-        for (device, table) in &self.placed.tables {
+        for (device, table) in &self.placement.tables {
             let Some(queue) = self.scheduler().queue(*device) else { continue };
             queue.write(&table.part(at, bytes.len() as u64)?, bytes.clone())?;
         }
@@ -397,14 +396,14 @@ impl PlacedModel {
     }
 
     pub(crate) fn scheduler(&self) -> &Scheduler {
-        &self.placed.scheduler
+        &self.placement.scheduler
     }
 
     /// The compiled graph of a shape.
     pub(crate) fn program(&mut self, shape: GraphShape) -> Result<Arc<Program>> {
         if let Some(at) = self.programs.iter().position(|(s, _)| *s == shape) {
             // The one that was used last is at the end.
-            let Some(found) = self.programs.remove(at) else { return Err(Error::Plan("a program is lost".into())) };
+            let Some(found) = self.programs.remove(at) else { return Err(Error::Internal("a program is lost".into())) };
             let program = found.1.clone();
             self.programs.push_back(found);
             return Ok(program);
@@ -426,16 +425,17 @@ impl PlacedModel {
 
     fn compile(&mut self, shape: GraphShape) -> Result<Arc<Program>> {
         let model_graph = self.model.graph(shape)?;
-        let plan = self.placed.scheduler.plan(model_graph.graph.clone(), &self.placed.homes.hints(&model_graph))?;
-        let memory = self.placed.memory_of(&model_graph)?;
-        Ok(Arc::new(self.placed.scheduler.prepare(plan, &memory)?))
+        let plan =
+            self.placement.scheduler.plan(model_graph.graph.clone(), &self.placement.homes.hints(&model_graph))?;
+        let memory = self.placement.memory_of(&model_graph)?;
+        Ok(Arc::new(self.placement.scheduler.prepare(plan, &memory)?))
     }
 
     /// An output of the run that was enqueued last.
     pub(crate) fn read(&self, program: &Program, output: &str) -> Result<Pending<Bytes>> {
         let id = program.graph().outputs().find(|&id| program.graph().tensor(id).name() == output);
-        let id = id.ok_or_else(|| Error::Plan(format!("the graph has no output {output}")))?;
-        Ok(self.placed.scheduler.read(program, id)?)
+        let id = id.ok_or_else(|| Error::Internal(format!("the graph has no output {output}")))?;
+        Ok(self.placement.scheduler.read(program, id)?)
     }
 }
 

@@ -294,7 +294,7 @@ impl Placed {
         let memory = |(id, stored): (TensorId, Stored)| {
             let device = self.scheduler.devices().get(self.homes.of_leaf(model, id, stored));
             let slice = device.and_then(|device| self.bound.get(&(stored, device.uid())));
-            let missing = || Error::Plan(format!("{} was not loaded", model.graph.tensor(id).name()));
+            let missing = || Error::Internal(format!("{} was not loaded", model.graph.tensor(id).name()));
             Ok((id, slice.ok_or_else(missing)?.clone()))
         };
         model.all_stored().map(memory).collect()
@@ -309,24 +309,9 @@ impl Placed {
         kept_weights: &Bound,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<Placed> {
-        let mut scheduler = Scheduler::new(devices, SchedulerOptions::default())?;
-        let graphs = LargestGraphs::new(model, options, cache)?;
-        let parts = Parts::new(model, cache, attention_cost(scheduler.devices()))?;
-        // How far away the devices are is found out while they say what they can do.
-        let (layout, round_trip) = std::thread::scope(|scope| {
-            let measuring = scope.spawn(|| round_trip(&scheduler));
-            let panicked = |_| Err(Error::Plan("measuring round trips panicked".into()));
-            let layout = lay_out(&parts, &scheduler, options, kept_weights, &graphs.all());
-            (layout, measuring.join().unwrap_or_else(panicked))
-        });
-        let (Layout { free, homes, plans }, round_trip) = (layout?, round_trip?);
-        let items = homes.items(&graphs.prompt, scheduler.devices());
-        let loads = loads(scheduler.devices(), &items, &plans, &parts, &homes.route);
-        let mapped = map(model, scheduler.devices(), options.mmap, &free, &loads)?;
-        check_allocations(&items, scheduler.devices())?;
-        check_fits(scheduler.devices(), &free, &loads, &mapped, &|d, device| {
-            kept_bytes(&items, kept_weights, d, device)
-        })?;
+        let draft = Draft::new(model, devices, options, cache, kept_weights)?;
+        let mapped = draft.check(model, options, &draft.free, kept_weights)?;
+        let Draft { mut scheduler, parts, homes, plans, items, loads, round_trip, .. } = draft;
         let (bound, uploads) = reserve(&mut scheduler, &plans, model, &items, &mapped, kept_weights)?;
         if options.blank {
             fill(&scheduler, &uploads)?
@@ -336,6 +321,69 @@ impl Placed {
         let pipeline = homes.route.pipeline(&parts, |d| Some(loads.get(d)?.costs));
         let tables = tables(&bound, scheduler.devices());
         Ok(Placed { scheduler, bound, tables, homes, pipeline, loads, round_trip, parts })
+    }
+
+    /// Fails if the model would not fit on the devices even if what lies there were freed. Nothing is allocated.
+    pub(crate) fn would_fit(
+        model: &Model,
+        devices: Vec<Arc<dyn Device>>,
+        options: &LoadOptions,
+        cache: Cache,
+        kept_weights: &Bound,
+    ) -> Result<()> {
+        let draft = Draft::new(model, devices, options, cache, kept_weights)?;
+        let kept = kept_on(draft.scheduler.devices(), kept_weights);
+        let free: Vec<u64> = draft.free.iter().zip(kept).map(|(free, kept)| free.saturating_add(kept)).collect();
+        draft.check(model, options, &free, &Bound::new()).map(drop)
+    }
+}
+
+/// A model that is divided and has no memory yet, and what each device is to hold.
+struct Draft {
+    scheduler: Scheduler,
+    parts: Parts,
+    /// Bytes that were free on each device.
+    free: Vec<u64>,
+    homes: Homes,
+    plans: Vec<Plan>,
+    items: Vec<Item>,
+    loads: Vec<DeviceLoad>,
+    round_trip: Duration,
+}
+
+impl Draft {
+    fn new(
+        model: &Model,
+        devices: Vec<Arc<dyn Device>>,
+        options: &LoadOptions,
+        cache: Cache,
+        kept_weights: &Bound,
+    ) -> Result<Draft> {
+        let scheduler = Scheduler::new(devices, SchedulerOptions::default())?;
+        let graphs = LargestGraphs::new(model, options, cache)?;
+        let parts = Parts::new(model, cache, attention_cost(scheduler.devices()))?;
+        // How far away the devices are is found out while they say what they can do.
+        let (layout, round_trip) = std::thread::scope(|scope| {
+            let measuring = scope.spawn(|| round_trip(&scheduler));
+            let panicked = |_| Err(Error::Internal("measuring round trips panicked".into()));
+            let layout = lay_out(&parts, &scheduler, options, kept_weights, &graphs.all());
+            (layout, measuring.join().unwrap_or_else(panicked))
+        });
+        let (Layout { free, homes, plans }, round_trip) = (layout?, round_trip?);
+        let items = homes.items(&graphs.prompt, scheduler.devices());
+        let loads = loads(scheduler.devices(), &items, &plans, &parts, &homes.route);
+        Ok(Draft { scheduler, parts, free, homes, plans, items, loads, round_trip })
+    }
+
+    /// Checks that there is room, with so many bytes free on each device and weights that are there already. Gives the model's files as memory of the
+    /// devices that are to use them in place.
+    fn check(&self, model: &Model, options: &LoadOptions, free: &[u64], kept_weights: &Bound) -> Result<Vec<Mapped>> {
+        let devices = self.scheduler.devices();
+        let mapped = map(model, devices, options.mmap, free, &self.loads)?;
+        check_allocations(&self.items, devices)?;
+        let kept = |d: usize, device: &dyn Device| kept_bytes(&self.items, kept_weights, d, device);
+        check_fits(devices, free, &self.loads, &mapped, &kept)?;
+        Ok(mapped)
     }
 }
 
@@ -386,6 +434,14 @@ fn kept_bytes(items: &[Item], kept_weights: &Bound, d: usize, device: &dyn Devic
     bytes_of(items.iter().filter(there))
 }
 
+/// Bytes of weights that lie in the memory of each device already.
+fn kept_on(devices: &[Arc<dyn Device>], kept_weights: &Bound) -> Vec<u64> {
+    let here = |&d: &usize| {
+        kept_weights.values().filter(|s| s.buffer().device() == devices[d].uid()).map(Slice::len).sum::<u64>()
+    };
+    sharing(devices).iter().map(|sharing| sharing.iter().map(here).sum()).collect()
+}
+
 /// Asks for memory for leaves, and meanwhile for that of results.
 fn reserve(
     scheduler: &mut Scheduler,
@@ -401,7 +457,7 @@ fn reserve(
         let allocated = allocate(model, &devices, items, mapped, kept_weights);
         (reserving.join(), allocated)
     });
-    reserved.map_err(|_| Error::Plan("asking for memory panicked".into()))??;
+    reserved.map_err(|_| Error::Internal("asking for memory panicked".into()))??;
     allocated
 }
 
@@ -417,12 +473,8 @@ fn lay_out(
     let devices = scheduler.devices();
     let free = try_at_once(devices, |d| d.memory().map(|memory| memory.free))?;
     let weights = split_weights(parts, devices, options)?;
-    let sharing = sharing(devices);
-    let here = |&d: &usize| {
-        kept_weights.values().filter(|s| s.buffer().device() == devices[d].uid()).map(Slice::len).sum::<u64>()
-    };
-    let kept = |d: usize| sharing[d].iter().map(here).sum::<u64>();
-    let room: Vec<u64> = free.iter().enumerate().map(|(d, free)| free.saturating_add(kept(d))).collect();
+    let (sharing, kept) = (sharing(devices), kept_on(devices, kept_weights));
+    let room: Vec<u64> = free.iter().zip(kept).map(|(free, kept)| free.saturating_add(kept)).collect();
     let sizes = parts.sizes();
     // Divides the model beside so many bytes of results, and of zeros behind weights, on each device.
     let divided = |reserve: &[u64]| -> Result<Homes> {

@@ -20,15 +20,15 @@ pub(crate) struct Run {
 
 /// Runs of which the beginning was enqueued, in their order, each with something to remember.
 pub(crate) struct Runs<T> {
-    begun: VecDeque<Begin<T>>,
+    unfinished: VecDeque<UnfinishedRun<T>>,
 }
 
 /// A run of which the beginning was enqueued.
-struct Begin<T> {
+struct UnfinishedRun<T> {
     program: Arc<Program>,
-    begun: Begun,
+    rest: Begun,
     group: usize,
-    what: T,
+    note: T,
 }
 
 /// Which runs a run goes with, and how many may begin before the oldest of them goes on behind its first device.
@@ -40,7 +40,7 @@ pub(crate) struct Turn {
 
 impl<T> Default for Runs<T> {
     fn default() -> Runs<T> {
-        Runs { begun: VecDeque::new() }
+        Runs { unfinished: VecDeque::new() }
     }
 }
 
@@ -51,23 +51,23 @@ impl<T> Runs<T> {
         &mut self,
         model: &mut PlacedModel,
         batch: &Batch,
-        what: T,
+        note: T,
         turn: Turn,
         ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
     ) -> Result<()> {
         let (program, inputs) = model.program_of(batch)?;
         let samples_before = batch.feed() != Feed::Input;
         let Turn { group, lead } = turn;
-        while self.begun.len() > lead || samples_before && self.begun.iter().any(|begun| begun.group == group) {
+        while self.unfinished.len() > lead || samples_before && self.unfinished.iter().any(|run| run.group == group) {
             self.end(model, ended)?;
         }
         if lead == 0 {
             let number = model.scheduler().run(&program, &inputs)?;
-            return ended(model, Run { program, number }, what);
+            return ended(model, Run { program, number }, note);
         }
-        let begun = model.scheduler().begin(&program, inputs)?;
-        self.begun.push_back(Begin { program, begun, group, what });
-        while self.begun.len() > lead {
+        let rest = model.scheduler().begin(&program, inputs)?;
+        self.unfinished.push_back(UnfinishedRun { program, rest, group, note });
+        while self.unfinished.len() > lead {
             self.end(model, ended)?;
         }
         Ok(())
@@ -79,9 +79,9 @@ impl<T> Runs<T> {
         model: &mut PlacedModel,
         ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
     ) -> Result<()> {
-        let Some(Begin { program, begun, what, .. }) = self.begun.pop_front() else { return Ok(()) };
-        let number = model.scheduler().end(&program, begun)?;
-        ended(model, Run { program, number }, what)
+        let Some(UnfinishedRun { program, rest, note, .. }) = self.unfinished.pop_front() else { return Ok(()) };
+        let number = model.scheduler().end(&program, rest)?;
+        ended(model, Run { program, number }, note)
     }
 
     /// Enqueues the rest of all.
@@ -90,7 +90,7 @@ impl<T> Runs<T> {
         model: &mut PlacedModel,
         ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
     ) -> Result<()> {
-        while !self.begun.is_empty() {
+        while !self.unfinished.is_empty() {
             self.end(model, ended)?;
         }
         Ok(())
@@ -98,9 +98,9 @@ impl<T> Runs<T> {
 
     /// Enqueues the rest of all, so that nothing stays that they have handed over, and nobody waits for them.
     pub(crate) fn abandon(&mut self, model: &PlacedModel) {
-        for Begin { program, begun, .. } in self.begun.drain(..) {
+        for UnfinishedRun { program, rest, .. } in self.unfinished.drain(..) {
             // What has gone wrong is known already, or nobody's concern.
-            let _ = model.scheduler().end(&program, begun);
+            let _ = model.scheduler().end(&program, rest);
         }
     }
 }

@@ -178,7 +178,10 @@ impl State {
         let had = self.blocks.len();
         let needed = blocks_of(tokens);
         if needed > had + self.promised {
-            return Err(Error::Plan(format!("a sequence has room for {} tokens", (had + self.promised) * BLOCK_ROWS)));
+            return Err(Error::Internal(format!(
+                "a sequence has room for {} tokens",
+                (had + self.promised) * BLOCK_ROWS
+            )));
         }
         while self.blocks.len() < needed {
             self.blocks.push(blocks.take()?);

@@ -3,9 +3,10 @@
 use crate::ahead::Token;
 use crate::blocks::blocks_of;
 use crate::error::{Error, Result};
-use crate::generate::{Finish, GenerateOptions, Generation, NextToken, Ongoing};
+use crate::generate::{Finish, GenerateOptions, Generation, Ongoing};
 use crate::placed_model::PlacedModel;
 use crate::tokenizer::Tokenizer;
+use crate::watch::is_cancelled;
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -69,7 +70,7 @@ pub enum TextEvent {
         /// All of it.
         generation: Generation,
     },
-    /// It cannot be generated. Others go on.
+    /// It cannot be generated, or not any further. Others go on, unless it is for what has happened to a device.
     Failed(Error),
 }
 
@@ -107,44 +108,62 @@ impl<'t, K> Texts<'t, K> {
         self.ongoing.iter().map(|(key, _)| key).chain(self.waiting.iter().map(|(key, _)| key))
     }
 
-    /// Ends those that nobody wants any more, without an event.
-    pub fn retain(&mut self, model: &mut PlacedModel, wanted: impl Fn(&K) -> bool) -> Result<()> {
+    /// Ends those that nobody wants any more, without an event. If a device fails meanwhile, those that are under way fail with it.
+    pub fn retain(&mut self, model: &mut PlacedModel, wanted: impl Fn(&K) -> bool, on_event: &mut OnEvent<'_, K>) {
         self.waiting.retain(|(key, _)| wanted(key));
         let (kept, unwanted): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
         self.ongoing = kept;
         self.is_full &= unwanted.is_empty() && !self.waiting.is_empty();
-        let closed: Vec<Result<()>> = unwanted.into_iter().map(|(_, text)| model.close(text.sequence)).collect();
-        closed.into_iter().collect()
+        for (_, text) in unwanted {
+            if let Err(error) = model.close(text.sequence) {
+                self.fail(model, &error, on_event);
+            }
+        }
     }
 
     /// Begins texts for which there is room, and takes the next token of any. If the run is cancelled, all end.
     ///
-    /// Fails with what happens to a device, and then none of the texts goes on.
-    pub fn step(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
-        self.begin(model, on_event);
+    /// What happens to a device, and cannot be recovered from, ends all texts that are under way with [`TextEvent::Failed`]. Those that wait are then
+    /// tried on the devices as they are: the first one tries for all of them.
+    pub fn step(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) {
+        let stepped = self.begin(model, on_event).and_then(|()| self.advance(model, on_event));
+        match stepped {
+            Err(error) if is_cancelled(&error) => self.cancel(model, on_event),
+            Err(error) => self.fail(model, &error, on_event),
+            Ok(()) => {}
+        }
+    }
+
+    /// Takes the next token of any.
+    fn advance(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
         if self.ongoing.is_empty() {
             // Somebody else has all sequences, and nobody here is to end.
-            return match self.waiting.pop_front() {
-                Some((key, _)) => {
-                    let why = Error::Request("other sequences are open, and there is no place for a text".into());
-                    let _ = on_event(&key, TextEvent::Failed(why));
-                    Ok(())
-                }
-                None => Ok(()),
-            };
+            if let Some((key, _)) = self.waiting.pop_front() {
+                let why = Error::Request("other sequences are open, and there is no place for a text".into());
+                let _ = on_event(&key, TextEvent::Failed(why));
+            }
+            return Ok(());
         }
         // Sequences of others keep their tokens.
         let ongoing = &self.ongoing;
         let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
-        match NextToken::of(model.next_where(is_ours, |_| false))? {
-            NextToken::Token(token) => self.take(model, token, on_event),
-            NextToken::Nothing => Err(Error::Plan("a text has not ended, and nothing is under way".into())),
-            NextToken::Cancelled => self.cancel(model, on_event),
+        match model.next_where(is_ours, |_| false)? {
+            Some(token) => self.take(model, token, on_event),
+            None => Err(Error::Internal("a text has not ended, and nothing is under way".into())),
         }
     }
 
-    fn begin(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) {
+    fn begin(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        if !self.waiting.is_empty()
+            && let Err(error) = model.return_to_devices()
+        {
+            // Each of them would find the same.
+            if !is_cancelled(&error) {
+                self.fail_waiting(&error, on_event);
+            }
+            return Err(error);
+        }
         while !self.is_full
             && model.sequences().count() < model.n_seqs()
             && let Some((key, request)) = self.waiting.pop_front()
@@ -160,8 +179,30 @@ impl<'t, K> Texts<'t, K> {
                     self.waiting.push_front((key, request));
                     self.is_full = true;
                 }
-                Err(e) => drop(on_event(&key, TextEvent::Failed(e))),
+                Err(error) => {
+                    let _ = on_event(&key, TextEvent::Failed(error.clone()));
+                    if model.has_failed() {
+                        return Err(error);
+                    }
+                }
             }
+        }
+        Ok(())
+    }
+
+    /// Ends those that are under way with an error.
+    fn fail(&mut self, model: &mut PlacedModel, error: &Error, on_event: &mut OnEvent<'_, K>) {
+        self.is_full = false;
+        for (key, text) in std::mem::take(&mut self.ongoing) {
+            // It is closed in any case, and why that may fail is known.
+            let _ = model.close(text.sequence);
+            let _ = on_event(&key, TextEvent::Failed(error.clone()));
+        }
+    }
+
+    fn fail_waiting(&mut self, error: &Error, on_event: &mut OnEvent<'_, K>) {
+        for (key, _) in self.waiting.drain(..) {
+            let _ = on_event(&key, TextEvent::Failed(error.clone()));
         }
     }
 
@@ -201,15 +242,16 @@ impl<'t, K> Texts<'t, K> {
         Ok(())
     }
 
-    fn cancel(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+    fn cancel(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) {
         while !self.ongoing.is_empty() {
-            self.end(model, 0, Finish::Cancelled, on_event)?;
+            if let Err(error) = self.end(model, 0, Finish::Cancelled, on_event) {
+                self.fail(model, &error, on_event);
+            }
         }
         for (key, _) in self.waiting.drain(..) {
             let generation = Generation { finish: Finish::Cancelled, ..Generation::default() };
             let _ = on_event(&key, TextEvent::Ended { rest: String::new(), generation });
         }
-        Ok(())
     }
 }
 
@@ -235,24 +277,21 @@ pub fn generate_many(
 ) -> Result<Vec<Generation>> {
     let mut texts = Texts::new(tokenizer);
     requests.iter().cloned().enumerate().for_each(|(number, request)| texts.push(number, request));
-    let mut done = vec![Generation::default(); requests.len()];
-    let mut outcome = Ok(());
-    while !texts.is_empty() && outcome.is_ok() {
-        let mut failed = Ok(());
-        let stepped = texts.step(model, &mut |&number, event| match event {
+    let (mut done, mut failed) = (vec![Generation::default(); requests.len()], Ok(()));
+    while !texts.is_empty() && failed.is_ok() {
+        texts.step(model, &mut |&number, event| match event {
             TextEvent::Token { text, .. } if text.is_empty() => ControlFlow::Continue(()),
             TextEvent::Token { text, .. } => on_text(number, &text),
             TextEvent::Ended { rest, generation } => {
                 done[number] = generation;
                 if rest.is_empty() { ControlFlow::Continue(()) } else { on_text(number, &rest) }
             }
-            TextEvent::Failed(e) => {
-                failed = Err(e);
+            TextEvent::Failed(error) => {
+                failed = Err(error);
                 ControlFlow::Break(())
             }
         });
-        outcome = stepped.and(failed);
     }
-    let closed = texts.retain(model, |_| false);
-    outcome.and(closed).map(|()| done)
+    texts.retain(model, |_| false, &mut |_, _| ControlFlow::Break(()));
+    failed.map(|()| done)
 }

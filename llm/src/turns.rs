@@ -168,9 +168,9 @@ impl PlacedModel {
     /// Rows of prompts that go with the steps of a run, so that these do not wait long: by what a run takes beside its rows and by what
     /// attention to a long text costs.
     fn prompt_rows(&self, work: &Work) -> usize {
-        let pipeline = &self.placed.pipeline;
+        let pipeline = &self.placement.pipeline;
         let rows = self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups());
-        let each = self.placed.parts.work();
+        let each = self.placement.parts.work();
         let past = work.reads.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
         let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
         each.within(past, PROMPT_SHARE * step).max(self.smallest_part())

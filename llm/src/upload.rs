@@ -53,7 +53,7 @@ pub(crate) fn upload(
                 .into_iter()
                 .map(|(queue, parts)| scope.spawn(move || write(model, scheduler, queue.as_ref(), parts, add))),
         );
-        let lost = |_| Err(Error::Plan("an upload thread panicked".into()));
+        let lost = |_| Err(Error::Internal("an upload thread panicked".into()));
         threads.into_iter().try_for_each(|t| t.join().unwrap_or_else(lost))
     })
 }
@@ -79,7 +79,7 @@ pub(crate) fn fill(scheduler: &Scheduler, uploads: &Uploads) -> Result<()> {
 
 fn give(batch: &[DeviceContents], add: &(dyn Fn(u64) + Sync)) -> Result<()> {
     let content = batch.first().and_then(|first| first.device.content());
-    let content = content.ok_or_else(|| Error::Plan("a device does not take contents any more".into()))?;
+    let content = content.ok_or_else(|| Error::Internal("a device does not take contents any more".into()))?;
     Ok(content.upload(batch, add)?)
 }
 

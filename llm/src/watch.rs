@@ -43,7 +43,7 @@ impl PlacedModel {
     pub fn set_watch(&mut self, watch: Arc<Watch>) {
         self.watch = Some(watch.clone());
         let next = Mutex::new(FIRST);
-        self.placed.scheduler.on_wait(Arc::new(move |device, after| {
+        self.placement.scheduler.on_wait(Arc::new(move |device, after| {
             let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
             // A wait that is shorter than the last one is another.
             if after + EVERY < *next {

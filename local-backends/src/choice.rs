@@ -1,6 +1,6 @@
 //! Which devices there are, and which of them somebody means.
 
-use crate::list::{Argument, BACKENDS, Backend, Class, Found, Known};
+use crate::list::{Argument, BACKENDS, Backend, Class, Found, Known, LookedFor};
 use outboard_core::DeviceKind;
 use std::collections::HashSet;
 
@@ -87,7 +87,7 @@ fn devices(backends: &[Backend], wanted: fn(&Backend) -> bool) -> Vec<DeviceSpec
 }
 
 fn usable(backends: &[Backend]) -> Vec<DeviceSpec> {
-    let mut specs = devices(backends, |backend| backend.by_default);
+    let mut specs = devices(backends, |backend| backend.looked_for == LookedFor::Always);
     retain_usable(&mut specs, |spec| &spec.found);
     specs
 }
@@ -233,7 +233,7 @@ mod tests {
             name,
             prefix: name,
             argument: Argument::None,
-            by_default: true,
+            looked_for: LookedFor::Always,
             known,
             without: "; plug one in",
             find,

@@ -67,13 +67,21 @@ pub(crate) struct Backend {
     pub(crate) argument: Argument,
     /// What a device of this kind and label does not support, and computes otherwise: the conformance suite fails for anything else.
     pub(crate) known: fn(DeviceKind, &str) -> Known,
-    /// Whether its hardware is used where nobody says what to use. If not, nothing looks for it until somebody says what to use.
-    pub(crate) by_default: bool,
+    pub(crate) looked_for: LookedFor,
     /// What helps where it has no devices.
     pub(crate) without: &'static str,
     /// The devices that there are now.
     pub(crate) find: fn() -> Vec<Found>,
     pub(crate) open: Open,
+}
+
+/// When a backend's devices are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LookedFor {
+    /// Its hardware is used where nobody says what to use.
+    Always,
+    /// Nothing looks for it until somebody says what to use.
+    WhenNamed,
 }
 
 /// What is known of a device.
@@ -91,7 +99,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "cpu",
         prefix: "CPU",
         argument: Argument::Number("THREADS", MAX_THREADS),
-        by_default: true,
+        looked_for: LookedFor::Always,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![in_host_memory(Class::Hardware)],
@@ -104,7 +112,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "reference",
         prefix: "REF",
         argument: Argument::None,
-        by_default: true,
+        looked_for: LookedFor::Always,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![in_host_memory(Class::Software)],
@@ -114,7 +122,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "detached",
         prefix: "DETACHED",
         argument: Argument::None,
-        by_default: true,
+        looked_for: LookedFor::Always,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
@@ -124,7 +132,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "ggml",
         prefix: "ggml",
         argument: Argument::Label,
-        by_default: true,
+        looked_for: LookedFor::Always,
         known: |kind, label| {
             let outboard_ggml::Known { unsupported, differs } = outboard_ggml::known(kind, label);
             Known { unsupported, differs }
@@ -141,7 +149,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         prefix: "Vulkan",
         argument: Argument::None,
         // No card has run its kernels yet.
-        by_default: false,
+        looked_for: LookedFor::WhenNamed,
         known: |_, _| Known { unsupported: outboard_vulkan::UNSUPPORTED, differs: &[] },
         without: "; Vulkan needs a driver of 1.2 or later with buffer device addresses and timeline semaphores: RUST_LOG=debug says what is missing",
         find: || outboard_vulkan::find().iter().map(of_vulkan).collect(),

@@ -2,7 +2,7 @@
 
 use crate::explain::{self, Side};
 use crate::limits::{HANDSHAKE, LINGER, LINGER_BYTES, QUIC_GOODBYE, QUIC_LAST_PACKET};
-use crate::quic::{self, QuicStream};
+use crate::quic::{self, Carries, QuicStream};
 use crate::stream::{Meter, Stream, under_tls};
 use crate::tls::{ServerTls, name_of};
 use quinn::VarInt;
@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -158,8 +158,8 @@ impl QuicConnection {
     pub async fn stream<M: Meter>(&self, meter: M) -> Result<Stream<M>, String> {
         let opened = self.connection.accept_bi().await;
         let (send, recv) = opened.map_err(|e| explain::quic_for(&e, Side::Server))?;
-        let first = self.commands.swap(false, Ordering::Relaxed);
-        Ok(Stream::quic(QuicStream::new(self.connection.clone(), send, recv, first), meter))
+        let carries = Carries::next(&self.commands);
+        Ok(Stream::quic(QuicStream::new(self.connection.clone(), send, recv, carries), meter))
     }
 
     /// From now on so much may be in flight; [`crate::limits::QUIC_EARLY_WINDOW`] and less before.

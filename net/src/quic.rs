@@ -4,7 +4,7 @@
 //! streams they belong to.
 
 use crate::endpoint::Endpoint;
-use crate::explain;
+use crate::explain::{self, Side};
 use crate::limits::{
     ADDRESSES, HANDSHAKE, NEXT_ADDRESS, QUIC_EARLY_SEND_WINDOW, QUIC_EARLY_WINDOW, QUIC_GOODBYE, QUIC_IDLE,
     QUIC_INITIAL_MTU, QUIC_MTU, QUIC_STREAM_WINDOW, QUIC_STREAMS, QUIC_WINDOW, UDP_BUFFER,
@@ -23,14 +23,31 @@ use tokio::task::JoinSet;
 /// Packets of the stream of commands go before those of the others.
 const COMMANDS_FIRST: i32 = 1;
 
+/// What a stream carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Carries {
+    Commands,
+    Bulk,
+}
+
+impl Carries {
+    /// Of the next stream of a connection, whose first one is for commands.
+    pub(crate) fn next(commands: &AtomicBool) -> Carries {
+        if commands.swap(false, Ordering::Relaxed) { Carries::Commands } else { Carries::Bulk }
+    }
+}
+
 /// How both ends use QUIC.
-pub(crate) fn transport(server: bool) -> Arc<TransportConfig> {
+pub(crate) fn transport(side: Side) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
-    let (receive, send) = if server { (QUIC_EARLY_WINDOW, QUIC_EARLY_SEND_WINDOW) } else { (QUIC_WINDOW, QUIC_WINDOW) };
+    let (receive, send) = match side {
+        Side::Server => (QUIC_EARLY_WINDOW, QUIC_EARLY_SEND_WINDOW),
+        Side::Client => (QUIC_WINDOW, QUIC_WINDOW),
+    };
     let mut mtu = MtuDiscoveryConfig::default();
     mtu.upper_bound(QUIC_MTU);
     config
-        .max_concurrent_bidi_streams(VarInt::from_u32(if server { QUIC_STREAMS } else { 0 }))
+        .max_concurrent_bidi_streams(VarInt::from_u32(if side == Side::Server { QUIC_STREAMS } else { 0 }))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .datagram_receive_buffer_size(None)
         .stream_receive_window(VarInt::from_u32(QUIC_STREAM_WINDOW))
@@ -39,7 +56,7 @@ pub(crate) fn transport(server: bool) -> Arc<TransportConfig> {
         .initial_mtu(QUIC_INITIAL_MTU)
         .mtu_discovery_config(Some(mtu))
         .max_idle_timeout(quinn::IdleTimeout::try_from(QUIC_IDLE).ok());
-    if !server {
+    if side == Side::Client {
         // For the server's sake, while the client waits for a long computation without a word.
         config.keep_alive_interval(Some(QUIC_IDLE / 4));
     }
@@ -128,8 +145,7 @@ async fn attempt(to: SocketAddr, host: String, config: quinn::ClientConfig) -> R
 impl Outgoing {
     pub(crate) async fn open(&self) -> Result<QuicStream, String> {
         let (send, recv) = self.connection.open_bi().await.map_err(|e| explain::quic(&e))?;
-        let first = self.commands.swap(false, Ordering::Relaxed);
-        Ok(QuicStream::new(self.connection.clone(), send, recv, first))
+        Ok(QuicStream::new(self.connection.clone(), send, recv, Carries::next(&self.commands)))
     }
 
     pub(crate) async fn close(&self) {
@@ -147,8 +163,8 @@ pub(crate) struct QuicStream {
 }
 
 impl QuicStream {
-    pub(crate) fn new(connection: Connection, send: SendStream, recv: RecvStream, commands: bool) -> QuicStream {
-        if commands {
+    pub(crate) fn new(connection: Connection, send: SendStream, recv: RecvStream, carries: Carries) -> QuicStream {
+        if carries == Carries::Commands {
             // Fails only for a stream that has ended already.
             let _ = send.set_priority(COMMANDS_FIRST);
         }

@@ -3,6 +3,7 @@
 //! Crypto is ring's, which was the faster in bulk when measured, passed explicitly: there is no process-wide default to race for.
 //! AES-128 comes first, for the same reason. Sessions are not resumed: every connection proves anew who is at its ends.
 
+use crate::explain::Side;
 use crate::limits::{QUIC_INCOMING, QUIC_INCOMING_BYTES};
 use crate::pem::{certificates, private_key, wrong};
 use crate::quic::transport;
@@ -119,7 +120,7 @@ impl ServerTls {
         quic.alpn_protocols = vec![ALPN_QUIC.to_vec()];
         let quic = QuicServerConfig::try_from(quic).map_err(bug)?;
         let mut quic = quinn::ServerConfig::with_crypto(Arc::new(quic));
-        quic.transport_config(transport(true)).max_incoming(QUIC_INCOMING);
+        quic.transport_config(transport(Side::Server)).max_incoming(QUIC_INCOMING);
         quic.incoming_buffer_size_total(QUIC_INCOMING_BYTES);
         Ok(ServerTls { tcp: Arc::new(tcp), quic, asks_clients: client_ca.is_some() })
     }
@@ -155,7 +156,7 @@ fn client_configs(files: &TlsFiles, [ca_flag, cert_flag, key_flag]: Flags) -> Re
     quic.alpn_protocols = vec![ALPN_QUIC.to_vec()];
     let quic = QuicClientConfig::try_from(quic).map_err(bug)?;
     let mut quic = quinn::ClientConfig::new(Arc::new(quic));
-    quic.transport_config(transport(false));
+    quic.transport_config(transport(Side::Client));
     Ok(ClientConfigs { tcp: Arc::new(tcp), quic })
 }
 

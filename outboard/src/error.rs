@@ -204,7 +204,7 @@ impl From<outboard_llm::Error> for Error {
                 Error::TensorTooLarge { tensor, device, needed, most, detail }
             }
             Llm::PartsOfSplit { parts, devices } => Error::PartsOfSplit { parts, devices },
-            Llm::Plan(what) => Error::Bug(what),
+            Llm::Internal(what) => Error::Bug(what),
             _ => Error::Request(detail),
         }
     }

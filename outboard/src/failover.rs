@@ -17,6 +17,7 @@ pub type OnRecovery = dyn FnMut(&Recovery) + Send;
 /// Keeps texts going when servers are lost: connects to those that have come back; the model is divided anew over what is there.
 pub struct Reconnect {
     servers: Servers,
+    patience: Duration,
     on_recovery: Box<OnRecovery>,
 }
 
@@ -25,7 +26,14 @@ impl Reconnect {
     pub fn new(servers: &Servers, on_recovery: impl FnMut(&Recovery) + Send + 'static) -> Reconnect {
         let options = ClientOptions { connect_timeout: COME_BACK, ..servers.options.clone() };
         let servers = Servers { endpoints: servers.endpoints.clone(), options };
-        Reconnect { servers, on_recovery: Box::new(on_recovery) }
+        Reconnect { servers, patience: Duration::ZERO, on_recovery: Box::new(on_recovery) }
+    }
+
+    /// Waits so long for lost servers to come back where the devices that are left have no room for the model.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Reconnect {
+        self.patience = patience;
+        self
     }
 }
 
@@ -43,6 +51,10 @@ impl Failover for Reconnect {
         // Each for itself: those that are still away do not matter to the others.
         let found = at_once(&gone, |&endpoint| connect(std::slice::from_ref(endpoint), &self.servers.options));
         found.into_iter().flatten().flatten().filter(|d| lost.contains(&d.info().id)).collect()
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
     }
 
     fn recovered(&mut self, recovery: &Recovery) {

@@ -95,7 +95,7 @@ pub struct Plan {
 /// A model on its devices, with memory and weights, ready to run.
 pub struct Placed {
     pub(crate) model: Model,
-    pub(crate) placed: PlacedModel,
+    pub(crate) inner: PlacedModel,
     pub(crate) servers: Servers,
 }
 
@@ -129,7 +129,7 @@ impl Model {
             }
         }
         let placed = placed.map_err(|e| Error::of_model(self.path(), e))?;
-        Ok(Placed { model: self.clone(), placed, servers: devices.servers().clone() })
+        Ok(Placed { model: self.clone(), inner: placed, servers: devices.servers().clone() })
     }
 
     /// Decides what the options have left open. Devices are asked for their memory and measured, and hold nothing afterwards.
@@ -172,12 +172,12 @@ fn shares(split: &Split, parts: &Parts, devices: &Devices) -> Result<(Vec<f64>, 
 impl Placed {
     /// What lies where.
     pub fn plan(&self) -> Plan {
-        Plan::of(&self.placed)
+        Plan::of(&self.inner)
     }
 
     /// What `outboard-llm` has made: for sequences, logits and perplexities.
     pub fn into_inner(self) -> PlacedModel {
-        self.placed
+        self.inner
     }
 }
 

@@ -15,11 +15,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::mpsc::unbounded_channel;
 
 /// How texts go on when something does not go as it should.
 pub struct RunOptions {
     on_loss: OnLoss,
+    patience: Duration,
     on_stall: Option<Arc<Watch>>,
 }
 
@@ -32,19 +34,23 @@ enum OnLoss {
 impl Default for RunOptions {
     /// Goes on without a word.
     fn default() -> RunOptions {
-        RunOptions { on_loss: OnLoss::GoOn(Box::new(|_| {})), on_stall: None }
+        RunOptions { on_loss: OnLoss::GoOn(Box::new(|_| {})), patience: Duration::ZERO, on_stall: None }
     }
 }
 
 impl fmt::Debug for RunOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let goes_on = matches!(self.on_loss, OnLoss::GoOn(_));
-        f.debug_struct("RunOptions").field("goes_on", &goes_on).finish_non_exhaustive()
+        f.debug_struct("RunOptions")
+            .field("goes_on", &goes_on)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
     }
 }
 
 impl RunOptions {
-    /// Ends all texts with [`Error::Peer`] when a server is lost, in place of going on with what is left.
+    /// Ends all texts with [`Error::Peer`] when a server is lost, in place of going on with what is left. Later ones fail as well, unless it was only the
+    /// connection that was lost.
     #[must_use]
     pub fn without_failover(mut self) -> RunOptions {
         self.on_loss = OnLoss::End;
@@ -58,6 +64,14 @@ impl RunOptions {
         self
     }
 
+    /// Waits so long for a lost server to be restarted where the devices that are left have no room for the model. Without this, nobody waits, and texts
+    /// end with the error.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> RunOptions {
+        self.patience = patience;
+        self
+    }
+
     /// Is told of waits for devices that take long, every few seconds while they last.
     #[must_use]
     pub fn on_stall(mut self, watch: Arc<Watch>) -> RunOptions {
@@ -67,6 +81,9 @@ impl RunOptions {
 }
 
 /// Generates texts, as many side by side as the model was placed for; further ones wait for their turn.
+///
+/// An error of a device that cannot be recovered from ends the texts that are under way. The next text tries the devices once more, with what they are
+/// then; meanwhile they have nothing to do, and hold nothing of a model that has no place on them.
 ///
 /// Clones are the same runner. Its thread, and what the model has on devices, stay until the last clone and the last [`Text`] are dropped; whoever drops
 /// that waits until devices are free.
@@ -105,9 +122,9 @@ impl Placed {
     /// The same, and says what happens when something goes wrong.
     pub fn run_with(self, options: RunOptions) -> Result<Runner> {
         let plan = self.plan();
-        let Placed { model, mut placed, servers } = self;
+        let Placed { model, inner: mut placed, servers } = self;
         if let OnLoss::GoOn(told) = options.on_loss {
-            placed.set_failover(Box::new(Reconnect::new(&servers, told)));
+            placed.set_failover(Box::new(Reconnect::new(&servers, told).with_patience(options.patience)));
         }
         if let Some(watch) = options.on_stall {
             placed.set_watch(watch);
@@ -163,7 +180,7 @@ impl Drop for Shared {
 /// Generates texts until nobody can ask for one.
 fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>) {
     let mut texts: Texts<'_, Pieces> = Texts::new(tokenizer);
-    let error = loop {
+    loop {
         if texts.is_empty() {
             match jobs.recv() {
                 Ok(Job { request, pieces }) => texts.push(pieces, request),
@@ -171,17 +188,9 @@ fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>) {
             }
         }
         jobs.try_iter().for_each(|Job { request, pieces }| texts.push(pieces, request));
-        let ended = texts.retain(&mut model, |pieces| !pieces.is_closed());
-        if let Err(e) = ended.and_then(|()| texts.step(&mut model, &mut tell)) {
-            break Error::from(e);
-        }
-    };
-    // Devices are free before anybody hears of it.
-    drop(model);
-    let fail = |pieces: &Pieces| drop(pieces.send(Err(error.clone())));
-    texts.keys().for_each(fail);
-    drop(texts);
-    jobs.iter().for_each(|job| fail(&job.pieces));
+        texts.retain(&mut model, |pieces| !pieces.is_closed(), &mut tell);
+        texts.step(&mut model, &mut tell);
+    }
 }
 
 /// Gives a text's owner what has become of it.

@@ -259,7 +259,17 @@ impl Device for RemoteDevice {
     }
 
     fn resume(&self) -> Result<()> {
-        self.session.resume()
+        self.session.resume().map_err(|error| match error {
+            // What the others held is lost with it.
+            Error::Device { device, detail, .. } if device != self.info.id => {
+                self.session.connection().lost(format!("its session is lost with {device}: {detail}"))
+            }
+            // Its server has waited, not this client.
+            Error::Device { device, detail, .. } => {
+                Error::Timeout { what: format!("{device}: {detail}"), after: Duration::ZERO }
+            }
+            error => error,
+        })
     }
 
     fn queue(&self) -> Result<Arc<dyn Queue>> {

@@ -22,8 +22,8 @@ const MAX_LEASE: Duration = Duration::from_secs(60);
 pub(crate) struct Session {
     pub(crate) endpoint: Endpoint,
     now: Mutex<Running>,
-    /// Held while the session is taken up again.
-    resuming: Mutex<()>,
+    /// Why it cannot be taken up again, if that was tried and is so. Held while it is taken up again.
+    over: Mutex<Option<Error>>,
     /// How long the server keeps the session without hearing from this client; `None` if it cannot be taken up again.
     lease: Option<Duration>,
     handles: Mutex<Handles>,
@@ -49,7 +49,7 @@ impl Session {
         let session = Session {
             endpoint: connection.dialer.endpoint().clone(),
             now: Mutex::new(Running { connection, ended }),
-            resuming: Mutex::default(),
+            over: Mutex::default(),
             lease: resumable.then_some(Duration::from_millis(hello.lease_ms).min(MAX_LEASE)),
             handles: Mutex::default(),
         };
@@ -62,9 +62,13 @@ impl Session {
     }
 
     /// Takes the session up again on a new connection: what it holds stays, its queues are given up. Nothing is done where no queue
-    /// has been opened since the last time.
+    /// has been opened since the last time. If one of its server's devices is to blame that it cannot be, the error is that device's, for whichever
+    /// device it is asked.
     pub(crate) fn resume(&self) -> Result<()> {
-        let _one = lock(&self.resuming);
+        let mut over = lock(&self.over);
+        if let Some(error) = over.as_ref() {
+            return Err(error.clone());
+        }
         let old = self.connection();
         let lost = old.check().err();
         if old.is_given_up() {
@@ -80,7 +84,8 @@ impl Session {
         old.kill(old.lost("its queues were given up"));
         let handles = lock(&self.handles).clone();
         let resumed = resume(&old, &handles, lease);
-        let (connection, ended) = resumed.map_err(|why| with_reason(lost, why))?;
+        let resumed = resumed.map_err(|why| with_reason(lost, why));
+        let (connection, ended) = resumed.inspect_err(|error| *over = Some(error.clone()))?;
         *lock(&self.now) = Running { connection: connection.clone(), ended };
         // What was dropped in the meantime was said to nobody.
         let now = lock(&self.handles);

@@ -9,9 +9,12 @@ mod proxy;
 use common::*;
 use outboard_core::device::Bytes;
 use outboard_core::*;
+use outboard_host::MemoryBudget;
+use outboard_reference::reference_device;
 use outboard_rpc_client::{ClientOptions, Endpoint, RemoteDevice, connect};
-use outboard_rpc_server::Limits;
+use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A client behind a proxy.
@@ -162,4 +165,86 @@ fn sessions_that_are_over() {
     server.stop();
     drop(server);
     assert!(lost(&devices).contains("refused"));
+}
+
+/// A device that says, when it is told to, that it got no further for whoever asks.
+struct Stuck {
+    inner: Arc<dyn Device>,
+    is_stuck: Arc<AtomicBool>,
+}
+
+impl Device for Stuck {
+    fn uid(&self) -> u64 {
+        self.inner.uid()
+    }
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn memory(&self) -> Result<MemoryInfo> {
+        self.inner.memory()
+    }
+    fn supports(&self, graph: &Graph) -> Result<NodeSet> {
+        self.inner.supports(graph)
+    }
+    fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
+        self.inner.alloc(size, usage)
+    }
+    fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
+        self.inner.compile(graph, placement)
+    }
+    fn queue(&self) -> Result<Arc<dyn Queue>> {
+        self.inner.queue()
+    }
+    fn for_client(&self, client: outboard_core::device::Client) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(Stuck { inner: self.inner.for_client(client)?, is_stuck: self.is_stuck.clone() }))
+    }
+    fn resume(&self) -> Result<()> {
+        let stuck = self.is_stuck.load(Ordering::SeqCst);
+        let after = Duration::from_secs(600);
+        if stuck { Err(Error::Timeout { what: "REF1 to get any further".into(), after }) } else { Ok(()) }
+    }
+    fn host(&self) -> Option<&Arc<Host>> {
+        self.inner.host()
+    }
+    fn peer(&self) -> Option<&dyn PeerTransfer> {
+        self.inner.peer()
+    }
+    fn as_any(&self) -> &dyn std::any::Any {
+        self.inner.as_any()
+    }
+}
+
+/// A server of two devices, of which the second one may be stuck.
+fn server_that_may_be_stuck() -> (Server, Arc<AtomicBool>) {
+    let (host, budget, is_stuck) = (Host::new(), MemoryBudget::new(Some(MEMORY)), Arc::<AtomicBool>::default());
+    let [good, inner] = ["REF0", "REF1"].map(|name| reference_device(&host, name, &budget));
+    let devices = vec![good, Arc::new(Stuck { inner, is_stuck: is_stuck.clone() })];
+    let addr = "127.0.0.1:0".parse().unwrap();
+    let config = ServerConfig { addr, devices, limits: Limits::default(), trust: Trust::default() };
+    (Server::start(config).unwrap(), is_stuck)
+}
+
+#[test]
+fn the_device_that_got_no_further_is_left_out_and_not_its_neighbour() {
+    for order in [[0, 1], [1, 0]] {
+        let (server, is_stuck) = server_that_may_be_stuck();
+        let devices = common::devices(&server);
+        let queues: Vec<_> = devices.iter().map(|device| device.queue().unwrap()).collect();
+        queues.iter().for_each(|queue| queue.finish(WAIT).unwrap());
+        drop(queues);
+        devices.iter().for_each(|device| device.resume().unwrap());
+        drop(devices[0].queue().unwrap());
+        is_stuck.store(true, Ordering::SeqCst);
+        // Whichever is asked first.
+        let mut errors = [None, None];
+        order.into_iter().for_each(|d: usize| errors[d] = devices[d].resume().err());
+        let [Some(of_good), Some(of_stuck)] = errors else { panic!("{errors:?}") };
+        println!("{of_good}; {of_stuck}");
+        assert!(is_lost(&of_good) && of_good.to_string().contains("/REF1"), "{of_good}");
+        let Error::Timeout { what, .. } = &of_stuck else { panic!("{of_stuck}") };
+        assert!(what.starts_with(&devices[1].info().id), "{what}");
+        // It is not asked again: there is no such session any more.
+        assert_eq!(devices[0].resume().unwrap_err(), of_good);
+        assert_eq!(devices[1].resume().unwrap_err(), of_stuck);
+    }
 }

@@ -133,13 +133,18 @@ impl Scheduler {
         self.on_wait = Some(on_wait);
     }
 
-    /// After a device has failed with [`Error::Peer`]: gives up everything that was enqueued and takes the devices up again, all at
-    /// once. What lies on them stays. Gives for each device that was lost its error; if there is one, nothing runs on this scheduler
-    /// any more, and its memory for results is freed.
-    pub fn resume(&mut self) -> Result<Vec<Option<Error>>> {
+    /// Gives up everything that was enqueued, and has no queues until [`Scheduler::resume`]. What lies on the devices stays.
+    pub fn close(&mut self) {
         // Local queues end what they are at; remote ones are waited for by their servers.
         self.queues.clear();
         *self.transfers.get_mut().unwrap_or_else(PoisonError::into_inner) = OpenTransfers::default();
+    }
+
+    /// After a device has failed, or a queue was poisoned: gives up everything that was enqueued and takes the devices up again, all at
+    /// once. What lies on them stays. Gives for each device that was lost its error; if there is one, nothing runs on this scheduler
+    /// any more, and its memory for results is freed.
+    pub fn resume(&mut self) -> Result<Vec<Option<Error>>> {
+        self.close();
         let lost = resume_all(&self.devices);
         if lost.iter().all(Option::is_none) {
             self.open()?

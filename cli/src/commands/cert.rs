@@ -1,5 +1,6 @@
 //! `outboard cert`: a CA of one's own, and certificates for a server and a client.
 
+use crate::args::usage;
 use anyhow::{Context, Result, bail};
 use outboard_output as output;
 use rcgen::{
@@ -225,7 +226,8 @@ fn write_all(dir: &Path, files: &[Output], args: &Args) -> Result<()> {
         && args.force
         && same(ca, dir)
     {
-        bail!("--force --signed-by {}: that is the same folder; choose another one", ca.display());
+        let wrong = format_args!("--force --signed-by {}: that is the same folder; choose another one", ca.display());
+        return Err(usage(wrong));
     }
     make_dir(dir).with_context(|| format!("the folder {} cannot be made", dir.display()))?;
     for file in files {

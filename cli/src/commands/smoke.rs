@@ -1,7 +1,7 @@
 //! `outboard smoke`: does everything between here and the servers work, and how fast is it?
 
 use super::print_json;
-use crate::args::{RpcList, usage};
+use crate::args::{RPC_HELP, RpcList, usage};
 use crate::measure::round_trip;
 use crate::print;
 use crate::trust::TrustArgs;
@@ -32,8 +32,7 @@ const WIDTH: usize = 64;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Servers: host:port,host:port; grpcs://host:port with TLS, quic://host:port over QUIC, auto://host:port with what suits the network
-    #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
+    #[arg(long, help = RPC_HELP, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     rpc: RpcList,
     /// Local devices to check, too, such as vulkan0 or ggml:CPU
     #[arg(long = "dev", alias = "device", value_name = "D,D,..")]
@@ -86,8 +85,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         return Err(usage("there is no server to check: give --rpc host:port,host:port, or local devices with -dev"));
     }
     let options = args.trust.options()?;
-    let (local, named) = local(args)?;
-    let [reference, others @ ..] = &local[..] else { bail!("this host has no reference device") };
+    let local = local(args)?;
+    let [reference, others @ ..] = &local.devices[..] else { bail!("this host has no reference device") };
     let [cpu, ..] = others else { bail!("this host has no CPU device") };
     let mut smoke = Smoke { ok: true, checks: Vec::new(), links: Vec::new() };
     let mut sides = vec![Side { name: "local".into(), devices: others.to_vec() }];
@@ -101,7 +100,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         });
         sides.extend(devices.map(|devices| Side { name, devices }));
     }
-    for device in named.iter().map(|&place| &local[place]).chain(sides.iter().skip(1).flat_map(|side| &side.devices)) {
+    let named = local.named.iter().map(|&place| &local.devices[place]);
+    for device in named.chain(sides.iter().skip(1).flat_map(|side| &side.devices)) {
         let id = &device.info().id;
         smoke.check("memory", id, device.memory().map_err(Into::into), |m| {
             format!("{} of {} free", Size(m.free), Size(m.total))
@@ -132,15 +132,22 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     Ok(if smoke.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The reference, the CPU, and what else is named; and the places of what is named.
-fn local(args: &Args) -> Result<(Vec<Arc<dyn Device>>, Vec<usize>)> {
+/// Devices of this process.
+struct Local {
+    /// The reference, the CPU, and what else is named.
+    devices: Vec<Arc<dyn Device>>,
+    /// The places of what is named.
+    named: Vec<usize>,
+}
+
+fn local(args: &Args) -> Result<Local> {
     if let Some(folder) = &args.ggml {
         use_ggml(folder);
     }
     let mut specs = DeviceSpec::parse_list("reference,cpu").map_err(anyhow::Error::msg)?;
     let named = args.dev.as_deref().map_or(Ok(Vec::new()), DeviceSpec::parse_list).map_err(usage)?;
     let named = DeviceSpec::add(&mut specs, named);
-    Ok((local_devices(&Host::new(), &specs, None, None)?, named))
+    Ok(Local { devices: local_devices(&Host::new(), &specs, None, None)?, named })
 }
 
 impl Smoke {

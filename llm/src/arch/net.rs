@@ -586,7 +586,7 @@ impl Net<'_> {
         let logits = self.logits(x, rows)?;
         let mut weighed = match self.history {
             Some(history) if penalties => self.weigh(logits, history, rows)?,
-            None if penalties => return Err(Error::Plan("a penalty needs the history of tokens".into())),
+            None if penalties => return Err(Error::Internal("a penalty needs the history of tokens".into())),
             _ => logits,
         };
         if bias {

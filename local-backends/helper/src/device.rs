@@ -1,19 +1,22 @@
 //! The device as the rest of this process has it: a backend whose work another process does.
 
-use crate::launch::Launch;
+use crate::calls::HelperClient;
+use crate::launch::{Launch, StartLimit};
 use crate::lock;
 use crate::memory::{HelperBuffer, HelperExecutable, buffer};
-use crate::message::{Alloc, Compile, OpenStream, What};
+use crate::message::{Alloc, Compile, OpenStream, Request};
 use crate::process::Process;
 use crate::stream::HelperStream;
 use outboard_core::device::fresh_uid;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
-use outboard_core::{Buffer, DeviceInfo, Executable, Graph, Host, NodeSet, Placement, Result, TensorId, Usage};
+use outboard_core::{Buffer, DeviceInfo, Error, Executable, Graph, Host, NodeSet, Placement, Result, TensorId, Usage};
 use outboard_proto::device::{slice, usage_name};
 use outboard_proto::graph;
 use outboard_proto::v1;
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// A device in `host` that lives in a helper, which is started when it is first needed, and again after it has ended. Its memory is that of `pool`,
 /// or what the helper says that there is.
@@ -23,7 +26,8 @@ pub fn helper_device(
     info: DeviceInfo,
     pool: Option<Arc<dyn MemoryPool>>,
 ) -> Arc<LocalDevice> {
-    let helper = Arc::new(Helper { name: info.id.clone(), launch, now: Mutex::default(), starting: Mutex::default() });
+    let (name, now, starts) = (info.id.clone(), Mutex::default(), Mutex::default());
+    let helper = Arc::new(Helper { name, launch, now, starts });
     let seen = helper.clone();
     let free = move || seen.running().map_or(u64::MAX, |process| process.free());
     let pool = pool.unwrap_or_else(|| CardPool::new(info.memory_total, free));
@@ -36,8 +40,8 @@ struct Helper {
     name: String,
     launch: Launch,
     now: Mutex<Option<Arc<Process>>>,
-    /// Whoever starts one has it. Others see meanwhile that there is none.
-    starting: Mutex<()>,
+    /// When it was started last, the oldest first. Whoever starts one has it: others see meanwhile that there is none.
+    starts: Mutex<VecDeque<Instant>>,
 }
 
 impl Helper {
@@ -47,12 +51,42 @@ impl Helper {
         if let Some(process) = living() {
             return Ok(process);
         }
-        let _one = lock(&self.starting);
+        let mut starts = lock(&self.starts);
         if let Some(process) = living() {
             return Ok(process);
         }
+        self.check_starts(&mut starts)?;
+        starts.push_back(Instant::now());
         let (process, _) = Process::start(&self.launch, &self.name)?;
         Ok(lock(&self.now).insert(process).clone())
+    }
+
+    /// Fails if it was started too often.
+    fn check_starts(&self, starts: &mut VecDeque<Instant>) -> Result<()> {
+        let StartLimit { starts: most, within } = self.launch.limit;
+        starts.retain(|start| start.elapsed() < within);
+        let Some(first) = starts.front().filter(|_| starts.len() >= most) else { return Ok(()) };
+        let left = within.saturating_sub(first.elapsed()).as_secs_f64().ceil();
+        let last = self.running().and_then(|process| process.check().err());
+        let last = match last {
+            Some(Error::Peer { detail, .. }) => format!("; the last time {detail}"),
+            _ => String::new(),
+        };
+        let within = within.as_secs_f64();
+        let detail = format!(
+            "its process was started {most} times in {within:.0} s, and is not started again for {left:.0} s{last}"
+        );
+        Err(Error::Peer { endpoint: self.name.clone(), detail })
+    }
+
+    /// What a client is told that was refused a helper, as long as that is so: it is not to try again.
+    fn check_refusal(&self) -> Result<()> {
+        // Somebody who is at starting one was not refused.
+        let Ok(mut starts) = self.starts.try_lock() else { return Ok(()) };
+        let refused = self.check_starts(&mut starts);
+        let after = self.launch.limit.within;
+        refused
+            .map_err(|_| Error::Timeout { what: format!("{}, whose process ends again and again", self.name), after })
     }
 
     /// The one that there is, if there is one.
@@ -70,12 +104,12 @@ impl Backend for HelperBackend {
 
     fn supports_of(&self, graph: &Graph) -> Result<NodeSet> {
         let process = self.0.process()?;
-        let answer = process.ask(What::Supports(graph::encode(graph)?))?;
+        let answer = process.ask(Request::Supports(graph::encode(graph)?))?;
         Ok(NodeSet::from_flags(answer.done.supported))
     }
 
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
-        Arc::new(HelperContext { helper: self.0.clone(), funds, opened: Mutex::default() })
+        Arc::new(HelperContext { helper: self.0.clone(), funds, stay: Mutex::new(Stay::Nowhere) })
     }
 
     fn progress(&self) -> Option<u64> {
@@ -87,68 +121,87 @@ impl Backend for HelperBackend {
 struct HelperContext {
     helper: Arc<Helper>,
     funds: Funds,
-    opened: Mutex<Option<Opened>>,
+    stay: Mutex<Stay>,
+}
+
+/// Where a client is.
+enum Stay {
+    /// It has asked for nothing yet.
+    Nowhere,
+    /// It has asked, and there was no helper for it.
+    Refused,
+    In(Opened),
 }
 
 #[derive(Clone)]
 struct Opened {
     process: Arc<Process>,
+    client: Arc<HelperClient>,
     id: u64,
 }
 
 impl HelperContext {
     /// Its place in the helper. An error if that helper has ended.
     fn opened(&self) -> Result<Opened> {
-        let mut opened = lock(&self.opened);
-        if let Some(opened) = opened.as_ref() {
+        let mut stay = lock(&self.stay);
+        if let Stay::In(opened) = &*stay {
             opened.process.check()?;
             return Ok(opened.clone());
         }
-        let new = Opened { process: self.helper.process()?, id: fresh_uid() };
-        new.process.tell(What::Open(new.id));
-        Ok(opened.insert(new).clone())
+        let process = self.helper.process().inspect_err(|_| *stay = Stay::Refused)?;
+        let new = Opened { process, client: Arc::default(), id: fresh_uid() };
+        new.process.tell(Request::Open(new.id));
+        *stay = Stay::In(new.clone());
+        Ok(new)
     }
 }
 
 impl Context for HelperContext {
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
-        let Opened { process, id: context } = self.opened()?;
+        let Opened { process, client, id: context } = self.opened()?;
         let id = fresh_uid();
-        let call = What::Alloc(Alloc { context, buffer: id, size, usage: usage_name(usage).to_owned() });
-        let payments = process.ask_paid(call, &self.funds, size)?;
+        let call = Request::Alloc(Alloc { context, buffer: id, size, usage: usage_name(usage).to_owned() });
+        let payments = process.ask_paid(call, &self.funds, &client, size)?;
         Ok(Arc::new(HelperBuffer { process, id, size, device: self.funds.device(), payments }))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
-        let Opened { process, id: context } = self.opened()?;
+        let Opened { process, client, id: context } = self.opened()?;
         let place = |id| match placement.get(id) {
             Some(place) => Ok(slice(buffer(&process, place)?.id, place)),
             None => Ok(v1::Slice::default()),
         };
         let places = graph.ids().map(place).collect::<Result<_>>()?;
         let executable = fresh_uid();
-        let call = What::Compile(Compile { context, executable, graph: graph::encode(&graph)?, places });
-        let payments = process.ask_paid(call, &self.funds, 0)?;
+        let call = Request::Compile(Compile { context, executable, graph: graph::encode(&graph)?, places });
+        let payments = process.ask_paid(call, &self.funds, &client, 0)?;
         let device = self.funds.device();
         Ok(Arc::new(HelperExecutable { process, id: executable, device, payments, _placement: placement }))
     }
 
     fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>> {
-        let Opened { process, id: context } = self.opened()?;
+        let Opened { process, client, id: context } = self.opened()?;
         let stream = fresh_uid();
-        process.tell(What::Stream(OpenStream { context, stream }));
-        Ok(Box::new(HelperStream::new(process, stream, cancel)))
+        process.tell(Request::Stream(OpenStream { context, stream }));
+        Ok(Box::new(HelperStream::new(process, client, stream, cancel)))
     }
 
     fn check(&self) -> Result<()> {
-        lock(&self.opened).as_ref().map_or(Ok(()), |opened| opened.process.check())
+        match &*lock(&self.stay) {
+            Stay::Nowhere => Ok(()),
+            Stay::Refused => self.helper.check_refusal(),
+            Stay::In(Opened { process, client, .. }) => process.check().map_err(|lost| match client.hung() {
+                Some(after) => Error::Timeout { what: format!("{} to get any further", self.helper.name), after },
+                None => lost,
+            }),
+        }
     }
 }
 
 impl Drop for HelperContext {
     fn drop(&mut self) {
-        if let Some(Opened { process, id }) = lock(&self.opened).take() {
-            process.tell(What::Close(id));
+        if let Stay::In(Opened { process, id, .. }) = &*lock(&self.stay) {
+            process.tell(Request::Close(*id));
         }
     }
 }

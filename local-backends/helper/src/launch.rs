@@ -15,6 +15,9 @@ const START: Duration = Duration::from_secs(120);
 /// Longest silence of a helper that was asked for something: drivers compile kernels when they first need them, for minutes.
 const HANG: Duration = Duration::from_secs(600);
 
+/// More than a few clients need that meet one fault after another, and less than what keeps a host busy with starting.
+const LIMIT: StartLimit = StartLimit { starts: 32, within: Duration::from_secs(60) };
+
 /// How a helper is started: a program that calls [`serve`](crate::serve) with what it has as standard input.
 #[derive(Clone, Debug)]
 pub struct Launch {
@@ -28,6 +31,17 @@ pub struct Launch {
     pub start: Duration,
     /// How long it may say nothing while something was asked of it. Then it is ended.
     pub hang: Duration,
+    /// How often it is started.
+    pub limit: StartLimit,
+}
+
+/// How often a helper is started that ends again and again: then it is left alone until the first of so many starts is longer ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StartLimit {
+    /// Most starts.
+    pub starts: usize,
+    /// In a time of this length.
+    pub within: Duration,
 }
 
 /// What a helper has.
@@ -57,7 +71,7 @@ impl Launch {
         } else {
             std::env::current_exe().unwrap_or_default()
         };
-        Launch { program, args: args.into_iter().collect(), env: Vec::new(), start: START, hang: HANG }
+        Launch { program, args: args.into_iter().collect(), env: Vec::new(), start: START, hang: HANG, limit: LIMIT }
     }
 
     /// What a helper has, which is started for that and ended again.

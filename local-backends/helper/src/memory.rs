@@ -1,6 +1,6 @@
 //! What a client has of a helper's device: buffers and compiled graphs. Each keeps its process.
 
-use crate::message::What;
+use crate::message::Request;
 use crate::process::Process;
 use outboard_core::local::Payment;
 use outboard_core::{Buffer, Error, Executable, Placement, Result, Slice};
@@ -34,7 +34,7 @@ impl Buffer for HelperBuffer {
 
 impl Drop for HelperBuffer {
     fn drop(&mut self) {
-        self.process.give_back(What::Free(self.id), std::mem::take(&mut self.payments));
+        self.process.give_back(Request::Free(self.id), std::mem::take(&mut self.payments));
     }
 }
 
@@ -61,7 +61,7 @@ impl Executable for HelperExecutable {
 
 impl Drop for HelperExecutable {
     fn drop(&mut self) {
-        self.process.give_back(What::Forget(self.id), std::mem::take(&mut self.payments));
+        self.process.give_back(Request::Forget(self.id), std::mem::take(&mut self.payments));
     }
 }
 

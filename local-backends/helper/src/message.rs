@@ -12,19 +12,19 @@ pub(crate) const PIECE: usize = 1 << 20;
 /// Frames up to this size are written at once.
 const SMALL: usize = 16 << 10;
 
-/// What the helper is asked for.
+/// What the helper is asked for, with a number.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Call {
     /// Its answer has the same number.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "What", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17")]
-    pub what: Option<What>,
+    #[prost(oneof = "Request", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17")]
+    pub request: Option<Request>,
 }
 
 /// Handles are chosen by the caller and used once.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum What {
+pub(crate) enum Request {
     /// Which nodes of an encoded graph can be computed?
     #[prost(bytes = "bytes", tag = "2")]
     Supports(Bytes),
@@ -51,17 +51,17 @@ pub(crate) enum What {
     End(u64),
     /// The bytes come behind the message.
     #[prost(message, tag = "12")]
-    Write(Touch),
+    Write(StreamSlice),
     /// The bytes come behind the answer.
     #[prost(message, tag = "13")]
-    Read(Touch),
+    Read(StreamSlice),
     #[prost(message, tag = "14")]
     Copy(Copy),
     #[prost(message, tag = "15")]
     Fill(Fill),
     #[prost(message, tag = "16")]
     Execute(Execute),
-    /// To [`Said::Pay`] of this call: paid for, or why not.
+    /// To [`Response::Pay`] of this call: paid for, or why not.
     #[prost(message, tag = "17")]
     Paid(Paid),
 }
@@ -99,8 +99,9 @@ pub(crate) struct OpenStream {
     pub stream: u64,
 }
 
+/// A part of memory that a stream reads or writes.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Touch {
+pub(crate) struct StreamSlice {
     #[prost(uint64, tag = "1")]
     pub stream: u64,
     #[prost(message, optional, tag = "2")]
@@ -141,18 +142,18 @@ pub(crate) struct Paid {
     pub refused: Option<v1::Error>,
 }
 
-/// What the helper says.
+/// What the helper says, and to which call.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Answer {
     /// Of the call; 0 for what nobody asked.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "Said", tags = "2, 3, 4, 5, 6")]
-    pub said: Option<Said>,
+    #[prost(oneof = "Response", tags = "2, 3, 4, 5, 6")]
+    pub response: Option<Response>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub(crate) enum Said {
+pub(crate) enum Response {
     /// The first one: the devices that it has.
     #[prost(message, tag = "2")]
     Hello(Hello),
@@ -262,7 +263,7 @@ mod tests {
 
     #[test]
     fn frames_come_back_and_bad_ones_are_errors() {
-        let call = Call { id: 7, what: Some(What::Free(3)) };
+        let call = Call { id: 7, request: Some(Request::Free(3)) };
         let mut wire = Vec::new();
         for bytes in [&b""[..], b"abc", &vec![5; SMALL + 1]] {
             write(&mut wire, &call, bytes).unwrap();

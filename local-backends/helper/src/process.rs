@@ -1,15 +1,14 @@
 //! A helper that runs: its socket, the calls that wait for answers, and its end.
 
+use crate::calls::{Calls, HelperClient, InFlight, Reply, Waiting};
 use crate::launch::Launch;
 use crate::lock;
-use crate::message::{self, Answer, Call, Done, Hello, Paid, Said, What};
-use crate::stream::{Kept, Room};
+use crate::message::{self, Answer, Call, Done, Hello, Paid, Request, Response};
 use bytes::Bytes;
-use outboard_core::device::Completer;
 use outboard_core::local::{Funds, Payment};
 use outboard_core::{Error, Pending, Result};
 use outboard_proto::error::shown;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, BufRead, BufReader};
 use std::net::Shutdown;
@@ -58,45 +57,15 @@ struct Inner {
     /// When it was heard last.
     heard: Mutex<Instant>,
     /// Why this process has ended it.
-    killed: Mutex<Option<String>>,
+    killed: Mutex<Option<Killed>>,
 }
 
-#[derive(Default)]
-struct Calls {
-    waiting: HashMap<u64, Waiting>,
-    /// What everybody is told from its end on.
-    ended: Option<Error>,
-}
-
-/// A call without an answer.
-struct Waiting {
-    to: Completer<Reply>,
-    asked: Asked,
-    payments: Vec<Payment>,
-    /// Bytes that they are for.
-    paid: u64,
-}
-
-/// What belongs to a call until its answer is there.
-#[derive(Default)]
-pub(crate) struct Asked {
-    /// What must live that long.
-    pub(crate) _keeps: Vec<Kept>,
-    /// The bytes that it has under way.
-    pub(crate) _room: Option<Room>,
-    /// Who pays for memory that it takes.
-    pub(crate) payer: Option<Funds>,
-}
-
-/// An answer.
-pub(crate) struct Reply {
-    pub(crate) done: Done,
-    pub(crate) bytes: Bytes,
-    /// For what it has taken, and how many bytes that is.
-    pub(crate) payments: Vec<Payment>,
-    pub(crate) paid: u64,
-    /// When it came.
-    pub(crate) at: Instant,
+/// Why a helper was ended.
+enum Killed {
+    /// It was asked for something, and has said nothing for so long.
+    Silence(Duration),
+    /// Something else.
+    Fault(String),
 }
 
 impl Process {
@@ -150,9 +119,10 @@ impl Process {
         };
         thread("answers").spawn(read).map_err(failed("heard"))?;
         match greeted.recv_timeout(launch.start) {
-            Ok(said) => Ok((process, said?)),
+            Ok(greeting) => Ok((process, greeting?)),
             Err(RecvTimeoutError::Timeout) => {
-                inner.kill(format!("in {:.0} s it has not said what it has", launch.start.as_secs_f64()));
+                inner
+                    .kill(Killed::Fault(format!("in {:.0} s it has not said what it has", launch.start.as_secs_f64())));
                 Err(inner.until_ended())
             }
             Err(_) => Err(inner.until_ended()),
@@ -165,19 +135,25 @@ impl Process {
     }
 
     /// Asks for something; the answer comes later.
-    pub(crate) fn call(&self, what: What, bytes: Bytes, asked: Asked) -> Pending<Reply> {
-        self.inner.call(what, &bytes, asked)
+    pub(crate) fn call(&self, request: Request, bytes: Bytes, in_flight: InFlight) -> Pending<Reply> {
+        self.inner.call(request, &bytes, in_flight)
     }
 
     /// Asks for something and waits for the answer.
-    pub(crate) fn ask(&self, what: What) -> Result<Reply> {
-        self.wait(self.call(what, Bytes::new(), Asked::default()), None)
+    pub(crate) fn ask(&self, request: Request) -> Result<Reply> {
+        self.wait(self.call(request, Bytes::new(), InFlight::default()), None)
     }
 
     /// Asks for something that takes memory, so many bytes at least, and gives what was paid for it.
-    pub(crate) fn ask_paid(&self, what: What, payer: &Funds, least: u64) -> Result<Vec<Payment>> {
-        let asked = Asked { payer: Some(payer.clone()), ..Asked::default() };
-        let Reply { payments, paid, .. } = self.wait(self.call(what, Bytes::new(), asked), None)?;
+    pub(crate) fn ask_paid(
+        &self,
+        request: Request,
+        payer: &Funds,
+        client: &Arc<HelperClient>,
+        least: u64,
+    ) -> Result<Vec<Payment>> {
+        let in_flight = InFlight { payer: Some(payer.clone()), client: Some(client.clone()), ..InFlight::default() };
+        let Reply { payments, paid, .. } = self.wait(self.call(request, Bytes::new(), in_flight), None)?;
         if paid < least {
             return Err(Error::Misuse(format!(
                 "{}: its process has paid for {paid} of {least} bytes",
@@ -188,13 +164,13 @@ impl Process {
     }
 
     /// Gives something back. It is paid for until the helper has it no more.
-    pub(crate) fn give_back(&self, what: What, payments: Vec<Payment>) {
-        drop(self.call(what, Bytes::new(), Asked { _keeps: vec![Arc::new(payments)], ..Asked::default() }));
+    pub(crate) fn give_back(&self, request: Request, payments: Vec<Payment>) {
+        drop(self.call(request, Bytes::new(), InFlight { _keeps: vec![Arc::new(payments)], ..InFlight::default() }));
     }
 
     /// Says something that has no answer. What follows from it is found out by what is asked next.
-    pub(crate) fn tell(&self, what: What) {
-        self.inner.write(&Call { id: 0, what: Some(what) }, &[]);
+    pub(crate) fn tell(&self, request: Request) {
+        self.inner.write(&Call { id: 0, request: Some(request) }, &[]);
     }
 
     /// Waits for an answer until it is not wanted any more. A helper that says nothing for too long is ended, so that this ends.
@@ -228,8 +204,17 @@ impl Drop for Process {
     }
 }
 
+impl fmt::Display for Killed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Killed::Silence(time) => write!(f, "it has said nothing for {:.0} s", time.as_secs_f64()),
+            Killed::Fault(why) => f.write_str(why),
+        }
+    }
+}
+
 impl Inner {
-    fn call(&self, what: What, bytes: &[u8], asked: Asked) -> Pending<Reply> {
+    fn call(&self, request: Request, bytes: &[u8], in_flight: InFlight) -> Pending<Reply> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (to, pending) = Pending::new(self.name.as_str());
         {
@@ -239,9 +224,9 @@ impl Inner {
                 to.complete(Err(ended));
                 return pending;
             }
-            calls.waiting.insert(id, Waiting { to, asked, payments: Vec::new(), paid: 0 });
+            calls.waiting.insert(id, Waiting { to, in_flight, payments: Vec::new(), paid: 0 });
         }
-        self.write(&Call { id, what: Some(what) }, bytes);
+        self.write(&Call { id, request: Some(request) }, bytes);
         pending
     }
 
@@ -251,7 +236,7 @@ impl Inner {
         if let Err(e) = message::write(&mut &self.socket, call, bytes) {
             // That it has ended is known; that it does not read any more, or that a frame is too long, is not.
             if e.kind() != io::ErrorKind::BrokenPipe && e.kind() != io::ErrorKind::ConnectionReset {
-                self.kill(format!("it does not take what it is given ({e})"));
+                self.kill(Killed::Fault(format!("it does not take what it is given ({e})")));
             }
         }
     }
@@ -269,15 +254,15 @@ impl Inner {
                 Err(_) => return None,
             };
             *lock(&self.heard) = Instant::now();
-            match answer.said {
-                Some(Said::Hello(mut said)) => {
-                    let refused = said.refused.take().map(message::error);
-                    let _ = hello.try_send(refused.map_or(Ok(said), Err));
+            match answer.response {
+                Some(Response::Hello(mut greeting)) => {
+                    let refused = greeting.refused.take().map(message::error);
+                    let _ = hello.try_send(refused.map_or(Ok(greeting), Err));
                 }
-                Some(Said::Done(done)) => self.answer(answer.id, Ok((done, bytes))),
-                Some(Said::Failed(error)) => self.answer(answer.id, Err(message::error(error))),
-                Some(Said::Pay(bytes)) => self.pay(answer.id, bytes),
-                Some(Said::State(state)) => {
+                Some(Response::Done(done)) => self.answer(answer.id, Ok((done, bytes))),
+                Some(Response::Failed(error)) => self.answer(answer.id, Err(message::error(error))),
+                Some(Response::Pay(bytes)) => self.pay(answer.id, bytes),
+                Some(Response::State(state)) => {
                     self.progress.store(state.progress, Ordering::Relaxed);
                     self.free.store(state.free, Ordering::Relaxed);
                 }
@@ -287,9 +272,9 @@ impl Inner {
     }
 
     fn answer(&self, id: u64, result: Result<(Done, Bytes)>) {
-        let Some(Waiting { to, asked, payments, paid }) = lock(&self.calls).waiting.remove(&id) else { return };
+        let Some(Waiting { to, in_flight, payments, paid }) = lock(&self.calls).waiting.remove(&id) else { return };
         to.complete(result.map(|(done, bytes)| Reply { done, bytes, payments, paid, at: Instant::now() }));
-        drop(asked);
+        drop(in_flight);
     }
 
     /// Pays for what a call takes.
@@ -297,25 +282,25 @@ impl Inner {
         let mut calls = lock(&self.calls);
         let unknown = || Error::Misuse("memory for nobody".into());
         let paid = calls.waiting.get_mut(&id).ok_or_else(unknown).and_then(|waiting| {
-            let payer = waiting.asked.payer.as_ref().ok_or_else(unknown)?;
+            let payer = waiting.in_flight.payer.as_ref().ok_or_else(unknown)?;
             waiting.payments.push(payer.pay(bytes)?);
             waiting.paid = waiting.paid.saturating_add(bytes);
             Ok(())
         });
         drop(calls);
         let refused = paid.err().map(|error| outboard_proto::error::to_wire(&error));
-        self.write(&Call { id, what: Some(What::Paid(Paid { refused })) }, &[]);
+        self.write(&Call { id, request: Some(Request::Paid(Paid { refused })) }, &[]);
     }
 
     /// Ends a helper that has been asked for something since `start` and has said nothing for too long.
     fn end_if_silent(&self, start: Instant) {
         let silent = start.elapsed().min(lock(&self.heard).elapsed());
         if silent > self.hang {
-            self.kill(format!("it has said nothing for {:.0} s", silent.as_secs_f64()));
+            self.kill(Killed::Silence(silent));
         }
     }
 
-    fn kill(&self, why: String) {
+    fn kill(&self, why: Killed) {
         lock(&self.killed).get_or_insert(why);
         // It may have ended already.
         let _ = lock(&self.child).kill();
@@ -328,7 +313,9 @@ impl Inner {
         let _ = lock(&self.child).kill();
         let status = self.ended_within(LAST_LINES).filter(|_| why.is_none());
         let _ = last_lines.recv_timeout(LAST_LINES);
-        let why = lock(&self.killed).take().or(why);
+        let killed = lock(&self.killed).take();
+        let silence = if let Some(Killed::Silence(time)) = killed { Some(time) } else { None };
+        let why = killed.map(|killed| killed.to_string()).or(why);
         let detail = self.last_words(why, status);
         tracing::debug!("{}: {detail}", self.name);
         let error = Error::Peer { endpoint: self.name.clone(), detail };
@@ -337,8 +324,13 @@ impl Inner {
             calls.ended = Some(error.clone());
             std::mem::take(&mut calls.waiting)
         };
+        if let Some(silence) = silence {
+            let clients = waiting.values().filter_map(|waiting| waiting.in_flight.client.as_ref());
+            clients.for_each(|client| client.has_hung(silence));
+        }
         // Before anybody is told: what they had is paid for no longer.
-        let (answers, kept): (Vec<_>, Vec<_>) = waiting.into_values().map(|w| (w.to, (w.asked, w.payments))).unzip();
+        let (answers, kept): (Vec<_>, Vec<_>) =
+            waiting.into_values().map(|w| (w.to, (w.in_flight, w.payments))).unzip();
         drop(kept);
         answers.into_iter().for_each(|to| to.complete(Err(error.clone())));
         // A driver may keep a process that was killed: nobody but this thread waits for that.

@@ -7,7 +7,7 @@
 use crate::launch::{Offer, Offers};
 use crate::lock;
 use crate::message::{
-    self, Alloc, Answer, Call, Compile, Done, Hello, Offered, OpenStream, Paid, Said, State, What, given,
+    self, Alloc, Answer, Call, Compile, Done, Hello, Offered, OpenStream, Paid, Request, Response, State, given,
 };
 use bytes::Bytes;
 use outboard_core::device::{Client, Completer, MemoryAccount, MemoryShare, fresh_uid};
@@ -44,7 +44,7 @@ pub fn serve(offers: Result<Offers>, device: Option<Arc<dyn Device>>) -> io::Res
         Ok(Offers { devices, notes }) => Hello { devices: devices.iter().map(offered).collect(), refused: None, notes },
         Err(why) => Hello { devices: Vec::new(), refused: Some(to_wire(&why)), notes: Vec::new() },
     };
-    out.say(0, Said::Hello(hello), Bytes::new());
+    out.say(0, Response::Hello(hello), Bytes::new());
     let mut from = BufReader::with_capacity(64 << 10, socket);
     let Some(device) = device else {
         // It was asked what there is, and nothing else.
@@ -83,8 +83,8 @@ impl Out {
     }
 
     /// Gives an answer.
-    fn say(&self, id: u64, said: Said, bytes: Bytes) {
-        let _ = self.0.send((Answer { id, said: Some(said) }, bytes));
+    fn say(&self, id: u64, response: Response, bytes: Bytes) {
+        let _ = self.0.send((Answer { id, response: Some(response) }, bytes));
     }
 }
 
@@ -102,7 +102,7 @@ struct Helper {
 
 /// What may take long.
 enum Job {
-    Do(u64, What),
+    Do(u64, Request),
     /// What nobody refers to any more goes, and that is answered if somebody has asked.
     Drop(u64, Box<dyn Send>),
 }
@@ -151,7 +151,7 @@ impl MemoryAccount for Payer {
             }
             None => return Ok(Box::new(())),
         };
-        self.out.say(id, Said::Pay(bytes), Bytes::new());
+        self.out.say(id, Response::Pay(bytes), Bytes::new());
         pending.wait(PAYS)?;
         Ok(Box::new(()))
     }
@@ -185,7 +185,7 @@ impl Helper {
             let free = self.device.memory().map_or(last.free, |memory| memory.free);
             let state = State { progress, free };
             if state != last {
-                self.out.say(0, Said::State(state.clone()), Bytes::new());
+                self.out.say(0, Response::State(state.clone()), Bytes::new());
                 last = state;
             }
             std::thread::sleep(TELL);
@@ -198,46 +198,46 @@ impl Helper {
     }
 
     /// Takes a call, without waiting for anything.
-    fn take(self: &Arc<Self>, Call { id, what }: Call, bytes: Bytes) {
-        let Some(what) = what else {
+    fn take(self: &Arc<Self>, Call { id, request }: Call, bytes: Bytes) {
+        let Some(request) = request else {
             return self.refuse(id, Error::Request("a call that this release does not know".into()));
         };
-        let done = match what {
-            What::Supports(_) | What::Alloc(_) | What::Compile(_) => {
-                return self.post(Job::Do(id, what));
+        let done = match request {
+            Request::Supports(_) | Request::Alloc(_) | Request::Compile(_) => {
+                return self.post(Job::Do(id, request));
             }
-            What::Open(context) => self.open(context),
-            What::Close(context) => {
+            Request::Open(context) => self.open(context),
+            Request::Close(context) => {
                 self.drop_later(id, lock(&self.contexts).remove(&context));
                 Ok(())
             }
-            What::Free(buffer) => {
+            Request::Free(buffer) => {
                 self.drop_later(id, lock(&self.buffers).remove(&buffer));
                 Ok(())
             }
-            What::Forget(executable) => {
+            Request::Forget(executable) => {
                 self.drop_later(id, lock(&self.executables).remove(&executable));
                 Ok(())
             }
-            What::Stream(OpenStream { context, stream }) => self.open_stream(context, stream),
-            What::Cancel(stream) => self.cancel(stream),
-            What::End(stream) => self.end(id, stream),
-            What::Paid(Paid { refused }) => {
+            Request::Stream(OpenStream { context, stream }) => self.open_stream(context, stream),
+            Request::Cancel(stream) => self.cancel(stream),
+            Request::End(stream) => self.end(id, stream),
+            Request::Paid(Paid { refused }) => {
                 self.account.paid(id, refused);
                 Ok(())
             }
-            What::Write(touch) => self.command(id, touch.stream, |queue| queue.write(&self.slice(touch.slice)?, bytes)),
-            What::Fill(fill) => {
+            Request::Write(part) => self.command(id, part.stream, |queue| queue.write(&self.slice(part.slice)?, bytes)),
+            Request::Fill(fill) => {
                 self.command(id, fill.stream, |queue| queue.fill(&self.slice(fill.slice)?, fill.value as u8))
             }
-            What::Copy(copy) => {
+            Request::Copy(copy) => {
                 self.command(id, copy.stream, |queue| queue.copy(&self.slice(copy.from)?, &self.slice(copy.to)?))
             }
-            What::Execute(run) => self.command(id, run.stream, |queue| {
+            Request::Execute(run) => self.command(id, run.stream, |queue| {
                 let executable = lock(&self.executables).get(&run.executable).cloned();
                 queue.execute(&executable.ok_or_else(|| unknown("graph", run.executable))?)
             }),
-            What::Read(touch) => self.read(id, touch.stream, touch.slice),
+            Request::Read(part) => self.read(id, part.stream, part.slice),
         };
         if let Err(error) = done {
             self.refuse(id, error);
@@ -297,8 +297,8 @@ impl Helper {
         let out = self.out.clone();
         queue.marker()?.then(move |done| {
             let nanos = took.load(Ordering::Relaxed);
-            let said = done.map_or_else(failed, |()| Said::Done(Done { nanos, ..Done::default() }));
-            out.say(id, said, Bytes::new());
+            let response = done.map_or_else(failed, |()| Response::Done(Done { nanos, ..Done::default() }));
+            out.say(id, response, Bytes::new());
         });
         Ok(())
     }
@@ -307,7 +307,7 @@ impl Helper {
         let (queue, _) = self.queue(stream)?;
         let out = self.out.clone();
         queue.read(&self.slice(slice)?)?.then(move |read| match read {
-            Ok(bytes) => out.say(id, Said::Done(Done::default()), bytes),
+            Ok(bytes) => out.say(id, Response::Done(Done::default()), bytes),
             Err(error) => out.say(id, failed(error), Bytes::new()),
         });
         Ok(())
@@ -335,7 +335,7 @@ impl Helper {
         let out = self.out.clone();
         let answer = move || {
             let _ = ending.join();
-            out.say(id, Said::Done(Done::default()), Bytes::new());
+            out.say(id, Response::Done(Done::default()), Bytes::new());
         };
         let spawned = Builder::new().name("ended".into()).spawn(answer);
         spawned.map(drop).map_err(|e| Error::Request(format!("no thread: {e}")))
@@ -354,30 +354,30 @@ impl Helper {
                 Job::Drop(id, gone) => {
                     drop(gone);
                     if id != 0 {
-                        self.out.say(id, Said::Done(Done::default()), Bytes::new());
+                        self.out.say(id, Response::Done(Done::default()), Bytes::new());
                     }
                 }
-                Job::Do(id, what) => {
-                    let done = self.job(id, what);
-                    self.out.say(id, done.map_or_else(failed, Said::Done), Bytes::new());
+                Job::Do(id, request) => {
+                    let done = self.job(id, request);
+                    self.out.say(id, done.map_or_else(failed, Response::Done), Bytes::new());
                 }
             }
         }
     }
 
-    fn job(&self, id: u64, what: What) -> Result<Done> {
-        match what {
-            What::Supports(graph) => {
+    fn job(&self, id: u64, request: Request) -> Result<Done> {
+        match request {
+            Request::Supports(graph) => {
                 let supported = self.device.supports(&graph::decode(&graph)?)?.flags().to_vec();
                 Ok(Done { supported, ..Done::default() })
             }
-            What::Alloc(Alloc { context, buffer, size, usage }) => {
+            Request::Alloc(Alloc { context, buffer, size, usage }) => {
                 let context = self.context(context)?;
                 let made = self.paid_by(id, || context.alloc(size, usage_from_name(&usage)))?;
                 lock(&self.buffers).insert(buffer, made);
                 Ok(Done::default())
             }
-            What::Compile(compile) => self.paid_by(id, || self.compile(compile)).map(|()| Done::default()),
+            Request::Compile(compile) => self.paid_by(id, || self.compile(compile)).map(|()| Done::default()),
             _ => Err(Error::Misuse("no job".into())),
         }
     }
@@ -402,8 +402,8 @@ impl Helper {
     }
 }
 
-fn failed(error: Error) -> Said {
-    Said::Failed(to_wire(&error))
+fn failed(error: Error) -> Response {
+    Response::Failed(to_wire(&error))
 }
 
 fn unknown(what: &str, id: u64) -> Error {

@@ -1,9 +1,10 @@
 //! What a queue gives its commands to: they go to the helper at once, and their answers are waited for.
 
+use crate::calls::{HelperClient, InFlight, Reply};
 use crate::lock;
 use crate::memory::{HelperBuffer, HelperExecutable, buffer};
-use crate::message::{Copy, Execute, Fill, PIECE, Touch, What};
-use crate::process::{Asked, Process, Reply};
+use crate::message::{Copy, Execute, Fill, PIECE, Request, StreamSlice};
+use crate::process::Process;
 use bytes::Bytes;
 use outboard_core::local::{Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Pending, Result, Slice};
@@ -20,6 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(crate) struct HelperStream {
     process: Arc<Process>,
+    client: Arc<HelperClient>,
     id: u64,
     cancel: Arc<AtomicBool>,
     /// The helper was told that nothing of it is wanted any more.
@@ -62,8 +64,13 @@ impl Window {
 }
 
 impl HelperStream {
-    pub(crate) fn new(process: Arc<Process>, id: u64, cancel: Arc<AtomicBool>) -> HelperStream {
-        HelperStream { process, id, cancel, told: Arc::default(), window: Arc::default() }
+    pub(crate) fn new(
+        process: Arc<Process>,
+        client: Arc<HelperClient>,
+        id: u64,
+        cancel: Arc<AtomicBool>,
+    ) -> HelperStream {
+        HelperStream { process, client, id, cancel, told: Arc::default(), window: Arc::default() }
     }
 
     /// The handle of a buffer's part.
@@ -71,13 +78,14 @@ impl HelperStream {
         Ok(slice(buffer(&self.process, part)?.id, part))
     }
 
-    fn touch(&self, part: &Slice) -> Result<Touch> {
-        Ok(Touch { stream: self.id, slice: Some(self.part(part)?) })
+    fn stream_slice(&self, part: &Slice) -> Result<StreamSlice> {
+        Ok(StreamSlice { stream: self.id, slice: Some(self.part(part)?) })
     }
 
     /// Gives a command, which keeps what it is about until it is answered.
-    fn give(&self, what: What, keeps: Vec<Kept>) -> Pending<Reply> {
-        self.process.call(what, Bytes::new(), Asked { _keeps: keeps, ..Asked::default() })
+    fn give(&self, request: Request, keeps: Vec<Kept>) -> Pending<Reply> {
+        let in_flight = InFlight { _keeps: keeps, client: Some(self.client.clone()), ..InFlight::default() };
+        self.process.call(request, Bytes::new(), in_flight)
     }
 
     /// Waits for an answer later, or tells the helper to stop if it is not wanted any more.
@@ -95,7 +103,7 @@ impl HelperStream {
         move |pending, cancel| {
             let reply = process.wait(pending, Some(cancel));
             if matches!(reply, Err(Error::Cancelled)) && !told.swap(true, Ordering::Relaxed) {
-                process.tell(What::Cancel(id));
+                process.tell(Request::Cancel(id));
             }
             reply
         }
@@ -122,9 +130,10 @@ impl Stream for HelperStream {
                 let wanted = !self.cancel.load(Ordering::Relaxed);
                 if wanted { self.process.check() } else { Err(Error::Cancelled) }
             })?;
-            let what = What::Write(self.touch(&place)?);
-            let asked = Asked { _keeps: vec![kept(&place)], _room: Some(room), payer: None };
-            last = Some(self.process.call(what, piece, asked));
+            let request = Request::Write(self.stream_slice(&place)?);
+            let client = Some(self.client.clone());
+            let in_flight = InFlight { _keeps: vec![kept(&place)], _room: Some(room), payer: None, client };
+            last = Some(self.process.call(request, piece, in_flight));
         }
         // The queue in the helper stops at a piece that fails, so that the last one fails as well.
         Ok(last.map_or(Outcome::Now(()), |last| self.later(last, drop)))
@@ -135,7 +144,7 @@ impl Stream for HelperStream {
         let starts = (0..len).step_by(PIECE);
         let piece = |at: u64| {
             let part = src.part(at, (len - at).min(PIECE as u64))?;
-            Ok(self.give(What::Read(self.touch(&part)?), vec![kept(&part)]))
+            Ok(self.give(Request::Read(self.stream_slice(&part)?), vec![kept(&part)]))
         };
         let mut pieces = starts.map(piece).collect::<Result<Vec<_>>>()?;
         if pieces.len() == 1 {
@@ -156,13 +165,13 @@ impl Stream for HelperStream {
 
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
         let what = Copy { stream: self.id, from: Some(self.part(src)?), to: Some(self.part(dst)?) };
-        let pending = self.give(What::Copy(what), vec![kept(src), kept(dst)]);
+        let pending = self.give(Request::Copy(what), vec![kept(src), kept(dst)]);
         Ok(self.later(pending, drop))
     }
 
     fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>> {
         let what = Fill { stream: self.id, slice: Some(self.part(dst)?), value: value.into() };
-        let pending = self.give(What::Fill(what), vec![kept(dst)]);
+        let pending = self.give(Request::Fill(what), vec![kept(dst)]);
         Ok(self.later(pending, drop))
     }
 
@@ -171,7 +180,7 @@ impl Stream for HelperStream {
         let compiled: &HelperExecutable = executable.as_any().downcast_ref().ok_or_else(wrong)?;
         compiled.process.check()?;
         let what = Execute { stream: self.id, executable: compiled.id };
-        let pending = self.give(What::Execute(what), vec![Arc::new(executable.clone())]);
+        let pending = self.give(Request::Execute(what), vec![Arc::new(executable.clone())]);
         Ok(self.later(pending, |reply| {
             let took = Duration::from_nanos(reply.done.nanos);
             Span { start: reply.at.checked_sub(took).unwrap_or(reply.at), end: reply.at }
@@ -187,6 +196,6 @@ impl Stream for HelperStream {
 impl Drop for HelperStream {
     fn drop(&mut self) {
         // Either nothing is under way behind this, or the helper has ended.
-        let _ = self.process.ask(What::End(self.id));
+        let _ = self.process.ask(Request::End(self.id));
     }
 }

@@ -14,7 +14,7 @@ use outboard_core::{
     Usage,
 };
 use outboard_detached::{DetachedOptions, detached_device};
-use outboard_helper::{Launch, Offer, Offers, helper_device, serve};
+use outboard_helper::{Launch, Offer, Offers, StartLimit, helper_device, serve};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use std::sync::Arc;
@@ -258,6 +258,61 @@ fn a_hang_ends_the_helper() {
     std::thread::sleep(Duration::from_millis(200));
     drop(queue);
     assert!(next.resume().is_err());
+}
+
+#[test]
+fn whoever_has_hung_a_helper_is_told_not_to_try_again_and_others_are_not() {
+    let device = open("faulty", None);
+    let [(one, _), (waits, _), (idle, _)] = [(); 3].map(|()| client(&device, 1 << 20));
+    [&one, &waits, &idle].into_iter().for_each(|client| execute(client.as_ref(), "fine").unwrap());
+    let (hangs, behind) = (compiled(one.as_ref(), "hang").unwrap(), compiled(waits.as_ref(), "fine").unwrap());
+    let queues = [one.queue().unwrap(), waits.queue().unwrap()];
+    queues[0].execute(&hangs).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    queues[1].execute(&behind).unwrap();
+    for queue in &queues {
+        let error = queue.finish(WAIT).unwrap_err();
+        assert!(matches!(&error, Error::Peer { endpoint, .. } if endpoint == "faulty"), "{error}");
+    }
+    drop(queues);
+    let error = one.resume().unwrap_err();
+    let Error::Timeout { what, after } = &error else { panic!("{error}") };
+    assert!(what.starts_with("faulty ") && *after >= Duration::from_secs(2), "{error}");
+    // One waited for its turn, and the other one for nothing: the helper had no answer to give to them.
+    for other in [&waits, &idle] {
+        assert!(matches!(other.resume(), Err(Error::Peer { .. })));
+    }
+    let (next, _) = client(&device, 1 << 20);
+    execute(next.as_ref(), "fine").unwrap();
+    // Of a crash, nobody is told so.
+    execute(next.as_ref(), "abort").unwrap_err();
+    assert!(matches!(next.resume(), Err(Error::Peer { .. })));
+}
+
+#[test]
+fn a_helper_that_ends_again_and_again_is_left_alone_for_a_while() {
+    let within = Duration::from_secs(10);
+    let launch = Launch { limit: StartLimit { starts: 3, within }, ..launch("faulty") };
+    let device = helper_device(&Host::new(), launch, faulty::info(), None);
+    let start = Instant::now();
+    for _ in 0..3 {
+        let (one, _) = client(&device, 1 << 20);
+        execute(one.as_ref(), "abort").unwrap_err();
+    }
+    let (idle, _) = client(&device, 1 << 20);
+    let (refused, _) = client(&device, 1 << 20);
+    let error = execute(refused.as_ref(), "fine").unwrap_err();
+    assert!(start.elapsed() < within, "this host is too slow for this test: {:?}", start.elapsed());
+    println!("{error}");
+    let text = error.to_string();
+    assert!(matches!(&error, Error::Peer { .. }) && text.contains("started 3 times in 10 s"), "{text}");
+    assert!(text.contains("everything is well) failed"), "why it ended: {text}");
+    // Whoever was refused is not to try again now; who has asked for nothing has lost nothing.
+    assert!(matches!(refused.resume(), Err(Error::Timeout { .. })));
+    idle.resume().unwrap();
+    until(|| start.elapsed() > within + Duration::from_secs(1));
+    refused.resume().unwrap();
+    execute(refused.as_ref(), "fine").unwrap();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::lock;
 use crate::logs::limited;
 use crate::session::Session;
 use bytes::Bytes;
-use outboard_core::Error;
+use outboard_core::{Device, Error};
 use outboard_proto::error::to_status;
 use outboard_proto::v1;
 use std::sync::Arc;
@@ -77,12 +77,24 @@ async fn quiet(session: &Arc<Session>, age: u64) -> outboard_core::Result<OwnedS
     Ok(alone)
 }
 
-/// Why the session cannot be taken up again: a device that it has used has lost what it held, while this server goes on.
+/// Why the session cannot be taken up again: a device that it has used has lost what it held, while this server goes on. One that got no
+/// further is named, so that its client leaves out that one alone.
 fn lost(session: &Session) -> Option<Status> {
-    let why = session.devices.all().iter().find_map(|device| device.resume().err())?;
+    let mut errors: Vec<Error> = session.devices.all().iter().filter_map(|device| why_lost(device.as_ref())).collect();
+    let at = errors.iter().position(|error| matches!(error, Error::Device { .. })).unwrap_or(0);
+    let why = (at < errors.len()).then(|| errors.swap_remove(at))?;
     let refused = to_status(&why);
     // For good: another try would find the same.
     Some(Status::with_details(Code::NotFound, refused.message(), Bytes::copy_from_slice(refused.details())))
+}
+
+fn why_lost(device: &dyn Device) -> Option<Error> {
+    match device.resume().err()? {
+        late @ Error::Timeout { .. } => {
+            Some(Error::Device { device: device.info().name.clone(), op: None, detail: late.to_string() })
+        }
+        error => Some(error),
+    }
 }
 
 /// Frees all but these handles, unless the session has been taken up again meanwhile.

@@ -3,7 +3,8 @@
 
 use super::{Args, Opened, Show};
 use crate::hints::hint;
-use anyhow::Result;
+use crate::interrupt::status;
+use anyhow::{Context, Result};
 use outboard::Model;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
 use outboard_llm::tokenizer::{Bos, SpecialText};
@@ -11,22 +12,42 @@ use outboard_llm::{Error, Finish, GenerateOptions, Sequence};
 use outboard_output as output;
 use std::io::BufRead;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, SystemTime};
+
+/// How soon a wait for a line notices Ctrl-C.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 pub(super) fn main(mut talk: Talk, mut opened: Opened, options: &GenerateOptions) -> Result<ExitCode> {
     let sequence = opened.engine.open()?;
     output::errln("say something; an empty line or the end of the input ends the conversation")?;
-    let mut lines = std::io::stdin().lock().lines();
+    let lines = lines()?;
     loop {
         output::err("> ")?;
-        let Some(line) = lines.next().transpose()?.filter(|line| !line.trim().is_empty()) else { break };
+        let Some(line) = next_line(&lines, &opened.interrupted)? else { return Ok(status(&opened.interrupted)) };
         talk.turn(&mut opened, sequence, options, line)?;
-        if opened.interrupted.load(Ordering::Relaxed) {
-            return Ok(ExitCode::from(130));
+    }
+}
+
+/// What is typed, line by line: on a thread of its own, so that a wait for it can be ended.
+fn lines() -> Result<Receiver<std::io::Result<String>>> {
+    let (sender, lines) = channel();
+    let read = move || drop(std::io::stdin().lock().lines().try_for_each(|line| sender.send(line)));
+    std::thread::Builder::new().name("typed".into()).spawn(read).context("cannot read what is typed")?;
+    Ok(lines)
+}
+
+/// The next line; `None` if it is empty, at the end of the input, and after Ctrl-C.
+fn next_line(lines: &Receiver<std::io::Result<String>>, interrupted: &AtomicBool) -> Result<Option<String>> {
+    while !interrupted.load(Ordering::Relaxed) {
+        match lines.recv_timeout(LOOK_AGAIN) {
+            Ok(line) => return Ok(Some(line?).filter(|line| !line.trim().is_empty())),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
         }
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(None)
 }
 
 pub(super) struct Talk {
