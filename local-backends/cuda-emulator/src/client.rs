@@ -62,7 +62,8 @@ impl Emulator {
         let program = std::env::current_exe().map_err(|e| format!("the program's own path: {e}"))?;
         let folders = program.ancestors().skip(1).take(3);
         let mut files = folders.flat_map(|f| [f.join("deps").join(FILE), f.join(FILE)]);
-        let missing = || format!("{FILE} is not beside {}: build the package, or set {LIBRARY_VARIABLE}", program.display());
+        let missing =
+            || format!("{FILE} is not beside {}: build the package, or set {LIBRARY_VARIABLE}", program.display());
         files.find(|f| f.is_file()).ok_or_else(missing)
     }
 
@@ -117,7 +118,9 @@ impl Emulator {
 
     /// Launches of a kernel that are over, in the order in which they ended; of all kernels if the name is empty.
     pub fn launches(&self, kernel: &str) -> Vec<Launched> {
-        let Some(call) = self.function::<extern "C" fn(usize, &mut RawLaunch) -> u32>("emulator_launch") else { return Vec::new() };
+        let Some(call) = self.function::<extern "C" fn(usize, &mut RawLaunch) -> u32>("emulator_launch") else {
+            return Vec::new();
+        };
         let mut raw = RawLaunch::default();
         let all = (0..).map_while(|i| {
             let there = call(i, &mut raw) == 1;
@@ -128,11 +131,17 @@ impl Emulator {
 
     /// Faults that a kernel had; of all kernels if the name is empty.
     pub fn findings(&self, kernel: &str) -> Vec<Found> {
-        let Some(call) = self.function::<extern "C" fn(usize, &mut RawFinding) -> u32>("emulator_finding") else { return Vec::new() };
+        let Some(call) = self.function::<extern "C" fn(usize, &mut RawFinding) -> u32>("emulator_finding") else {
+            return Vec::new();
+        };
         let mut raw = RawFinding::default();
         let all = (0..).map_while(|i| {
             let there = call(i, &mut raw) == 1;
-            there.then(|| Found { fault: Fault::from_code(raw.fault), kernel: words(&raw.kernel), text: words(&raw.text) })
+            there.then(|| Found {
+                fault: Fault::from_code(raw.fault),
+                kernel: words(&raw.kernel),
+                text: words(&raw.text),
+            })
         });
         all.filter(|f| kernel.is_empty() || f.kernel == kernel).collect()
     }
@@ -176,6 +185,7 @@ impl Emulator {
 
     /// Says of device memory that nobody has written it. Whether it is in one allocation.
     pub fn uninitialise(&self, address: u64, bytes: u64) -> bool {
-        self.function::<extern "C" fn(u64, u64) -> u32>("emulator_uninitialise").is_some_and(|call| call(address, bytes) == 1)
+        self.function::<extern "C" fn(u64, u64) -> u32>("emulator_uninitialise")
+            .is_some_and(|call| call(address, bytes) == 1)
     }
 }

@@ -161,7 +161,7 @@ fn passes(addresses: &[u64; 32], mask: u32, lanes: std::ops::Range<usize>, bytes
     let mut first = [u64::MAX; 32];
     let mut more: Vec<(u64, u64)> = Vec::new();
     for lane in lanes.filter(|l| mask >> l & 1 == 1) {
-        for word in addresses[lane] / 4..=(addresses[lane] + bytes - 1) / 4 {
+        for word in addresses[lane] / 4..=addresses[lane].wrapping_add(bytes - 1) / 4 {
             let bank = word % 32;
             let known = &mut first[bank as usize];
             if *known == u64::MAX {

@@ -40,7 +40,16 @@ impl Fault {
     pub fn from_code(code: u32) -> Option<Self> {
         use Fault::*;
         let all = [
-            OutOfBounds, Misaligned, Uninitialised, Race, MissingWait, MissingLanes, DivergentBarrier, Deadlock, Trap, Endless,
+            OutOfBounds,
+            Misaligned,
+            Uninitialised,
+            Race,
+            MissingWait,
+            MissingLanes,
+            DivergentBarrier,
+            Deadlock,
+            Trap,
+            Endless,
             ReadOnly,
         ];
         all.into_iter().find(|f| *f as u32 == code)
@@ -75,22 +84,28 @@ impl Finding {
     }
 }
 
+#[derive(Debug, Default)]
+struct Inner {
+    known: HashSet<(Fault, Place)>,
+    all: Vec<Finding>,
+}
+
 /// The findings of a launch, from all threads that run its blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    inner: Mutex<(HashSet<(Fault, Place)>, Vec<Finding>)>,
+    inner: Mutex<Inner>,
 }
 
 impl Findings {
     /// Keeps a finding unless the same fault of the same instruction is known.
     pub(crate) fn add(&self, finding: Finding) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.1.len() < MAX_FINDINGS && inner.0.insert((finding.fault, finding.place)) {
-            inner.1.push(finding);
+        if inner.all.len() < MAX_FINDINGS && inner.known.insert((finding.fault, finding.place)) {
+            inner.all.push(finding);
         }
     }
 
     pub(crate) fn all(self) -> Vec<Finding> {
-        self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).1
+        self.inner.into_inner().unwrap_or_else(PoisonError::into_inner).all
     }
 }

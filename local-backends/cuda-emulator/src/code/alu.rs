@@ -69,8 +69,14 @@ pub(crate) fn compare(name: &str, ty: Ty) -> Option<CompareFn> {
             match ty {
                 Ty::F32 => compare!(f32, |$a, $b| $body),
                 Ty::F64 => compare!(f64, |$a, $b| $body),
-                Ty::F16 => compare!(u16, |x, y| { let ($a, $b) = (super::num::f16(x), super::num::f16(y)); $body }),
-                Ty::Bf16 => compare!(u16, |x, y| { let ($a, $b) = (super::num::bf16(x), super::num::bf16(y)); $body }),
+                Ty::F16 => compare!(u16, |x, y| {
+                    let ($a, $b) = (super::num::f16(x), super::num::f16(y));
+                    $body
+                }),
+                Ty::Bf16 => compare!(u16, |x, y| {
+                    let ($a, $b) = (super::num::bf16(x), super::num::bf16(y));
+                    $body
+                }),
                 _ => return None,
             }
         };

@@ -40,7 +40,9 @@ fn directed(base: &str, round: Round, ftz: bool, sat: bool) -> Option<AluFn> {
                 "add" => float!(ftz, sat, |a, b| to_f32(add_odd(a.into(), b.into()), $mode)),
                 "sub" => float!(ftz, sat, |a, b| to_f32(add_odd(a.into(), (-b).into()), $mode)),
                 "mul" => float!(ftz, sat, |a, b| to_f32(f64::from(a) * f64::from(b), $mode)),
-                "fma" | "mad" => float!(ftz, sat, |a, b, c| to_f32(add_odd(f64::from(a) * f64::from(b), c.into()), $mode)),
+                "fma" | "mad" => {
+                    float!(ftz, sat, |a, b, c| to_f32(add_odd(f64::from(a) * f64::from(b), c.into()), $mode))
+                }
                 _ => return None,
             }
         };
@@ -87,15 +89,29 @@ pub(super) fn select(m: &mut Mnemonic<'_>, ty: Ty) -> Option<Alu> {
         single(m.base, ftz, sat, nan)?
     };
     let special = approximate || matches!(m.base, "div" | "sqrt" | "rcp");
-    let kind = if special { Kind::Special } else if ty == Ty::F64 { Kind::Double } else { Kind::Float };
+    let kind = if special {
+        Kind::Special
+    } else if ty == Ty::F64 {
+        Kind::Double
+    } else {
+        Kind::Float
+    };
     Some(Alu::new(run, ty, &vec![ty; count], kind))
 }
 
 fn single(base: &str, ftz: bool, sat: bool, nan: bool) -> Option<AluFn> {
     if nan {
         return Some(match base {
-            "min" => float!(ftz, sat, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { min(a, b, f32::is_sign_negative) }),
-            "max" => float!(ftz, sat, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { max(a, b, f32::is_sign_negative) }),
+            "min" => float!(ftz, sat, |a, b| if a.is_nan() || b.is_nan() {
+                f32::NAN
+            } else {
+                min(a, b, f32::is_sign_negative)
+            }),
+            "max" => float!(ftz, sat, |a, b| if a.is_nan() || b.is_nan() {
+                f32::NAN
+            } else {
+                max(a, b, f32::is_sign_negative)
+            }),
             _ => return None,
         });
     }

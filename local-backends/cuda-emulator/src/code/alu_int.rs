@@ -77,10 +77,18 @@ fn high_product(ty: Ty) -> Option<AluFn> {
 
 fn high_mad(ty: Ty) -> Option<AluFn> {
     Some(match ty {
-        Ty::U(32) => lanes!(u32 = |a: u32, b: u32, c: u32| (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c)),
-        Ty::S(32) => lanes!(i32 = |a: i32, b: i32, c: i32| (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c)),
-        Ty::U(64) => lanes!(u64 = |a: u64, b: u64, c: u64| (((u128::from(a) * u128::from(b)) >> 64) as u64).wrapping_add(c)),
-        Ty::S(64) => lanes!(i64 = |a: i64, b: i64, c: i64| (((i128::from(a) * i128::from(b)) >> 64) as i64).wrapping_add(c)),
+        Ty::U(32) => {
+            lanes!(u32 = |a: u32, b: u32, c: u32| (((u64::from(a) * u64::from(b)) >> 32) as u32).wrapping_add(c))
+        }
+        Ty::S(32) => {
+            lanes!(i32 = |a: i32, b: i32, c: i32| (((i64::from(a) * i64::from(b)) >> 32) as i32).wrapping_add(c))
+        }
+        Ty::U(64) => {
+            lanes!(u64 = |a: u64, b: u64, c: u64| (((u128::from(a) * u128::from(b)) >> 64) as u64).wrapping_add(c))
+        }
+        Ty::S(64) => {
+            lanes!(i64 = |a: i64, b: i64, c: i64| (((i128::from(a) * i128::from(b)) >> 64) as i64).wrapping_add(c))
+        }
         _ => return None,
     })
 }

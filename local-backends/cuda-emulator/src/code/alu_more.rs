@@ -31,7 +31,9 @@ pub(super) fn select(m: &mut Mnemonic<'_>, ty: Ty) -> Option<Alu> {
         "shf" => funnel(m, ty),
         "bfe" => field(ty),
         "bfi" => insert(ty),
-        "lop3" if ty == Ty::B(32) => integer(lanes!(u32 = |a: u32, b: u32, c: u32, lut: u32| lop3(a, b, c, lut)), &[ty; 4]),
+        "lop3" if ty == Ty::B(32) => {
+            integer(lanes!(u32 = |a: u32, b: u32, c: u32, lut: u32| lop3(a, b, c, lut)), &[ty; 4])
+        }
         "popc" => narrow(match ty {
             Ty::B(32) => lanes!(u32 = |a: u32| a.count_ones()),
             Ty::B(64) => lanes!(u32 = |a: u64| a.count_ones()),
@@ -44,9 +46,7 @@ pub(super) fn select(m: &mut Mnemonic<'_>, ty: Ty) -> Option<Alu> {
         }),
         "brev" => integer(widths!(ty, |a| a.reverse_bits()), &[ty]),
         "bfind" => find(m, ty),
-        "prmt" if ty == Ty::B(32) => {
-            integer(lanes!(u32 = |a: u32, b: u32, c: u32| permute(a, b, c)), &[ty, ty, ty])
-        }
+        "prmt" if ty == Ty::B(32) => integer(lanes!(u32 = |a: u32, b: u32, c: u32| permute(a, b, c)), &[ty, ty, ty]),
         "dp4a" => dot(m),
         _ => None,
     }
@@ -137,7 +137,8 @@ fn lop3(a: u32, b: u32, c: u32, lut: u32) -> u32 {
     let mut result = 0;
     for i in 0..8u32 {
         let chosen = 0u32.wrapping_sub(lut >> i & 1);
-        let (x, y, z) = (a ^ !0u32.wrapping_sub(i >> 2 & 1), b ^ !0u32.wrapping_sub(i >> 1 & 1), c ^ !0u32.wrapping_sub(i & 1));
+        let (x, y, z) =
+            (a ^ !0u32.wrapping_sub(i >> 2 & 1), b ^ !0u32.wrapping_sub(i >> 1 & 1), c ^ !0u32.wrapping_sub(i & 1));
         result |= chosen & x & y & z;
     }
     result
@@ -171,13 +172,15 @@ fn permute(a: u32, b: u32, select: u32) -> u32 {
 
 macro_rules! dp4a {
     ($a:ty, $b:ty) => {
-        lanes!(u32 = |a: u32, b: u32, c: u32| {
-            let mut sum = c;
-            for i in 0..4 {
-                sum = sum.wrapping_add((i32::from((a >> (8 * i)) as $a) * i32::from((b >> (8 * i)) as $b)) as u32);
+        lanes!(
+            u32 = |a: u32, b: u32, c: u32| {
+                let mut sum = c;
+                for i in 0..4 {
+                    sum = sum.wrapping_add((i32::from((a >> (8 * i)) as $a) * i32::from((b >> (8 * i)) as $b)) as u32);
+                }
+                sum
             }
-            sum
-        })
+        )
     };
 }
 

@@ -43,7 +43,8 @@ impl Convert {
         }
         let (sat, ftz) = (m.take("sat"), m.take("ftz"));
         m.finish()?;
-        let plain = !sat && !ftz && (round == Round::Near || !is_float(to)) && !(integral && is_float(to));
+        let rounds = is_float(to) && (integral || round != Round::Near);
+        let plain = !(sat || ftz || rounds);
         let fast = if plain { fast(to, from, round) } else { None };
         Ok(Self { from, to, round, integral, sat, ftz, fast })
     }
@@ -87,7 +88,8 @@ impl Convert {
     fn integer(&self, value: i128, sat: bool) -> u64 {
         let bits = self.to.bits();
         let signed = matches!(self.to, Ty::S(_));
-        let (low, high) = if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
+        let (low, high) =
+            if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
         let value = if sat { value.clamp(low, high) } else { value };
         let cut = value as u64 & (u64::MAX >> (64 - bits));
         if signed { ((cut << (64 - bits)) as i64 >> (64 - bits)) as u64 } else { cut }
@@ -164,10 +166,14 @@ pub(crate) fn pair(m: &mut Mnemonic<'_>) -> Option<AluFn> {
     let round = m.round();
     let found = match (m.types.as_slice(), round, relu) {
         ([Ty::F16x2, Ty::F32], Round::Near, false) => {
-            lanes!(u32 = |a: f32, b: f32| joined(num::to_f16(a.into(), Round::Near), num::to_f16(b.into(), Round::Near)))
+            lanes!(
+                u32 = |a: f32, b: f32| joined(num::to_f16(a.into(), Round::Near), num::to_f16(b.into(), Round::Near))
+            )
         }
         ([Ty::Bf16x2, Ty::F32], Round::Near, false) => {
-            lanes!(u32 = |a: f32, b: f32| joined(num::to_bf16(a.into(), Round::Near), num::to_bf16(b.into(), Round::Near)))
+            lanes!(
+                u32 = |a: f32, b: f32| joined(num::to_bf16(a.into(), Round::Near), num::to_bf16(b.into(), Round::Near))
+            )
         }
         _ => return None,
     };

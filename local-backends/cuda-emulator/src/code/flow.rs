@@ -44,13 +44,11 @@ pub(super) fn joins(code: &mut [Instr]) {
     let length = code.len();
     let end_of = |block: usize| leaders.get(block + 1).map_or(length, |l| *l as usize) - 1;
     // Node `count` is the end of every lane.
-    let after: Vec<Vec<usize>> = (0..count)
-        .map(|b| targets(code, end_of(b)).into_iter().map(|t| t.map_or(count, block_of)).collect())
-        .collect();
+    let after: Vec<Vec<usize>> =
+        (0..count).map(|b| targets(code, end_of(b)).into_iter().map(|t| t.map_or(count, block_of)).collect()).collect();
     let dominator = post_dominators(&after);
-    let join: Vec<u32> = (0..count)
-        .map(|b| dominator[b].and_then(|d| leaders.get(d)).copied().unwrap_or(NEVER))
-        .collect();
+    let join: Vec<u32> =
+        (0..count).map(|b| dominator[b].and_then(|d| leaders.get(d)).copied().unwrap_or(NEVER)).collect();
     for block in 0..count {
         if let Op::Branch { join: at, .. } | Op::Switch { join: at, .. } = &mut code[end_of(block)].op {
             *at = join[block];

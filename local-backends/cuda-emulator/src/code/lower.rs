@@ -1,8 +1,7 @@
 //! A function of the tree in the form that is run. Calls are written in place, so a kernel is one piece of code; recursion is an error.
-use super::convert::{self, Convert};
+use super::flow;
 use super::mnemonic::Mnemonic;
-use super::op::{Dst, Instr, Logic, Op, Pred};
-use super::{alu, flow};
+use super::op::{Dst, Instr, Op, Pred};
 use crate::count::Kind;
 use crate::ptx::{Error, Function, Instruction, Module, Operand, Place, Result, Statement, Ty, Variable};
 use std::collections::HashMap;
@@ -11,6 +10,11 @@ use std::collections::HashMap;
 const MAX_DEPTH: usize = 32;
 /// Instructions of a kernel with everything that it calls, at most.
 const MAX_CODE: usize = 1 << 20;
+
+/// Bytes of a kernel's parameters, of the shared memory that it declares and of a lane's local memory, at most, as of the hardware.
+const MAX_PARAMS: u32 = 4096;
+const MAX_SHARED: u32 = 48 << 10;
+const MAX_LOCAL: u32 = 512 << 10;
 
 /// Generic addresses of shared memory begin here.
 pub(crate) const SHARED_WINDOW: u64 = 0x7e00_0000_0000;
@@ -78,7 +82,7 @@ pub(super) enum Home {
 pub(super) struct Frame {
     /// Row or predicate of the first register; they follow one another in the order of `slots`.
     slots: Vec<u32>,
-    types: Vec<Ty>,
+    pub(super) types: Vec<Ty>,
     names: HashMap<String, Home>,
     labels: HashMap<String, u32>,
     /// Branches whose targets are labels of this frame.
@@ -123,11 +127,19 @@ pub(crate) fn lower(module: &Module, function: &Function, layout: &Layout) -> Re
         let offset = align(lower.kernel.param_bytes, param.align);
         names.insert(param.name.clone(), Home::Param(offset));
         lower.kernel.params.push((offset, param.size));
-        lower.kernel.param_bytes = offset + param.size;
+        lower.kernel.param_bytes = offset.saturating_add(param.size);
+        if lower.kernel.param_bytes > MAX_PARAMS {
+            return Err(Error::at(0, format!("more than {MAX_PARAMS} bytes of parameters")));
+        }
     }
     lower.declare_shared(function)?;
     lower.function(function, names)?;
     lower.push(None, Op::Exit, Kind::Control, Place::default());
+    if lower.kernel.shared > MAX_SHARED || lower.kernel.local > MAX_LOCAL {
+        let what =
+            format!("{} bytes of shared and {} of local memory are too many", lower.kernel.shared, lower.kernel.local);
+        return Err(Error::at(0, what));
+    }
     flow::joins(&mut lower.kernel.code);
     Ok(lower.kernel)
 }
@@ -354,9 +366,11 @@ impl Lower<'_> {
         }
         let (op, kind) = match m.base {
             "call" => return self.call(frame, guard, i),
-            "ld" | "st" | "atom" | "red" | "ldmatrix" | "cp" | "cvta" | "prefetch" => self.memory(frame, &mut m, &i.args)?,
-            "bra" | "brx" | "ret" | "exit" | "trap" | "bar" | "barrier" | "membar" | "fence" | "shfl" | "vote" | "match"
-            | "activemask" | "redux" | "mma" | "nanosleep" => self.warp(frame, &mut m, &i.args)?,
+            "ld" | "st" | "atom" | "red" | "ldmatrix" | "cp" | "cvta" | "prefetch" => {
+                self.memory(frame, &mut m, &i.args)?
+            }
+            "bra" | "brx" | "ret" | "exit" | "trap" | "bar" | "barrier" | "membar" | "fence" | "shfl" | "vote"
+            | "match" | "activemask" | "redux" | "mma" | "nanosleep" => self.warp(frame, &mut m, &i.args)?,
             "setp" => (self.compare(frame, &mut m, &i.args)?, Kind::Integer),
             "selp" => (self.select(frame, &m, &i.args)?, Kind::Integer),
             "cvt" => self.convert(frame, &mut m, &i.args)?,
@@ -366,109 +380,6 @@ impl Lower<'_> {
         };
         self.push(guard, op, kind, i.place);
         Ok(())
-    }
-
-    fn arithmetic(&mut self, frame: &Frame, m: &mut Mnemonic<'_>, args: &[Operand]) -> Result<(Op, Kind)> {
-        let alu = alu::select(m)?;
-        if args.len() != alu.src.len() + 1 {
-            return Err(Error::at(0, format!("{} with {} operands", m.base, args.len())));
-        }
-        let mut src = [0; 4];
-        for (row, (operand, ty)) in src.iter_mut().zip(args[1..].iter().zip(&alu.src)) {
-            *row = self.src(frame, operand, *ty)?;
-        }
-        Ok((Op::Alu { run: alu.run, dst: self.exact(frame, &args[0], alu.dst)?, src }, alu.kind))
-    }
-
-    fn mov(&mut self, frame: &Frame, m: &mut Mnemonic<'_>, args: &[Operand]) -> Result<Op> {
-        let ty = m.ty()?;
-        if let Operand::Vector(parts) = &args[0] {
-            let bits = ty.bits() / parts.len().max(1) as u32;
-            let part = Ty::B(bits as u8);
-            let to = |p: &Operand| if *p == Operand::Sink { Ok(None) } else { self.exact(frame, p, part).map(Some) };
-            let dst = parts.iter().map(to).collect::<Result<_>>()?;
-            return Ok(Op::Unpack { dst, bits, src: self.src(frame, &args[1], ty)?, wide: ty.bits() == 64 });
-        }
-        if let Operand::Vector(parts) = &args[1] {
-            let bits = ty.bits() / parts.len().max(1) as u32;
-            let src = parts.iter().map(|p| self.src(frame, p, Ty::B(bits as u8))).collect::<Result<_>>()?;
-            return Ok(Op::Pack { dst: self.exact(frame, &args[0], ty)?, bits, src });
-        }
-        match &args[1] {
-            Operand::Special(name) if name.starts_with("%clock") || name == "%globaltimer" => {
-                Ok(Op::Clock { dst: self.exact(frame, &args[0], ty)? })
-            }
-            _ if ty == Ty::Pred => {
-                let dst = self.predicate(frame, &args[0])?.index;
-                Ok(Op::PredMove { dst, src: self.predicate(frame, &args[1])? })
-            }
-            _ => Ok(self.arithmetic(frame, m, args)?.0),
-        }
-    }
-
-    fn logic(&mut self, frame: &Frame, m: &Mnemonic<'_>, args: &[Operand]) -> Result<Op> {
-        let dst = self.predicate(frame, &args[0])?.index;
-        let first = self.predicate(frame, &args[1])?;
-        let logic = match m.base {
-            "and" => Logic::And,
-            "or" => Logic::Or,
-            "xor" => Logic::Xor,
-            _ => return Ok(Op::PredMove { dst, src: Pred { negated: !first.negated, ..first } }),
-        };
-        let second = args.get(2).ok_or_else(|| m.unknown())?;
-        Ok(Op::PredLogic { logic, dst, src: [first, self.predicate(frame, second)?] })
-    }
-
-    fn compare(&mut self, frame: &Frame, m: &mut Mnemonic<'_>, args: &[Operand]) -> Result<Op> {
-        let ty = m.ty()?;
-        let logic = match m.any(&["and", "or", "xor"]) {
-            Some("and") => Some(Logic::And),
-            Some("or") => Some(Logic::Or),
-            Some(_) => Some(Logic::Xor),
-            None => None,
-        };
-        // Flushed numbers would compare otherwise; nothing here compiles with that.
-        let name = m.shift().ok_or_else(|| m.unknown())?;
-        let run = alu::compare(name, ty).ok_or_else(|| m.unknown())?;
-        m.finish()?;
-        if args.len() != 3 + usize::from(logic.is_some()) {
-            return Err(m.unknown());
-        }
-        let (dst, not) = match &args[0] {
-            Operand::Pair(p, q) => (self.predicate(frame, p)?.index, Some(self.predicate(frame, q)?.index)),
-            p => (self.predicate(frame, p)?.index, None),
-        };
-        let src = [self.src(frame, &args[1], ty)?, self.src(frame, &args[2], ty)?];
-        let with = match logic {
-            Some(logic) => Some((logic, self.predicate(frame, &args[3])?)),
-            None => None,
-        };
-        Ok(Op::Compare { run, dst, not, src, with })
-    }
-
-    fn select(&mut self, frame: &Frame, m: &Mnemonic<'_>, args: &[Operand]) -> Result<Op> {
-        let ty = m.ty()?;
-        m.finish()?;
-        let src = [self.src(frame, &args[1], ty)?, self.src(frame, &args[2], ty)?];
-        Ok(Op::Select { dst: self.exact(frame, &args[0], ty)?, src, by: self.predicate(frame, &args[3])? })
-    }
-
-    fn convert(&mut self, frame: &Frame, m: &mut Mnemonic<'_>, args: &[Operand]) -> Result<(Op, Kind)> {
-        let ty = m.ty()?;
-        if let [dst, a, b] = args {
-            let run = convert::pair(m).ok_or_else(|| m.unknown())?;
-            let src = [self.src(frame, a, Ty::F32)?, self.src(frame, b, Ty::F32)?, 0, 0];
-            return Ok((Op::Alu { run, dst: self.exact(frame, dst, ty)?, src }, Kind::Convert));
-        }
-        let [dst, src] = args else { return Err(m.unknown()) };
-        let convert = Convert::select(m)?;
-        // A register may be wider than what is read of it.
-        let from = match (src, m.types[1]) {
-            (Operand::Reg(reg), ty) if frame.types[*reg as usize].bits() == 64 && ty.bits() < 64 => Ty::B(64),
-            (_, ty) => ty,
-        };
-        let src = self.src(frame, src, from)?;
-        Ok((Op::Convert { convert, dst: self.dst(frame, dst, ty)?, src }, Kind::Convert))
     }
 
     /// The callee in place of the call.

@@ -8,8 +8,31 @@ use crate::ptx::{Error, Operand, Result, Ty};
 
 /// What is said of caches and of the order of accesses: nothing here depends on it.
 const ORDER: &[&str] = &[
-    "volatile", "relaxed", "acquire", "release", "acq_rel", "weak", "sys", "gpu", "cta", "nc", "ca", "cg", "cs", "cv", "lu", "wb", "wt",
-    "L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::64B", "L2::128B", "L2::256B",
+    "volatile",
+    "relaxed",
+    "acquire",
+    "release",
+    "acq_rel",
+    "weak",
+    "sys",
+    "gpu",
+    "cta",
+    "nc",
+    "ca",
+    "cg",
+    "cs",
+    "cv",
+    "lu",
+    "wb",
+    "wt",
+    "L1::evict_normal",
+    "L1::evict_unchanged",
+    "L1::evict_first",
+    "L1::evict_last",
+    "L1::no_allocate",
+    "L2::64B",
+    "L2::128B",
+    "L2::256B",
     "noftz",
 ];
 
@@ -44,7 +67,9 @@ impl Lower<'_> {
 
     /// An address of a space. A name decides for itself whether it is a parameter of a kernel or of a call.
     fn address(&mut self, frame: &Frame, operand: &Operand, space: &mut Space) -> Result<Address> {
-        let Operand::Memory(base, offset) = operand else { return Err(Error::at(0, format!("{operand:?} as an address"))) };
+        let Operand::Memory(base, offset) = operand else {
+            return Err(Error::at(0, format!("{operand:?} as an address")));
+        };
         match base.as_ref() {
             Operand::Symbol(name) => {
                 let (home, at) = match self.home(frame, name)? {

@@ -129,7 +129,10 @@ impl Lower<'_> {
             Vote::Ballot => self.exact(frame, to, Ty::B(32))?.row,
             _ => self.predicate(frame, to)?.index,
         };
-        Ok((Op::Vote { vote, dst, src: self.predicate(frame, src)?, mask: self.src(frame, mask, Ty::B(32))? }, Kind::Vote))
+        Ok((
+            Op::Vote { vote, dst, src: self.predicate(frame, src)?, mask: self.src(frame, mask, Ty::B(32))? },
+            Kind::Vote,
+        ))
     }
 
     fn matching(&mut self, frame: &Frame, m: &mut Mnemonic<'_>, args: &[Operand]) -> Result<(Op, Kind)> {
@@ -177,10 +180,18 @@ impl Lower<'_> {
         }
         let name = m.any(&["m16n8k16", "m16n8k8", "m16n8k32", "m8n8k16"]).ok_or_else(|| m.unknown())?;
         let shape = match (name, m.types.as_slice()) {
-            ("m16n8k16", [Ty::F32, Ty::F16, Ty::F16, Ty::F32]) => MmaShape { m: 16, k: 16, a: Element::F16, b: Element::F16 },
-            ("m16n8k16", [Ty::F32, Ty::Bf16, Ty::Bf16, Ty::F32]) => MmaShape { m: 16, k: 16, a: Element::Bf16, b: Element::Bf16 },
-            ("m16n8k8", [Ty::F32, Ty::F16, Ty::F16, Ty::F32]) => MmaShape { m: 16, k: 8, a: Element::F16, b: Element::F16 },
-            ("m16n8k8", [Ty::F32, Ty::Bf16, Ty::Bf16, Ty::F32]) => MmaShape { m: 16, k: 8, a: Element::Bf16, b: Element::Bf16 },
+            ("m16n8k16", [Ty::F32, Ty::F16, Ty::F16, Ty::F32]) => {
+                MmaShape { m: 16, k: 16, a: Element::F16, b: Element::F16 }
+            }
+            ("m16n8k16", [Ty::F32, Ty::Bf16, Ty::Bf16, Ty::F32]) => {
+                MmaShape { m: 16, k: 16, a: Element::Bf16, b: Element::Bf16 }
+            }
+            ("m16n8k8", [Ty::F32, Ty::F16, Ty::F16, Ty::F32]) => {
+                MmaShape { m: 16, k: 8, a: Element::F16, b: Element::F16 }
+            }
+            ("m16n8k8", [Ty::F32, Ty::Bf16, Ty::Bf16, Ty::F32]) => {
+                MmaShape { m: 16, k: 8, a: Element::Bf16, b: Element::Bf16 }
+            }
             (_, [Ty::S(32), a, b, Ty::S(32)]) if name != "m16n8k8" => {
                 let element = |ty: &Ty| match ty {
                     Ty::S(8) => Ok(Element::S8),
@@ -212,5 +223,9 @@ impl Lower<'_> {
 
 fn vector(operand: &Operand, count: usize) -> Result<&[Operand]> {
     let parts = if let Operand::Vector(parts) = operand { parts } else { std::slice::from_ref(operand) };
-    if parts.len() == count { Ok(parts) } else { Err(Error::at(0, format!("{} registers where {count} should be", parts.len()))) }
+    if parts.len() == count {
+        Ok(parts)
+    } else {
+        Err(Error::at(0, format!("{} registers where {count} should be", parts.len())))
+    }
 }

@@ -9,6 +9,7 @@ mod convert;
 mod flow;
 mod lanes;
 pub(crate) mod lower;
+mod lower_alu;
 mod lower_memory;
 mod lower_warp;
 mod mnemonic;

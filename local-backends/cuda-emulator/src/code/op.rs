@@ -98,40 +98,151 @@ pub(crate) struct MmaShape {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    Alu { run: AluFn, dst: Dst, src: [u32; 4] },
-    Convert { convert: super::convert::Convert, dst: Dst, src: u32 },
-    Compare { run: CompareFn, dst: u32, not: Option<u32>, src: [u32; 2], with: Option<(Logic, Pred)> },
-    Select { dst: Dst, src: [u32; 2], by: Pred },
-    PredMove { dst: u32, src: Pred },
-    PredLogic { logic: Logic, dst: u32, src: [Pred; 2] },
+    Alu {
+        run: AluFn,
+        dst: Dst,
+        src: [u32; 4],
+    },
+    Convert {
+        convert: super::convert::Convert,
+        dst: Dst,
+        src: u32,
+    },
+    Compare {
+        run: CompareFn,
+        dst: u32,
+        not: Option<u32>,
+        src: [u32; 2],
+        with: Option<(Logic, Pred)>,
+    },
+    Select {
+        dst: Dst,
+        src: [u32; 2],
+        by: Pred,
+    },
+    PredMove {
+        dst: u32,
+        src: Pred,
+    },
+    PredLogic {
+        logic: Logic,
+        dst: u32,
+        src: [Pred; 2],
+    },
     /// Parts of a value to registers, or the other way.
-    Unpack { dst: Vec<Option<Dst>>, bits: u32, src: u32, wide: bool },
-    Pack { dst: Dst, bits: u32, src: Vec<u32> },
-    Clock { dst: Dst },
-    Load { space: Space, ty: Ty, dst: Vec<Option<Dst>>, from: Address },
-    Store { space: Space, ty: Ty, src: Vec<u32>, to: Address },
-    Atomic { space: Space, ty: Ty, op: AtomOp, dst: Option<Dst>, at: Address, src: [u32; 2] },
-    Branch { to: u32, join: u32 },
+    Unpack {
+        dst: Vec<Option<Dst>>,
+        bits: u32,
+        src: u32,
+        wide: bool,
+    },
+    Pack {
+        dst: Dst,
+        bits: u32,
+        src: Vec<u32>,
+    },
+    Clock {
+        dst: Dst,
+    },
+    Load {
+        space: Space,
+        ty: Ty,
+        dst: Vec<Option<Dst>>,
+        from: Address,
+    },
+    Store {
+        space: Space,
+        ty: Ty,
+        src: Vec<u32>,
+        to: Address,
+    },
+    Atomic {
+        space: Space,
+        ty: Ty,
+        op: AtomOp,
+        dst: Option<Dst>,
+        at: Address,
+        src: [u32; 2],
+    },
+    Branch {
+        to: u32,
+        join: u32,
+    },
     /// A table of targets, and the row of the index into it.
-    Switch { to: Vec<u32>, index: u32, join: u32 },
+    Switch {
+        to: Vec<u32>,
+        index: u32,
+        join: u32,
+    },
     Exit,
     Trap,
     Nop,
-    Barrier { id: u32, threads: Option<u32>, wait: bool },
+    Barrier {
+        id: u32,
+        threads: Option<u32>,
+        wait: bool,
+    },
     /// Lanes that a row names come together (`bar.warp.sync`).
-    WarpBarrier { mask: u32 },
-    Shuffle { mode: Shuffle, dst: u32, valid: Option<u32>, src: u32, by: u32, clamp: u32, mask: u32 },
-    Vote { vote: Vote, dst: u32, src: Pred, mask: u32 },
+    WarpBarrier {
+        mask: u32,
+    },
+    Shuffle {
+        mode: Shuffle,
+        dst: u32,
+        valid: Option<u32>,
+        src: u32,
+        by: u32,
+        clamp: u32,
+        mask: u32,
+    },
+    Vote {
+        vote: Vote,
+        dst: u32,
+        src: Pred,
+        mask: u32,
+    },
     /// Lanes with the same value; `all` is the predicate of `match.all`.
-    Match { dst: u32, src: u32, wide: bool, all: Option<Option<u32>>, mask: u32 },
-    ActiveMask { dst: u32 },
-    Reduce { op: AtomOp, signed: bool, dst: u32, src: u32, mask: u32 },
-    LoadMatrix { transposed: bool, dst: Vec<u32>, from: Address, generic: bool },
-    Mma { shape: MmaShape, dst: Vec<u32>, a: Vec<u32>, b: Vec<u32>, c: Vec<u32> },
-    CopyAsync { to: Address, from: Address, bytes: u32, source: Option<u32> },
+    Match {
+        dst: u32,
+        src: u32,
+        wide: bool,
+        all: Option<Option<u32>>,
+        mask: u32,
+    },
+    ActiveMask {
+        dst: u32,
+    },
+    Reduce {
+        op: AtomOp,
+        signed: bool,
+        dst: u32,
+        src: u32,
+        mask: u32,
+    },
+    LoadMatrix {
+        transposed: bool,
+        dst: Vec<u32>,
+        from: Address,
+        generic: bool,
+    },
+    Mma {
+        shape: MmaShape,
+        dst: Vec<u32>,
+        a: Vec<u32>,
+        b: Vec<u32>,
+        c: Vec<u32>,
+    },
+    CopyAsync {
+        to: Address,
+        from: Address,
+        bytes: u32,
+        source: Option<u32>,
+    },
     CopyCommit,
     /// All but so many groups; `None` is everything, committed or not.
-    CopyWait { left: Option<u32> },
+    CopyWait {
+        left: Option<u32>,
+    },
 }
 
 #[derive(Clone, Debug)]

@@ -85,6 +85,8 @@ fn peer(to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize
 fn allocate_in_order(out: Out<u64>, bytes: usize, handle: usize) -> Answer {
     let context = current()?;
     let stream = stream(handle)?;
+    // Nodes of a graph that allocate or free are not supported.
+    stream.not_capturing()?;
     let mut made = allocate(&context, bytes);
     if made == Err(Code::OUT_OF_MEMORY) && !stream.is_idle() {
         // Memory whose turn to be freed comes on this stream counts as free.
@@ -155,6 +157,7 @@ calls! {
         if context.check().is_err() {
             return driver().memory.free(address, false).and(context.check());
         }
+        stream(handle)?.not_capturing()?;
         give(Some(handle), Command::Free(address))
     }
 

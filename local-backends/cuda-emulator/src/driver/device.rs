@@ -64,7 +64,13 @@ impl Device {
             33 => self.pci_bus(),
             37 => 256,
             38 => 4 << 20,
-            39 => if self.capability == 75 { 1024 } else { 2048 },
+            39 => {
+                if self.capability == 75 {
+                    1024
+                } else {
+                    2048
+                }
+            }
             40 => 2,
             75 => self.capability as i32 / 10,
             76 => self.capability as i32 % 10,

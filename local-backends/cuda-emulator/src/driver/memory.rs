@@ -54,7 +54,12 @@ impl Allocations {
 
     /// Like `allocate`, for memory that is made ready before anybody sees it.
     pub(super) fn allocate_with(
-        &self, device: usize, memory: u64, size: u64, context: usize, prepare: impl FnOnce(&mut Region),
+        &self,
+        device: usize,
+        memory: u64,
+        size: u64,
+        context: usize,
+        prepare: impl FnOnce(&mut Region),
     ) -> Answer<u64> {
         if size == 0 {
             return Err(Code::INVALID_VALUE);

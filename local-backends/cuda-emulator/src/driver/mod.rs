@@ -147,7 +147,11 @@ fn enter(name: &str, call: impl FnOnce() -> Answer) -> u32 {
     let guarded = || {
         let driver = driver();
         driver.injected.call(name)?;
-        if !driver.initialised.load(Ordering::Acquire) && !name.starts_with("cuInit") && !name.starts_with("cuGetError") && name != "cuDriverGetVersion" {
+        if !driver.initialised.load(Ordering::Acquire)
+            && !name.starts_with("cuInit")
+            && !name.starts_with("cuGetError")
+            && name != "cuDriverGetVersion"
+        {
             return Err(Code::NOT_INITIALIZED);
         }
         call()
@@ -165,7 +169,7 @@ fn enter(name: &str, call: impl FnOnce() -> Answer) -> u32 {
 /// Calls of the driver under the names that programs look for.
 macro_rules! calls {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $body:block)*) => {$(
-        #[allow(non_snake_case)]
+        #[allow(non_snake_case, clippy::too_many_arguments)]
         #[unsafe(no_mangle)]
         extern "C" fn $name($($arg: $ty),*) -> u32 {
             $crate::driver::enter(stringify!($name), move || $body)

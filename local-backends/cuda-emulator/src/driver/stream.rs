@@ -3,9 +3,10 @@
 use super::context::Context;
 use super::copy::{self, End, Fill};
 use super::launch::{self, Kernel};
-use super::{Answer, Code, driver, lock};
+use super::{Answer, Code, driver, lock, log};
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,7 +26,11 @@ pub(super) struct HostCall {
 pub(super) enum Command {
     Kernel(Arc<Kernel>),
     Fill(Fill),
-    Copy { to: End, from: End, bytes: u64 },
+    Copy {
+        to: End,
+        from: End,
+        bytes: u64,
+    },
     Record(Arc<Event>, u64),
     Wait(Arc<Event>, u64),
     /// Until another stream has done so many commands.
@@ -182,7 +187,10 @@ impl Stream {
             }
             let Some(command) = state.queue.pop_front() else { return };
             drop(state);
-            self.perform(&command);
+            if catch_unwind(AssertUnwindSafe(|| self.perform(&command))).is_err() {
+                log("a command panicked: a fault of the emulator");
+                self.context.fail(Code::UNKNOWN);
+            }
             lock(&self.state).completed += 1;
             self.changed.notify_all();
         }

@@ -12,7 +12,10 @@ use crate::ptx::Ty;
 pub(crate) fn is_known(op: AtomOp, ty: Ty) -> bool {
     let bits = |ty| matches!(ty, Ty::B(32 | 64) | Ty::U(32 | 64) | Ty::S(32 | 64));
     match op {
-        AtomOp::Add => matches!(ty, Ty::U(_) | Ty::S(32) | Ty::F32 | Ty::F64 | Ty::F16 | Ty::F16x2 | Ty::Bf16 | Ty::Bf16x2) && ty.bits() > 8,
+        AtomOp::Add => {
+            matches!(ty, Ty::U(_) | Ty::S(32) | Ty::F32 | Ty::F64 | Ty::F16 | Ty::F16x2 | Ty::Bf16 | Ty::Bf16x2)
+                && ty.bits() > 8
+        }
         AtomOp::Min | AtomOp::Max => matches!(ty, Ty::U(32 | 64) | Ty::S(32 | 64)),
         AtomOp::Inc | AtomOp::Dec => ty == Ty::U(32),
         AtomOp::Cas => bits(ty) || ty == Ty::B(16),
@@ -33,9 +36,27 @@ pub(super) fn result(op: AtomOp, ty: Ty, old: u64, a: u64, b: u64) -> u64 {
         AtomOp::Or => old | a,
         AtomOp::Xor => old ^ a,
         AtomOp::Exch => a,
-        AtomOp::Cas => if old == a { b } else { old },
-        AtomOp::Inc => if old >= a { 0 } else { old + 1 },
-        AtomOp::Dec => if old == 0 || old > a { a } else { old - 1 },
+        AtomOp::Cas => {
+            if old == a {
+                b
+            } else {
+                old
+            }
+        }
+        AtomOp::Inc => {
+            if old >= a {
+                0
+            } else {
+                old + 1
+            }
+        }
+        AtomOp::Dec => {
+            if old == 0 || old > a {
+                a
+            } else {
+                old - 1
+            }
+        }
     }
 }
 
@@ -68,7 +89,8 @@ impl Block<'_> {
         let mut out = [[0; 32]; 2];
         for (space, lanes) in Self::by_space(*space, &mut at, lanes) {
             for lane in (0..32).filter(|l| lanes >> l & 1 == 1) {
-                let value = |row: u32| if bits == 64 { warp.wide(row, lane) } else { u64::from(warp.rows[row as usize][lane]) };
+                let value =
+                    |row: u32| if bits == 64 { warp.wide(row, lane) } else { u64::from(warp.rows[row as usize][lane]) };
                 let (a, b) = (value(src[0]) & keep, value(src[1]) & keep);
                 let change = |old: u64| result(*op, *ty, old, a, b) & keep;
                 let old = match space {
@@ -90,7 +112,13 @@ impl Block<'_> {
     }
 
     fn shared_atomic(
-        &mut self, warp: &Warp, instr: &Instr, lane: usize, address: u64, bytes: u64, change: impl Fn(u64) -> u64,
+        &mut self,
+        warp: &Warp,
+        instr: &Instr,
+        lane: usize,
+        address: u64,
+        bytes: u64,
+        change: impl Fn(u64) -> u64,
     ) -> Result<u64, super::block::End> {
         let at = self.inside(warp, instr, lane, address, bytes, self.shared_size())?;
         self.touch(warp, instr, lane, at, bytes as usize, Access::Atomic);
@@ -101,14 +129,21 @@ impl Block<'_> {
     }
 
     fn global_atomic(
-        &mut self, warp: &mut Warp, instr: &Instr, lane: usize, address: u64, bytes: u64, change: impl Fn(u64) -> u64,
+        &mut self,
+        warp: &mut Warp,
+        instr: &Instr,
+        lane: usize,
+        address: u64,
+        bytes: u64,
+        change: impl Fn(u64) -> u64,
     ) -> Result<u64, super::block::End> {
         self.counts.atomic_lanes += 1;
         self.aligned(warp, instr, lane, address, bytes)?;
         let region = self.region(warp, instr, lane, address, bytes)?;
         self.writable(warp, instr, lane, region)?;
         if !region.is_written(address, bytes) {
-            let what = || format!("an atomic on {bytes} bytes at offset {} that nobody has written", address - region.base);
+            let what =
+                || format!("an atomic on {bytes} bytes at offset {} that nobody has written", address - region.base);
             self.note(warp, lane as u32, Fault::Uninitialised, instr.place, what);
         }
         Ok(region.update(address, bytes, change))

@@ -41,7 +41,9 @@ impl Block<'_> {
                 let value = |l: usize| if *wide { warp.wide(*src, l) } else { warp.rows[*src as usize][l].into() };
                 let masks = warp.rows[*mask as usize];
                 let same: Row = std::array::from_fn(|l| {
-                    (0..32).filter(|o| (masks[l] & lanes) >> o & 1 == 1 && value(*o) == value(l)).fold(0, |m, o| m | 1 << o)
+                    (0..32)
+                        .filter(|o| (masks[l] & lanes) >> o & 1 == 1 && value(*o) == value(l))
+                        .fold(0, |m, o| m | 1 << o)
                 });
                 let Some(pred) = all else { return warp.set_row(*dst, &same, lanes) };
                 let everyone = |l: usize| same[l] == masks[l] & lanes;

@@ -19,7 +19,13 @@ impl Block<'_> {
     }
 
     pub(super) fn load_matrix(
-        &mut self, warp: &mut Warp, instr: &Instr, transposed: bool, dst: &[u32], (from, generic): (&Address, bool), lanes: u32,
+        &mut self,
+        warp: &mut Warp,
+        instr: &Instr,
+        transposed: bool,
+        dst: &[u32],
+        (from, generic): (&Address, bool),
+        lanes: u32,
     ) -> Step {
         self.whole(warp, instr, lanes);
         let mut at = addresses(warp, from);
@@ -51,7 +57,12 @@ impl Block<'_> {
     }
 
     pub(super) fn mma(
-        &mut self, warp: &mut Warp, instr: &Instr, shape: MmaShape, (dst, a, b, c): (&[u32], &[u32], &[u32], &[u32]), lanes: u32,
+        &mut self,
+        warp: &mut Warp,
+        instr: &Instr,
+        shape: MmaShape,
+        (dst, a, b, c): (&[u32], &[u32], &[u32], &[u32]),
+        lanes: u32,
     ) {
         self.whole(warp, instr, lanes);
         self.counts.mma_products += (shape.m * 8 * shape.k) as u64;
@@ -78,7 +89,8 @@ fn float_product(warp: &mut Warp, shape: MmaShape, dst: &[u32], a: &[u32], b: &[
     for lane in 0..32 {
         for (i, row) in a.iter().enumerate() {
             for high in 0..2 {
-                left[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8 + high] = value(warp.rows[*row as usize][lane], high);
+                left[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8 + high] =
+                    value(warp.rows[*row as usize][lane], high);
             }
         }
         for (i, row) in b.iter().enumerate() {

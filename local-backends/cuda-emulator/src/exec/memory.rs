@@ -48,7 +48,14 @@ impl<'a> Block<'a> {
 
     #[allow(clippy::too_many_arguments)]
     pub(super) fn load(
-        &mut self, warp: &mut Warp, instr: &Instr, space: Space, ty: Ty, dst: &[Option<Dst>], from: &Address, lanes: u32,
+        &mut self,
+        warp: &mut Warp,
+        instr: &Instr,
+        space: Space,
+        ty: Ty,
+        dst: &[Option<Dst>],
+        from: &Address,
+        lanes: u32,
     ) -> Step {
         let mut at = addresses(warp, from);
         let bytes = u64::from(ty.bytes()) * dst.len() as u64;
@@ -76,7 +83,14 @@ impl<'a> Block<'a> {
 
     #[allow(clippy::too_many_arguments)]
     pub(super) fn store(
-        &mut self, warp: &mut Warp, instr: &Instr, space: Space, ty: Ty, src: &[u32], to: &Address, lanes: u32,
+        &mut self,
+        warp: &mut Warp,
+        instr: &Instr,
+        space: Space,
+        ty: Ty,
+        src: &[u32],
+        to: &Address,
+        lanes: u32,
     ) -> Step {
         let mut at = addresses(warp, to);
         let (bits, bytes) = (ty.bits(), u64::from(ty.bytes()) * src.len() as u64);
@@ -117,13 +131,18 @@ impl<'a> Block<'a> {
     /// The region that has all of these bytes.
     #[inline]
     pub(super) fn region(
-        &self, warp: &mut Warp, instr: &Instr, lane: usize, address: u64, bytes: u64,
+        &self,
+        warp: &mut Warp,
+        instr: &Instr,
+        lane: usize,
+        address: u64,
+        bytes: u64,
     ) -> Result<&'a Arc<Region>, Option<Box<Finding>>> {
         let memory = self.run.memory;
-        if let Some(region) = memory.regions.get(warp.region) {
-            if region.holds(address, bytes) {
-                return Ok(region);
-            }
+        if let Some(region) = memory.regions.get(warp.region)
+            && region.holds(address, bytes)
+        {
+            return Ok(region);
         }
         if let Some(found) = memory.find(address) {
             let region = &memory.regions[found];
@@ -132,7 +151,8 @@ impl<'a> Block<'a> {
                 return Ok(region);
             }
             if !memory.allows(region) {
-                let what = format!("address {address:#x} is memory of {:?}, to which access is not enabled", region.owner);
+                let what =
+                    format!("address {address:#x} is memory of {:?}, to which access is not enabled", region.owner);
                 return Err(self.fault(warp, lane, Fault::OutOfBounds, instr, what));
             }
         }
@@ -148,7 +168,13 @@ impl<'a> Block<'a> {
 
     /// A place in shared or local memory, or among the parameters, inside and aligned.
     pub(super) fn inside(
-        &self, warp: &Warp, instr: &Instr, lane: usize, address: u64, bytes: u64, (size, name): (usize, &str),
+        &self,
+        warp: &Warp,
+        instr: &Instr,
+        lane: usize,
+        address: u64,
+        bytes: u64,
+        (size, name): (usize, &str),
     ) -> Result<usize, Option<Box<Finding>>> {
         self.aligned(warp, instr, lane, address, bytes)?;
         match address.checked_add(bytes) {
@@ -175,7 +201,9 @@ impl<'a> Block<'a> {
             let how = if access == Access::Read { "read" } else { "written" };
             match fault {
                 Fault::Race => format!("shared byte {at} is {how} with no barrier after what warp {other} did there"),
-                Fault::MissingWait => format!("shared byte {at} is {how} before a cp.async of warp {other} to it was waited for"),
+                Fault::MissingWait => {
+                    format!("shared byte {at} is {how} before a cp.async of warp {other} to it was waited for")
+                }
                 _ => format!("shared byte {at} is {how}, which nobody has written"),
             }
         };
@@ -183,14 +211,26 @@ impl<'a> Block<'a> {
     }
 
     pub(super) fn read(
-        &mut self, warp: &mut Warp, instr: &Instr, space: Space, lane: usize, address: u64, bytes: u64,
+        &mut self,
+        warp: &mut Warp,
+        instr: &Instr,
+        space: Space,
+        lane: usize,
+        address: u64,
+        bytes: u64,
     ) -> Result<u128, Option<Box<Finding>>> {
         match space {
             Space::Global | Space::Generic => {
                 self.aligned(warp, instr, lane, address, bytes)?;
                 let region = self.region(warp, instr, lane, address, bytes)?;
                 if !region.is_written(address, bytes) {
-                    let what = || format!("{bytes} bytes at offset {} of an allocation of {} bytes", address - region.base, region.size);
+                    let what = || {
+                        format!(
+                            "{bytes} bytes at offset {} of an allocation of {} bytes",
+                            address - region.base,
+                            region.size
+                        )
+                    };
                     self.note(warp, lane as u32, Fault::Uninitialised, instr.place, what);
                 }
                 Ok(region.load(address, bytes))
@@ -219,7 +259,14 @@ impl<'a> Block<'a> {
 
     #[allow(clippy::too_many_arguments)]
     pub(super) fn write(
-        &mut self, warp: &mut Warp, instr: &Instr, space: Space, lane: usize, address: u64, bytes: u64, value: u128,
+        &mut self,
+        warp: &mut Warp,
+        instr: &Instr,
+        space: Space,
+        lane: usize,
+        address: u64,
+        bytes: u64,
+        value: u128,
     ) -> Step {
         match space {
             Space::Shared => {

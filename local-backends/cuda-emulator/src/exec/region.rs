@@ -62,7 +62,15 @@ impl Region {
     /// Memory of the host, allocated here, at its own address.
     pub(crate) fn host(size: u64) -> Option<Self> {
         let (data, layout) = Self::allocate(size)?;
-        Some(Self { base: data as u64, size, owner: Owner::Host, read_only: false, data, layout: Some(layout), written: None })
+        Some(Self {
+            base: data as u64,
+            size,
+            owner: Owner::Host,
+            read_only: false,
+            data,
+            layout: Some(layout),
+            written: None,
+        })
     }
 
     /// Memory of the host that the program has and vouches for.
@@ -134,13 +142,21 @@ impl Region {
             match bytes {
                 2 => {
                     let change = |x: u16| Some(change(x.into()) as u16);
-                    AtomicU16::from_ptr(at.cast()).fetch_update(Relaxed, Relaxed, change).map(u64::from).unwrap_or_else(u64::from)
+                    AtomicU16::from_ptr(at.cast())
+                        .fetch_update(Relaxed, Relaxed, change)
+                        .map(u64::from)
+                        .unwrap_or_else(u64::from)
                 }
                 4 => {
                     let change = |x: u32| Some(change(x.into()) as u32);
-                    AtomicU32::from_ptr(at.cast()).fetch_update(Relaxed, Relaxed, change).map(u64::from).unwrap_or_else(u64::from)
+                    AtomicU32::from_ptr(at.cast())
+                        .fetch_update(Relaxed, Relaxed, change)
+                        .map(u64::from)
+                        .unwrap_or_else(u64::from)
                 }
-                _ => AtomicU64::from_ptr(at.cast()).fetch_update(Relaxed, Relaxed, |x| Some(change(x))).unwrap_or_else(|x| x),
+                _ => AtomicU64::from_ptr(at.cast())
+                    .fetch_update(Relaxed, Relaxed, |x| Some(change(x)))
+                    .unwrap_or_else(|x| x),
             }
         };
         self.mark(address, bytes);

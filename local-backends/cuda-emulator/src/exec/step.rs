@@ -71,12 +71,19 @@ impl Block<'_> {
                 warp.set(*dst, &[[now as u32; 32], [(now >> 32) as u32; 32]], lanes);
             }
             Op::Trap => {
-                return Err(self.finding(warp, lanes.trailing_zeros(), Fault::Trap, instr.place, "the kernel gives up".into()));
+                return Err(self.finding(
+                    warp,
+                    lanes.trailing_zeros(),
+                    Fault::Trap,
+                    instr.place,
+                    "the kernel gives up".into(),
+                ));
             }
             Op::Nop => {}
             Op::Barrier { id, threads, wait } => {
                 if lanes != warp.alive() {
-                    let what = || format!("lanes {lanes:#010x} of {:#010x} are at a barrier of the block", warp.alive());
+                    let what =
+                        || format!("lanes {lanes:#010x} of {:#010x} are at a barrier of the block", warp.alive());
                     self.note(warp, lanes.trailing_zeros(), Fault::DivergentBarrier, instr.place, what);
                 }
                 self.arrive(warp, *id, *threads, *wait);
@@ -177,16 +184,12 @@ fn pack(warp: &mut Warp, op: &Op, lanes: u32) {
             }
         }
         Op::Pack { dst, bits, src } => {
-            let mut out = [[0; 32]; 2];
-            for lane in 0..32 {
-                let mut value = 0u64;
-                for (i, row) in src.iter().enumerate() {
-                    let part = u64::from(warp.rows[*row as usize][lane]) & (u64::MAX >> (64 - bits));
-                    value |= part << (i as u32 * bits);
-                }
-                out[0][lane] = value as u32;
-                out[1][lane] = (value >> 32) as u32;
-            }
+            let value = |lane: usize| {
+                let parts = src.iter().map(|row| u64::from(warp.rows[*row as usize][lane]) & (u64::MAX >> (64 - bits)));
+                parts.zip(0u32..).fold(0u64, |value, (part, i)| value | part << (i * bits))
+            };
+            let values: [u64; 32] = std::array::from_fn(value);
+            let out = [values.map(|v| v as u32), values.map(|v| (v >> 32) as u32)];
             warp.set(*dst, &out, lanes);
         }
         _ => {}

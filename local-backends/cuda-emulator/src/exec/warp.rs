@@ -1,6 +1,6 @@
 //! A warp: registers of 32 lanes, which of them run, and where those that parted come together again.
-use crate::code::{Kernel, Row};
 use crate::code::op::{Dst, Pred};
+use crate::code::{Kernel, Row};
 
 /// Lanes that run together from `pc` to `join`.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ pub(super) struct Warp {
     pub(super) copies: Vec<Copy>,
     /// Groups of copies that each lane has committed.
     pub(super) groups: [u32; 32],
-    /// Region that was touched last.
+    /// Region that was touched last, none at first: one that is here has been found to be allowed.
     pub(super) region: usize,
     pub(super) steps: u64,
 }
@@ -60,6 +60,7 @@ impl Warp {
             rows: vec![[0; 32]; kernel.rows as usize + 1],
             preds: vec![0; kernel.preds as usize],
             lanes: if lanes >= 32 { u32::MAX } else { (1 << lanes) - 1 },
+            region: usize::MAX,
             local: vec![0xcd; kernel.local as usize * 32],
             local_written: vec![false; kernel.local as usize * 32],
             ..Self::default()
@@ -147,15 +148,16 @@ impl Warp {
     /// Lanes part for several targets; those at `join` wait for the others there. `ends` says of a target that lanes end there.
     pub(super) fn part(&mut self, join: u32, groups: &[(u32, u32)], ends: impl Fn(u32) -> bool) {
         let Some(top) = self.stack.pop() else { return };
-        // What only waits at the end of an outer branch needs no entry of its own.
-        if join != u32::MAX && join != top.join {
+        // Lanes that would only meet to end do not wait for each other; and what waits at the end of an outer branch needs no entry here.
+        let meet = join != u32::MAX && !ends(join);
+        if meet && join != top.join {
             self.stack.push(Entry { pc: join, ..top });
         }
-        let join = if join == u32::MAX { top.join } else { join };
-        for &(pc, mask) in groups.iter().filter(|(pc, mask)| *mask != 0 && *pc != join) {
+        let join = if meet { join } else { top.join };
+        for &(pc, mask) in groups.iter().filter(|(_, mask)| *mask != 0) {
             if ends(pc) {
                 self.exit(mask);
-            } else {
+            } else if pc != join {
                 self.stack.push(Entry { pc, join, mask });
             }
         }

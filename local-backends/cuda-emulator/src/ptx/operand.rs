@@ -5,8 +5,20 @@ use super::{Error, Operand, Result, Ty};
 
 /// Names of registers that the hardware sets.
 const SPECIAL: &[&str] = &[
-    "%tid.", "%ntid.", "%ctaid.", "%nctaid.", "%laneid", "%warpid", "%nwarpid", "%lanemask_", "%clock", "%globaltimer",
-    "%smid", "%nsmid", "%dynamic_smem_size", "%total_smem_size",
+    "%tid.",
+    "%ntid.",
+    "%ctaid.",
+    "%nctaid.",
+    "%laneid",
+    "%warpid",
+    "%nwarpid",
+    "%lanemask_",
+    "%clock",
+    "%globaltimer",
+    "%smid",
+    "%nsmid",
+    "%dynamic_smem_size",
+    "%total_smem_size",
 ];
 
 /// The number that a word says.

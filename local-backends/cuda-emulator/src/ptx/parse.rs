@@ -209,7 +209,10 @@ impl Parser {
                 size = 0;
                 continue;
             }
-            size = size.checked_mul(self.integer()?).filter(|s| *s <= MAX_VARIABLE).ok_or_else(|| Error::at(line, "a variable is too large"))?;
+            size = size
+                .checked_mul(self.integer()?)
+                .filter(|s| *s <= MAX_VARIABLE)
+                .ok_or_else(|| Error::at(line, "a variable is too large"))?;
             self.expect(']')?;
         }
         let natural = u64::from(ty.bytes()) * lanes;
@@ -366,7 +369,8 @@ impl Parser {
     fn registers(&mut self) -> Result<()> {
         let line = self.line();
         let word = self.word()?;
-        let ty = Ty::named(word.trim_start_matches('.')).ok_or_else(|| Error::at(line, format!("registers of {word}")))?;
+        let ty =
+            Ty::named(word.trim_start_matches('.')).ok_or_else(|| Error::at(line, format!("registers of {word}")))?;
         loop {
             let name = self.word()?;
             if self.accept('<') {
