@@ -53,7 +53,7 @@ pub(crate) struct DeviceArgs {
     /// Servers: host:port,host:port (default port 50052, IPv6 in brackets); grpcs://host:port with TLS, quic://host:port over QUIC, auto://host:port with what suits the network
     #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     pub(crate) rpc: RpcList,
-    /// Devices to use, in this order: CPU0 for a local one, host:port/CPU0 for a remote one, host:port for all of a server;
+    /// Devices to use, in this order: CPU0, cpu:THREADS, vulkan0 or ggml:CPU for a local one, host:port/CPU0 for a remote one, host:port for all of a server;
     /// by default all of the servers', or the local ones if there are no servers
     #[arg(long = "dev", alias = "device", value_name = "D,D,..", value_delimiter = ',')]
     pub(crate) dev: Vec<String>,

@@ -8,8 +8,8 @@ use outboard_core::error::Bytes;
 use outboard_core::{Device, MemoryInfo, try_at_once};
 use std::sync::Arc;
 
-/// The devices that there are: those of this host, and those of the servers.
-pub(crate) fn available(args: &DeviceArgs) -> Result<Available> {
+/// The devices that there are: those of this host, those of the servers, and what is opened because `-dev` or one of `more` names it.
+pub(crate) fn available(args: &DeviceArgs, more: &[String]) -> Result<Available> {
     if let Some(folder) = &args.ggml {
         outboard_backends::use_ggml(folder);
     }
@@ -18,12 +18,13 @@ pub(crate) fn available(args: &DeviceArgs) -> Result<Available> {
         [] => Servers::default(),
         endpoints => Servers { endpoints: endpoints.to_vec(), options: args.options()? },
     };
-    Ok(Available::open(args.threads.map(usize::from), servers)?)
+    let names = [args.dev.as_slice(), more].concat();
+    Ok(Available::open_named(args.threads.map(usize::from), servers, &names)?)
 }
 
 /// The devices that were asked for: those named, or the servers', or the local ones.
 pub(crate) fn open(args: &DeviceArgs) -> Result<Devices> {
-    Ok(available(args)?.choose(&args.dev)?)
+    Ok(available(args, &[])?.choose(&args.dev)?)
 }
 
 /// Bytes that went over the network.

@@ -3,6 +3,7 @@
 
 use outboard_core::{Device, Host};
 use outboard_host::MemoryBudget;
+use outboard_vulkan::OpenOptions;
 use std::sync::Arc;
 
 /// Set, it asks for the first Vulkan device.
@@ -13,7 +14,8 @@ pub const VULKAN: &str = "OUTBOARD_VULKAN";
 pub fn second_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>) -> Option<Arc<dyn Device>> {
     if std::env::var_os(VULKAN).is_some() {
         let found = outboard_vulkan::find().first().expect("a Vulkan device");
-        return Some(outboard_vulkan::vulkan_device(host, found, name, budget).expect("a Vulkan device that opens"));
+        let device = outboard_vulkan::vulkan_device(host, found, name, budget, &OpenOptions::default());
+        return Some(device.expect("a Vulkan device that opens"));
     }
     std::env::var_os(outboard_ggml::VARIABLE)?;
     let device = outboard_ggml::find().iter().find(|device| device.name == "CPU").expect("ggml's CPU device");

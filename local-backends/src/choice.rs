@@ -20,6 +20,31 @@ impl DeviceSpec {
         parse_list(BACKENDS, text)
     }
 
+    /// The devices that a name such as `vulkan0` or `ggml:CPU` stands for; `None` if it does not begin as a backend's.
+    pub fn named(name: &str) -> Option<Result<Vec<DeviceSpec>, String>> {
+        backend_of(BACKENDS, name).map(|_| parse(BACKENDS, name))
+    }
+
+    /// Adds devices to a list unless they are there. Gives their places. A CPU device with a number of threads takes the place of one
+    /// without.
+    pub fn add(list: &mut Vec<DeviceSpec>, devices: Vec<DeviceSpec>) -> Vec<usize> {
+        let place = |spec: DeviceSpec| {
+            let plain = DeviceSpec { argument: None, ..spec.clone() };
+            let same = list.iter().position(|s| *s == spec);
+            match same.or_else(|| list.iter().position(|s| *s == plain)) {
+                Some(place) => {
+                    list[place] = spec;
+                    place
+                }
+                None => {
+                    list.push(spec);
+                    list.len() - 1
+                }
+            }
+        };
+        devices.into_iter().map(place).collect()
+    }
+
     /// What is used when nothing is said: all GPUs, else the CPU. Beside GPUs that leave ops to others, both.
     pub fn defaults() -> Vec<DeviceSpec> {
         defaults(usable(BACKENDS), |spec| spec.known().unsupported.is_empty())
@@ -28,6 +53,11 @@ impl DeviceSpec {
     /// Every device to run models on: each hardware once, integrated GPUs only where there is no discrete one.
     pub fn usable() -> Vec<DeviceSpec> {
         usable(BACKENDS)
+    }
+
+    /// The backend's name, as it stands in front of numbers.
+    pub fn backend(&self) -> &'static str {
+        BACKENDS.get(self.backend).map_or("", |backend| backend.name)
     }
 
     /// What such a device does not support, or computes otherwise than the reference.
@@ -74,6 +104,13 @@ fn retain_usable<D>(devices: &mut Vec<D>, found: impl Fn(&D) -> &Found) {
     }
 }
 
+/// The same; an error if that leaves nothing of something.
+fn retain_hardware(devices: &mut Vec<Found>) -> Result<(), ()> {
+    let had = !devices.is_empty();
+    retain_usable(devices, |found| found);
+    if had && devices.is_empty() { Err(()) } else { Ok(()) }
+}
+
 fn defaults(usable: Vec<DeviceSpec>, computes_all: impl Fn(&DeviceSpec) -> bool) -> Vec<DeviceSpec> {
     let (cpus, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(|spec| spec.found.kind == DeviceKind::Cpu);
     let alone = !others.is_empty() && others.iter().all(computes_all);
@@ -98,6 +135,12 @@ fn parse_list(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, Strin
     Ok(specs)
 }
 
+/// The backend of a name, and its place.
+fn backend_of<'b>(backends: &'b [Backend], text: &str) -> Option<(usize, &'b Backend)> {
+    let name = text.split(':').next()?.trim_end_matches(|c: char| c.is_ascii_digit());
+    backends.iter().enumerate().find(|(_, b)| b.name.eq_ignore_ascii_case(name))
+}
+
 /// The devices that one name stands for.
 fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     let (name, argument) = match text.split_once(':') {
@@ -107,20 +150,26 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     let name = name.to_ascii_lowercase();
     let word = name.trim_end_matches(|c: char| c.is_ascii_digit());
     let digits = &name[word.len()..];
-    let found = backends.iter().enumerate().find(|(_, b)| b.name == word);
     let none = || format!("there is no device \"{text}\"; this host has: {}", names(backends));
-    let (place, backend) = found.ok_or_else(none)?;
+    let (place, backend) = backend_of(backends, text).ok_or_else(none)?;
     let mut devices = (backend.find)();
     if devices.is_empty() {
         return Err(none() + backend.without);
     }
+    let software = || {
+        let names: Vec<_> = (backend.find)().iter().map(|found| name_of(backend, found)).collect();
+        format!(
+            "\"{text}\" means hardware, of which there is none; name a software device to use it: {}",
+            names.join(", ")
+        )
+    };
     if !digits.is_empty() {
         devices.retain(|found| found.number.is_some_and(|number| digits.parse() == Ok(number)));
     }
     let argument = match (argument, backend.argument) {
         (None, Argument::Label) => {
             devices.retain(|_| digits.is_empty());
-            retain_usable(&mut devices, |found| found);
+            retain_hardware(&mut devices).map_err(|()| software())?;
             None
         }
         (Some(label), Argument::Label) => {
@@ -130,7 +179,7 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
         (None, _) => {
             // Without a number, hardware is meant where the devices are numbered.
             if digits.is_empty() && devices.iter().any(|found| found.number.is_some()) {
-                retain_usable(&mut devices, |found| found);
+                retain_hardware(&mut devices).map_err(|()| software())?;
             }
             None
         }
@@ -150,18 +199,21 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
 fn names(backends: &[Backend]) -> String {
     let mut names = Vec::new();
     for backend in backends {
-        for found in (backend.find)() {
-            names.push(match found.number {
-                _ if backend.argument == Argument::Label => format!("{}:{}", backend.name, found.label),
-                Some(number) => format!("{}{number}", backend.name),
-                None => backend.name.to_owned(),
-            });
-        }
+        names.extend((backend.find)().iter().map(|found| name_of(backend, found)));
         if let Argument::Number(what, _) = backend.argument {
             names.push(format!("{}:{what}", backend.name));
         }
     }
     names.join(", ")
+}
+
+/// How a device is named.
+fn name_of(backend: &Backend, found: &Found) -> String {
+    match found.number {
+        _ if backend.argument == Argument::Label => format!("{}:{}", backend.name, found.label),
+        Some(number) => format!("{}{number}", backend.name),
+        None => backend.name.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -269,6 +321,34 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn software_is_only_meant_by_its_own_name() {
+        let found = || vec![gpu(0, DeviceKind::Cpu, "", Class::Software), gpu(1, DeviceKind::Cpu, "", Class::Software)];
+        let labels = Backend { argument: Argument::Label, ..backend("ggml", found) };
+        let machine = [backend("vulkan", found), labels];
+        let error = |text: &str| parse_list(&machine, text).unwrap_err();
+        let rest = "means hardware, of which there is none; name a software device to use it:";
+        assert_eq!(error("vulkan"), format!("\"vulkan\" {rest} vulkan0, vulkan1"));
+        assert_eq!(error("ggml"), format!("\"ggml\" {rest} ggml:Card0, ggml:Card1"));
+        assert!(error("vulkan2").starts_with("there is no device \"vulkan2\"; this host has: vulkan0, "));
+        assert_eq!(shown(&machine, &parse_list(&machine, "vulkan1").unwrap()), ["vulkan1"]);
+    }
+
+    #[test]
+    fn what_is_named_is_added_once() {
+        let mut list = DeviceSpec::usable();
+        let cpu = list.iter().position(|spec| BACKENDS[spec.backend].name == "cpu").unwrap();
+        let (usable, before) = (list.clone(), list.len());
+        let mut add = |name: &str| DeviceSpec::add(&mut list, DeviceSpec::named(name).unwrap().unwrap());
+        assert_eq!([add("cpu"), add("reference"), add("REFERENCE")], [[cpu], [before], [before]]);
+        assert_eq!([add("cpu:3"), add("cpu:3"), add("cpu:2")], [[cpu], [cpu], [before + 1]]);
+        assert_eq!(list[cpu].argument, Some(3));
+        assert_eq!(list.len(), before + 2);
+        assert!(usable.iter().enumerate().all(|(i, spec)| i == cpu || list[i] == *spec));
+        assert!(DeviceSpec::named("host:50052/CPU0").is_none() && DeviceSpec::named("").is_none());
+        assert!(DeviceSpec::named("cpu7").unwrap().is_err());
     }
 
     #[test]

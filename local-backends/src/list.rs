@@ -8,6 +8,7 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_ggml::Difference;
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
+use outboard_vulkan::{OpenOptions, vulkan_device};
 use std::sync::Arc;
 
 /// What devices are made with.
@@ -147,7 +148,9 @@ pub(crate) const BACKENDS: &[Backend] = &[
         open: |setup, found, name, _| {
             let gone = || Error::Misuse(format!("{name} is not among Vulkan's devices any more"));
             let of_vulkan = outboard_vulkan::find().iter().find(|device| Some(device.number) == found.number);
-            Ok(outboard_vulkan::vulkan_device(&setup.host, of_vulkan.ok_or_else(gone)?, name, &setup.budget)?)
+            let pipelines = outboard_system::cache_dir().map(|dir| dir.join("pipelines"));
+            let options = OpenOptions { pipelines, ..OpenOptions::default() };
+            Ok(vulkan_device(&setup.host, of_vulkan.ok_or_else(gone)?, name, &setup.budget, &options)?)
         },
     },
 ];

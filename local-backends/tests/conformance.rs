@@ -7,13 +7,22 @@ use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, Isa, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
+/// Names Vulkan's drivers.
+const DRIVERS: &str = "VK_ICD_FILENAMES";
+/// If it says something, only some cases of every op are run: what a slow driver has time for.
+const QUICK: &str = "OUTBOARD_QUICK";
+
 fn conforms(device: &dyn Device, reference: &dyn Device, known: &Known) -> Result<(), String> {
-    let report = run(device, reference, &Filter::default()).unwrap();
+    let quick = std::env::var_os(QUICK).is_some_and(|value| !value.is_empty());
+    let report = run(device, reference, &Filter { quick, ..Filter::default() }).unwrap();
     println!("{report}");
     let differs: Vec<_> = known.differs.iter().map(|d| (d.of, d.most)).collect();
-    let mut wrong = [report.against(known.unsupported), report.beyond(&differs)].concat();
+    let unknown = if quick { report.undeclared(known.unsupported) } else { report.against(known.unsupported) };
+    let mut wrong = [unknown, report.beyond(&differs)].concat();
     // What is declared by ops must not become all of it.
     if report.unsupported() > report.cases() / 4 {
         wrong.push(format!("{} of {} cases are not supported", report.unsupported(), report.cases()));
@@ -29,22 +38,68 @@ fn all_conform(devices: &[(Arc<dyn Device>, Known)]) {
     assert!(failed.is_empty(), "{}", failed.concat());
 }
 
+/// The devices of the list whose backend is wanted conform.
+fn those_of_the_list_conform(wanted: impl Fn(&str) -> bool) {
+    let specs: Vec<_> = DeviceSpec::all().into_iter().filter(|spec| wanted(spec.backend())).collect();
+    let devices = local_devices(&Host::new(), &specs, None, None).unwrap();
+    all_conform(&devices.into_iter().zip(specs.iter().map(DeviceSpec::known)).collect::<Vec<_>>());
+}
+
 #[test]
-fn every_device_of_the_list_computes_what_the_reference_does() {
-    let specs = DeviceSpec::all();
-    let of_ggml = outboard_ggml::find();
-    match of_ggml {
+fn devices_of_our_own_compute_what_the_reference_does() {
+    those_of_the_list_conform(|backend| !matches!(backend, "ggml" | "vulkan"));
+}
+
+#[test]
+fn those_of_ggml_do() {
+    match outboard_ggml::find() {
         [] if std::env::var_os(outboard_ggml::VARIABLE).is_some() => {
             panic!("{} names no ggml", outboard_ggml::VARIABLE)
         }
         [] => println!("skipped: ggml's devices, because {} names no libraries", outboard_ggml::VARIABLE),
         found => println!("ggml has {}", found.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")),
     }
-    if outboard_vulkan::find().is_empty() {
-        println!("skipped: Vulkan's devices, of which there are none (mesa-vulkan-drivers has a software driver)");
+    those_of_the_list_conform(|backend| backend == "ggml");
+}
+
+#[test]
+fn those_of_vulkan_do() {
+    match outboard_vulkan::find() {
+        [] if std::env::var_os(DRIVERS).is_some() => panic!("{DRIVERS} names no driver that has what is needed"),
+        [] => {
+            println!("skipped: Vulkan's devices, of which there are none (mesa-vulkan-drivers has a software driver)")
+        }
+        found => found.iter().for_each(|device| println!("Vulkan{}: {}", device.number, device.description)),
     }
-    let devices = local_devices(&Host::new(), &specs, None, None).unwrap();
-    all_conform(&devices.into_iter().zip(specs.iter().map(DeviceSpec::known)).collect::<Vec<_>>());
+    those_of_the_list_conform(|backend| backend == "vulkan");
+}
+
+/// The layer that says where Vulkan is used against its rules, by its description file.
+const LAYER: &str = "/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json";
+
+/// Some cases of every op, or all where `OUTBOARD_QUICK` is empty, with the layer in between.
+#[test]
+fn vulkan_is_used_by_its_rules() {
+    if !Path::new(LAYER).exists() || outboard_vulkan::find().is_empty() {
+        return println!("skipped: there is no Vulkan device, or {LAYER} is not here (vulkan-validationlayers)");
+    }
+    let settings = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let mut cases = Command::new(std::env::current_exe().unwrap());
+    cases
+        .args(["--exact", "those_of_vulkan_do", "--nocapture"])
+        .env("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation")
+        .env("VK_LAYER_SETTINGS_PATH", settings);
+    if std::env::var_os(QUICK).is_none() {
+        cases.env(QUICK, "1");
+    }
+    let out = cases.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    assert!(said.contains("Current Enables: VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION"), "no layer: {said}");
+    let against = |line: &&str| line.contains("Validation Error:") || line.contains("Validation Warning:");
+    let against: Vec<_> = said.lines().filter(against).collect();
+    assert!(against.is_empty(), "{} times, first {:?}", against.len(), &against[..against.len().min(9)]);
+    println!("{}", said.lines().find(|line| line.starts_with("all ")).unwrap_or_default());
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Devices: those of this machine, those of servers, and the choice among them.
 
 use crate::error::{Error, Result};
-use outboard_backends::{DeviceSpec, local_devices};
+use outboard_backends::{DeviceSpec, known, local_devices};
 pub use outboard_backends::{run_if_helper, use_ggml};
 use outboard_core::{Device, DeviceKind, Host, MemoryInfo, at_once, try_at_once};
 use outboard_rpc_client::{ClientOptions, Endpoint, NetStats, RemoteDevice};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -62,6 +62,10 @@ impl Servers {
 pub struct Available {
     host: Arc<Host>,
     local: Vec<Arc<dyn Device>>,
+    /// How many of them are there because nobody has named anything; the others come behind.
+    usable: usize,
+    /// What names of local devices stand for, as places among them, or why they stand for nothing.
+    named: HashMap<String, std::result::Result<Vec<usize>, String>>,
     remote: Vec<Arc<dyn Device>>,
     servers: Servers,
 }
@@ -69,29 +73,47 @@ pub struct Available {
 impl Available {
     /// The local devices, the CPU with so many threads or one for each processor, and those of servers, all of which must answer.
     pub fn open(threads: Option<usize>, servers: Servers) -> Result<Available> {
+        Available::open_named::<&str>(threads, servers, &[])
+    }
+
+    /// The same with local devices that are opened only when they are named: `vulkan0`, `ggml:CPU`, `cpu:2` (with two threads), `reference`. Other
+    /// names, such as those of devices of servers, open nothing. What cannot be opened is an error; what is not there is one of
+    /// [`Available::choose`].
+    pub fn open_named<S: AsRef<str>>(threads: Option<usize>, servers: Servers, names: &[S]) -> Result<Available> {
         let host = Host::new();
-        let local = local_devices(&host, &DeviceSpec::usable(), threads, None)?;
         let remote = match servers.endpoints.as_slice() {
             [] => Vec::new(),
             endpoints => outboard_rpc_client::connect(endpoints, &servers.options)?,
         };
-        Ok(Available { host, local, remote, servers })
+        let mut specs = DeviceSpec::usable();
+        let usable = specs.len();
+        let mut named = HashMap::new();
+        for name in names.iter().map(|name| plain(name.as_ref())) {
+            // A short name of a server's device means that one.
+            let is_remote = remote.iter().any(|device| plain(&device.info().name) == name);
+            if let Some(found) = DeviceSpec::named(&name).filter(|_| !is_remote) {
+                named.insert(name, found.map(|found| DeviceSpec::add(&mut specs, found)));
+            }
+        }
+        // One of them computes at a time, mostly.
+        let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
+        let local = local_devices(&host, &specs, threads, None)?;
+        Ok(Available { host, local, usable, named, remote, servers })
     }
 
     /// The devices with these names, in this order; without names the servers', or the local ones. A name is an id (`CPU0`, `host:port/CPU0`),
-    /// an endpoint for all of a server, or the end of an id that only one device has.
+    /// an endpoint for all of a server, the end of an id that only one device has, or one that [`Available::open_named`] was given.
     pub fn choose<S: AsRef<str>>(&self, names: &[S]) -> Result<Devices> {
         let mut list = if !names.is_empty() {
             self.named(names)?
         } else if !self.remote.is_empty() {
             self.remote.clone()
         } else {
-            by_default(&self.local)
+            by_default(&self.local[..self.usable])
         };
-        let is_cpu = |device: &&Arc<dyn Device>| device.info().kind == DeviceKind::Cpu;
         let mut fallback = Fallback::None;
-        if !list.iter().any(|device| is_cpu(&device))
-            && let Some(cpu) = self.local.iter().find(is_cpu)
+        if !list.iter().any(computes_all)
+            && let Some(cpu) = self.local.iter().find(|device| computes_all(device))
         {
             list.push(cpu.clone());
             fallback = Fallback::Last;
@@ -101,7 +123,7 @@ impl Available {
 
     /// The local ones alone: those that are used when nothing is said.
     pub fn local(&self) -> Devices {
-        self.of(by_default(&self.local), Fallback::None)
+        self.of(by_default(&self.local[..self.usable]), Fallback::None)
     }
 
     /// All of them, local ones first, then the servers' in the order of the list.
@@ -122,7 +144,7 @@ impl Available {
         let all = self.all();
         let mut chosen: Vec<Arc<dyn Device>> = Vec::new();
         for name in names.iter().map(|n| n.as_ref().trim()) {
-            let found = all.find(name)?;
+            let found = self.meant(name, &all)?;
             if let Some(twice) = found.iter().find(|d| chosen.iter().any(|c| c.uid() == d.uid())) {
                 return Err(Error::Request(format!("device {} is named twice", twice.info().id)));
             }
@@ -130,6 +152,32 @@ impl Available {
         }
         Ok(chosen)
     }
+
+    fn meant(&self, name: &str, all: &Devices) -> Result<Vec<Arc<dyn Device>>> {
+        let why = match self.named.get(&plain(name)) {
+            Some(Ok(places)) => return Ok(places.iter().map(|&place| self.local[place].clone()).collect()),
+            Some(Err(why)) => Some(why),
+            None => None,
+        };
+        match (all.find(name), why) {
+            (Err(Error::NoSuchDevice { name, candidates, detail }), Some(why)) => {
+                let detail =
+                    if self.remote.is_empty() { why.clone() } else { format!("{detail}. On this host: {why}") };
+                Err(Error::NoSuchDevice { name, candidates, detail })
+            }
+            (found, _) => found,
+        }
+    }
+}
+
+/// A name as it is compared.
+fn plain(name: &str) -> String {
+    name.trim().to_ascii_lowercase()
+}
+
+/// Whether it is a CPU with every op; software drivers of GPUs are of that kind, too.
+fn computes_all(device: &Arc<dyn Device>) -> bool {
+    device.info().kind == DeviceKind::Cpu && known(device.info()).unsupported.is_empty()
 }
 
 /// What runs when nothing is said: all GPUs, else the CPU.

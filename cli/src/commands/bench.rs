@@ -67,7 +67,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         return Err(usage("there is nothing to measure: give -p or -n a number above 0"));
     };
     let loaded = model::open(&args.model.model)?;
-    let available = devices::available(&args.devices)?;
+    let beside: Vec<String> = args.beside.iter().flat_map(|names| split(names)).collect();
+    let available = devices::available(&args.devices, &beside)?;
     let tracer = Tracer::new(available.host());
     let (mut table, mut rows) = (None, Vec::new());
     for &np in &args.n_parallel {
@@ -91,6 +92,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The names of a set of devices.
+fn split(names: &str) -> Vec<String> {
+    names.split(['+', ',']).map(str::to_owned).collect()
+}
+
 /// What is measured: prompts, then decoding.
 fn tests(args: &Args) -> Vec<Test> {
     let prompts = args.n_prompt.iter().filter(|&&n| n > 0).map(|&n| Test::Prompt(n as usize));
@@ -104,8 +110,7 @@ fn sides(args: &Args, loaded: &Model, available: &Available, needed: usize, np: 
         sets.push(available.local());
     }
     for names in &args.beside {
-        let names: Vec<String> = names.split(['+', ',']).map(str::to_owned).collect();
-        sets.push(available.choose(&names)?);
+        sets.push(available.choose(&split(names))?);
     }
     let mut model_args = ModelArgs { n_seqs: np, ..args.model.clone() };
     model_args.ctx.get_or_insert(u32::try_from(needed.next_multiple_of(CTX_STEP)).context("-p or -n is too large")?);

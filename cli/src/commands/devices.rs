@@ -32,7 +32,10 @@ struct Row<'a> {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let all = devices::available(&args.devices)?.all();
+    let available = devices::available(&args.devices, &[])?;
+    // Names that stand for nothing are an error here, too.
+    available.choose(&args.devices.dev)?;
+    let all = available.all();
     let mut rows = Vec::new();
     for (device, memory) in all.list().iter().zip(devices::memory(all.list())?) {
         let info = device.info();

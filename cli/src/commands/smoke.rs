@@ -7,7 +7,7 @@ use crate::print;
 use crate::trust::TrustArgs;
 use anyhow::{Result, bail};
 use bytes::Bytes;
-use outboard_backends::{DeviceSpec, local_devices};
+use outboard_backends::{DeviceSpec, local_devices, use_ggml};
 use outboard_conformance::Filter;
 use outboard_core::Host;
 use outboard_core::error::Bytes as Size;
@@ -18,6 +18,7 @@ use outboard_rpc_client::{PeerPath, RemoteDevice, connect};
 use outboard_scheduler::{Hints, Scheduler, SchedulerOptions};
 use serde::Serialize;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,8 +33,14 @@ const WIDTH: usize = 64;
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Servers: host:port,host:port; grpcs://host:port with TLS, quic://host:port over QUIC, auto://host:port with what suits the network
-    #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST")]
+    #[arg(long, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     rpc: RpcList,
+    /// Local devices to check, too, such as vulkan0 or ggml:CPU
+    #[arg(long = "dev", alias = "device", value_name = "D,D,..")]
+    dev: Option<String>,
+    /// Folder of ggml's libraries, for local devices of ggml's
+    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR")]
+    ggml: Option<PathBuf>,
     #[command(flatten)]
     trust: TrustArgs,
     /// Print JSON
@@ -75,15 +82,15 @@ struct Side {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    if args.rpc.0.is_empty() {
-        return Err(usage("there is no server to check: give --rpc host:port,host:port"));
+    if args.rpc.0.is_empty() && args.dev.is_none() {
+        return Err(usage("there is no server to check: give --rpc host:port,host:port, or local devices with -dev"));
     }
     let options = args.trust.options()?;
-    let named = DeviceSpec::parse_list("cpu,reference").map_err(anyhow::Error::msg)?;
-    let local = local_devices(&Host::new(), &named, None, None)?;
-    let [cpu, reference] = &local[..] else { bail!("this host has no CPU device") };
+    let (local, named) = local(args)?;
+    let [reference, others @ ..] = &local[..] else { bail!("this host has no reference device") };
+    let [cpu, ..] = others else { bail!("this host has no CPU device") };
     let mut smoke = Smoke { ok: true, checks: Vec::new(), links: Vec::new() };
-    let mut sides = vec![Side { name: "local".into(), devices: vec![cpu.clone()] }];
+    let mut sides = vec![Side { name: "local".into(), devices: others.to_vec() }];
     for endpoint in &args.rpc.0 {
         let name = endpoint.to_string();
         let connected = connect(std::slice::from_ref(endpoint), &options);
@@ -94,14 +101,12 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         });
         sides.extend(devices.map(|devices| Side { name, devices }));
     }
-    for side in sides.iter().skip(1) {
-        for device in &side.devices {
-            let id = &device.info().id;
-            smoke.check("memory", id, device.memory().map_err(Into::into), |m| {
-                format!("{} of {} free", Size(m.free), Size(m.total))
-            });
-            smoke.check("ops", id, ops(device.as_ref(), reference.as_ref()), Clone::clone);
-        }
+    for device in named.iter().map(|&place| &local[place]).chain(sides.iter().skip(1).flat_map(|side| &side.devices)) {
+        let id = &device.info().id;
+        smoke.check("memory", id, device.memory().map_err(Into::into), |m| {
+            format!("{} of {} free", Size(m.free), Size(m.total))
+        });
+        smoke.check("ops", id, ops(device.as_ref(), reference.as_ref()), Clone::clone);
     }
     for from in &sides {
         for to in sides.iter().filter(|to| to.name != from.name) {
@@ -111,9 +116,9 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             smoke.links.extend(link);
         }
     }
-    // Without a server there is nothing to go over.
-    if sides.len() > 1 {
-        let devices: Vec<_> = sides.iter().flat_map(|s| s.devices.iter().cloned()).collect();
+    let devices: Vec<_> = sides.iter().flat_map(|s| s.devices.iter().cloned()).collect();
+    // With the local CPU alone there is nothing to go over.
+    if devices.len() > 1 {
         let (answered, asked) = (sides.len() - 1, args.rpc.0.len());
         let missing = if answered < asked { format!(", {answered} of {asked} servers") } else { String::new() };
         let what = format!("{} devices{missing}", devices.len());
@@ -125,6 +130,17 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         output::out(smoke.text())?;
     }
     Ok(if smoke.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The reference, the CPU, and what else is named; and the places of what is named.
+fn local(args: &Args) -> Result<(Vec<Arc<dyn Device>>, Vec<usize>)> {
+    if let Some(folder) = &args.ggml {
+        use_ggml(folder);
+    }
+    let mut specs = DeviceSpec::parse_list("reference,cpu").map_err(anyhow::Error::msg)?;
+    let named = args.dev.as_deref().map_or(Ok(Vec::new()), DeviceSpec::parse_list).map_err(usage)?;
+    let named = DeviceSpec::add(&mut specs, named);
+    Ok((local_devices(&Host::new(), &specs, None, None)?, named))
 }
 
 impl Smoke {

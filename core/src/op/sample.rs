@@ -1,7 +1,8 @@
 //! SAMPLE: draws a token from the distribution of each row of logits.
 //!
 //! Everything that decides is in the op's sources, a set for each row, so that the same seed gives the same token on any device and beside any
-//! other rows: the random number is a function of seed and step alone (a counter, not a state).
+//! other rows. The random number is a function of seed and step alone (a counter, not a state). Weights are whole numbers that follow from
+//! logits by operations that round the same everywhere, and sums of whole numbers are the same in any order.
 
 use super::*;
 use crate::sort::sort_by;
@@ -9,10 +10,10 @@ use crate::sort::sort_by;
 /// Sources: logits F32 `[n, rows]` with dense rows, params F32 `[4, rows]` and draws I32 `[3, rows]`, as [`Sampler::params`] and
 /// [`Sampler::draw_of`] give them. Result: I32 `[rows]`, the index drawn.
 ///
-/// Per row, in this order, as llama.cpp's default chain does: keep the `top_k` largest logits (0: all; ties by index), softmax
-/// of what is left, keep the smallest set of the most probable whose sum reaches `top_p`, drop those below `min_p` times the
-/// largest probability, divide logits by `temperature`, softmax, draw with [`uniform`]. A temperature of 0 takes the largest. Parameters may be
-/// any numbers: [`Sampler::read`] says what becomes of those that make no sense.
+/// Per row, in this order, as llama.cpp's default chain does: keep the `top_k` largest logits (0: all; ties by index), of what is left keep
+/// the smallest set of the most probable whose [`weight`]s reach `top_p` of their sum, drop those below `min_p` times the largest, divide
+/// logits by `temperature`, draw with [`uniform`]. A temperature of 0 takes the largest. Parameters may be any numbers: [`Sampler::read`] says
+/// what becomes of those that make no sense.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample;
 
@@ -62,8 +63,8 @@ impl OpSpec for Sample {
     }
 }
 
-/// A number in `0.0..1.0` from seed and step: SplitMix64's finalizer (Steele et al., 2014) over both.
-pub fn uniform(seed: u64, step: i32) -> f32 {
+/// A number of 24 bits from seed and step: SplitMix64's finalizer (Steele et al., 2014) over both.
+pub fn uniform(seed: u64, step: i32) -> u32 {
     let mix = |mut z: u64| {
         z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -71,8 +72,37 @@ pub fn uniform(seed: u64, step: i32) -> f32 {
         z ^ (z >> 31)
     };
     let bits = mix(mix(mix(seed) ^ u64::from(step as u32)));
-    // 24 bits are what an f32 holds exactly.
-    (bits >> 40) as f32 / (1u64 << 24) as f32
+    (bits >> 40) as u32
+}
+
+/// So many parts has a whole: of a draw, of `top_p` and of a halving.
+const UNIT: f32 = (1 << 24) as f32;
+/// The highest temperature; the lowest is one over it.
+const HOTTEST: f32 = (1 << 20) as f32;
+/// The weight of the most probable token.
+pub const FULL_WEIGHT: u32 = 1 << 31;
+
+/// What a token weighs whose logit is so far below the largest, both divided by the temperature: `2^31 * exp(-distance)` to about 2e-9 of the
+/// largest weight, never less for what is nearer. Whole numbers from the first product on, so that every device gets the same.
+pub fn weight(distance: f32) -> u32 {
+    let halvings = distance * std::f32::consts::LOG2_E;
+    // Also of what is no number.
+    if halvings.is_nan() || halvings >= 32.0 {
+        return 0;
+    }
+    let fixed = (halvings * UNIT) as u32;
+    let high = |a: u32, b: u32| ((u64::from(a) * u64::from(b)) >> 32) as u32;
+    let fraction = fixed << 8;
+    let sum = POWER_OF_HALF.iter().rev().fold(0, |sum, &c| c - high(fraction, sum));
+    (FULL_WEIGHT - (high(fraction, sum) >> 1)) >> (fixed >> 24)
+}
+
+/// `2^-t = 1 - t * (c0 - t * (c1 - ...))` on `0..1`: interpolation in Chebyshev's places, in units of 2^-32.
+const POWER_OF_HALF: [u32; 7] = [0xb172_17f7, 0x3d7f_7bcb, 0x0e35_8127, 0x0276_41a9, 0x0057_28b0, 0x0009_c200, 0xbda6];
+
+/// So many parts of 2^24 of a sum.
+fn share(sum: u64, parts: u32) -> u64 {
+    ((u128::from(sum) * u128::from(parts)) >> 24) as u64
 }
 
 /// A token that may be drawn.
@@ -104,12 +134,15 @@ impl Sampler {
         [self.seed as i32, (self.seed >> 32) as i32, step]
     }
 
-    /// The sampler and the step of a row. A temperature that is not positive, or infinite, is 0, a `top_k` below 1 all, and a `top_p` or `min_p`
-    /// outside `0..1` the nearest that is inside; what is no number is as if it were not there.
+    /// The sampler and the step of a row. A temperature that is not positive, or infinite, is 0, any other between 2^-20 and 2^20; a `top_k` below
+    /// 1 is all, and a `top_p` or `min_p` outside `0..1` the nearest that is inside; what is no number is as if it were not there.
     pub fn read([temperature, top_k, top_p, min_p]: [f32; 4], [low, high, step]: [i32; 3]) -> (Sampler, i32) {
         let unit = |v: f32, none: f32| if v.is_nan() { none } else { v.clamp(0.0, 1.0) };
         let sampler = Sampler {
-            temperature: if temperature > 0.0 && temperature.is_finite() { temperature } else { 0.0 },
+            temperature: match temperature > 0.0 && temperature.is_finite() {
+                true => temperature.clamp(1.0 / HOTTEST, HOTTEST),
+                false => 0.0,
+            },
             // NaN becomes 0.
             top_k: top_k as usize,
             top_p: unit(top_p, 1.0),
@@ -137,7 +170,8 @@ impl Sampler {
                 best = (v, i as u32);
             }
         }
-        if self.is_greedy() {
+        // Where nothing is above minus infinity, the first.
+        if self.is_greedy() || best.0 == f32::NEG_INFINITY {
             return best.1 as i32;
         }
         let (mut kept, buffer) = room.split_at_mut(logits.len());
@@ -151,33 +185,30 @@ impl Sampler {
             kept = &mut kept[..self.top_k];
         }
         sort_by(kept, buffer, by_logit, stop);
-        let weight = |v: f32, t: f32| ((v - best.0) / t).exp();
+        let weight_at = |c: &Candidate, scale: f32| match c.logit == best.0 {
+            true => FULL_WEIGHT,
+            false => weight((best.0 - c.logit) * scale),
+        };
+        let sum_of = |kept: &[Candidate], scale: f32| kept.iter().map(|c| u64::from(weight_at(c, scale))).sum::<u64>();
+        // The place at which the sum of weights goes beyond a number that is below the sum of all.
+        let place_of = |kept: &[Candidate], scale: f32, number: u64| {
+            let mut sum = 0;
+            kept.iter().position(|c| {
+                sum += u64::from(weight_at(c, scale));
+                sum > number
+            })
+        };
         if self.top_p < 1.0 {
-            let total: f32 = kept.iter().map(|c| weight(c.logit, 1.0)).sum();
-            let mut sum = 0.0;
-            let last = kept.iter().position(|c| {
-                sum += weight(c.logit, 1.0);
-                sum >= self.top_p * total
-            });
-            let count = last.map_or(kept.len(), |k| k + 1);
-            kept = &mut kept[..count];
+            let needed = share(sum_of(kept, 1.0), (self.top_p * UNIT) as u32);
+            let last = place_of(kept, 1.0, needed.saturating_sub(1)).unwrap_or(0);
+            kept = &mut kept[..=last];
         }
-        if self.min_p > 0.0 {
-            let count = kept.iter().take_while(|c| weight(c.logit, 1.0) >= self.min_p).count();
-            let count = count.max(1).min(kept.len());
-            kept = &mut kept[..count];
-        }
-        let total: f32 = kept.iter().map(|c| weight(c.logit, self.temperature)).sum();
-        let target = uniform(self.seed, step) * total;
-        let mut sum = 0.0;
-        for c in kept.iter() {
-            sum += weight(c.logit, self.temperature);
-            if sum > target {
-                return c.token as i32;
-            }
-        }
-        // Rounding left the target at the sum itself: the last one that has any weight.
-        kept.iter().rev().find(|c| weight(c.logit, self.temperature) > 0.0).map_or(best.1, |c| c.token) as i32
+        let least = (self.min_p * FULL_WEIGHT as f32) as u32;
+        let count = kept.iter().take_while(|c| weight_at(c, 1.0) >= least).count();
+        kept = &mut kept[..count];
+        let scale = 1.0 / self.temperature;
+        let number = share(sum_of(kept, scale), uniform(self.seed, step));
+        place_of(kept, scale, number).map_or(best.1, |place| kept[place].token) as i32
     }
 }
 
@@ -214,6 +245,22 @@ mod tests {
             assert!([1, 2].contains(&draw(&Sampler { min_p: 0.2, ..PLAIN }, &logits, step)));
             assert_eq!(draw(&Sampler { temperature: 0.0, ..PLAIN }, &logits, step), 1);
         }
+    }
+
+    #[test]
+    fn weights_are_powers_of_e() {
+        let mut before = FULL_WEIGHT;
+        for i in 0..100_000 {
+            let distance = i as f32 * 2.3e-4;
+            let got = weight(distance);
+            let want = (-f64::from(distance)).exp() * f64::from(FULL_WEIGHT);
+            // The product's rounding, and a few units of the whole numbers.
+            let off = want * f64::from(distance) * 1.3e-7 + want * 2.0 / f64::from(1 << 24) + 8.0;
+            assert!((f64::from(got) - want).abs() <= off, "{distance}: {got}, not {want}");
+            assert!(got <= before, "{distance}: {got} after {before}");
+            before = got;
+        }
+        assert_eq!([0.0, 22.3, f32::INFINITY, f32::NAN].map(weight), [FULL_WEIGHT, 0, 0, 0]);
     }
 
     #[test]

@@ -64,20 +64,25 @@ impl Report {
     /// What is wrong with a declaration of what the device does not support, as names of ops (`ROPE`) or of cases (`ROPE yarn`): cases that are
     /// not supported and not declared, and declarations that no such case answers.
     pub fn against(&self, declared: &[&str]) -> Vec<String> {
-        let mut stale: Vec<&str> = declared.to_vec();
-        let mut wrong = Vec::new();
-        for (name, op) in &self.ops {
-            for case in &op.unsupported {
-                let full = format!("{name} {case}");
-                let found: Vec<&str> = declared.iter().copied().filter(|d| d == name || *d == full).collect();
-                if found.is_empty() {
-                    wrong.push(format!("{full} is not supported, and that is not declared"));
-                }
-                stale.retain(|d| !found.contains(d));
-            }
-        }
-        wrong.extend(stale.iter().map(|d| format!("{d} is declared as not supported, and is supported")));
+        let mut wrong = self.undeclared(declared);
+        let answered = |d: &str| self.each_unsupported().any(|(name, full)| d == name || d == full);
+        let stale = declared.iter().filter(|d| !answered(d));
+        wrong.extend(stale.map(|d| format!("{d} is declared as not supported, and is supported")));
         wrong
+    }
+
+    /// Of that, the cases that are not supported and not declared: all that can be said where only some cases ran.
+    pub fn undeclared(&self, declared: &[&str]) -> Vec<String> {
+        let unknown = self.each_unsupported().filter(|(name, full)| !declared.iter().any(|d| d == name || d == full));
+        unknown.map(|(_, full)| format!("{full} is not supported, and that is not declared")).collect()
+    }
+
+    /// The op and the whole name of each case that is not supported.
+    fn each_unsupported(&self) -> impl Iterator<Item = (&str, String)> {
+        let of = |(name, op): (&'static str, &OpReport)| {
+            op.unsupported.iter().map(move |case| (name, format!("{name} {case}"))).collect::<Vec<_>>()
+        };
+        self.ops.iter().flat_map(move |(name, op)| of((name, op)))
     }
 
     /// What went wrong and is not declared: a declaration is the name of an op or of a case, and the largest error that its results may have;

@@ -2,7 +2,7 @@
 
 const uint QK = 256;
 
-// Whether rows begin at whole words, so that fields at multiples of 4 do in blocks of whole words.
+// Whether rows begin at whole words, so that fields at multiples of 4 do in blocks of whole words, and have whole octets.
 #ifndef WHOLE
 #define WHOLE false
 #endif
@@ -36,8 +36,7 @@ vec4 looked_up(uint w, const uint table[4]) {
 
 // Four bits, from `shift` on in a word, each moved to a byte of its own.
 uint spread(uint w, uint shift) {
-    uint n = w >> shift & 15;
-    return (n & 1) | (n & 2) << 7 | (n & 4) << 14 | (n & 8) << 21;
+    return (w >> shift & 15) * 0x00204081 & 0x01010101;
 }
 
 // Scale and minimum of group j of 8 in Q4_K and Q5_K.
@@ -152,6 +151,15 @@ bool is_of_32(uint type) {
     return type >= Q4_0 && type <= Q8_0 || type == IQ4_NL || type == MXFP4;
 }
 
+// Both floats of 16 bits of a word.
+vec2 floats_of(uint type, uint w) {
+    return type == F16 ? unpackHalf2x16(w) : uintBitsToFloat(uvec2(w << 16, w & 0xffff0000));
+}
+
+float word_float(uvec2 row, uint i) {
+    return uintBitsToFloat(Words(row).w[i]);
+}
+
 // Elements i to i + 3 of a row of `n`, i a multiple of 4. What is behind the row's end is 0.
 vec4 quad(uint type, uvec2 row, uint i, uint n) {
     if (is_of_32(type)) {
@@ -159,6 +167,9 @@ vec4 quad(uint type, uvec2 row, uint i, uint n) {
     }
     if (type > I32) {
         return quad_of_256(type, row, i);
+    }
+    if (WHOLE && type != F32) {
+        return vec4(floats_of(type, Words(row).w[i / 2]), floats_of(type, Words(row).w[i / 2 + 1]));
     }
     vec4 v = vec4(0);
     [[unroll]] for (uint j = 0; j < 4; j++) {

@@ -10,6 +10,8 @@ layout(constant_id = 4) const bool WIDE = false;
 const uint RESULTS = ROWS * COLUMNS;
 // Columns up to which scales and offsets are applied to sums; with more of them it is less to apply them to the weights.
 const uint FEW = 4;
+// Octets of an invocation: two share their scales, but with many columns they do not fit a card's registers.
+const uint OCTETS = COLUMNS > 2 ? 1 : 2;
 
 shared float parts[LANES * RESULTS];
 
@@ -43,30 +45,37 @@ void reduce() {
 
 // Products of the rows with the columns, which have `n` elements.
 void multiply(uint n) {
+    make_table(TYPE);
     [[unroll]] for (uint i = 0; i < RESULTS; i++) {
         sums[i] = 0.0;
     }
-    for (uint u = gl_LocalInvocationID.x; 8 * u < n; u += LANES) {
-        uvec2 at = octet_places(TYPE, u);
-        vec4 x[COLUMNS], y[COLUMNS];
-        [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-            x[c] = of_column(columns[c], at.x, n);
-            y[c] = at.y < n || TYPE > I32 ? of_column(columns[c], at.y, n) : vec4(0);
+    for (uint u = gl_LocalInvocationID.x * OCTETS; 8 * u < n; u += LANES * OCTETS) {
+        vec4 x[COLUMNS][OCTETS], y[COLUMNS][OCTETS];
+        [[unroll]] for (uint o = 0; o < OCTETS; o++) {
+            uvec2 at = octet_places(TYPE, u + o);
+            [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
+                x[c][o] = at.x < n || TYPE > I32 ? of_column(columns[c], at.x, n) : vec4(0);
+                y[c][o] = at.y < n || TYPE > I32 ? of_column(columns[c], at.y, n) : vec4(0);
+            }
         }
         [[unroll]] for (uint r = 0; r < ROWS; r++) {
-            Octet w = octet(TYPE, rows[r], u, n);
-            if (COLUMNS > FEW) {
-                w.low = w.scale.x * w.low + w.offset.x;
-                w.high = w.scale.y * w.high + w.offset.y;
+            Scales s = scales(TYPE, rows[r], u);
+            Octet w[OCTETS];
+            [[unroll]] for (uint o = 0; o < OCTETS; o++) {
+                w[o] = octet(TYPE, rows[r], u + o, n);
+                if (COLUMNS > FEW) {
+                    w[o] = scaled(w[o], s);
+                }
             }
             [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                vec2 sum = vec2(dot(w.low, x[c]), dot(w.high, y[c]));
-                if (COLUMNS > FEW) {
-                    sums[r * COLUMNS + c] += sum.x + sum.y;
-                } else {
-                    vec2 all = has_offset(TYPE) ? vec2(dot(x[c], vec4(1)), dot(y[c], vec4(1))) : vec2(0);
-                    sums[r * COLUMNS + c] += dot(w.scale, sum) + dot(w.offset, all);
+                vec2 sum = vec2(0), all = vec2(0);
+                [[unroll]] for (uint o = 0; o < OCTETS; o++) {
+                    [[unroll]] for (uint i = 0; i < 4; i++) {
+                        sum = fma(vec2(w[o].low[i], w[o].high[i]), vec2(x[c][o][i], y[c][o][i]), sum);
+                        all += has_offset(TYPE) ? vec2(x[c][o][i], y[c][o][i]) : vec2(0);
+                    }
                 }
+                sums[r * COLUMNS + c] += COLUMNS > FEW ? sum.x + sum.y : dot(s.scale, sum) + dot(s.offset, all);
             }
         }
     }

@@ -62,7 +62,7 @@ float minus_infinity() {
     return uintBitsToFloat(0xff800000);
 }
 
-const uint ROW = 1, POSITION = 2, SEQUENCE = 3, BLOCK = 4, EXPERT = 5;
+const uint ROW = 1, POSITION = 2, SEQUENCE = 3, BLOCK = 4, EXPERT = 5, TOKEN = 6, STEP = 7, ID = 8;
 const uint RESULT = 8;
 
 Tensor tensor(uint i) {

@@ -5,7 +5,7 @@ use ash::vk;
 use outboard_core::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a wait looks whether it is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -96,6 +96,11 @@ impl Timeline {
         Ok(Timeline { gpu: gpu.clone(), semaphore: semaphore.map_err(|e| gpu.failed("no timeline", e))? })
     }
 
+    /// Whether its device is lost: nothing signals it any more.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gpu.is_gone()
+    }
+
     /// What it has reached.
     pub(crate) fn reached(&self) -> Result<u64> {
         // SAFETY: a timeline semaphore of this device.
@@ -103,13 +108,16 @@ impl Timeline {
         value.map_err(|e| self.gpu.failed("its timeline", e))
     }
 
-    /// Waits for a value; [`Error::Cancelled`] when the flag is set.
+    /// Waits for a value; [`Error::Cancelled`] when the flag is set. A device that hangs is given up.
     pub(crate) fn wait(&self, value: u64, cancel: &AtomicBool) -> Result<()> {
+        let begun = Instant::now();
         while !self.wait_for(value, LOOK_AGAIN)? {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
+            self.gpu.check(begun)?;
         }
+        self.gpu.goes_on();
         Ok(())
     }
 
@@ -134,9 +142,6 @@ impl Drop for Timeline {
     }
 }
 
-/// Longest wait for a command, and for all that the device was given before by anybody: as long as queues wait for one another.
-const ONCE: Duration = Duration::from_secs(600);
-
 /// Runs some commands that use `used`, waits for them and gives it back.
 pub(crate) fn run_once<T>(
     gpu: &Arc<Gpu>,
@@ -148,12 +153,10 @@ pub(crate) fn run_once<T>(
     let once = vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT;
     commands.record(buffer, once, |device, commands| record(device, commands, &used))?;
     gpu.submit(&[buffer], timeline.semaphore, 1)?;
-    let error = match timeline.wait_for(1, ONCE) {
-        Ok(true) => return Ok(used),
-        Ok(false) => gpu.given_up("a copy is not done after ten minutes"),
-        Err(error) => error,
-    };
-    // Nothing is freed under the device's hands.
-    std::mem::forget((commands, timeline, used));
+    let Err(error) = timeline.wait(1, &AtomicBool::new(false)) else { return Ok(used) };
+    if !gpu.is_gone() {
+        // Nothing is freed under the device's hands.
+        std::mem::forget((commands, timeline, used));
+    }
     Err(error)
 }

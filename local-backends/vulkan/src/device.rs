@@ -1,7 +1,9 @@
 //! A GPU as one of our devices.
 
-use crate::gpu::{Gpu, heap, lock};
+use crate::allocation::heap;
+use crate::gpu::{Gpu, lock};
 use crate::instance::{Class, Found, vulkan};
+use crate::interposer::Interposer;
 use crate::launch::{Bounds, launch};
 use crate::memory::GpuBuffer;
 use crate::program::Program;
@@ -12,8 +14,10 @@ use outboard_core::{
     Usage,
 };
 use outboard_host::MemoryBudget;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// Roots begin at multiples of this, which is more than any load needs.
 const ALIGNMENT: usize = 32;
@@ -23,17 +27,27 @@ const CLIENTS: u32 = 8;
 
 /// What is not supported, or not in all cases, by ops and by cases of the conformance suite: a CPU device beside it computes that.
 pub const UNSUPPORTED: &[&str] = &[
-    // Sampling.
-    "LOG_PROB",
-    "PENALTY",
-    "SAMPLE",
-    // Long rows, which only sampling has.
-    "TOP_K n=32000 rows=1 k=40",
     // Writing blocks, except Q8_0 by SET_ROWS.
-    "CAST",
-    "CPY",
-    "SET_ROWS",
+    "CAST", "CPY", "SET_ROWS",
 ];
+
+/// How a device is opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// The folder that keeps compiled pipelines, whether it is there or not; without one, they are compiled each time.
+    pub pipelines: Option<PathBuf>,
+    /// How long nothing that the device was given may come to an end before it counts as hanging.
+    pub patience: Duration,
+    /// What stands before the driver, in tests.
+    pub interposer: Option<Interposer>,
+}
+
+impl Default for OpenOptions {
+    /// Nothing kept, and patience of ten minutes: as long as queues wait for one another, and longer than a node takes.
+    fn default() -> OpenOptions {
+        OpenOptions { pipelines: None, patience: Duration::from_secs(600), interposer: None }
+    }
+}
 
 /// Opens a device of this process in `host`, under this name. A software driver's memory is the host's, of the budget.
 pub fn vulkan_device(
@@ -41,8 +55,9 @@ pub fn vulkan_device(
     found: &Found,
     name: &str,
     budget: &Arc<MemoryBudget>,
+    options: &OpenOptions,
 ) -> Result<Arc<LocalDevice>> {
-    let gpu = Gpu::open(found.number, name)?;
+    let gpu = Gpu::open(found.number, name, options)?;
     let software = found.class == Class::Software;
     let total = if software { budget.info().total } else { gpu.memory().total };
     let info = DeviceInfo {
@@ -59,7 +74,14 @@ pub fn vulkan_device(
     let number = found.number;
     let pool: Arc<dyn MemoryPool> =
         if software { budget.clone() } else { CardPool::new(total, move || memory(number).free) };
-    let backend = Vulkan { number, kind: found.kind, id: name.into(), gpu: Mutex::new(gpu), steps: Arc::default() };
+    let backend = Vulkan {
+        number,
+        kind: found.kind,
+        id: name.into(),
+        options: options.clone(),
+        gpu: Mutex::new(gpu),
+        steps: Arc::default(),
+    };
     Ok(LocalDevice::new(host, info, pool, Arc::new(backend)))
 }
 
@@ -74,6 +96,7 @@ struct Vulkan {
     number: usize,
     kind: DeviceKind,
     id: Arc<str>,
+    options: OpenOptions,
     /// The one that is open. A lost one is opened again for the next who comes.
     gpu: Mutex<Arc<Gpu>>,
     /// Nodes that it has computed.
@@ -88,7 +111,7 @@ impl Backend for Vulkan {
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
         let mut gpu = lock(&self.gpu);
         if gpu.is_lost() {
-            match Gpu::open(self.number, &self.id) {
+            match Gpu::open(self.number, &self.id, &self.options) {
                 Ok(again) => *gpu = again,
                 // Whoever uses it is told that it is lost.
                 Err(why) => tracing::debug!("{} cannot be opened again: {why}", self.id),

@@ -1,20 +1,23 @@
 //! A logical device: its queue, its memory, its pipelines.
 
+use crate::cache::PipelineFile;
+use crate::device::OpenOptions;
 use crate::instance::{Physical, Vulkan, vulkan};
-use crate::pipelines::Pipelines;
+use crate::pipelines::{Making, Pipelines};
 use ash::vk;
-use gpu_allocator::vulkan::{Allocation, AllocationCreateDesc, AllocationScheme, Allocator, AllocatorCreateDesc};
-use gpu_allocator::{AllocationSizes, AllocatorDebugSettings, MemoryLocation};
-use outboard_core::{Error, MemoryInfo, Result};
+use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
+use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
+use outboard_core::{Error, Result};
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Bytes that staging memory is cut from.
 const BLOCK: u64 = 16 << 20;
-/// Bytes behind a buffer's end that may be read, and are not used: elements are read in whole words.
-const TAIL: u64 = 16;
+/// How long compiled pipelines wait for others before they are written: a model's are compiled one after the other.
+const SAVE_AFTER: Duration = Duration::from_secs(2);
 
 /// What each shader is given: the addresses of its node and of the fault, and the node's number.
 pub(crate) const PUSH_BYTES: u32 = 20;
@@ -25,16 +28,31 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A logical device.
 pub(crate) struct Gpu {
-    vulkan: &'static Vulkan,
+    pub(crate) vulkan: &'static Vulkan,
     pub(crate) physical: Physical,
     /// The id of the device, for errors.
     pub(crate) id: Arc<str>,
     pub(crate) device: ash::Device,
     queue: Mutex<vk::Queue>,
-    allocator: ManuallyDrop<Mutex<Allocator>>,
+    pub(crate) allocator: ManuallyDrop<Mutex<Allocator>>,
     pub(crate) pipelines: ManuallyDrop<Pipelines>,
-    lost: AtomicBool,
+    /// Where they are kept, if they are.
+    file: Option<PipelineFile>,
+    /// Whether a thread is to write them.
+    saving: AtomicBool,
+    /// [`OPEN`], [`GIVEN_UP`] or [`LOST`].
+    state: AtomicU8,
+    /// How long nothing may come to an end, and when something last did.
+    pub(crate) patience: Duration,
+    ended: Mutex<Instant>,
 }
+
+/// It is used.
+const OPEN: u8 = 0;
+/// It is not used any more, and may still be at what it was given.
+const GIVEN_UP: u8 = 1;
+/// Its driver says so: it does nothing any more.
+const LOST: u8 = 2;
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -42,37 +60,40 @@ impl fmt::Debug for Gpu {
     }
 }
 
-/// Memory as Vulkan has it.
-#[derive(Debug)]
-pub(crate) struct Raw {
-    gpu: Arc<Gpu>,
-    pub(crate) buffer: vk::Buffer,
-    allocation: Option<Allocation>,
-    /// Where shaders find it.
-    pub(crate) address: u64,
+/// The driver's device, with one queue.
+fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::result::Result<ash::Device, vk::Result> {
+    let priorities = [1.0];
+    let queues =
+        [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
+    let extensions: Vec<_> = [
+        physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
+        physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let mut features =
+        vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
+    let info = vk::DeviceCreateInfo::default()
+        .queue_create_infos(&queues)
+        .enabled_extension_names(&extensions)
+        .push_next(&mut features);
+    // SAFETY: a physical device of this instance, with extensions and features that it has.
+    let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }?;
+    Ok(match options.interposer {
+        Some(interposer) => interposer.before(&vulkan.instance, device),
+        None => device,
+    })
 }
 
 impl Gpu {
     /// Opens the device of this number.
-    pub(crate) fn open(number: usize, id: &str) -> Result<Arc<Gpu>> {
+    pub(crate) fn open(number: usize, id: &str, options: &OpenOptions) -> Result<Arc<Gpu>> {
         let error = |detail: String| Error::Device { device: id.to_owned(), op: None, detail };
         let vulkan = vulkan().ok_or_else(|| error("there is no Vulkan on this host any more".into()))?;
         let physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
         let cannot = |what: &str, e: vk::Result| error(format!("{what}: {e}"));
-        let priorities = [1.0];
-        let queues =
-            [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
-        let budget = [ash::ext::memory_budget::NAME.as_ptr()];
-        let extensions: &[_] = if physical.has_budget { &budget } else { &[] };
-        let mut features =
-            vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
-        let info = vk::DeviceCreateInfo::default()
-            .queue_create_infos(&queues)
-            .enabled_extension_names(extensions)
-            .push_next(&mut features);
-        // SAFETY: a physical device of this instance, with extensions and features that it has.
-        let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
-            .map_err(|e| cannot("it cannot be opened", e))?;
+        let device = create(vulkan, &physical, options).map_err(|e| cannot("it cannot be opened", e))?;
         // SAFETY: the one queue of the family that was asked for.
         let queue = unsafe { device.get_device_queue(physical.family, 0) };
         let describes = AllocatorCreateDesc {
@@ -83,9 +104,13 @@ impl Gpu {
             buffer_device_address: true,
             allocation_sizes: AllocationSizes::new(BLOCK, BLOCK),
         };
+        let file = options.pipelines.as_ref().map(|folder| PipelineFile::new(folder, &physical.identity));
+        let cached = file.as_ref().map(PipelineFile::read).unwrap_or_default();
+        let making = Making { cached: &cached, has_feedback: physical.has_feedback, ..Making::default() };
+        let pipelines = || Pipelines::new(&device, making).map_err(|e| cannot("its pipelines", e));
         let made = Allocator::new(&describes)
             .map_err(|e| error(format!("its memory: {e}")))
-            .and_then(|allocator| Ok((allocator, Pipelines::new(&device).map_err(|e| cannot("its pipelines", e))?)));
+            .and_then(|allocator| Ok((allocator, pipelines()?)));
         match made {
             Ok((allocator, pipelines)) => Ok(Arc::new(Gpu {
                 vulkan,
@@ -95,7 +120,11 @@ impl Gpu {
                 queue: Mutex::new(queue),
                 allocator: ManuallyDrop::new(Mutex::new(allocator)),
                 pipelines: ManuallyDrop::new(pipelines),
-                lost: AtomicBool::new(false),
+                file,
+                saving: AtomicBool::new(false),
+                state: AtomicU8::new(OPEN),
+                patience: options.patience,
+                ended: Mutex::new(Instant::now()),
             })),
             Err(error) => {
                 // SAFETY: nothing of it is left.
@@ -105,66 +134,74 @@ impl Gpu {
         }
     }
 
-    /// A failed call as an error. A lost device stays lost.
-    pub(crate) fn failed(&self, what: &str, result: vk::Result) -> Error {
-        if result == vk::Result::ERROR_DEVICE_LOST {
-            self.lost.store(true, Ordering::Relaxed);
+    /// Writes pipelines that are new, some time from now: others may follow.
+    pub(crate) fn save_pipelines_soon(self: &Arc<Gpu>) {
+        if self.file.is_none() || self.pipelines.counts().new == 0 || self.saving.swap(true, Ordering::Relaxed) {
+            return;
         }
-        let detail = format!("{what}: {result}");
+        let of = Arc::downgrade(self);
+        let save = move || {
+            std::thread::sleep(SAVE_AFTER);
+            if let Some(gpu) = of.upgrade() {
+                gpu.saving.store(false, Ordering::Relaxed);
+                gpu.save_pipelines();
+            }
+        };
+        // Without a thread, when it is closed.
+        let _ = std::thread::Builder::new().name(format!("{} pipelines", self.id)).spawn(save);
+    }
+
+    /// Writes pipelines, if there are new ones. What cannot be written is compiled again another time.
+    fn save_pipelines(&self) {
+        let counts = self.pipelines.counts();
+        let Some(file) = self.file.as_ref().filter(|_| counts.new > 0) else { return };
+        let saved = self.pipelines.cached().map_err(std::io::Error::other).and_then(|data| file.write(&data));
+        match saved {
+            Ok(()) => tracing::debug!("{}: {counts:?} pipelines", self.id),
+            Err(why) => tracing::debug!("{}: compiled pipelines are not kept: {why}", self.id),
+        }
+    }
+
+    fn error(&self, detail: String) -> Error {
         Error::Device { device: self.id.to_string(), op: None, detail }
     }
 
-    /// An error after which the device is not used any more.
-    pub(crate) fn given_up(&self, why: &str) -> Error {
-        self.lost.store(true, Ordering::Relaxed);
-        Error::Device { device: self.id.to_string(), op: None, detail: format!("{why}: it is given up") }
+    /// A failed call as an error. A lost device stays lost.
+    pub(crate) fn failed(&self, what: &str, result: vk::Result) -> Error {
+        if result == vk::Result::ERROR_DEVICE_LOST {
+            self.state.store(LOST, Ordering::Relaxed);
+        }
+        self.error(format!("{what}: {result}"))
     }
 
     /// Whether it is lost, or was given up.
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+        self.state.load(Ordering::Relaxed) != OPEN
     }
 
-    /// The heap that it computes in: all of it, and what the driver says is free.
-    pub(crate) fn memory(&self) -> MemoryInfo {
-        heap(self.vulkan, &self.physical)
+    /// Whether its driver says that it is lost: then it does nothing any more, and needs no memory.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == LOST
     }
 
-    /// New memory; what is in it is whatever was there.
-    pub(crate) fn allocate(self: &Arc<Gpu>, size: u64, location: MemoryLocation) -> Result<Raw> {
-        let out_of_memory = || {
-            let free = self.memory().free;
-            Error::OutOfMemory { device: self.id.to_string(), needed: size, free }
-        };
-        let usage = vk::BufferUsageFlags::STORAGE_BUFFER
-            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
-            | vk::BufferUsageFlags::TRANSFER_SRC
-            | vk::BufferUsageFlags::TRANSFER_DST;
-        let info = vk::BufferCreateInfo::default().size((size + TAIL).next_multiple_of(TAIL)).usage(usage);
-        // SAFETY: the device lives, and the structure is whole.
-        let buffer = unsafe { self.device.create_buffer(&info, None) }.map_err(|_| out_of_memory())?;
-        let mut raw = Raw { gpu: self.clone(), buffer, allocation: None, address: 0 };
-        // SAFETY: the buffer was just made.
-        let requirements = unsafe { self.device.get_buffer_memory_requirements(buffer) };
-        // Tensors have allocations of their own: of one that is cut from a larger one, a client would hold all and pay for a part.
-        let scheme = match location {
-            MemoryLocation::GpuOnly => AllocationScheme::DedicatedBuffer(buffer),
-            _ => AllocationScheme::GpuAllocatorManaged,
-        };
-        let describes =
-            AllocationCreateDesc { name: "memory", requirements, location, linear: true, allocation_scheme: scheme };
-        let allocation = lock(&self.allocator).allocate(&describes).map_err(|why| {
-            tracing::debug!("{}: {size} bytes could not be had: {why}", self.id);
-            out_of_memory()
-        })?;
-        let allocation = raw.allocation.insert(allocation);
-        // SAFETY: the memory is of this device, large enough and of a fitting type, and the buffer has none yet.
-        let bound = unsafe { self.device.bind_buffer_memory(buffer, allocation.memory(), allocation.offset()) };
-        bound.map_err(|e| self.failed("memory cannot be bound", e))?;
-        let info = vk::BufferDeviceAddressInfo::default().buffer(buffer);
-        // SAFETY: a buffer with memory that was made for addresses.
-        raw.address = unsafe { self.device.get_buffer_device_address(&info) };
-        Ok(raw)
+    /// Something that it was given has come to an end.
+    pub(crate) fn goes_on(&self) {
+        *lock(&self.ended) = Instant::now();
+    }
+
+    /// An error if there is nothing to wait for any more: the device was lost, or nothing has come to an end for too long since the wait began,
+    /// and it is given up.
+    pub(crate) fn check(&self, waits_since: Instant) -> Result<()> {
+        if self.is_lost() {
+            return Err(self.error("it was lost, or given up, while this waited".into()));
+        }
+        let last = waits_since.max(*lock(&self.ended));
+        if last.elapsed() < self.patience {
+            return Ok(());
+        }
+        let open = self.state.compare_exchange(OPEN, GIVEN_UP, Ordering::Relaxed, Ordering::Relaxed);
+        open.inspect(|_| tracing::warn!("{}: it hangs, and is given up", self.id)).ok();
+        Err(self.error(format!("nothing that it was given came to an end within {:?}: it is given up", self.patience)))
     }
 
     /// Gives the device command buffers, behind everything that it was given before; the semaphore gets the value when they are done.
@@ -173,6 +210,9 @@ impl Gpu {
         let mut timeline = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&values);
         let submit =
             vk::SubmitInfo::default().command_buffers(commands).signal_semaphores(&signals).push_next(&mut timeline);
+        if self.is_lost() {
+            return Err(self.error("it was lost, or given up, and is given nothing more".into()));
+        }
         let queue = lock(&self.queue);
         // SAFETY: the queue is locked; the command buffers are recorded, and whoever gives them keeps them and what they use.
         let done = unsafe { self.device.queue_submit(*queue, &[submit], vk::Fence::null()) };
@@ -180,50 +220,9 @@ impl Gpu {
     }
 }
 
-/// The largest heap of a device's own, as `VK_EXT_memory_budget` sees it.
-pub(crate) fn heap(vulkan: &Vulkan, physical: &Physical) -> MemoryInfo {
-    let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
-    let mut properties = vk::PhysicalDeviceMemoryProperties2::default();
-    if physical.has_budget {
-        properties = properties.push_next(&mut budget);
-    }
-    // SAFETY: a physical device of this instance, and structures that it may fill.
-    unsafe { vulkan.instance.get_physical_device_memory_properties2(physical.handle, &mut properties) };
-    let memory = properties.memory_properties;
-    let heaps = memory.memory_heaps_as_slice().iter().enumerate();
-    let own = heaps.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
-    let Some((place, heap)) = own.max_by_key(|(_, heap)| heap.size) else {
-        return MemoryInfo { total: 0, free: 0 };
-    };
-    let free = if physical.has_budget {
-        budget.heap_budget[place].saturating_sub(budget.heap_usage[place])
-    } else {
-        heap.size
-    };
-    MemoryInfo { total: heap.size, free }
-}
-
-impl Raw {
-    /// The memory as the host sees it, where it does.
-    pub(crate) fn mapped(&self) -> Option<*mut u8> {
-        Some(self.allocation.as_ref()?.mapped_ptr()?.as_ptr().cast())
-    }
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        if let Some(allocation) = self.allocation.take()
-            && let Err(why) = lock(&self.gpu.allocator).free(allocation)
-        {
-            tracing::warn!("{}: memory could not be freed: {why}", self.gpu.id);
-        }
-        // SAFETY: whoever drops it has waited for what uses it; the buffer is destroyed once.
-        unsafe { self.gpu.device.destroy_buffer(self.buffer, None) };
-    }
-}
-
 impl Drop for Gpu {
     fn drop(&mut self) {
+        self.save_pipelines();
         // SAFETY: everything that is of the device keeps it, so that nothing is left; the two are dropped once, before it.
         unsafe {
             let _ = self.device.device_wait_idle();
@@ -231,5 +230,96 @@ impl Drop for Gpu {
             ManuallyDrop::drop(&mut self.allocator);
             self.device.destroy_device(None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::statistics::variants;
+    use std::path::Path;
+    use std::process::Command;
+
+    /// RADV's description file. It compiles for cards that are not there, and keeps what it has compiled, as software drivers do not.
+    const RADV: &str = "/usr/share/vulkan/icd.d/radeon_icd.x86_64.json";
+    /// Names the folder of the pipelines for [`of_the_named_card`].
+    const FOLDER: &str = "OUTBOARD_TEST_PIPELINES";
+
+    /// Of the driver that the environment names; on its own it says nothing.
+    #[test]
+    fn of_the_named_card() {
+        let Some(folder) = std::env::var_os(FOLDER) else { return println!("skipped: {FOLDER} names no folder") };
+        let options = OpenOptions { pipelines: Some(folder.into()), ..OpenOptions::default() };
+        let gpu = Gpu::open(0, "Vulkan0", &options).unwrap();
+        let start = Instant::now();
+        for (_, variant) in &variants()[..6] {
+            gpu.pipelines.get(variant).unwrap();
+        }
+        println!("{} of 6 pipelines from the cache, {:?}", gpu.pipelines.counts().from_cache, start.elapsed());
+        gpu.save_pipelines();
+        // RADV cannot wait for a card that is not there.
+        std::mem::forget(gpu);
+    }
+
+    /// The same, where the file must be there before the device is closed.
+    #[test]
+    fn while_it_is_open() {
+        let Some(folder) = std::env::var_os(FOLDER) else { return println!("skipped: {FOLDER} names no folder") };
+        let options = OpenOptions { pipelines: Some(folder.clone().into()), ..OpenOptions::default() };
+        let gpu = Gpu::open(0, "Vulkan0", &options).unwrap();
+        gpu.pipelines.get(&variants()[0].1).unwrap();
+        gpu.save_pipelines_soon();
+        let end = Instant::now() + 30 * SAVE_AFTER;
+        while !std::fs::read_dir(&folder).is_ok_and(|files| files.count() > 0) {
+            assert!(Instant::now() < end, "no pipelines are written");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        std::mem::forget(gpu);
+    }
+
+    /// Runs a test above in a process with this folder. Returns what it said.
+    fn on_a_card(test: &str, folder: &Path) -> String {
+        let out = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &format!("gpu::tests::{test}"), "--nocapture"])
+            .envs([("RADV_FORCE_FAMILY", "navi21"), ("VK_ICD_FILENAMES", RADV), ("MESA_SHADER_CACHE_DISABLE", "true")])
+            .env(FOLDER, folder)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(out.stdout).unwrap();
+        assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+        said
+    }
+
+    /// Pipelines that the driver had in its cache, of six, in a process with this folder.
+    fn from_cache(folder: &Path) -> usize {
+        let said = on_a_card("of_the_named_card", folder);
+        let line = said.lines().find_map(|line| line.split_once(" of 6 pipelines")).unwrap_or_else(|| panic!("{said}"));
+        println!("{}", said.lines().find(|line| line.contains(" of 6 ")).unwrap());
+        line.0.rsplit(' ').next().unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_driver_does_not_compile_twice() {
+        if !Path::new(RADV).exists() {
+            return println!("skipped: {RADV} is not here (mesa-vulkan-drivers)");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let kept = folder.path().join("pipelines");
+        assert_eq!([from_cache(&kept), from_cache(&kept)], [0, 6]);
+        let file = std::fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+        let whole = std::fs::read(&file).unwrap();
+        // What is damaged is compiled again, and kept again.
+        for damaged in
+            [&whole[..whole.len() / 2], &[&whole[..whole.len() - 1], &[!whole[whole.len() - 1]]].concat(), b""]
+        {
+            std::fs::write(&file, damaged).unwrap();
+            assert_eq!([from_cache(&kept), from_cache(&kept)], [0, 6]);
+        }
+        std::fs::remove_dir_all(&kept).unwrap();
+        assert_eq!([from_cache(&kept), from_cache(&kept)], [0, 6]);
+        // Where nothing can be written, nothing is kept.
+        let nowhere = file.join("folder");
+        assert_eq!([from_cache(&nowhere), from_cache(&nowhere)], [0, 0]);
+        on_a_card("while_it_is_open", &folder.path().join("another"));
     }
 }

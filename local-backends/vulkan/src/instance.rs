@@ -37,10 +37,23 @@ pub(crate) struct Vulkan {
     found: Vec<Found>,
 }
 
+/// What tells drivers, their versions and their devices apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// Vulkan's number of the driver.
+    pub(crate) driver: u32,
+    pub(crate) driver_version: u32,
+    pub(crate) vendor: u32,
+    pub(crate) device: u32,
+    /// Of the format in which it gives its compiled pipelines.
+    pub(crate) cache_uuid: [u8; vk::UUID_SIZE],
+}
+
 /// A physical device that has what is needed.
 #[derive(Clone)]
 pub(crate) struct Physical {
     pub(crate) handle: vk::PhysicalDevice,
+    pub(crate) identity: Identity,
     /// The queue family that computes.
     pub(crate) family: u32,
     pub(crate) limits: vk::PhysicalDeviceLimits,
@@ -50,6 +63,8 @@ pub(crate) struct Physical {
     pub(crate) has_timestamps: bool,
     /// Whether the driver says how much of a heap is free.
     pub(crate) has_budget: bool,
+    /// Whether the driver says where it had a pipeline from.
+    pub(crate) has_feedback: bool,
     pub(crate) kind: DeviceKind,
 }
 
@@ -146,13 +161,22 @@ fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize)
         Class::Hardware if has(ash::ext::pci_bus_info::NAME) => pci_address(instance, handle),
         Class::Hardware => ids.device_uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
     };
+    let identity = Identity {
+        driver: driver.driver_id.as_raw() as u32,
+        driver_version: of.driver_version,
+        vendor: of.vendor_id,
+        device: of.device_id,
+        cache_uuid: of.pipeline_cache_uuid,
+    };
     let physical = Physical {
         handle,
+        identity,
         family: family as u32,
         limits: of.limits,
         max_alloc: maintenance.max_memory_allocation_size,
         has_timestamps: families[family].timestamp_valid_bits > 0 && of.limits.timestamp_period > 0.0,
         has_budget: has(ash::ext::memory_budget::NAME),
+        has_feedback: has(ash::ext::pipeline_creation_feedback::NAME),
         kind,
     };
     let description =

@@ -14,24 +14,51 @@ const FEW_COLUMNS: usize = 8;
 const MAX_HEAD: usize = 576;
 /// Longest row that is sorted, every element being compared with all others: far more than models have experts.
 const MAX_SORTED: usize = 4096;
+/// Longest row in which places are found digit by digit: sums of so many weights have 51 bits.
+const MAX_SELECTED: usize = 1 << 20;
+/// Most elements that are then sorted.
+const MAX_LISTED: usize = 256;
+/// Tokens whose places in a window are counted at once.
+pub(crate) const PENALTY_PART: usize = 2048;
 /// Most elements of a row that are rotated: a table of half as many numbers is made for each node.
 const MAX_ROTATED: usize = 4096;
 /// Invocations of a workgroup that works on one row, or one element each.
 const ELEMENT_LANES: u32 = 256;
 /// Invocations of a workgroup of attention and of products with few columns.
 pub(crate) const ROW_LANES: u32 = 32;
+/// Fours of results that an invocation of attention has, all heads together.
+const HEAD_RESULTS: usize = 8;
+/// Workgroups of attention that keep a large card busy, and parts into which keys are divided at most to have them.
+const WORKGROUPS: usize = 768;
+const MOST_PARTS: usize = 32;
 /// Results of a tile of a product with many columns, on either side.
 const TILE: usize = 64;
+
+/// A kernel over so many workgroups.
+#[derive(Clone, Debug)]
+pub(crate) struct Pass {
+    pub(crate) variant: Variant,
+    pub(crate) groups: u64,
+}
+
+impl Pass {
+    /// `constants` come behind the size of a workgroup.
+    fn new(kernel: Kernel, lanes: u32, constants: &[u32], groups: usize) -> Pass {
+        let constants = [&[lanes], constants].concat();
+        Pass { variant: Variant { kernel, constants }, groups: groups as u64 }
+    }
+}
 
 /// How a node is computed.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
-    pub(crate) variant: Variant,
-    /// Workgroups.
-    pub(crate) groups: u64,
+    /// One behind the other.
+    pub(crate) passes: Vec<Pass>,
     pub(crate) params: [u32; PARAMS],
     /// How many numbers the host prepares for it ([`table`]).
     pub(crate) table: usize,
+    /// Numbers that a pass leaves for the next one, where the table would be.
+    pub(crate) scratch: usize,
     /// Operations, for the division into submissions.
     pub(crate) work: u64,
 }
@@ -58,8 +85,8 @@ impl Bounds {
 impl Launch {
     /// `constants` come behind the size of a workgroup.
     fn new(kernel: Kernel, lanes: u32, constants: &[u32], groups: usize) -> Launch {
-        let constants = [&[lanes], constants].concat();
-        Launch { variant: Variant { kernel, constants }, groups: groups as u64, params: [0; PARAMS], table: 0, work: 0 }
+        let passes = vec![Pass::new(kernel, lanes, constants, groups)];
+        Launch { passes, params: [0; PARAMS], table: 0, scratch: 0, work: 0 }
     }
 
     /// One invocation for each of so many elements.
@@ -145,6 +172,22 @@ fn cost(node: &Node) -> Option<Cost> {
     let flops = op.flops(&Srcs(&layouts), node.tensor.layout());
     let count = |i: usize| node.src(i).map_or(0, |src| src.layout().elements() as u64);
     Some(match op {
+        Op::Sample(_) | Op::TopK(_) if node.src(0)?.ne()[0] > MAX_SORTED || matches!(op, Op::Sample(_)) => {
+            // Three places, of seven digits each.
+            let passes = 24;
+            let n = node.src(0)?.ne()[0] as u64;
+            Cost { work: count(0).saturating_mul(passes), iterations: passes * n.div_ceil(ELEMENT_LANES.into()) }
+        }
+        Op::Penalty(op) => {
+            let positions = match op.block {
+                0 => node.src(1)?.ne()[0],
+                block => node.src(4)?.ne()[0].saturating_mul(block),
+            } as u64;
+            let parts = (node.src(0)?.ne()[0] as u64).div_ceil(PENALTY_PART as u64);
+            let of_row = parts.saturating_mul(positions.saturating_add(2 * PENALTY_PART as u64));
+            let rows = node.src(0)?.ne()[1] as u64;
+            Cost { work: of_row.saturating_mul(rows), iterations: of_row / 32 }
+        }
         Op::Argsort(_) | Op::TopK(_) => {
             let n = node.src(0)?.ne()[0] as u64;
             Cost { work: count(0).saturating_mul(n), iterations: n.div_ceil(256) * n.div_ceil(4) }
@@ -155,11 +198,8 @@ fn cost(node: &Node) -> Option<Cost> {
             Cost { work: flops.saturating_add(rows.saturating_mul(count(2))), iterations: count(2).div_ceil(32) }
         }
         Op::FlashAttn(op) => {
-            let [q, k] = [node.src(0)?, node.src(1)?];
-            let keys = match op.block {
-                0 => k.ne()[1],
-                block => node.src(6)?.ne()[0].saturating_mul(block),
-            } as u64;
+            let q = node.src(0)?;
+            let keys = keys(node, op)? as u64;
             let pair = 2 * (q.ne()[0] + node.tensor.ne()[0]) as u64;
             let work = keys.saturating_mul(pair).saturating_mul((q.ne()[1] * q.ne()[2]) as u64);
             let lanes = u64::from(ROW_LANES);
@@ -207,13 +247,39 @@ fn launch_of(node: &Node) -> Option<Launch> {
             let place = UnaryKind::ALL.iter().position(|&kind| kind == op.kind)?;
             Some(unary(node, place as u32))
         }
-        Op::TopK(_) => argsort(node, Order::Descending),
-        Op::LogProb(_) | Op::Penalty(_) | Op::Sample(_) => None,
+        Op::TopK(op) => top_k(node, op),
+        Op::LogProb(_) => Some(of_logits(node, Kernel::LogProb, &[])?),
+        Op::Penalty(op) => {
+            let launch = of_logits(node, Kernel::Penalty, &[PENALTY_PART as u32])?;
+            Some(launch.with(&[u32::try_from(op.block).ok()?]))
+        }
+        Op::Sample(_) => of_logits(node, Kernel::Sample, &[]).filter(|_| is_selected(node)),
         Op::Permute(_) | Op::Reshape(_) | Op::View(_) => None,
     }
 }
 
-/// ARGSORT, and TOP_K, which is the beginning of one.
+/// A workgroup for each row of logits.
+fn of_logits(node: &Node, kernel: Kernel, constants: &[u32]) -> Option<Launch> {
+    let [n, rows, ..] = node.src(0)?.ne();
+    Some(Launch::of_rows(kernel, constants, n, rows))
+}
+
+/// Whether places in its rows can be found digit by digit.
+fn is_selected(node: &Node) -> bool {
+    node.src(0).is_some_and(|x| x.ne()[0] <= MAX_SELECTED)
+}
+
+/// The beginning of an ARGSORT, or of long rows what is found digit by digit.
+fn top_k(node: &Node, op: &op::TopK) -> Option<Launch> {
+    let x = node.src(0)?;
+    if x.ne()[0] <= MAX_SORTED {
+        return argsort(node, Order::Descending);
+    }
+    let can = op.k <= MAX_LISTED && is_selected(node);
+    can.then(|| Launch::of_rows(Kernel::TopK, &[], x.ne()[0], x.layout().rows()))
+}
+
+/// ARGSORT.
 fn argsort(node: &Node, order: Order) -> Option<Launch> {
     let [n, rows] = [node.src(0)?.ne()[0], node.src(0)?.layout().rows()];
     if n > MAX_SORTED {
@@ -247,13 +313,43 @@ fn flash_attn(node: &Node, op: &op::FlashAttn) -> Option<Launch> {
     if d > MAX_HEAD || dv > MAX_HEAD {
         return None;
     }
-    let parts = dv.div_ceil(4 * ROW_LANES as usize).max(1) as u32;
+    let fours = dv.div_ceil(4 * ROW_LANES as usize).max(1);
+    let heads = heads_at_once(q.ne()[2] / k.ne()[2].max(1), fours);
+    let groups = q.ne()[1] * q.ne()[2] / heads;
+    let parts = parts_of_keys(groups, keys(node, op)?);
     // Few variants, each of which the driver compiles.
-    let length = d.next_multiple_of(64).max(64) as u32;
-    let constants = [number(k.dtype()), number(v.dtype()), number(mask), length, parts];
+    let length = d.next_multiple_of(64).max(64);
+    let [length, fours, heads] = [length, fours, heads].map(|n| n as u32);
+    let whole = u32::from(is_whole(k) && is_whole(v));
+    let constants = [number(k.dtype()), number(v.dtype()), number(mask), length, fours, heads, whole];
     let [window, block] = [u32::try_from(op.window).ok()?, u32::try_from(op.block).ok()?];
-    let launch = Launch::new(Kernel::FlashAttn, ROW_LANES, &constants, q.ne()[1] * q.ne()[2]);
-    Some(launch.with(&[op.scale.to_bits(), window, op.softcap.to_bits(), block]))
+    let mut launch = Launch::new(Kernel::FlashAttn, ROW_LANES, &constants, groups * parts);
+    if parts > 1 {
+        let results = q.ne()[1] * q.ne()[2];
+        launch.passes.push(Pass::new(Kernel::FlashAttnParts, ROW_LANES, &[], results));
+        // Each part has two numbers more than a result.
+        launch.scratch = results * parts * (dv + 2).next_multiple_of(4);
+    }
+    Some(launch.with(&[op.scale.to_bits(), window, op.softcap.to_bits(), block, parts as u32]))
+}
+
+/// Keys that a query may see.
+fn keys(node: &Node, op: &op::FlashAttn) -> Option<usize> {
+    match op.block {
+        0 => Some(node.src(1)?.ne()[1]),
+        block => Some(node.src(6)?.ne()[0].saturating_mul(block)),
+    }
+}
+
+/// Heads that a workgroup of attention takes of those that share keys: as many as registers hold results of.
+fn heads_at_once(sharing: usize, fours: usize) -> usize {
+    (1..=(HEAD_RESULTS / fours).max(1)).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1)
+}
+
+/// Parts into which keys are divided, so that a card has enough workgroups where there are few queries.
+fn parts_of_keys(groups: usize, keys: usize) -> usize {
+    let wanted = WORKGROUPS.div_ceil(groups.max(1));
+    wanted.min(keys.div_ceil(2 * ROW_LANES as usize)).clamp(1, MOST_PARTS)
 }
 
 fn get_rows(node: &Node) -> Option<Launch> {
@@ -271,9 +367,11 @@ fn glu(node: &Node, op: &op::Glu) -> Launch {
     Launch::of_elements(Kernel::Glu, &[kind], node.elements()).with_floats(&params)
 }
 
-/// Whether rows begin at whole words.
+/// Whether rows begin at whole words and have whole pairs of octets.
 fn is_whole(tensor: &Tensor) -> bool {
-    tensor.offset() % 4 == 0 && tensor.layout().nb()[1..].iter().all(|stride| stride % 4 == 0)
+    tensor.ne()[0] % 16 == 0
+        && tensor.offset() % 4 == 0
+        && tensor.layout().nb()[1..].iter().all(|stride| stride % 4 == 0)
 }
 
 /// Rows of weights that a workgroup takes at once: more need the columns less often, fewer keep more workgroups busy.
@@ -390,5 +488,7 @@ mod tests {
         assert_eq!([named("unary.comp", "SCALE"), named("unary.comp", "CLAMP")], [Some(unary), Some(unary + 1)]);
         assert_eq!(named("common.glsl", "RESULT"), Some(op::MAX_SRCS as u32));
         assert_eq!(named("mul_mat.comp", "TILE"), Some(TILE as u32));
+        assert_eq!(named("flash_attn_parts.comp", "MOST_PARTS"), Some(MOST_PARTS as u32));
+        assert_eq!(named("select.glsl", "LISTED"), Some(MAX_LISTED as u32));
     }
 }

@@ -8,10 +8,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod allocation;
+mod cache;
 mod commands;
 mod device;
 mod gpu;
 mod instance;
+mod interposer;
 mod launch;
 mod memory;
 mod pipelines;
@@ -21,6 +24,7 @@ mod statistics;
 mod stream;
 mod timer;
 
-pub use device::{UNSUPPORTED, vulkan_device};
+pub use device::{OpenOptions, UNSUPPORTED, vulkan_device};
 pub use instance::{Class, Found, find};
+pub use interposer::{Function, Interposer};
 pub use statistics::{Statistics, statistics};

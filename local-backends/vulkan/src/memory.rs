@@ -1,7 +1,8 @@
 //! Memory of a GPU as the contract has it: buffers that begin as zeros and are paid for.
 
+use crate::allocation::Raw;
 use crate::commands::run_once;
-use crate::gpu::{Gpu, Raw};
+use crate::gpu::Gpu;
 use gpu_allocator::MemoryLocation;
 use outboard_core::local::{Funds, Payment};
 use outboard_core::{Buffer, Error, Result, Slice};

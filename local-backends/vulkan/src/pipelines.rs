@@ -13,7 +13,7 @@ macro_rules! kernels {
         pub(crate) enum Kernel { $($name),* }
 
         impl Kernel {
-            #[cfg(test)]
+            /// All of them.
             pub(crate) const ALL: &'static [Kernel] = &[$(Kernel::$name),*];
 
             /// Its SPIR-V.
@@ -32,17 +32,22 @@ kernels! {
     Concat => "concat",
     Cpy => "cpy",
     FlashAttn => "flash_attn",
+    FlashAttnParts => "flash_attn_parts",
     GetRows => "get_rows",
     Glu => "glu",
+    LogProb => "log_prob",
     MulMat => "mul_mat",
     MulMatId => "mul_mat_id",
     MulMatVec => "mul_mat_vec",
     Norm => "norm",
+    Penalty => "penalty",
     Repeat => "repeat",
     Rope => "rope",
+    Sample => "sample",
     SetRows => "set_rows",
     SoftMax => "soft_max",
     SumRows => "sum_rows",
+    TopK => "top_k",
     Unary => "unary",
     Unpack => "unpack",
 }
@@ -54,45 +59,88 @@ pub(crate) struct Variant {
     pub(crate) constants: Vec<u32>,
 }
 
+/// How pipelines are made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Making<'a> {
+    pub(crate) flags: vk::PipelineCreateFlags,
+    /// What the driver once gave for its cache; nothing else, and nothing damaged.
+    pub(crate) cached: &'a [u8],
+    /// Whether the driver says where it had one from.
+    pub(crate) has_feedback: bool,
+}
+
+/// How many pipelines there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// All of them.
+    pub(crate) made: usize,
+    /// Those that the driver says it had in its cache.
+    pub(crate) from_cache: usize,
+    /// Those that nobody has asked [`Pipelines::cached`] for.
+    pub(crate) new: usize,
+}
+
 /// The pipelines of a device.
 pub(crate) struct Pipelines {
     device: ash::Device,
     /// That of every pipeline: nothing but push constants.
     pub(crate) layout: vk::PipelineLayout,
+    /// The driver's own; none if it cannot have one.
+    cache: vk::PipelineCache,
     flags: vk::PipelineCreateFlags,
-    made: Mutex<HashMap<Variant, vk::Pipeline>>,
+    has_feedback: bool,
+    made: Mutex<(HashMap<Variant, vk::Pipeline>, Counts)>,
 }
 
 impl Pipelines {
-    pub(crate) fn new(device: &ash::Device) -> Result<Pipelines, vk::Result> {
-        Pipelines::with(device, vk::PipelineCreateFlags::empty())
-    }
-
-    /// Pipelines that the driver can be asked about.
-    pub(crate) fn with_statistics(device: &ash::Device) -> Result<Pipelines, vk::Result> {
-        Pipelines::with(device, vk::PipelineCreateFlags::CAPTURE_STATISTICS_KHR)
-    }
-
-    fn with(device: &ash::Device, flags: vk::PipelineCreateFlags) -> Result<Pipelines, vk::Result> {
+    pub(crate) fn new(device: &ash::Device, making: Making) -> Result<Pipelines, vk::Result> {
         let ranges = [vk::PushConstantRange::default().stage_flags(vk::ShaderStageFlags::COMPUTE).size(PUSH_BYTES)];
         let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&ranges);
         // SAFETY: the device lives, and the structure is whole.
         let layout = unsafe { device.create_pipeline_layout(&info, None) }?;
-        Ok(Pipelines { device: device.clone(), layout, flags, made: Mutex::default() })
+        let cache = |data| {
+            let info = vk::PipelineCacheCreateInfo::default().initial_data(data);
+            // SAFETY: as above; the data is what this driver gave.
+            unsafe { device.create_pipeline_cache(&info, None) }
+        };
+        let cache = cache(making.cached).or_else(|_| cache(&[])).unwrap_or_default();
+        let Making { flags, has_feedback, .. } = making;
+        Ok(Pipelines { device: device.clone(), layout, cache, flags, has_feedback, made: Mutex::default() })
     }
 
     /// The pipeline of a variant, made if it is not there.
     pub(crate) fn get(&self, variant: &Variant) -> Result<vk::Pipeline, vk::Result> {
         let mut made = lock(&self.made);
-        if let Some(&pipeline) = made.get(variant) {
+        if let Some(&pipeline) = made.0.get(variant) {
             return Ok(pipeline);
         }
-        let pipeline = self.make(variant)?;
-        made.insert(variant.clone(), pipeline);
+        let (pipeline, from_cache) = self.make(variant)?;
+        made.0.insert(variant.clone(), pipeline);
+        made.1.made += 1;
+        if from_cache {
+            made.1.from_cache += 1;
+        } else {
+            made.1.new += 1;
+        }
         Ok(pipeline)
     }
 
-    fn make(&self, variant: &Variant) -> Result<vk::Pipeline, vk::Result> {
+    pub(crate) fn counts(&self) -> Counts {
+        lock(&self.made).1
+    }
+
+    /// What the driver has compiled, for [`Making::cached`].
+    pub(crate) fn cached(&self) -> Result<Vec<u8>, vk::Result> {
+        lock(&self.made).1.new = 0;
+        if self.cache == vk::PipelineCache::null() {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the device and its cache live; the cache may be used by several threads.
+        unsafe { self.device.get_pipeline_cache_data(self.cache) }
+    }
+
+    /// Makes one, and says whether the driver had it in its cache.
+    fn make(&self, variant: &Variant) -> Result<(vk::Pipeline, bool), vk::Result> {
         let words: Vec<u32> =
             variant.kernel.code().as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
@@ -107,13 +155,25 @@ impl Pipelines {
             .module(module)
             .name(c"main")
             .specialization_info(&special);
-        let info = vk::ComputePipelineCreateInfo::default().flags(self.flags).stage(stage).layout(self.layout);
+        let (mut whole, mut stages) = (vk::PipelineCreationFeedback::default(), [Default::default()]);
+        let mut feedback = vk::PipelineCreationFeedbackCreateInfo::default()
+            .pipeline_creation_feedback(&mut whole)
+            .pipeline_stage_creation_feedbacks(&mut stages);
+        let mut info = vk::ComputePipelineCreateInfo::default().flags(self.flags).stage(stage).layout(self.layout);
+        if self.has_feedback {
+            info = info.push_next(&mut feedback);
+        }
         // SAFETY: module and layout are of this device; the constants have the types that the shader declares, four bytes each.
-        let made = unsafe { self.device.create_compute_pipelines(vk::PipelineCache::null(), &[info], None) };
+        let made = unsafe { self.device.create_compute_pipelines(self.cache, &[info], None) };
         // SAFETY: a module is not needed once its pipeline was made.
         unsafe { self.device.destroy_shader_module(module, None) };
+        let hit = vk::PipelineCreationFeedbackFlags::VALID
+            | vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
         match made {
-            Ok(pipelines) => pipelines.first().copied().ok_or(vk::Result::ERROR_UNKNOWN),
+            Ok(pipelines) => {
+                let pipeline = pipelines.first().copied().ok_or(vk::Result::ERROR_UNKNOWN)?;
+                Ok((pipeline, whole.flags.contains(hit)))
+            }
             Err((_, error)) => Err(error),
         }
     }
@@ -123,9 +183,10 @@ impl Drop for Pipelines {
     fn drop(&mut self) {
         // SAFETY: the device is idle and about to be destroyed.
         unsafe {
-            for &pipeline in lock(&self.made).values() {
+            for &pipeline in lock(&self.made).0.values() {
                 self.device.destroy_pipeline(pipeline, None);
             }
+            self.device.destroy_pipeline_cache(self.cache, None);
             self.device.destroy_pipeline_layout(self.layout, None);
         }
     }

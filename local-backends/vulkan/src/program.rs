@@ -2,7 +2,7 @@
 
 use crate::commands::{Commands, barrier, run_once};
 use crate::gpu::{Gpu, PUSH_BYTES};
-use crate::launch::{self, Bounds, Launch, PARAMS};
+use crate::launch::{self, Bounds, Launch, PARAMS, Pass};
 use crate::memory::{GpuBuffer, buffer};
 use ash::vk;
 use gpu_allocator::MemoryLocation;
@@ -35,6 +35,8 @@ pub(crate) struct Piece {
     pub(crate) commands: vk::CommandBuffer,
     /// Nodes that it computes.
     pub(crate) nodes: u64,
+    /// The first of them.
+    first: TensorId,
 }
 
 /// A compiled graph. It keeps the memory that its tensors lie in.
@@ -72,7 +74,8 @@ impl Executable for Program {
 struct Step {
     id: TensorId,
     launch: Launch,
-    pipeline: vk::Pipeline,
+    /// Of each pass, with its workgroups.
+    pipelines: Vec<(vk::Pipeline, u64)>,
     /// Whether it must wait for nodes before it.
     waits: bool,
 }
@@ -86,9 +89,11 @@ impl Program {
         place: Arc<()>,
     ) -> Result<Program> {
         let steps = steps(gpu, &graph, &placement)?;
+        gpu.save_pipelines_soon();
         let tables: usize = steps.iter().map(|step| step.launch.table.next_multiple_of(4) * 4).sum();
         let size = HEAD_BYTES + steps.len() * RECORD_BYTES + tables;
-        let records = GpuBuffer::new(gpu, funds, size as u64)?.counted_by(place);
+        let scratch = steps.iter().map(|step| step.launch.scratch).max().unwrap_or(0) * 4;
+        let records = GpuBuffer::new(gpu, funds, (size + scratch) as u64)?.counted_by(place);
         let image = image(&graph, &placement, &steps, records.address(), size)?;
         let records = upload(gpu, records, &image)?;
         let commands = Commands::new(gpu)?;
@@ -101,6 +106,20 @@ impl Program {
         self.records.handle().ok_or_else(|| Error::Misuse("a graph without records".into()))
     }
 
+    /// An error of the device while it was at a piece, with the name of the piece's first node.
+    pub(crate) fn blame(&self, piece: usize, error: Error) -> Error {
+        match (error, self.pieces.get(piece)) {
+            (Error::Device { device, op: None, detail }, Some(piece)) => {
+                let detail = match piece.nodes {
+                    1 => detail,
+                    more => format!("{detail}; it was at this or one of the {} ops behind", more - 1),
+                };
+                Error::Device { device, op: Some(self.graph.label(piece.first).to_string()), detail }
+            }
+            (error, _) => error,
+        }
+    }
+
     /// What kernels have found wrong, as an error of the device of that id.
     pub(crate) fn fault_error(&self, id: &str, fault: [u32; 4]) -> Option<Error> {
         let [number, reason, value, limit] = fault;
@@ -110,7 +129,10 @@ impl Program {
             2 => "position",
             3 => "sequence",
             4 => "block",
-            _ => "expert",
+            5 => "expert",
+            6 => "token",
+            7 => "step",
+            _ => "id",
         };
         let label = self.graph.get(node).map(|_| self.graph.label(node).to_string());
         let detail = format!("{what} {} is outside 0..{limit}", value as i32);
@@ -123,6 +145,8 @@ fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Ste
     let mut steps = Vec::new();
     // What was read and written since the last barrier.
     let (mut read, mut written): (Vec<PlacedBytes>, Vec<PlacedBytes>) = Default::default();
+    // All nodes have the same scratch memory.
+    let mut scratch_is_used = false;
     for id in graph.nodes() {
         let tensor = graph.tensor(id);
         if !tensor.is_compute() || tensor.layout().is_empty() {
@@ -130,35 +154,44 @@ fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Ste
         }
         let unsupported = || Error::Request(format!("{} does not support {}", gpu.id, graph.label(id)));
         let launch = launch::launch(graph, id, &Bounds::of(gpu.physical.kind)).ok_or_else(unsupported)?;
-        if launch.groups == 0 {
+        if launch.passes.iter().all(|pass| pass.groups == 0) {
             continue;
         }
-        let pipeline = gpu.pipelines.get(&launch.variant).map_err(|e| {
-            let detail = format!("the driver cannot compile its kernel: {e}");
-            Error::Device { device: gpu.id.to_string(), op: Some(graph.label(id).to_string()), detail }
-        })?;
+        let pipeline = |pass: &Pass| {
+            let made = gpu.pipelines.get(&pass.variant).map_err(|e| {
+                let detail = format!("the driver cannot compile its kernel: {e}");
+                Error::Device { device: gpu.id.to_string(), op: Some(graph.label(id).to_string()), detail }
+            });
+            Ok((made?, pass.groups))
+        };
+        let pipelines = launch.passes.iter().map(pipeline).collect::<Result<Vec<_>>>()?;
         let sources = tensor.sources().filter_map(|src| placement.bytes(graph, src));
         let (reads, writes) = (sources.collect::<Vec<_>>(), placement.bytes(graph, id));
         let meets = |range: &PlacedBytes, others: &[PlacedBytes]| others.iter().any(|other| range.meets(other));
+        let uses_scratch = launch.scratch > 0;
         let waits = reads.iter().any(|range| meets(range, &written))
             || writes.iter().any(|range| meets(range, &written) || meets(range, &read))
+            || uses_scratch && scratch_is_used
             // So that a graph of many nodes is not compared with itself node by node.
             || read.len() > MOST_RANGES;
         if waits {
             read.clear();
             written.clear();
+            scratch_is_used = false;
         }
+        scratch_is_used |= uses_scratch;
         read.extend(reads);
         written.extend(writes);
-        steps.push(Step { id, launch, pipeline, waits });
+        steps.push(Step { id, launch, pipelines, waits });
     }
     Ok(steps)
 }
 
-/// The records as kernels read them, with what stands before and behind them.
+/// The records as kernels read them, with what stands before and behind them. Scratch memory comes behind all.
 fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, size: usize) -> Result<Vec<u8>> {
     let mut words: Vec<u32> = vec![0; HEAD_BYTES / 4];
     let mut table = address + (HEAD_BYTES + steps.len() * RECORD_BYTES) as u64;
+    let scratch = address + size as u64;
     for step in steps {
         let tensor = graph.tensor(step.id);
         for i in 0..=MAX_SRCS {
@@ -166,7 +199,7 @@ fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, siz
             words.extend(of.map_or(Ok([0; TENSOR_BYTES / 4]), |of| tensor_record(graph, placement, of))?);
         }
         words.extend(step.launch.params);
-        words.extend(halves(table));
+        words.extend(halves(if step.launch.scratch > 0 { scratch } else { table }));
         debug_assert!(step.launch.params.len() == PARAMS);
         table += step.launch.table.next_multiple_of(4) as u64 * 4;
     }
@@ -238,7 +271,7 @@ fn record(gpu: &Arc<Gpu>, commands: &Commands, steps: &[Step], address: u64) -> 
                 unsafe { record_step(gpu, device, commands, step, i > 0, address + place as u64, address) };
             }
         })?;
-        pieces.push(Piece { commands: buffer, nodes: (end - begin) as u64 });
+        pieces.push(Piece { commands: buffer, nodes: (end - begin) as u64, first: steps[begin].id });
         begin = end;
     }
     Ok(pieces)
@@ -262,16 +295,20 @@ unsafe fn record_step(
     push[..8].copy_from_slice(&record.to_le_bytes());
     push[8..16].copy_from_slice(&fault.to_le_bytes());
     push[16..].copy_from_slice(&(step.id.index() as u32).to_le_bytes());
-    let groups = step.launch.groups;
-    let (across, down) = (groups.min(MOST_GROUPS) as u32, groups.div_ceil(MOST_GROUPS) as u32);
     // SAFETY: what this function asks for; the kernel reads its record and the tensors that it names, inside their memory.
     unsafe {
         if step.waits && has_earlier {
             barrier(device, commands);
         }
-        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, step.pipeline);
-        let (layout, stage) = (gpu.pipelines.layout, vk::ShaderStageFlags::COMPUTE);
-        device.cmd_push_constants(commands, layout, stage, 0, &push);
-        device.cmd_dispatch(commands, across, down, 1);
+        for (i, &(pipeline, groups)) in step.pipelines.iter().enumerate() {
+            if i > 0 {
+                barrier(device, commands);
+            }
+            let (across, down) = (groups.min(MOST_GROUPS) as u32, groups.div_ceil(MOST_GROUPS) as u32);
+            device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+            let (layout, stage) = (gpu.pipelines.layout, vk::ShaderStageFlags::COMPUTE);
+            device.cmd_push_constants(commands, layout, stage, 0, &push);
+            device.cmd_dispatch(commands, across, down, 1);
+        }
     }
 }

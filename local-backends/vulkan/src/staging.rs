@@ -1,6 +1,7 @@
 //! Memory through which bytes pass between host and device.
 
-use crate::gpu::{Gpu, Raw};
+use crate::allocation::Raw;
+use crate::gpu::Gpu;
 use ash::vk;
 use gpu_allocator::MemoryLocation;
 use outboard_core::Result;

@@ -2,8 +2,8 @@
 //! (`RADV_FORCE_FAMILY`), so that kernels can be judged without one.
 
 use crate::instance::vulkan;
-use crate::launch::{ROW_LANES, number};
-use crate::pipelines::{Kernel, Pipelines, Variant};
+use crate::launch::{PENALTY_PART, ROW_LANES, number};
+use crate::pipelines::{Kernel, Making, Pipelines, Variant};
 use ash::vk;
 use outboard_core::DType;
 use std::collections::BTreeMap;
@@ -54,7 +54,8 @@ pub fn statistics() -> Result<Vec<Statistics>, String> {
     let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
         .map_err(|e| format!("its driver tells nothing of kernels: {e}"))?;
     let told = ash::khr::pipeline_executable_properties::Device::new(&vulkan.instance, &device);
-    let all = Pipelines::with_statistics(&device).map_err(|e| e.to_string()).and_then(|pipelines| {
+    let making = Making { flags: vk::PipelineCreateFlags::CAPTURE_STATISTICS_KHR, ..Making::default() };
+    let all = Pipelines::new(&device, making).map_err(|e| e.to_string()).and_then(|pipelines| {
         let of = |(name, variant): (String, Variant)| {
             let pipeline = pipelines.get(&variant).map_err(|e| format!("{name}: {e}"))?;
             let info = vk::PipelineExecutableInfoKHR::default().pipeline(pipeline);
@@ -80,7 +81,7 @@ fn number_of(statistic: &vk::PipelineExecutableStatisticKHR) -> Option<(String, 
 }
 
 /// Kernels as models use them.
-fn variants() -> Vec<(String, Variant)> {
+pub(crate) fn variants() -> Vec<(String, Variant)> {
     let mut variants = Vec::new();
     let mut add = |name: String, kernel, constants: Vec<u32>| variants.push((name, Variant { kernel, constants }));
     for dtype in DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::I32 | DType::Q8_K)) {
@@ -95,21 +96,26 @@ fn variants() -> Vec<(String, Variant)> {
     }
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
         let of = number(dtype);
-        for (length, parts) in [(64, 1), (128, 1), (256, 2)] {
-            let constants = vec![ROW_LANES, of, of, number(DType::F32), length, parts];
-            add(format!("flash_attn {dtype} head={length}"), Kernel::FlashAttn, constants);
+        for (length, fours, heads) in [(64, 1, 3), (128, 1, 8), (256, 2, 4)] {
+            let constants = vec![ROW_LANES, of, of, number(DType::F32), length, fours, heads, 1];
+            add(format!("flash_attn {dtype} head={length} heads={heads}"), Kernel::FlashAttn, constants);
         }
         add(format!("set_rows {dtype}"), Kernel::SetRows, vec![64, of]);
     }
     for (name, kernel, lanes) in [
         ("binary", Kernel::Binary, 256),
         ("glu", Kernel::Glu, 256),
+        ("log_prob", Kernel::LogProb, 256),
         ("norm", Kernel::Norm, 256),
         ("rope", Kernel::Rope, 32),
+        ("sample", Kernel::Sample, 256),
         ("soft_max", Kernel::SoftMax, 256),
+        ("top_k", Kernel::TopK, 256),
         ("unary", Kernel::Unary, 256),
     ] {
         add(name.to_owned(), kernel, vec![lanes]);
     }
+    add("flash_attn_parts".to_owned(), Kernel::FlashAttnParts, vec![ROW_LANES]);
+    add("penalty".to_owned(), Kernel::Penalty, vec![256, PENALTY_PART as u32]);
     variants
 }

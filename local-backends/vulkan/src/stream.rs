@@ -47,6 +47,13 @@ struct Parts {
     timers: Timers,
 }
 
+/// What of a graph is not known to be done.
+struct Left {
+    nodes: u64,
+    /// The first piece.
+    first: usize,
+}
+
 /// What is under way: until the timeline has the value, all of this is kept.
 struct Flight {
     value: u64,
@@ -110,13 +117,24 @@ impl Parts {
 
     /// Waits for a value.
     fn wait<T: 'static>(&self, value: u64, then: impl FnOnce() -> Result<T> + Send + 'static) -> Result<Outcome<T>> {
+        self.wait_then(value, |reached| reached.and_then(|()| then()))
+    }
+
+    /// Waits for a value, or until it is known that it will not come.
+    fn wait_then<T: 'static>(
+        &self,
+        value: u64,
+        then: impl FnOnce(Result<()>) -> Result<T> + Send + 'static,
+    ) -> Result<Outcome<T>> {
         let (timeline, flight) = (self.timeline.clone(), self.flight.clone());
         let wait: Later<T> = Box::new(move |cancel| {
-            timeline.wait(value, cancel)?;
+            if let Err(error) = timeline.wait(value, cancel) {
+                return then(Err(error));
+            }
             // What it used is free now, not when the queue is given something else. It is dropped when the lock is.
             let done = |flight: &mut Flight| (flight.value <= value).then(|| std::mem::take(&mut flight.keep));
             let _done: Vec<_> = lock(&flight).iter_mut().filter_map(done).collect();
-            then()
+            then(Ok(()))
         });
         Ok(Outcome::Later(wait))
     }
@@ -192,16 +210,17 @@ impl GpuStream {
         Ok((parts.submit(gpu, &[commands], flight)?, staging))
     }
 
-    /// Gives the pieces of a graph, few of them ahead. Returns how many of its nodes are not known to be done.
-    fn give_pieces(&mut self, executable: &Arc<dyn Executable>, program: &Program) -> Result<u64> {
+    /// Gives the pieces of a graph, few of them ahead.
+    fn give_pieces(&mut self, executable: &Arc<dyn Executable>, program: &Program) -> Result<Left> {
         let (cancel, steps) = (self.cancel.clone(), self.steps.clone());
         let (gpu, parts) = self.parts()?;
         let mut ahead = VecDeque::new();
-        for piece in &program.pieces {
+        for (i, piece) in program.pieces.iter().enumerate() {
             if ahead.len() == PIECES_AHEAD
                 && let Some((value, nodes)) = ahead.pop_front()
             {
-                parts.timeline.wait(value, &cancel)?;
+                let waited = parts.timeline.wait(value, &cancel);
+                waited.map_err(|error| program.blame(i - PIECES_AHEAD, error))?;
                 steps.fetch_add(nodes, Ordering::Relaxed);
             }
             if cancel.load(Ordering::Relaxed) {
@@ -210,9 +229,11 @@ impl GpuStream {
             parts.collect()?;
             let kept: Box<dyn Any + Send> = Box::new(executable.clone());
             let flight = Flight { value: 0, commands: None, staging: None, timer: None, keep: vec![kept] };
-            ahead.push_back((parts.submit(gpu, &[piece.commands], flight)?, piece.nodes));
+            let value = parts.submit(gpu, &[piece.commands], flight).map_err(|error| program.blame(i, error))?;
+            ahead.push_back((value, piece.nodes));
         }
-        Ok(ahead.iter().map(|(_, nodes)| nodes).sum())
+        let first = program.pieces.len() - ahead.len();
+        Ok(Left { nodes: ahead.iter().map(|(_, nodes)| nodes).sum(), first })
     }
 
     /// Takes what kernels have found wrong out of the program, for the next run, and ends the run's time.
@@ -323,14 +344,16 @@ impl Stream for GpuStream {
         let timer = self.begin()?;
         let given = self.give_pieces(executable, program);
         // Also of a run that was stopped: what its kernels have found wrong is not the next one's.
-        let (value, staging) = self.end(executable, program, timer.clone())?;
+        let ended = self.end(executable, program, timer.clone());
         let left = given?;
+        let (value, staging) = ended.map_err(|error| program.blame(left.first, error))?;
         let (executable, gpu, steps) = (executable.clone(), self.gpu.clone(), self.steps.clone());
-        self.parts()?.1.wait(value, move || {
-            steps.fetch_add(left, Ordering::Relaxed);
+        self.parts()?.1.wait_then(value, move |reached| {
+            let program = executable.as_any().downcast_ref::<Program>().ok_or_else(wrong)?;
+            reached.map_err(|error| program.blame(left.first, error))?;
+            steps.fetch_add(left.nodes, Ordering::Relaxed);
             let words = staging.read(FAULT_BYTES).as_chunks::<4>().0.to_vec();
             let fault = [0, 1, 2, 3].map(|i| words.get(i).map_or(0, |word| u32::from_le_bytes(*word)));
-            let program = executable.as_any().downcast_ref::<Program>().ok_or_else(wrong)?;
             match program.fault_error(&gpu.id, fault) {
                 Some(error) => Err(error),
                 None => Ok(timer.span(&gpu, submitted)),
@@ -346,21 +369,31 @@ impl Stream for GpuStream {
 impl Drop for GpuStream {
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
-        match parts.timeline.wait_for(parts.value, LAST_WAIT) {
-            Ok(true) => {}
-            // A lost device does nothing any more.
-            Err(_) if self.gpu.is_lost() => {}
-            Ok(false) | Err(_) => {
-                tracing::warn!("{}: it does not end what it was given; its memory is kept until it does", self.gpu.id);
-                // Where no thread can be had, for good.
-                let parts = std::mem::ManuallyDrop::new(parts);
-                let wait = move || {
-                    let done = || parts.timeline.wait_for(parts.value, LAST_WAIT);
-                    while matches!(done(), Ok(false)) {}
-                    drop(std::mem::ManuallyDrop::into_inner(parts));
-                };
-                let _ = std::thread::Builder::new().name("what a queue has left".into()).spawn(wait);
-            }
+        let wait = LAST_WAIT.min(self.gpu.patience);
+        if is_done(&parts, wait) {
+            return;
+        }
+        tracing::warn!("{}: it does not end what it was given; its memory is kept until it does", self.gpu.id);
+        // Where no thread can be had, for good.
+        let parts = std::mem::ManuallyDrop::new(parts);
+        let keep = move || {
+            while !is_done(&parts, wait) {}
+            drop(std::mem::ManuallyDrop::into_inner(parts));
+        };
+        let _ = std::thread::Builder::new().name("what a queue has left".into()).spawn(keep);
+    }
+}
+
+/// Whether the device uses nothing of it any more, known after this time at most.
+fn is_done(parts: &Parts, wait: Duration) -> bool {
+    let start = Instant::now();
+    match parts.timeline.wait_for(parts.value, wait) {
+        Ok(done) => done,
+        // A lost device does nothing any more.
+        Err(_) if parts.timeline.is_gone() => true,
+        Err(_) => {
+            std::thread::sleep(wait.saturating_sub(start.elapsed()));
+            false
         }
     }
 }

@@ -9,7 +9,7 @@ use outboard_core::{
     DType, Device, Error, Executable, Graph, GraphBuilder, Host, Placement, Queue, Slice, TensorId, Usage,
 };
 use outboard_host::MemoryBudget;
-use outboard_vulkan::{find, vulkan_device};
+use outboard_vulkan::{OpenOptions, find, vulkan_device};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,8 @@ fn device() -> Option<Arc<LocalDevice>> {
         println!("skipped: there is no Vulkan device");
         return None;
     };
-    Some(vulkan_device(&Host::new(), found, "Vulkan0", &MemoryBudget::new(Some(1 << 30))).unwrap())
+    let budget = MemoryBudget::new(Some(1 << 30));
+    Some(vulkan_device(&Host::new(), found, "Vulkan0", &budget, &OpenOptions::default()).unwrap())
 }
 
 fn slice(device: &dyn Device, size: u64) -> Slice {

@@ -44,6 +44,15 @@ pub(super) fn cases(s: &mut Suite) {
             m.push(Sample, &[x, params, draws])
         });
     }
+    s.add("a large vocabulary".to_owned(), Check::Exact, |m| {
+        let x = m.input(DType::F32, &[152_064, 1], Fill::Uniform(-8.0, 8.0))?;
+        draw(m, x, 1, Sampler { temperature: 5.0, top_p: 0.99, ..all })
+    });
+    s.add("more than any number".to_owned(), Check::Exact, |m| {
+        let list = vec![1.0, f32::INFINITY, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, 0.0];
+        let x = m.input(DType::F32, &[6, 5], Fill::Floats(list))?;
+        draw(m, x, 5, all)
+    });
     s.add("a sampler for each row".to_owned(), Check::Exact, |m| {
         let x = m.input(DType::F32, &[500, 11], Fill::Uniform(-8.0, 8.0))?;
         let params = ops.iter().flat_map(|(_, sampler)| sampler.params()).collect();
