@@ -1,0 +1,7 @@
+//! Gives the library the name by which programs ask for the driver, so that whoever asks for it later finds the one that is loaded.
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so");
+    }
+}
