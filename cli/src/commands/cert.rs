@@ -226,7 +226,7 @@ fn write_all(dir: &Path, files: &[Output], args: &Args) -> Result<()> {
         && args.force
         && same(ca, dir)
     {
-        let wrong = format_args!("--force --signed-by {}: that is the same folder; choose another one", ca.display());
+        let wrong = format!("--force --signed-by {}: that is the same folder; choose another one", ca.display());
         return Err(usage(wrong));
     }
     make_dir(dir).with_context(|| format!("the folder {} cannot be made", dir.display()))?;

@@ -10,6 +10,8 @@ pub(crate) const PARAMS: usize = 18;
 
 /// Columns up to which a product reads the weights once for all, row by row.
 const FEW_COLUMNS: usize = 8;
+/// Experts among which many columns are sorted.
+const MOST_EXPERTS: usize = 1024;
 /// Longest key and value of attention, in elements.
 const MAX_HEAD: usize = 576;
 /// Longest row that is sorted, every element being compared with all others: far more than models have experts.
@@ -205,6 +207,11 @@ fn cost(node: &Node) -> Option<Cost> {
             let lanes = u64::from(ROW_LANES);
             Cost { work, iterations: keys.div_ceil(lanes).saturating_mul(q.ne()[0] as u64 / 4 + lanes + 2) }
         }
+        Op::MulMatId(_) if node.tensor.ne()[2] > FEW_COLUMNS => {
+            let pairs = (node.tensor.ne()[1] * node.tensor.ne()[2]) as u64;
+            let sort = 2 * pairs.div_ceil(ELEMENT_LANES.into()) + pairs / TILE as u64 + 2 * node.src(0)?.ne()[2] as u64;
+            Cost { work: flops, iterations: sort.max(node.src(0)?.ne()[0] as u64 / 16) }
+        }
         Op::MulMat(_) => Cost { work: flops, iterations: node.src(0)?.ne()[0] as u64 / 16 },
         // Those that go through a row do so three times at most.
         _ => Cost { work: flops, iterations: 3 * node.src(0).map_or(0, |src| src.ne()[0] as u64 / 32) },
@@ -386,7 +393,7 @@ fn mul_mat(node: &Node) -> Option<Launch> {
     let (dtype, wide) = (number(a.dtype()), u32::from(is_wide(b)));
     if n > FEW_COLUMNS {
         let groups = m.div_ceil(TILE) * n.div_ceil(TILE) * b2 * b3;
-        return Some(Launch::new(Kernel::MulMat, 256, &[dtype, 0, 0, wide], groups));
+        return Some(Launch::new(Kernel::MulMat, 256, &[dtype, wide], groups));
     }
     let rows = rows_at_once(m, n);
     let constants = [dtype, rows as u32, n.max(1) as u32, wide, u32::from(is_whole(a))];
@@ -396,9 +403,23 @@ fn mul_mat(node: &Node) -> Option<Launch> {
 fn mul_mat_id(node: &Node) -> Option<Launch> {
     let (a, b) = (node.src(0)?, node.src(1)?);
     let [m, used, tokens, _] = node.tensor.ne();
+    let (dtype, wide) = (number(a.dtype()), u32::from(is_wide(b)));
+    if tokens > FEW_COLUMNS && a.ne()[2] <= MOST_EXPERTS {
+        return mul_mat_id_sorted(a, [m, used, tokens], [dtype, wide]);
+    }
     let rows = rows_at_once(m, 1);
-    let constants = [number(a.dtype()), rows as u32, 1, u32::from(is_wide(b)), u32::from(is_whole(a))];
+    let constants = [dtype, rows as u32, 1, wide, u32::from(is_whole(a))];
     Some(Launch::new(Kernel::MulMatId, ROW_LANES, &constants, m.div_ceil(rows) * used * tokens))
+}
+
+/// MUL_MAT_ID with many tokens: columns are sorted by expert, so that a tile's weights are read once for all of its columns.
+fn mul_mat_id_sorted(a: &Tensor, [m, used, tokens]: [usize; 3], constants: [u32; 2]) -> Option<Launch> {
+    let pairs = used * tokens;
+    let tiles = a.ne()[2].min(pairs) + pairs / TILE;
+    let mut launch = Launch::new(Kernel::MulMatIdSort, ELEMENT_LANES, &[], 1);
+    launch.passes.push(Pass::new(Kernel::MulMatIdTiles, 256, &constants, m.div_ceil(TILE) * tiles));
+    launch.scratch = 4 + 4 * tiles + pairs;
+    Some(launch.with(&[u32::try_from(tiles).ok()?]))
 }
 
 fn norm(node: &Node, op: &op::Norm) -> Launch {
@@ -487,7 +508,9 @@ mod tests {
         let unary = UnaryKind::ALL.len() as u32;
         assert_eq!([named("unary.comp", "SCALE"), named("unary.comp", "CLAMP")], [Some(unary), Some(unary + 1)]);
         assert_eq!(named("common.glsl", "RESULT"), Some(op::MAX_SRCS as u32));
-        assert_eq!(named("mul_mat.comp", "TILE"), Some(TILE as u32));
+        assert_eq!(named("tile.glsl", "TILE"), Some(TILE as u32));
+        assert_eq!(named("mul_mat_id_sort.comp", "TILE"), Some(TILE as u32));
+        assert_eq!(named("mul_mat_id_sort.comp", "MOST_EXPERTS"), Some(MOST_EXPERTS as u32));
         assert_eq!(named("flash_attn_parts.comp", "MOST_PARTS"), Some(MOST_PARTS as u32));
         assert_eq!(named("select.glsl", "LISTED"), Some(MAX_LISTED as u32));
     }

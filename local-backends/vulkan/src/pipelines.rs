@@ -38,6 +38,8 @@ kernels! {
     LogProb => "log_prob",
     MulMat => "mul_mat",
     MulMatId => "mul_mat_id",
+    MulMatIdSort => "mul_mat_id_sort",
+    MulMatIdTiles => "mul_mat_id_tiles",
     MulMatVec => "mul_mat_vec",
     Norm => "norm",
     Penalty => "penalty",

@@ -91,7 +91,8 @@ pub(crate) fn variants() -> Vec<(String, Variant)> {
             add(format!("mul_mat_vec {dtype} columns={columns}"), Kernel::MulMatVec, constants);
         }
         add(format!("mul_mat_id {dtype}"), Kernel::MulMatId, vec![ROW_LANES, of, 4, 1, 1, 1]);
-        add(format!("mul_mat {dtype}"), Kernel::MulMat, vec![256, of, 0, 0, 1]);
+        add(format!("mul_mat {dtype}"), Kernel::MulMat, vec![256, of, 1]);
+        add(format!("mul_mat_id_tiles {dtype}"), Kernel::MulMatIdTiles, vec![256, of, 1]);
         add(format!("get_rows {dtype}"), Kernel::GetRows, vec![256, of]);
     }
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::Q8_0] {
@@ -116,6 +117,7 @@ pub(crate) fn variants() -> Vec<(String, Variant)> {
         add(name.to_owned(), kernel, vec![lanes]);
     }
     add("flash_attn_parts".to_owned(), Kernel::FlashAttnParts, vec![ROW_LANES]);
+    add("mul_mat_id_sort".to_owned(), Kernel::MulMatIdSort, vec![256]);
     add("penalty".to_owned(), Kernel::Penalty, vec![256, PENALTY_PART as u32]);
     variants
 }

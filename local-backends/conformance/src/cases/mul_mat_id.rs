@@ -29,6 +29,18 @@ pub(super) fn cases(s: &mut Suite) {
             let ids = m.i32(&[2, 20], Fill::Ints(vec![3, 3]))?;
             m.push(MulMatId, &[w, b, ids])
         });
+        s.add(format!("{a} many tokens"), Check::PRODUCT, |m| {
+            let w = m.weight(a, &[96, 70, 4])?;
+            let b = m.f32(&[96, 2, 200])?;
+            let ids = m.i32(&[2, 200], Fill::Distinct(4))?;
+            m.push(MulMatId, &[w, b, ids])
+        });
+        s.fails(format!("{a} id 4 of 4 experts among many tokens"), |m| {
+            let w = m.weight(a, &[64, 9, 4])?;
+            let b = m.f32(&[64, 1, 20])?;
+            let ids = m.i32(&[1, 20], Fill::Ints(vec![0, 1, 2, 3, 4]))?;
+            m.push(MulMatId, &[w, b, ids])
+        });
         for id in [4, -1, i32::MIN, i32::MAX] {
             s.fails(format!("{a} id {id} of 4 experts"), |m| {
                 let w = m.weight(a, &[64, 9, 4])?;
