@@ -38,11 +38,11 @@ pub enum Error {
         free: u64,
     },
     /// A deadline passed.
-    #[error("waited {:.1} s for {what}", after.as_secs_f64())]
+    #[error("{}{what}", Waited(*after))]
     Timeout {
         /// What was waited for.
         what: String,
-        /// How long.
+        /// How long; zero if somebody else has waited, of whom `what` tells all.
         after: Duration,
     },
     /// The caller asked to stop.
@@ -51,6 +51,18 @@ pub enum Error {
     /// This program used an interface wrongly (a buffer of another device, say): a bug.
     #[error("misuse: {0}")]
     Misuse(String),
+}
+
+/// How long somebody has waited, in front of for what.
+struct Waited(Duration);
+
+impl std::fmt::Display for Waited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_zero() {
+            return Ok(());
+        }
+        write!(f, "waited {:.1} s for ", self.0.as_secs_f64())
+    }
 }
 
 /// Result with [`Error`].

@@ -131,13 +131,13 @@ impl PlacedModel {
         Instant::now() + self.failover.as_ref().map_or(Duration::ZERO, |failover| failover.patience())
     }
 
-    /// Takes the devices up again, or puts the model on those that are left, for which lost ones are waited for until then, and says how it goes on.
+    /// Takes the devices up again, or puts the model on those that are left, which waits until `until` for lost ones, and says how it goes on.
     pub(crate) fn try_again(&mut self, error: &Error, until: Instant) -> Result<()> {
         let start = Instant::now();
         self.health.note(error);
         let who = match error {
             Error::Core(outboard_core::Error::Peer { endpoint, .. }) => endpoint.clone(),
-            _ => String::new(),
+            _ => self.devices_here().iter().map(|device| device.info().id.clone()).collect::<Vec<_>>().join(", "),
         };
         let devices = if self.take_up(who)? {
             self.programs.iter().for_each(|(_, program)| program.copy_weights_again());

@@ -70,7 +70,7 @@ pub enum TextEvent {
         /// All of it.
         generation: Generation,
     },
-    /// It cannot be generated, or not any further. Others go on, unless it is for what has happened to a device.
+    /// It cannot begin or go on. Where a device is why, all texts that are under way fail with it; else the others go on.
     Failed(Error),
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// Names the folder of [`cache_dir`].
 pub const CACHE_VARIABLE: &str = "OUTBOARD_CACHE";
 
-/// Where models, blobs and digests are kept: what [`CACHE_VARIABLE`] names, or else this project's part of the user's cache directory. `None` for a
+/// Where models, blobs, digests and compiled pipelines are kept: what [`CACHE_VARIABLE`] names, or else this project's part of the user's cache directory. `None` for a
 /// user without a home.
 pub fn cache_dir() -> Option<PathBuf> {
     match std::env::var_os(CACHE_VARIABLE).filter(|dir| !dir.is_empty()) {

@@ -269,7 +269,7 @@ pub trait Device: Send + Sync {
     /// To be called after a queue has failed with [`Error::Peer`], when all its queues were dropped: makes sure that the device can
     /// be used again, with its buffers and executables as they were and nothing under way. For a remote device that may take
     /// as long as its server keeps them. An error means that they are lost; [`Error::Timeout`], that its server answers and gets no
-    /// further, so that it should not be tried again.
+    /// further, or that its process hung or is not started again for a while, so that it should not be tried again.
     fn resume(&self) -> Result<()> {
         Ok(())
     }

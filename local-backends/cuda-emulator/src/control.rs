@@ -6,7 +6,7 @@ use crate::driver::{Code, Config, Live, driver, lock};
 use std::ffi::{CStr, c_char};
 
 /// Bytes of a name with its zero.
-const NAME: usize = 120;
+const NAME: usize = 1024;
 /// Bytes of a finding with its zero.
 const TEXT: usize = 480;
 
@@ -60,7 +60,7 @@ unsafe fn text(place: *const c_char) -> String {
 /// Sets what devices there are. After the first call of the driver only seed, threads and leniency change.
 #[unsafe(no_mangle)]
 extern "C" fn emulator_configure(config: &Config) {
-    *lock(&driver().config) = *config;
+    *lock(&driver().config) = config.clamped();
 }
 
 #[unsafe(no_mangle)]

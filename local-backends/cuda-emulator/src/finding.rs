@@ -36,6 +36,12 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// Whether the kernel cannot go on.
+    pub(crate) fn ends_the_kernel(self) -> bool {
+        use Fault::*;
+        matches!(self, OutOfBounds | ReadOnly | Misaligned | Trap | Deadlock | Endless)
+    }
+
     /// The fault of this number.
     pub fn from_code(code: u32) -> Option<Self> {
         use Fault::*;
@@ -100,7 +106,9 @@ impl Findings {
     /// Keeps a finding unless the same fault of the same instruction is known.
     pub(crate) fn add(&self, finding: Finding) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.all.len() < MAX_FINDINGS && inner.known.insert((finding.fault, finding.place)) {
+        // What ends the kernel is kept in any case: the launch's error is its.
+        let has_room = inner.all.len() < MAX_FINDINGS || finding.fault.ends_the_kernel();
+        if has_room && inner.known.insert((finding.fault, finding.place)) {
             inner.all.push(finding);
         }
     }

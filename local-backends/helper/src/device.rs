@@ -16,7 +16,7 @@ use outboard_proto::v1;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A device in `host` that lives in a helper, which is started when it is first needed, and again after it has ended. Its memory is that of `pool`,
 /// or what the helper says that there is.
@@ -83,10 +83,12 @@ impl Helper {
     fn check_refusal(&self) -> Result<()> {
         // Somebody who is at starting one was not refused.
         let Ok(mut starts) = self.starts.try_lock() else { return Ok(()) };
-        let refused = self.check_starts(&mut starts);
-        let after = self.launch.limit.within;
-        refused
-            .map_err(|_| Error::Timeout { what: format!("{}, whose process ends again and again", self.name), after })
+        self.check_starts(&mut starts).map_err(|error| match error {
+            Error::Peer { endpoint, detail } => {
+                Error::Timeout { what: format!("{endpoint}: {detail}"), after: Duration::ZERO }
+            }
+            error => error,
+        })
     }
 
     /// The one that there is, if there is one.

@@ -2,7 +2,7 @@
 
 const uint QK = 256;
 
-// Whether rows begin at whole words, so that fields at multiples of 4 do in blocks of whole words, and have whole octets.
+// Whether rows begin at whole words, so that fields at multiples of 4 do in blocks of whole words, and have whole pairs of octets.
 #ifndef WHOLE
 #define WHOLE false
 #endif

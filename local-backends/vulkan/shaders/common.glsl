@@ -77,7 +77,7 @@ float number_param(uint i) {
     return uintBitsToFloat(param(i));
 }
 
-// Where the numbers are that the host has prepared for the node.
+// Where the node's table is that the host has prepared, or what its passes leave for one another.
 uvec2 constants() {
     return uvec2(param(18), param(19));
 }

@@ -11,7 +11,7 @@ layout(constant_id = 3) const uint MASK = F32;
 layout(constant_id = 4) const uint LENGTH = 64;
 layout(constant_id = 5) const uint FOURS = 1;
 layout(constant_id = 6) const uint HEADS = 1;
-// Whether keys and values begin at whole words.
+// Whether keys and values begin at whole words, and have whole pairs of octets.
 layout(constant_id = 7) const bool ROWS_ARE_WHOLE = false;
 #define WHOLE ROWS_ARE_WHOLE
 

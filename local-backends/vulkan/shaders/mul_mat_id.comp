@@ -3,7 +3,7 @@
 
 #include "common.glsl"
 
-// Whether rows of weights begin at whole words, and have whole octets.
+// Whether rows of weights begin at whole words, and have whole pairs of octets.
 layout(constant_id = 5) const bool ROWS_ARE_WHOLE = false;
 #define WHOLE ROWS_ARE_WHOLE
 

@@ -170,10 +170,9 @@ impl Context for GpuContext {
     }
 
     fn check(&self) -> Result<()> {
-        if self.gpu.is_lost() {
-            let endpoint = self.funds.info().id.clone();
-            return Err(Error::Peer { endpoint, detail: "its driver has lost it".into() });
+        match self.gpu.end() {
+            Some(why) => Err(Error::Peer { endpoint: self.funds.info().id.clone(), detail: why.into() }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }

@@ -42,8 +42,9 @@ pub(crate) struct Gpu {
     saving: AtomicBool,
     /// [`OPEN`], [`GIVEN_UP`] or [`LOST`].
     state: AtomicU8,
-    /// How long nothing may come to an end, and when something last did.
+    /// How long nothing may come to an end.
     pub(crate) patience: Duration,
+    /// When something last did.
     ended: Mutex<Instant>,
 }
 
@@ -107,9 +108,9 @@ impl Gpu {
         let file = options.pipelines.as_ref().map(|folder| PipelineFile::new(folder, &physical.identity));
         let cached = file.as_ref().map(PipelineFile::read).unwrap_or_default();
         let making = Making { cached: &cached, has_feedback: physical.has_feedback, ..Making::default() };
-        let pipelines = || Pipelines::new(&device, making).map_err(|e| cannot("its pipelines", e));
+        let pipelines = || Pipelines::new(&device, making).map_err(|e| cannot("its pipelines cannot be made", e));
         let made = Allocator::new(&describes)
-            .map_err(|e| error(format!("its memory: {e}")))
+            .map_err(|e| error(format!("its memory cannot be managed: {e}")))
             .and_then(|allocator| Ok((allocator, pipelines()?)));
         match made {
             Ok((allocator, pipelines)) => Ok(Arc::new(Gpu {
@@ -174,6 +175,15 @@ impl Gpu {
         self.error(format!("{what}: {result}"))
     }
 
+    /// Why it cannot be used any more, if that is so.
+    pub(crate) fn end(&self) -> Option<&'static str> {
+        match self.state.load(Ordering::Relaxed) {
+            LOST => Some("its driver has lost it"),
+            GIVEN_UP => Some("it hung, and was given up"),
+            _ => None,
+        }
+    }
+
     /// Whether it is lost, or was given up.
     pub(crate) fn is_lost(&self) -> bool {
         self.state.load(Ordering::Relaxed) != OPEN
@@ -192,8 +202,8 @@ impl Gpu {
     /// An error if there is nothing to wait for any more: the device was lost, or nothing has come to an end for too long since the wait began,
     /// and it is given up.
     pub(crate) fn check(&self, waits_since: Instant) -> Result<()> {
-        if self.is_lost() {
-            return Err(self.error("it was lost, or given up, while this waited".into()));
+        if let Some(why) = self.end() {
+            return Err(self.error(format!("{why} while this waited")));
         }
         let last = waits_since.max(*lock(&self.ended));
         if last.elapsed() < self.patience {

@@ -30,8 +30,9 @@ const ELEMENT_LANES: u32 = 256;
 pub(crate) const ROW_LANES: u32 = 32;
 /// Fours of results that an invocation of attention has, all heads together.
 const HEAD_RESULTS: usize = 8;
-/// Workgroups of attention that keep a large card busy, and parts into which keys are divided at most to have them.
+/// Workgroups of attention that keep a large card busy.
 const WORKGROUPS: usize = 768;
+/// Parts into which keys are divided at most to have them.
 const MOST_PARTS: usize = 32;
 /// Results of a tile of a product with many columns, on either side.
 const TILE: usize = 64;
@@ -174,12 +175,8 @@ fn cost(node: &Node) -> Option<Cost> {
     let flops = op.flops(&Srcs(&layouts), node.tensor.layout());
     let count = |i: usize| node.src(i).map_or(0, |src| src.layout().elements() as u64);
     Some(match op {
-        Op::Sample(_) | Op::TopK(_) if node.src(0)?.ne()[0] > MAX_SORTED || matches!(op, Op::Sample(_)) => {
-            // Three places, of seven digits each.
-            let passes = 24;
-            let n = node.src(0)?.ne()[0] as u64;
-            Cost { work: count(0).saturating_mul(passes), iterations: passes * n.div_ceil(ELEMENT_LANES.into()) }
-        }
+        Op::Sample(_) => selection_cost(node)?,
+        Op::TopK(_) if node.src(0)?.ne()[0] > MAX_SORTED => selection_cost(node)?,
         Op::Penalty(op) => {
             let positions = match op.block {
                 0 => node.src(1)?.ne()[0],
@@ -204,8 +201,10 @@ fn cost(node: &Node) -> Option<Cost> {
             let keys = keys(node, op)? as u64;
             let pair = 2 * (q.ne()[0] + node.tensor.ne()[0]) as u64;
             let work = keys.saturating_mul(pair).saturating_mul((q.ne()[1] * q.ne()[2]) as u64);
+            // For as many keys as there are lanes: octets of a key, the keys' values, and the heads twice.
             let lanes = u64::from(ROW_LANES);
-            Cost { work, iterations: keys.div_ceil(lanes).saturating_mul(q.ne()[0] as u64 / 4 + lanes + 2) }
+            let step = q.ne()[0] as u64 / 8 + lanes + 2 * HEAD_RESULTS as u64 + 2;
+            Cost { work, iterations: keys.div_ceil(lanes).saturating_mul(step) }
         }
         Op::MulMatId(_) if node.tensor.ne()[2] > FEW_COLUMNS => {
             let pairs = (node.tensor.ne()[1] * node.tensor.ne()[2]) as u64;
@@ -216,6 +215,14 @@ fn cost(node: &Node) -> Option<Cost> {
         // Those that go through a row do so three times at most.
         _ => Cost { work: flops, iterations: 3 * node.src(0).map_or(0, |src| src.ne()[0] as u64 / 32) },
     })
+}
+
+/// What it takes to find places in rows: three of seven digits each, and three passes for the first of all, the list and the result.
+fn selection_cost(node: &Node) -> Option<Cost> {
+    let (passes, x) = (24, node.src(0)?.layout());
+    let lanes = (x.ne()[0] as u64).div_ceil(4).next_power_of_two().clamp(32, ELEMENT_LANES.into());
+    let iterations = passes * ((x.ne()[0] as u64).div_ceil(lanes) + 64);
+    Some(Cost { work: (x.elements() as u64).saturating_mul(passes), iterations })
 }
 
 fn launch_of(node: &Node) -> Option<Launch> {

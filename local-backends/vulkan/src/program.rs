@@ -132,7 +132,8 @@ impl Program {
             5 => "expert",
             6 => "token",
             7 => "step",
-            _ => "id",
+            8 => "id",
+            _ => "value",
         };
         let label = self.graph.get(node).map(|_| self.graph.label(node).to_string());
         let detail = format!("{what} {} is outside 0..{limit}", value as i32);

@@ -32,6 +32,11 @@ impl Default for Config {
 const MAX_DEVICES: u32 = 16;
 
 impl Config {
+    /// The same within what there can be.
+    pub(crate) fn clamped(self) -> Self {
+        Self { devices: self.devices.min(MAX_DEVICES), threads: self.threads.max(1), ..self }
+    }
+
     /// What the environment says, over the default; words that mean nothing are told on standard error.
     pub(crate) fn from_environment() -> Self {
         let mut config = Self::default();
@@ -41,7 +46,7 @@ impl Config {
                 super::log(&format!("{VARIABLE}: {part} means nothing"));
             }
         }
-        config
+        config.clamped()
     }
 
     fn set(&mut self, part: &str) -> Option<()> {
@@ -49,11 +54,11 @@ impl Config {
         let value: u64 = value.parse().ok()?;
         let small = u32::try_from(value).ok();
         match name {
-            "devices" => self.devices = small?.min(MAX_DEVICES),
+            "devices" => self.devices = small?,
             "cc" => self.capability = small?,
             "memory" => self.memory = value,
             "seed" => self.seed = value,
-            "threads" => self.threads = small?.max(1),
+            "threads" => self.threads = small?,
             "lenient" => self.lenient = small?,
             _ => return None,
         }
