@@ -57,6 +57,7 @@ impl PlacedModel {
                 done => done,
             }
         };
+        let back = back.map_err(|error| self.told(error));
         if let Err(error) = &back {
             self.fail(error);
         }
@@ -70,7 +71,8 @@ impl PlacedModel {
             return Err(error);
         }
         self.forget_runs();
-        let recovered = self.recover(error);
+        let error = self.told(error);
+        let recovered = self.recover(error).map_err(|error| self.told(error));
         if let Err(error) = &recovered {
             self.fail(error);
         }
@@ -80,6 +82,16 @@ impl PlacedModel {
     /// Whether it was the caller who has stopped a run: the devices are well then. A device that was stopped says the same, and needs new queues.
     pub(crate) fn was_cancelled(&self, error: &Error) -> bool {
         is_cancelled(error) && self.scheduler().cancel_token().load(Ordering::Relaxed)
+    }
+
+    /// The error as it is told: that somebody else has stopped a device is not the caller's wish to end.
+    fn told(&self, error: Error) -> Error {
+        if !is_cancelled(&error) || self.was_cancelled(&error) {
+            return error;
+        }
+        let device = self.loads().iter().map(|load| load.id.as_str()).collect::<Vec<_>>().join(", ");
+        let detail = "what one of them was at was stopped, by whoever runs it".to_owned();
+        outboard_core::Error::Device { device, op: None, detail }.into()
     }
 
     /// Ends what is under way on all devices after an error.

@@ -46,12 +46,12 @@ fn those_of_the_list_conform(wanted: impl Fn(&str) -> bool) {
 }
 
 #[test]
-fn devices_of_our_own_compute_what_the_reference_does() {
+fn our_own_devices_conform() {
     those_of_the_list_conform(|backend| !matches!(backend, "ggml" | "vulkan"));
 }
 
 #[test]
-fn those_of_ggml_do() {
+fn ggml_devices_conform() {
     match outboard_ggml::find() {
         [] if std::env::var_os(outboard_ggml::VARIABLE).is_some() => {
             panic!("{} names no ggml", outboard_ggml::VARIABLE)
@@ -63,7 +63,7 @@ fn those_of_ggml_do() {
 }
 
 #[test]
-fn those_of_vulkan_do() {
+fn vulkan_devices_conform() {
     match outboard_vulkan::find() {
         [] if std::env::var_os(DRIVERS).is_some() => panic!("{DRIVERS} names no driver that has what is needed"),
         [] => {
@@ -86,7 +86,7 @@ fn vulkan_is_used_by_its_rules() {
     let settings = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let mut cases = Command::new(std::env::current_exe().unwrap());
     cases
-        .args(["--exact", "those_of_vulkan_do", "--nocapture"])
+        .args(["--exact", "vulkan_devices_conform", "--nocapture"])
         .env("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation")
         .env("VK_LAYER_SETTINGS_PATH", settings);
     if std::env::var_os(QUICK).is_none() {

@@ -39,10 +39,45 @@ pub struct Found {
     pub text: String,
 }
 
+/// Functions of the library beyond CUDA's ([`crate::control`]).
+#[derive(Clone, Copy, Debug)]
+struct Functions {
+    configure: extern "C" fn(&Config),
+    config: extern "C" fn(&mut Config),
+    live: extern "C" fn(&mut Live),
+    launch: extern "C" fn(usize, &mut RawLaunch) -> u32,
+    finding: extern "C" fn(usize, &mut RawFinding) -> u32,
+    forget: extern "C" fn(),
+    fail_call: unsafe extern "C" fn(*const c_char, u64, u32),
+    fail_kernel: unsafe extern "C" fn(*const c_char, u64, u32),
+    clear_faults: extern "C" fn(),
+    uninitialise: extern "C" fn(u64, u64) -> u32,
+}
+
+impl Functions {
+    fn of(library: &Library) -> Result<Self, libloading::Error> {
+        // SAFETY: these are the functions of `control`, with their types.
+        unsafe {
+            Ok(Self {
+                configure: *library.get(b"emulator_configure")?,
+                config: *library.get(b"emulator_config")?,
+                live: *library.get(b"emulator_live")?,
+                launch: *library.get(b"emulator_launch")?,
+                finding: *library.get(b"emulator_finding")?,
+                forget: *library.get(b"emulator_forget")?,
+                fail_call: *library.get(b"emulator_fail_call")?,
+                fail_kernel: *library.get(b"emulator_fail_kernel")?,
+                clear_faults: *library.get(b"emulator_clear_faults")?,
+                uninitialise: *library.get(b"emulator_uninitialise")?,
+            })
+        }
+    }
+}
+
 /// The loaded driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Emulator {
-    library: &'static Library,
+    functions: Functions,
 }
 
 fn words(bytes: &[u8]) -> String {
@@ -81,49 +116,34 @@ impl Emulator {
             library.map(Library::from).map_err(|e| format!("{}: {e}", file.display()))
         };
         let library = LIBRARY.get_or_init(open).as_ref().map_err(Clone::clone)?;
-        let emulator = Self { library };
-        emulator.function::<extern "C" fn()>("emulator_forget").ok_or("the library is of another version")?;
-        Ok(emulator)
-    }
-
-    fn function<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: callers name a function of `control` with its type.
-        unsafe { self.library.get::<F>(name.as_bytes()) }.ok().map(|f| *f)
+        let other = |e| format!("the library is of another version ({e}): build the package again");
+        Ok(Self { functions: Functions::of(library).map_err(other)? })
     }
 
     /// Sets what devices there are, before the first call of the driver; later only seed, threads and leniency.
     pub fn configure(&self, config: &Config) {
-        if let Some(call) = self.function::<extern "C" fn(&Config)>("emulator_configure") {
-            call(config);
-        }
+        (self.functions.configure)(config);
     }
 
     /// How it is set.
     pub fn config(&self) -> Config {
         let mut config = Config::default();
-        if let Some(call) = self.function::<extern "C" fn(&mut Config)>("emulator_config") {
-            call(&mut config);
-        }
+        (self.functions.config)(&mut config);
         config
     }
 
     /// What the program has made and not given back.
     pub fn live(&self) -> Live {
         let mut live = Live::default();
-        if let Some(call) = self.function::<extern "C" fn(&mut Live)>("emulator_live") {
-            call(&mut live);
-        }
+        (self.functions.live)(&mut live);
         live
     }
 
     /// Launches of a kernel that are over, in the order in which they ended; of all kernels if the name is empty.
     pub fn launches(&self, kernel: &str) -> Vec<Launched> {
-        let Some(call) = self.function::<extern "C" fn(usize, &mut RawLaunch) -> u32>("emulator_launch") else {
-            return Vec::new();
-        };
         let mut raw = RawLaunch::default();
         let all = (0..).map_while(|i| {
-            let there = call(i, &mut raw) == 1;
+            let there = (self.functions.launch)(i, &mut raw) == 1;
             there.then(|| Launched { kernel: words(&raw.kernel), grid: raw.grid, block: raw.block, counts: raw.counts })
         });
         all.filter(|l| kernel.is_empty() || l.kernel == kernel).collect()
@@ -131,12 +151,9 @@ impl Emulator {
 
     /// Faults that a kernel had; of all kernels if the name is empty.
     pub fn findings(&self, kernel: &str) -> Vec<Found> {
-        let Some(call) = self.function::<extern "C" fn(usize, &mut RawFinding) -> u32>("emulator_finding") else {
-            return Vec::new();
-        };
         let mut raw = RawFinding::default();
         let all = (0..).map_while(|i| {
-            let there = call(i, &mut raw) == 1;
+            let there = (self.functions.finding)(i, &mut raw) == 1;
             there.then(|| Found {
                 fault: Fault::from_code(raw.fault),
                 kernel: words(&raw.kernel),
@@ -148,44 +165,39 @@ impl Emulator {
 
     /// Drops launches and findings.
     pub fn forget(&self) {
-        if let Some(call) = self.function::<extern "C" fn()>("emulator_forget") {
-            call();
-        }
-    }
-
-    fn fail(&self, function: &str, name: &str, after: u64, code: u32) {
-        let Ok(name) = CString::new(name) else { return };
-        if let Some(call) = self.function::<unsafe extern "C" fn(*const c_char, u64, u32)>(function) {
-            // SAFETY: the name is valid for the call.
-            unsafe { call(name.as_ptr(), after, code) }
-        }
+        (self.functions.forget)();
     }
 
     /// Lets a call of the driver fail once with a code, after so many that pass; any call if the name is empty.
     pub fn fail_call(&self, name: &str, after: u64, code: u32) {
-        self.fail("emulator_fail_call", name, after, code);
+        fail(self.functions.fail_call, name, after, code);
     }
 
     /// Lets a kernel fail once with a code that its context keeps, after so many that pass; any kernel if the name is empty.
     pub fn fail_kernel(&self, name: &str, after: u64, code: u32) {
-        self.fail("emulator_fail_kernel", name, after, code);
+        fail(self.functions.fail_kernel, name, after, code);
     }
 
     /// Lets a kernel run until its context is destroyed.
     pub fn hang_kernel(&self, name: &str, after: u64) {
-        self.fail("emulator_fail_kernel", name, after, 0);
+        fail(self.functions.fail_kernel, name, after, 0);
     }
 
     /// Drops faults that have not come yet.
     pub fn clear_faults(&self) {
-        if let Some(call) = self.function::<extern "C" fn()>("emulator_clear_faults") {
-            call();
-        }
+        (self.functions.clear_faults)();
     }
 
     /// Says of device memory that nobody has written it. Whether it is in one allocation.
     pub fn uninitialise(&self, address: u64, bytes: u64) -> bool {
-        self.function::<extern "C" fn(u64, u64) -> u32>("emulator_uninitialise")
-            .is_some_and(|call| call(address, bytes) == 1)
+        (self.functions.uninitialise)(address, bytes) == 1
     }
+}
+
+/// Calls a function that lets something of this name fail.
+fn fail(function: unsafe extern "C" fn(*const c_char, u64, u32), name: &str, after: u64, code: u32) {
+    // No function or kernel has a zero in its name.
+    let Ok(name) = CString::new(name) else { return };
+    // SAFETY: the name is valid for the call.
+    unsafe { function(name.as_ptr(), after, code) }
 }

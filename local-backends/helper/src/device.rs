@@ -27,7 +27,7 @@ pub fn helper_device(
     pool: Option<Arc<dyn MemoryPool>>,
 ) -> Arc<LocalDevice> {
     let (name, now, starts) = (info.id.clone(), Mutex::default(), Mutex::default());
-    let helper = Arc::new(Helper { name, launch, now, starts });
+    let helper = Arc::new(Helper { name, launch, now, starts, failed: Mutex::default() });
     let seen = helper.clone();
     let free = move || seen.running().map_or(u64::MAX, |process| process.free());
     let pool = pool.unwrap_or_else(|| CardPool::new(info.memory_total, free));
@@ -42,6 +42,8 @@ struct Helper {
     now: Mutex<Option<Arc<Process>>>,
     /// When it was started last, the oldest first. Whoever starts one has it: others see meanwhile that there is none.
     starts: Mutex<VecDeque<Instant>>,
+    /// When a start has failed last, and why.
+    failed: Mutex<Option<(Instant, Error)>>,
 }
 
 impl Helper {
@@ -51,13 +53,19 @@ impl Helper {
         if let Some(process) = living() {
             return Ok(process);
         }
+        let asked = Instant::now();
         let mut starts = lock(&self.starts);
         if let Some(process) = living() {
             return Ok(process);
         }
+        // Whoever has waited for a start does not try the same again.
+        if let Some((_, error)) = lock(&self.failed).clone().filter(|(failed, _)| *failed >= asked) {
+            return Err(error);
+        }
         self.check_starts(&mut starts)?;
         starts.push_back(Instant::now());
-        let (process, _) = Process::start(&self.launch, &self.name)?;
+        let started = Process::start(&self.launch, &self.name);
+        let (process, _) = started.inspect_err(|error| *lock(&self.failed) = Some((Instant::now(), error.clone())))?;
         Ok(lock(&self.now).insert(process).clone())
     }
 

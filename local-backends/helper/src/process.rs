@@ -253,7 +253,14 @@ impl Inner {
                 // Cut off in the middle of a frame, or before it had read what it was told: it has ended as well.
                 Err(_) => return None,
             };
-            *lock(&self.heard) = Instant::now();
+            // That something else takes memory of the card, or gives it back, is no sign of life.
+            let is_news = match &answer.response {
+                Some(Response::State(state)) => state.progress != self.progress.load(Ordering::Relaxed),
+                _ => true,
+            };
+            if is_news {
+                *lock(&self.heard) = Instant::now();
+            }
             match answer.response {
                 Some(Response::Hello(mut greeting)) => {
                     let refused = greeting.refused.take().map(message::error);

@@ -1,6 +1,9 @@
 // Products of some rows of weights with some columns, by a workgroup whose invocations share the length.
 
 layout(constant_id = 1) const uint TYPE = F32;
+#define TABLE_TYPE TYPE
+#include "octets.glsl"
+
 // Rows and columns of a workgroup.
 layout(constant_id = 2) const uint ROWS = 1;
 layout(constant_id = 3) const uint COLUMNS = 1;

@@ -16,6 +16,7 @@ layout(constant_id = 7) const bool ROWS_ARE_WHOLE = false;
 #define WHOLE ROWS_ARE_WHOLE
 
 #include "blocks.glsl"
+#define TABLE_TYPE K_TYPE
 #include "octets.glsl"
 
 shared vec4 query[HEADS][LENGTH / 4];

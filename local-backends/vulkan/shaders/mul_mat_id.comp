@@ -8,7 +8,6 @@ layout(constant_id = 5) const bool ROWS_ARE_WHOLE = false;
 #define WHOLE ROWS_ARE_WHOLE
 
 #include "blocks.glsl"
-#include "octets.glsl"
 #include "columns.glsl"
 
 void main() {

@@ -67,7 +67,8 @@ bool has_table(uint type) {
     return type == IQ4_NL || type == IQ4_XS || type == MXFP4;
 }
 
-shared vec2 table[256];
+// Room for it only where it is needed.
+shared vec2 table[TABLE_TYPE == IQ4_NL || TABLE_TYPE == IQ4_XS || TABLE_TYPE == MXFP4 ? 256 : 1];
 
 // Makes the table, before anything is looked up.
 void make_table(uint type) {

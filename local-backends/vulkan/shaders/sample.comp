@@ -46,7 +46,7 @@ uint draw(uvec2 params, uvec3 draws) {
     // A positive number has bits from 1 on, below those of infinity.
     bool greedy = word(params) - 1 >= 0x7f7fffff || top_k >= 1.0 && top_k < 2.0;
     uint k = top_k >= 1.0 ? uint(min(top_k, 4294967040.0)) : length;
-    if (greedy || first.x == code_of(minus_infinity())) {
+    if (greedy || first.x == code_of(0xff800000)) {
         return first.y;
     }
     keep_largest(k);

@@ -68,12 +68,13 @@ u64 share(u64 sum, uint parts) {
     return add(u64(low.x >> 24 | low.y << 8, low.y >> 24), u64(high.x << 8, high.x >> 24 | high.y << 8));
 }
 
-// Codes grow as numbers fall.
-uint code_of(float x) {
-    if (isnan(x)) {
+// Codes grow as numbers fall. Of bits alone: a driver may take the smallest numbers for 0.
+uint code_of(uint bits) {
+    uint size = bits & 0x7fffffff;
+    if (size > 0x7f800000) {
         return CODE_OF_NAN;
     }
-    uint bits = x == 0.0 ? 0 : floatBitsToUint(x);
+    bits = size == 0 ? 0 : bits;
     return (bits & 0x80000000) != 0 ? bits : ~bits & 0x7fffffff;
 }
 
@@ -102,7 +103,7 @@ uint weight_of(uint code, float scale) {
 
 // Of one element, the code and the place.
 uvec2 element(uint i) {
-    return is_listed ? uvec2(list_codes[i], list_places[i]) : uvec2(code_of(read_f32(plus(elements, i, 4))), i);
+    return is_listed ? uvec2(list_codes[i], list_places[i]) : uvec2(code_of(word(plus(elements, i, 4))), i);
 }
 
 // The first of all, code and place.
@@ -240,9 +241,16 @@ void keep_largest(uint k) {
         uvec2 e = element(i);
         if (is_kept(e)) {
             uint at = atomicAdd(list_length, 1);
-            list_codes[at] = e.x;
-            list_places[at] = e.y;
+            // Whatever a driver counts.
+            if (at < LISTED) {
+                list_codes[at] = e.x;
+                list_places[at] = e.y;
+            }
         }
+    }
+    barrier();
+    if (gl_LocalInvocationID.x == 0) {
+        list_length = min(list_length, LISTED);
     }
     barrier();
     is_listed = true;

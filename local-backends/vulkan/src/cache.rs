@@ -93,6 +93,9 @@ impl PipelineFile {
             return Ok(());
         }
         if data.len() > MOST_BYTES {
+            // Or what it has would be read and grow beyond this whenever a device is opened.
+            let removed = std::fs::remove_file(&self.path);
+            removed.or_else(|e| if e.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(e) })?;
             return Err(io::Error::other(format!("the driver has {} bytes of them", data.len())));
         }
         let folder = self.path.parent().unwrap_or(Path::new("."));
@@ -224,7 +227,9 @@ mod tests {
         assert!(strange.exists() && new.exists() && !left.exists());
         let (file, data) = file(folder.path());
         let long = [data.as_slice(), &vec![0; MOST_BYTES]].concat();
+        file.write(&data).unwrap();
         assert!(file.write(&long).unwrap_err().to_string().contains("bytes of them"));
+        assert!(!file.path.exists(), "it would grow again");
         file.write(&header(&CARD)).unwrap();
         assert!(!file.path.exists(), "a header alone is kept");
         std::fs::write(

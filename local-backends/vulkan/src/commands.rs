@@ -3,12 +3,16 @@
 use crate::gpu::Gpu;
 use ash::vk;
 use outboard_core::{Error, Result};
+use std::borrow::Borrow;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a wait looks whether it is still wanted.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Longest time between two looks whether a device that hung is done after all.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// A pool and the command buffers of it. Used by one thread at a time.
 #[derive(Debug)]
@@ -143,7 +147,7 @@ impl Drop for Timeline {
 }
 
 /// Runs some commands that use `used`, waits for them and gives it back.
-pub(crate) fn run_once<T>(
+pub(crate) fn run_once<T: Send + 'static>(
     gpu: &Arc<Gpu>,
     used: T,
     record: impl FnOnce(&ash::Device, vk::CommandBuffer, &T),
@@ -154,9 +158,41 @@ pub(crate) fn run_once<T>(
     commands.record(buffer, once, |device, commands| record(device, commands, &used))?;
     gpu.submit(&[buffer], timeline.semaphore, 1)?;
     let Err(error) = timeline.wait(1, &AtomicBool::new(false)) else { return Ok(used) };
-    if !gpu.is_gone() {
-        // Nothing is freed under the device's hands.
-        std::mem::forget((commands, timeline, used));
-    }
+    keep_until_done(gpu, timeline, 1, (commands, used));
     Err(error)
+}
+
+/// Keeps what a device may still be at until its timeline has a value, or it is lost: nothing is freed under its hands.
+pub(crate) fn keep_until_done<T: Send + 'static>(
+    gpu: &Gpu,
+    timeline: impl Borrow<Timeline> + Send + 'static,
+    value: u64,
+    used: T,
+) {
+    if gpu.is_gone() {
+        return;
+    }
+    tracing::warn!("{}: it does not end what it was given; its memory is kept until it does", gpu.id);
+    // Where no thread can be had, for good.
+    let used = ManuallyDrop::new((timeline, used));
+    let pause = gpu.patience.min(LONGEST_PAUSE);
+    let keep = move || {
+        while !is_done(used.0.borrow(), value, pause) {}
+        drop(ManuallyDrop::into_inner(used));
+    };
+    let _ = std::thread::Builder::new().name("what a device is at".into()).spawn(keep);
+}
+
+/// Whether the device uses nothing any more of what has this value, known after this time at most.
+pub(crate) fn is_done(timeline: &Timeline, value: u64, wait: Duration) -> bool {
+    let start = Instant::now();
+    match timeline.wait_for(value, wait) {
+        Ok(done) => done,
+        // A lost device does nothing any more.
+        Err(_) if timeline.is_gone() => true,
+        Err(_) => {
+            std::thread::sleep(wait.saturating_sub(start.elapsed()));
+            false
+        }
+    }
 }

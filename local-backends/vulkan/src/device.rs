@@ -170,9 +170,12 @@ impl Context for GpuContext {
     }
 
     fn check(&self) -> Result<()> {
+        let id = &self.funds.info().id;
         match self.gpu.end() {
-            Some(why) => Err(Error::Peer { endpoint: self.funds.info().id.clone(), detail: why.into() }),
             None => Ok(()),
+            Some(why) if self.gpu.is_gone() => Err(Error::Peer { endpoint: id.clone(), detail: why.into() }),
+            // It would hang again.
+            Some(why) => Err(Error::Timeout { what: format!("{id}: {why}"), after: Duration::ZERO }),
         }
     }
 }

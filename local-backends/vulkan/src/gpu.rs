@@ -220,8 +220,8 @@ impl Gpu {
         let mut timeline = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&values);
         let submit =
             vk::SubmitInfo::default().command_buffers(commands).signal_semaphores(&signals).push_next(&mut timeline);
-        if self.is_lost() {
-            return Err(self.error("it was lost, or given up, and is given nothing more".into()));
+        if let Some(why) = self.end() {
+            return Err(self.error(format!("{why}, and is given nothing more")));
         }
         let queue = lock(&self.queue);
         // SAFETY: the queue is locked; the command buffers are recorded, and whoever gives them keeps them and what they use.

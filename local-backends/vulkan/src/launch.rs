@@ -30,6 +30,8 @@ const ELEMENT_LANES: u32 = 256;
 pub(crate) const ROW_LANES: u32 = 32;
 /// Fours of results that an invocation of attention has, all heads together.
 const HEAD_RESULTS: usize = 8;
+/// Numbers of queries that a workgroup of attention has in shared memory, of which 16 KiB are sure.
+const QUERY_NUMBERS: usize = 2048;
 /// Workgroups of attention that keep a large card busy.
 const WORKGROUPS: usize = 768;
 /// Parts into which keys are divided at most to have them.
@@ -80,7 +82,8 @@ impl Bounds {
     pub(crate) fn of(kind: DeviceKind) -> Bounds {
         match kind {
             DeviceKind::Cpu => Bounds { work: 1 << 34, iterations: 60_000 },
-            _ => Bounds { work: 1 << 42, iterations: u64::MAX },
+            // The work of a workgroup is not divided: models need less than a tenth of this.
+            _ => Bounds { work: 1 << 42, iterations: 1 << 24 },
         }
     }
 }
@@ -101,6 +104,12 @@ impl Launch {
     fn of_rows(kernel: Kernel, constants: &[u32], n: usize, rows: usize) -> Launch {
         let lanes = n.div_ceil(4).next_power_of_two().clamp(32, ELEMENT_LANES as usize) as u32;
         Launch::new(kernel, lanes, constants, rows)
+    }
+
+    /// Of a norm: the same with each row multiplied by another source.
+    pub(crate) fn scaled(mut self) -> Launch {
+        self.passes.iter_mut().for_each(|pass| pass.variant.constants.push(1));
+        self
     }
 
     fn with(mut self, params: &[u32]) -> Launch {
@@ -178,10 +187,7 @@ fn cost(node: &Node) -> Option<Cost> {
         Op::Sample(_) => selection_cost(node)?,
         Op::TopK(_) if node.src(0)?.ne()[0] > MAX_SORTED => selection_cost(node)?,
         Op::Penalty(op) => {
-            let positions = match op.block {
-                0 => node.src(1)?.ne()[0],
-                block => node.src(4)?.ne()[0].saturating_mul(block),
-            } as u64;
+            let positions = positions(node, op)? as u64;
             let parts = (node.src(0)?.ne()[0] as u64).div_ceil(PENALTY_PART as u64);
             let of_row = parts.saturating_mul(positions.saturating_add(2 * PENALTY_PART as u64));
             let rows = node.src(0)?.ne()[1] as u64;
@@ -199,11 +205,12 @@ fn cost(node: &Node) -> Option<Cost> {
         Op::FlashAttn(op) => {
             let q = node.src(0)?;
             let keys = keys(node, op)? as u64;
-            let pair = 2 * (q.ne()[0] + node.tensor.ne()[0]) as u64;
-            let work = keys.saturating_mul(pair).saturating_mul((q.ne()[1] * q.ne()[2]) as u64);
-            // For as many keys as there are lanes: octets of a key, the keys' values, and the heads twice.
+            // Short keys and values take the time of whole vectors.
             let lanes = u64::from(ROW_LANES);
-            let step = q.ne()[0] as u64 / 8 + lanes + 2 * HEAD_RESULTS as u64 + 2;
+            let pair = 2 * (q.ne()[0] as u64).max(lanes) + 2 * (node.tensor.ne()[0] as u64).next_multiple_of(4 * lanes);
+            let work = keys.saturating_mul(pair).saturating_mul((q.ne()[1] * q.ne()[2]) as u64);
+            // For as many keys as there are lanes: octets of a key, the keys' values, and for each head reductions over subgroups.
+            let step = q.ne()[0] as u64 / 8 + lanes + 2 * lanes;
             Cost { work, iterations: keys.div_ceil(lanes).saturating_mul(step) }
         }
         Op::MulMatId(_) if node.tensor.ne()[2] > FEW_COLUMNS => {
@@ -265,6 +272,7 @@ fn launch_of(node: &Node) -> Option<Launch> {
         Op::LogProb(_) => Some(of_logits(node, Kernel::LogProb, &[])?),
         Op::Penalty(op) => {
             let launch = of_logits(node, Kernel::Penalty, &[PENALTY_PART as u32])?;
+            u32::try_from(positions(node, op)?).ok()?;
             Some(launch.with(&[u32::try_from(op.block).ok()?]))
         }
         Op::Sample(_) => of_logits(node, Kernel::Sample, &[]).filter(|_| is_selected(node)),
@@ -276,6 +284,14 @@ fn launch_of(node: &Node) -> Option<Launch> {
 fn of_logits(node: &Node, kernel: Kernel, constants: &[u32]) -> Option<Launch> {
     let [n, rows, ..] = node.src(0)?.ne();
     Some(Launch::of_rows(kernel, constants, n, rows))
+}
+
+/// Positions of the longest history.
+fn positions(node: &Node, op: &op::Penalty) -> Option<usize> {
+    match op.block {
+        0 => Some(node.src(1)?.ne()[0]),
+        block => Some(node.src(4)?.ne()[0].saturating_mul(block)),
+    }
 }
 
 /// Whether places in its rows can be found digit by digit.
@@ -327,15 +343,18 @@ fn flash_attn(node: &Node, op: &op::FlashAttn) -> Option<Launch> {
     if d > MAX_HEAD || dv > MAX_HEAD {
         return None;
     }
-    let fours = dv.div_ceil(4 * ROW_LANES as usize).max(1);
-    let heads = heads_at_once(q.ne()[2] / k.ne()[2].max(1), fours);
-    let groups = q.ne()[1] * q.ne()[2] / heads;
-    let parts = parts_of_keys(groups, keys(node, op)?);
     // Few variants, each of which the driver compiles.
     let length = d.next_multiple_of(64).max(64);
+    let fours = dv.div_ceil(4 * ROW_LANES as usize).max(1);
+    let most = (HEAD_RESULTS / fours).min(QUERY_NUMBERS / length).max(1);
+    let heads = heads_at_once(q.ne()[2] / k.ne()[2].max(1), most);
+    let groups = q.ne()[1] * q.ne()[2] / heads;
+    let parts = parts_of_keys(groups, keys(node, op)?);
     let [length, fours, heads] = [length, fours, heads].map(|n| n as u32);
     let whole = u32::from(is_whole(k) && is_whole(v));
     let constants = [number(k.dtype()), number(v.dtype()), number(mask), length, fours, heads, whole];
+    // Kernels count positions in 32 bits.
+    u32::try_from(keys(node, op)?).ok()?;
     let [window, block] = [u32::try_from(op.window).ok()?, u32::try_from(op.block).ok()?];
     let mut launch = Launch::new(Kernel::FlashAttn, ROW_LANES, &constants, groups * parts);
     if parts > 1 {
@@ -355,9 +374,9 @@ fn keys(node: &Node, op: &op::FlashAttn) -> Option<usize> {
     }
 }
 
-/// Heads that a workgroup of attention takes of those that share keys: as many as registers hold results of.
-fn heads_at_once(sharing: usize, fours: usize) -> usize {
-    (1..=(HEAD_RESULTS / fours).max(1)).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1)
+/// Heads that a workgroup of attention takes of those that share keys, so many at most.
+fn heads_at_once(sharing: usize, most: usize) -> usize {
+    (1..=most).rev().find(|&heads| sharing.is_multiple_of(heads)).unwrap_or(1)
 }
 
 /// Parts into which keys are divided, so that a card has enough workgroups where there are few queries.

@@ -21,6 +21,7 @@ mod pipelines;
 mod program;
 mod staging;
 mod statistics;
+mod steps;
 mod stream;
 mod timer;
 

@@ -3,7 +3,7 @@
 use crate::gpu::{PUSH_BYTES, lock};
 use ash::vk;
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Lists kernels with their SPIR-V.
 macro_rules! kernels {
@@ -91,7 +91,9 @@ pub(crate) struct Pipelines {
     cache: vk::PipelineCache,
     flags: vk::PipelineCreateFlags,
     has_feedback: bool,
-    made: Mutex<(HashMap<Variant, vk::Pipeline>, Counts)>,
+    /// A driver compiles for a while: then only those wait who need the same one.
+    made: Mutex<HashMap<Variant, Arc<Mutex<Option<vk::Pipeline>>>>>,
+    counts: Mutex<Counts>,
 }
 
 impl Pipelines {
@@ -107,33 +109,43 @@ impl Pipelines {
         };
         let cache = cache(making.cached).or_else(|_| cache(&[])).unwrap_or_default();
         let Making { flags, has_feedback, .. } = making;
-        Ok(Pipelines { device: device.clone(), layout, cache, flags, has_feedback, made: Mutex::default() })
+        Ok(Pipelines {
+            device: device.clone(),
+            layout,
+            cache,
+            flags,
+            has_feedback,
+            made: Mutex::default(),
+            counts: Mutex::default(),
+        })
     }
 
     /// The pipeline of a variant, made if it is not there.
     pub(crate) fn get(&self, variant: &Variant) -> Result<vk::Pipeline, vk::Result> {
-        let mut made = lock(&self.made);
-        if let Some(&pipeline) = made.0.get(variant) {
+        let place = lock(&self.made).entry(variant.clone()).or_default().clone();
+        let mut place = lock(&place);
+        if let Some(pipeline) = *place {
             return Ok(pipeline);
         }
         let (pipeline, from_cache) = self.make(variant)?;
-        made.0.insert(variant.clone(), pipeline);
-        made.1.made += 1;
+        *place = Some(pipeline);
+        let mut counts = lock(&self.counts);
+        counts.made += 1;
         if from_cache {
-            made.1.from_cache += 1;
+            counts.from_cache += 1;
         } else {
-            made.1.new += 1;
+            counts.new += 1;
         }
         Ok(pipeline)
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        lock(&self.made).1
+        *lock(&self.counts)
     }
 
     /// What the driver has compiled, for [`Making::cached`].
     pub(crate) fn cached(&self) -> Result<Vec<u8>, vk::Result> {
-        lock(&self.made).1.new = 0;
+        lock(&self.counts).new = 0;
         if self.cache == vk::PipelineCache::null() {
             return Ok(Vec::new());
         }
@@ -185,7 +197,7 @@ impl Drop for Pipelines {
     fn drop(&mut self) {
         // SAFETY: the device is idle and about to be destroyed.
         unsafe {
-            for &pipeline in lock(&self.made).0.values() {
+            for pipeline in lock(&self.made).values().filter_map(|place| *lock(place)) {
                 self.device.destroy_pipeline(pipeline, None);
             }
             self.device.destroy_pipeline_cache(self.cache, None);

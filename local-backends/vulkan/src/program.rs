@@ -2,13 +2,14 @@
 
 use crate::commands::{Commands, barrier, run_once};
 use crate::gpu::{Gpu, PUSH_BYTES};
-use crate::launch::{self, Bounds, Launch, PARAMS, Pass};
+use crate::launch::{self, PARAMS};
 use crate::memory::{GpuBuffer, buffer};
+use crate::steps::{Step, steps};
 use ash::vk;
 use gpu_allocator::MemoryLocation;
 use outboard_core::local::Funds;
 use outboard_core::op::MAX_SRCS;
-use outboard_core::{DeviceKind, Error, Executable, Graph, PlacedBytes, Placement, Result, TensorId};
+use outboard_core::{DeviceKind, Error, Executable, Graph, Placement, Result, TensorId};
 use std::any::Any;
 use std::sync::Arc;
 
@@ -24,8 +25,6 @@ pub(crate) const FAULT_BYTES: usize = 16;
 /// hundredths of a second of a software driver. Between two of them a run can be stopped.
 const PIECE: u64 = 2_000_000_000;
 const PIECE_OF_SOFTWARE: u64 = 20_000_000;
-/// Most ranges that are remembered between two barriers.
-const MOST_RANGES: usize = 256;
 /// Most workgroups in one dimension.
 const MOST_GROUPS: u64 = 65_535;
 
@@ -68,16 +67,6 @@ impl Executable for Program {
     fn as_any(&self) -> &dyn Any {
         self
     }
-}
-
-/// A node that is computed.
-struct Step {
-    id: TensorId,
-    launch: Launch,
-    /// Of each pass, with its workgroups.
-    pipelines: Vec<(vk::Pipeline, u64)>,
-    /// Whether it must wait for nodes before it.
-    waits: bool,
 }
 
 impl Program {
@@ -141,62 +130,14 @@ impl Program {
     }
 }
 
-/// The nodes that compute something, with their pipelines, and which of them wait for others.
-fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Step>> {
-    let mut steps = Vec::new();
-    // What was read and written since the last barrier.
-    let (mut read, mut written): (Vec<PlacedBytes>, Vec<PlacedBytes>) = Default::default();
-    // All nodes have the same scratch memory.
-    let mut scratch_is_used = false;
-    for id in graph.nodes() {
-        let tensor = graph.tensor(id);
-        if !tensor.is_compute() || tensor.layout().is_empty() {
-            continue;
-        }
-        let unsupported = || Error::Request(format!("{} does not support {}", gpu.id, graph.label(id)));
-        let launch = launch::launch(graph, id, &Bounds::of(gpu.physical.kind)).ok_or_else(unsupported)?;
-        if launch.passes.iter().all(|pass| pass.groups == 0) {
-            continue;
-        }
-        let pipeline = |pass: &Pass| {
-            let made = gpu.pipelines.get(&pass.variant).map_err(|e| {
-                let detail = format!("the driver cannot compile its kernel: {e}");
-                Error::Device { device: gpu.id.to_string(), op: Some(graph.label(id).to_string()), detail }
-            });
-            Ok((made?, pass.groups))
-        };
-        let pipelines = launch.passes.iter().map(pipeline).collect::<Result<Vec<_>>>()?;
-        let sources = tensor.sources().filter_map(|src| placement.bytes(graph, src));
-        let (reads, writes) = (sources.collect::<Vec<_>>(), placement.bytes(graph, id));
-        let meets = |range: &PlacedBytes, others: &[PlacedBytes]| others.iter().any(|other| range.meets(other));
-        let uses_scratch = launch.scratch > 0;
-        let waits = reads.iter().any(|range| meets(range, &written))
-            || writes.iter().any(|range| meets(range, &written) || meets(range, &read))
-            || uses_scratch && scratch_is_used
-            // So that a graph of many nodes is not compared with itself node by node.
-            || read.len() > MOST_RANGES;
-        if waits {
-            read.clear();
-            written.clear();
-            scratch_is_used = false;
-        }
-        scratch_is_used |= uses_scratch;
-        read.extend(reads);
-        written.extend(writes);
-        steps.push(Step { id, launch, pipelines, waits });
-    }
-    Ok(steps)
-}
-
 /// The records as kernels read them, with what stands before and behind them. Scratch memory comes behind all.
 fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, size: usize) -> Result<Vec<u8>> {
     let mut words: Vec<u32> = vec![0; HEAD_BYTES / 4];
     let mut table = address + (HEAD_BYTES + steps.len() * RECORD_BYTES) as u64;
     let scratch = address + size as u64;
     for step in steps {
-        let tensor = graph.tensor(step.id);
         for i in 0..=MAX_SRCS {
-            let of = if i == MAX_SRCS { Some(step.id) } else { tensor.srcs().get(i).copied().flatten() };
+            let of = if i == MAX_SRCS { Some(step.id) } else { step.srcs.get(i).copied().flatten() };
             words.extend(of.map_or(Ok([0; TENSOR_BYTES / 4]), |of| tensor_record(graph, placement, of))?);
         }
         words.extend(step.launch.params);

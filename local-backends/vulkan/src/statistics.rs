@@ -118,6 +118,7 @@ pub(crate) fn variants() -> Vec<(String, Variant)> {
     }
     add("flash_attn_parts".to_owned(), Kernel::FlashAttnParts, vec![ROW_LANES]);
     add("mul_mat_id_sort".to_owned(), Kernel::MulMatIdSort, vec![256]);
+    add("norm scaled".to_owned(), Kernel::Norm, vec![256, 0, 1]);
     add("penalty".to_owned(), Kernel::Penalty, vec![256, PENALTY_PART as u32]);
     variants
 }

@@ -1,6 +1,6 @@
 //! What one queue gives to a GPU: copies and graphs, in order, each with a value on the stream's timeline.
 
-use crate::commands::{Commands, Timeline, barrier};
+use crate::commands::{Commands, Timeline, barrier, is_done, keep_until_done};
 use crate::gpu::{Gpu, lock};
 use crate::memory::handle;
 use crate::program::{FAULT_BYTES, Program};
@@ -369,31 +369,8 @@ impl Stream for GpuStream {
 impl Drop for GpuStream {
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
-        let wait = LAST_WAIT.min(self.gpu.patience);
-        if is_done(&parts, wait) {
-            return;
-        }
-        tracing::warn!("{}: it does not end what it was given; its memory is kept until it does", self.gpu.id);
-        // Where no thread can be had, for good.
-        let parts = std::mem::ManuallyDrop::new(parts);
-        let keep = move || {
-            while !is_done(&parts, wait) {}
-            drop(std::mem::ManuallyDrop::into_inner(parts));
-        };
-        let _ = std::thread::Builder::new().name("what a queue has left".into()).spawn(keep);
-    }
-}
-
-/// Whether the device uses nothing of it any more, known after this time at most.
-fn is_done(parts: &Parts, wait: Duration) -> bool {
-    let start = Instant::now();
-    match parts.timeline.wait_for(parts.value, wait) {
-        Ok(done) => done,
-        // A lost device does nothing any more.
-        Err(_) if parts.timeline.is_gone() => true,
-        Err(_) => {
-            std::thread::sleep(wait.saturating_sub(start.elapsed()));
-            false
+        if !is_done(&parts.timeline, parts.value, LAST_WAIT.min(self.gpu.patience)) {
+            keep_until_done(&self.gpu, parts.timeline.clone(), parts.value, parts);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{GetRows, Rope, RopeMode, SetRows};
+use outboard_core::op::{Binary, BinaryKind, GetRows, Norm, NormKind, Rope, RopeMode, SetRows};
 use outboard_core::{
     DType, Device, Error, Executable, Graph, GraphBuilder, Host, Placement, Queue, Slice, TensorId, Usage,
 };
@@ -39,6 +39,37 @@ fn compile(device: &dyn Device, graph: Graph) -> (Arc<dyn Executable>, Vec<Optio
     let places: Vec<_> = graph.ids().map(place).collect();
     let placement = Placement::new(&graph, device, places.clone()).unwrap();
     (device.compile(graph.clone(), placement).unwrap(), places)
+}
+
+/// A norm and a product with a row are one kernel.
+#[test]
+fn a_norm_and_its_scale_are_one_step() {
+    let Some(device) = device() else { return };
+    let mut g = GraphBuilder::new();
+    let (x, scale) = (g.input("x", DType::F32, &[64, 3]).unwrap(), g.input("scale", DType::F32, &[64]).unwrap());
+    let normed = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-6 }, &[x]).unwrap();
+    let product = g.push(Binary { kind: BinaryKind::Mul }, &[normed, scale]).unwrap();
+    g.output(product);
+    let (executable, places) = compile(device.as_ref(), g.finish().unwrap());
+    let of = |id: TensorId| places[id.index()].clone().unwrap();
+    let queue = device.queue().unwrap();
+    let bytes = |numbers: &[f32]| Bytes::from(numbers.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+    let values: Vec<f32> = (0..192).map(|i| (i as f32 * 0.37).sin()).collect();
+    let scales: Vec<f32> = (0..64).map(|i| i as f32 - 31.5).collect();
+    queue.write(&of(x), bytes(&values)).unwrap();
+    queue.write(&of(scale), bytes(&scales)).unwrap();
+    let before = device.progress();
+    queue.execute(&executable).unwrap();
+    let got = read(queue.as_ref(), &of(product));
+    assert_eq!(device.progress().zip(before).map(|(now, before)| now - before), Some(1), "steps");
+    for (i, got) in got.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).enumerate() {
+        let row = &values[i / 64 * 64..][..64];
+        let mean = row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>() / 64.0;
+        let want = f64::from(values[i]) / (mean + 1e-6).sqrt() * f64::from(scales[i % 64]);
+        assert!((f64::from(got) - want).abs() < 1e-4, "{i}: {got}, not {want}");
+    }
+    // What was normed is nowhere: nobody else needs it.
+    assert!(read(queue.as_ref(), &of(normed)).iter().all(|&byte| byte == 0));
 }
 
 /// One row of a table of four.

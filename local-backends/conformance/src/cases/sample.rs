@@ -53,6 +53,15 @@ pub(super) fn cases(s: &mut Suite) {
         let x = m.input(DType::F32, &[6, 5], Fill::Floats(list))?;
         draw(m, x, 5, all)
     });
+    s.add("less than any normal number".to_owned(), Check::Exact, |m| {
+        let list = vec![0.0, 1e-40, -0.0, -1e-40, 2e-40];
+        let x = m.input(DType::F32, &[5, 8], Fill::Floats(list))?;
+        draw(m, x, 8, all)
+    });
+    s.add("the largest of numbers that are less than any normal one".to_owned(), Check::Exact, |m| {
+        let x = m.input(DType::F32, &[3, 2], Fill::Floats(vec![0.0, 1e-40, -1e-40]))?;
+        draw(m, x, 2, Sampler::GREEDY)
+    });
     s.add("a sampler for each row".to_owned(), Check::Exact, |m| {
         let x = m.input(DType::F32, &[500, 11], Fill::Uniform(-8.0, 8.0))?;
         let params = ops.iter().flat_map(|(_, sampler)| sampler.params()).collect();
