@@ -64,7 +64,11 @@ void main() {
     for (uint pair = lane; pair < pairs; pair += LANES) {
         uint expert = expert_of(pair, experts);
         if (expert != ~0u) {
-            set_scratch(order + begins[expert] + atomicAdd(counts[expert], 1), pair);
+            uint at = begins[expert] + atomicAdd(counts[expert], 1);
+            // Another queue of the client may have written the ids meanwhile.
+            if (at < pairs) {
+                set_scratch(order + at, pair);
+            }
         }
     }
 }

@@ -23,6 +23,9 @@ void main() {
             uvec2 other = element(j);
             place += other.x < mine.x || other.x == mine.x && other.y < mine.y ? 1 : 0;
         }
-        Word(plus(to, place, 4)).w = mine.y;
+        // Another queue of the client may have written the row meanwhile.
+        if (place < y.ne.x) {
+            Word(plus(to, place, 4)).w = mine.y;
+        }
     }
 }
