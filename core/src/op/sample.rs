@@ -139,9 +139,10 @@ impl Sampler {
     pub fn read([temperature, top_k, top_p, min_p]: [f32; 4], [low, high, step]: [i32; 3]) -> (Sampler, i32) {
         let unit = |v: f32, none: f32| if v.is_nan() { none } else { v.clamp(0.0, 1.0) };
         let sampler = Sampler {
-            temperature: match temperature > 0.0 && temperature.is_finite() {
-                true => temperature.clamp(1.0 / HOTTEST, HOTTEST),
-                false => 0.0,
+            temperature: if temperature > 0.0 && temperature.is_finite() {
+                temperature.clamp(1.0 / HOTTEST, HOTTEST)
+            } else {
+                0.0
             },
             // NaN becomes 0.
             top_k: top_k as usize,
@@ -185,9 +186,8 @@ impl Sampler {
             kept = &mut kept[..self.top_k];
         }
         sort_by(kept, buffer, by_logit, stop);
-        let weight_at = |c: &Candidate, scale: f32| match c.logit == best.0 {
-            true => FULL_WEIGHT,
-            false => weight((best.0 - c.logit) * scale),
+        let weight_at = |c: &Candidate, scale: f32| {
+            if c.logit == best.0 { FULL_WEIGHT } else { weight((best.0 - c.logit) * scale) }
         };
         let sum_of = |kept: &[Candidate], scale: f32| kept.iter().map(|c| u64::from(weight_at(c, scale))).sum::<u64>();
         // The place at which the sum of weights goes beyond a number that is below the sum of all.

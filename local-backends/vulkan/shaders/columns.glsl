@@ -48,7 +48,7 @@ void reduce() {
 
 // Products of the rows with the columns, which have `n` elements.
 void multiply(uint n) {
-    make_table(TYPE);
+    make_table();
     [[unroll]] for (uint i = 0; i < RESULTS; i++) {
         sums[i] = 0.0;
     }

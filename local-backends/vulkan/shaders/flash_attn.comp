@@ -127,7 +127,7 @@ void main() {
     if (i >= q.ne.y) {
         return;
     }
-    make_table(K_TYPE);
+    make_table();
     uint d = q.ne.x, n_kv = k.ne.y, block = param(3), head_kv = head / (q.ne.z / k.ne.z);
     for (uint h = 0; h < HEADS; h++) {
         for (uint l = lane; l < LENGTH / 4; l += LANES) {

@@ -63,22 +63,20 @@ Octet of_bytes(uvec2 q) {
 }
 
 // Where nibbles stand for numbers of a table: those of both nibbles of every byte.
-bool has_table(uint type) {
-    return type == IQ4_NL || type == IQ4_XS || type == MXFP4;
-}
+const bool HAS_TABLE = TABLE_TYPE == IQ4_NL || TABLE_TYPE == IQ4_XS || TABLE_TYPE == MXFP4;
 
 // Room for it only where it is needed.
-shared vec2 table[TABLE_TYPE == IQ4_NL || TABLE_TYPE == IQ4_XS || TABLE_TYPE == MXFP4 ? 256 : 1];
+shared vec2 table[HAS_TABLE ? 256 : 1];
 
 // Makes the table, before anything is looked up.
-void make_table(uint type) {
-    if (!has_table(type)) {
+void make_table() {
+    if (!HAS_TABLE) {
         return;
     }
     for (uint i = gl_LocalInvocationID.x * 4; i < 256; i += LANES * 4) {
         uvec2 q = nibbles(i | i + 1 << 8 | i + 2 << 16 | i + 3 << 24);
         vec4 low, high;
-        if (type == MXFP4) {
+        if (TABLE_TYPE == MXFP4) {
             low = looked_up(q.x, MXFP4_VALUES);
             high = looked_up(q.y, MXFP4_VALUES);
         } else {

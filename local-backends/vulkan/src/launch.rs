@@ -88,6 +88,11 @@ impl Bounds {
     }
 }
 
+/// Invocations of a workgroup that works on a row of `n` elements.
+fn lanes_of_row(n: usize) -> u32 {
+    n.div_ceil(4).next_power_of_two().clamp(32, ELEMENT_LANES as usize) as u32
+}
+
 impl Launch {
     /// `constants` come behind the size of a workgroup.
     fn new(kernel: Kernel, lanes: u32, constants: &[u32], groups: usize) -> Launch {
@@ -102,8 +107,7 @@ impl Launch {
 
     /// One workgroup for each of so many rows of `n` elements.
     fn of_rows(kernel: Kernel, constants: &[u32], n: usize, rows: usize) -> Launch {
-        let lanes = n.div_ceil(4).next_power_of_two().clamp(32, ELEMENT_LANES as usize) as u32;
-        Launch::new(kernel, lanes, constants, rows)
+        Launch::new(kernel, lanes_of_row(n), constants, rows)
     }
 
     /// Of a norm: the same with each row multiplied by another source.
@@ -227,8 +231,8 @@ fn cost(node: &Node) -> Option<Cost> {
 /// What it takes to find places in rows: three of seven digits each, and three passes for the first of all, the list and the result.
 fn selection_cost(node: &Node) -> Option<Cost> {
     let (passes, x) = (24, node.src(0)?.layout());
-    let lanes = (x.ne()[0] as u64).div_ceil(4).next_power_of_two().clamp(32, ELEMENT_LANES.into());
-    let iterations = passes * ((x.ne()[0] as u64).div_ceil(lanes) + 64);
+    let n = x.ne()[0];
+    let iterations = passes * ((n as u64).div_ceil(lanes_of_row(n).into()) + 64);
     Some(Cost { work: (x.elements() as u64).saturating_mul(passes), iterations })
 }
 

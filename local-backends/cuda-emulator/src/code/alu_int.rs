@@ -1,21 +1,9 @@
 //! Arithmetic of integers: sums, products, quotients, extremes. Division by zero gives all ones, as on the hardware.
-use super::alu::{Alu, plain, widened};
-use super::lanes::{AluFn, lanes};
+use super::alu::{Alu, widened};
+use super::lanes::{AluFn, lanes, unsigned};
 use super::mnemonic::Mnemonic;
 use crate::count::Kind;
 use crate::ptx::Ty;
-
-/// The function over rows for each width, without a sign.
-macro_rules! unsigned {
-    ($ty:expr, |$($x:ident),*| $body:expr) => {
-        match plain($ty) {
-            Ty::U(16) => lanes!(u16 = |$($x: u16),*| $body),
-            Ty::U(32) => lanes!(u32 = |$($x: u32),*| $body),
-            Ty::U(64) => lanes!(u64 = |$($x: u64),*| $body),
-            _ => return None,
-        }
-    };
-}
 
 /// The function over rows for each width and sign.
 macro_rules! signed {

@@ -1,32 +1,21 @@
 //! Bits of integers: logic, shifts, fields, permutations, products of bytes.
 use super::alu::{Alu, plain};
-use super::lanes::lanes;
+use super::lanes::{lanes, unsigned};
 use super::mnemonic::Mnemonic;
 use crate::count::Kind;
 use crate::ptx::Ty;
-
-macro_rules! widths {
-    ($ty:expr, |$($x:ident),*| $body:expr) => {
-        match plain($ty) {
-            Ty::U(16) => lanes!(u16 = |$($x: u16),*| $body),
-            Ty::U(32) => lanes!(u32 = |$($x: u32),*| $body),
-            Ty::U(64) => lanes!(u64 = |$($x: u64),*| $body),
-            _ => return None,
-        }
-    };
-}
 
 /// Arithmetic on bits, whatever the type says of a sign (but for `shr`, `bfe` and `bfind`).
 pub(super) fn select(m: &mut Mnemonic<'_>, ty: Ty) -> Option<Alu> {
     let integer = |run, src: &[Ty]| Some(Alu::new(run, ty, src, Kind::Integer));
     let narrow = |run| Some(Alu::new(run, Ty::U(32), &[ty], Kind::Integer));
     match m.base {
-        "mov" => Some(Alu::new(widths!(ty, |a| a), ty, &[ty], Kind::Move)),
-        "and" => integer(widths!(ty, |a, b| a & b), &[ty, ty]),
-        "or" => integer(widths!(ty, |a, b| a | b), &[ty, ty]),
-        "xor" => integer(widths!(ty, |a, b| a ^ b), &[ty, ty]),
-        "not" => integer(widths!(ty, |a| !a), &[ty]),
-        "cnot" => integer(widths!(ty, |a| (a == 0).into()), &[ty]),
+        "mov" => Some(Alu::new(unsigned!(ty, |a| a), ty, &[ty], Kind::Move)),
+        "and" => integer(unsigned!(ty, |a, b| a & b), &[ty, ty]),
+        "or" => integer(unsigned!(ty, |a, b| a | b), &[ty, ty]),
+        "xor" => integer(unsigned!(ty, |a, b| a ^ b), &[ty, ty]),
+        "not" => integer(unsigned!(ty, |a| !a), &[ty]),
+        "cnot" => integer(unsigned!(ty, |a| (a == 0).into()), &[ty]),
         "shl" | "shr" => shift(m, ty),
         "shf" => funnel(m, ty),
         "bfe" => field(ty),
@@ -44,7 +33,7 @@ pub(super) fn select(m: &mut Mnemonic<'_>, ty: Ty) -> Option<Alu> {
             Ty::B(64) => lanes!(u32 = |a: u64| a.leading_zeros()),
             _ => return None,
         }),
-        "brev" => integer(widths!(ty, |a| a.reverse_bits()), &[ty]),
+        "brev" => integer(unsigned!(ty, |a| a.reverse_bits()), &[ty]),
         "bfind" => find(m, ty),
         "prmt" if ty == Ty::B(32) => integer(lanes!(u32 = |a: u32, b: u32, c: u32| permute(a, b, c)), &[ty, ty, ty]),
         "dp4a" => dot(m),

@@ -85,6 +85,18 @@ macro_rules! lanes {
     }};
 }
 
+/// The function over rows for each width, without a sign.
+macro_rules! unsigned {
+    ($ty:expr, |$($x:ident),*| $body:expr) => {
+        match $crate::code::alu::plain($ty) {
+            Ty::U(16) => lanes!(u16 = |$($x: u16),*| $body),
+            Ty::U(32) => lanes!(u32 = |$($x: u32),*| $body),
+            Ty::U(64) => lanes!(u64 = |$($x: u64),*| $body),
+            _ => return None,
+        }
+    };
+}
+
 /// A mask of lanes from a comparison of the values of one lane.
 macro_rules! compare {
     ($t:ty, |$a:ident, $b:ident| $body:expr) => {{
@@ -102,4 +114,4 @@ macro_rules! compare {
     }};
 }
 
-pub(crate) use {compare, lanes};
+pub(crate) use {compare, lanes, unsigned};

@@ -1,11 +1,12 @@
-//! A card of the emulator through unmodified cudarc, as the CUDA device uses it: calls of `driver::result` and `driver::sys`.
+//! A card of the emulator through unmodified cudarc, as a CUDA device over it does: calls of `driver::result` and `driver::sys`.
 #![allow(
     dead_code,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::undocumented_unsafe_blocks,
     unreachable_pub,
-    missing_docs
+    missing_docs,
+    reason = "each test uses a part of it; what is unsafe are the driver's calls, with handles of the test"
 )]
 
 use cudarc::driver::result::{self, DriverError};
