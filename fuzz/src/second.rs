@@ -8,10 +8,17 @@ use std::sync::Arc;
 
 /// Set, it asks for the first Vulkan device.
 pub const VULKAN: &str = "OUTBOARD_VULKAN";
+/// Set, it asks for the first CUDA device: of a card, or of the emulator where that is loaded before (`LD_PRELOAD`).
+pub const CUDA: &str = "OUTBOARD_CUDA";
 
-/// The device under this name: Vulkan's where `OUTBOARD_VULKAN` asks for it, ggml's CPU where `OUTBOARD_GGML` names the folder of its
-/// libraries.
+/// The device under this name: Vulkan's where `OUTBOARD_VULKAN` asks for it, CUDA's where `OUTBOARD_CUDA` does, ggml's CPU where `OUTBOARD_GGML`
+/// names the folder of its libraries.
 pub fn second_device(host: &Arc<Host>, name: &str, budget: &Arc<MemoryBudget>) -> Option<Arc<dyn Device>> {
+    if std::env::var_os(CUDA).is_some() {
+        let found = outboard_cuda::find().first().expect("a CUDA device");
+        let device = outboard_cuda::cuda_device(host, found, name, &outboard_cuda::OpenOptions::default());
+        return Some(device.expect("a CUDA device that opens"));
+    }
     if std::env::var_os(VULKAN).is_some() {
         let found = outboard_vulkan::find().first().expect("a Vulkan device");
         let device = outboard_vulkan::vulkan_device(host, found, name, budget, &OpenOptions::default());

@@ -4,6 +4,7 @@
 use crate::MAX_THREADS;
 use outboard_core::{Device, DeviceKind, Error, Host, Result};
 use outboard_cpu::{CpuOptions, cpu_device};
+use outboard_cuda::cuda_device;
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_ggml::Difference;
 use outboard_host::MemoryBudget;
@@ -129,6 +130,20 @@ pub(crate) const BACKENDS: &[Backend] = &[
         open: |setup, _, name, _| Ok(detached_device(&setup.host, name, DetachedOptions::default())),
     },
     Backend {
+        name: "cuda",
+        prefix: "CUDA",
+        argument: Argument::None,
+        looked_for: LookedFor::Always,
+        known: |_, _| Known { unsupported: outboard_cuda::UNSUPPORTED, differs: &[] },
+        without: "; CUDA needs NVIDIA's driver of release 535 or later, and a card of compute capability 6.1: RUST_LOG=debug says what is missing",
+        find: || outboard_cuda::find().iter().map(of_cuda).collect(),
+        open: |setup, found, name, _| {
+            let gone = || Error::Misuse(format!("{name} is not among CUDA's devices any more"));
+            let of_cuda = outboard_cuda::find().iter().find(|device| Some(device.number) == found.number);
+            Ok(cuda_device(&setup.host, of_cuda.ok_or_else(gone)?, name, &outboard_cuda::OpenOptions::default())?)
+        },
+    },
+    Backend {
         name: "ggml",
         prefix: "ggml",
         argument: Argument::Label,
@@ -148,7 +163,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "vulkan",
         prefix: "Vulkan",
         argument: Argument::None,
-        // No card has run its kernels yet.
+        // One card has run its kernels, and no driver of another vendor.
         looked_for: LookedFor::WhenNamed,
         known: |_, _| Known { unsupported: outboard_vulkan::UNSUPPORTED, differs: &[] },
         without: "; Vulkan needs a driver of 1.2 or later with buffer device addresses and timeline semaphores: RUST_LOG=debug says what is missing",
@@ -176,6 +191,12 @@ fn of_vulkan(device: &outboard_vulkan::Found) -> Found {
     };
     let (number, device_id) = (Some(device.number), device.device_id.clone());
     Found { number, label: String::new(), kind: device.kind, device_id, class }
+}
+
+/// A device of CUDA's as the list has it.
+fn of_cuda(device: &outboard_cuda::Found) -> Found {
+    let (number, device_id) = (Some(device.number), device.device_id.clone());
+    Found { number, label: String::new(), kind: device.kind, device_id, class: Class::Hardware }
 }
 
 /// A device of ggml's as the list has it.

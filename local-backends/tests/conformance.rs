@@ -47,7 +47,7 @@ fn those_of_the_list_conform(wanted: impl Fn(&str) -> bool) {
 
 #[test]
 fn our_own_devices_conform() {
-    those_of_the_list_conform(|backend| !matches!(backend, "ggml" | "vulkan"));
+    those_of_the_list_conform(|backend| !matches!(backend, "ggml" | "vulkan" | "cuda"));
 }
 
 #[test]
@@ -72,6 +72,16 @@ fn vulkan_devices_conform() {
         found => found.iter().for_each(|device| println!("Vulkan{}: {}", device.number, device.description)),
     }
     those_of_the_list_conform(|backend| backend == "vulkan");
+}
+
+/// Without a card, `outboard-cuda` has the same on an emulator.
+#[test]
+fn cuda_devices_conform() {
+    match outboard_cuda::find() {
+        [] => println!("skipped: CUDA's devices, of which there are none"),
+        found => found.iter().for_each(|device| println!("CUDA{}: {}", device.number, device.description)),
+    }
+    those_of_the_list_conform(|backend| backend == "cuda");
 }
 
 /// The layer that says where Vulkan is used against its rules, by its description file.

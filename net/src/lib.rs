@@ -19,6 +19,7 @@ mod pem;
 mod quic;
 mod stream;
 mod tls;
+mod tokens;
 
 pub use dial::{Dialer, REFUSED};
 pub use endpoint::{Carrier, Endpoint, EndpointError};
@@ -26,3 +27,4 @@ pub use listen::{Accepted, QuicConnection, QuicIncoming, QuicListener, Windows, 
 pub use pem::warn_if_readable;
 pub use stream::{Fault, Meter, Stream};
 pub use tls::{ClientTls, ServerTls, TlsFiles};
+pub use tokens::Tokens;

@@ -20,6 +20,8 @@ use std::sync::{Arc, OnceLock};
 
 /// What is spoken on a TLS connection: HTTP/2, as gRPC has it.
 const ALPN_TCP: &[u8] = b"h2";
+/// The same where programs of others are served.
+const ALPN_HTTP: &[u8] = b"http/1.1";
 /// What is spoken on a QUIC connection: HTTP/2 on each stream.
 const ALPN_QUIC: &[u8] = b"outboard/1";
 
@@ -123,6 +125,15 @@ impl ServerTls {
         quic.transport_config(transport(Side::Server)).max_incoming(QUIC_INCOMING);
         quic.incoming_buffer_size_total(QUIC_INCOMING_BYTES);
         Ok(ServerTls { tcp: Arc::new(tcp), quic, asks_clients: client_ca.is_some() })
+    }
+
+    /// The same for a server of HTTP/1.1 on TCP, whose clients are known otherwise.
+    pub fn load_http(cert: &Path, key: &Path) -> Result<ServerTls> {
+        let mut tls = ServerTls::load(cert, key, None)?;
+        let mut tcp = ServerConfig::clone(&tls.tcp);
+        tcp.alpn_protocols = vec![ALPN_HTTP.to_vec()];
+        tls.tcp = Arc::new(tcp);
+        Ok(tls)
     }
 
     /// Whether clients have to show a certificate.

@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod cluster;
 pub mod devices;
 mod digests;
 mod error;
@@ -14,6 +15,7 @@ mod runner;
 mod text;
 mod token;
 
+pub use cluster::Cluster;
 pub use devices::Devices;
 pub use error::{Error, Result};
 pub use failover::{OnRecovery, Reconnect};

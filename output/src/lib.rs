@@ -111,6 +111,11 @@ pub fn err_is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Whether standard output is a terminal.
+pub fn out_is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
 /// Standard error for a log: a line that cannot be written is lost, and whoever logs does not see it.
 #[derive(Clone, Copy, Debug)]
 pub struct Log;

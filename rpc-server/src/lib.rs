@@ -31,16 +31,14 @@ mod server;
 mod service;
 mod session;
 mod ticket;
-mod tokens;
 mod trust;
 
 pub use args::{LogFormat, ServerArgs, main_with};
 pub use blobs::{BlobOptions, Blobs};
 pub use limits::{ClientLimits, Limits, PeerLimits, SessionLimits, worst};
-pub use outboard_net::{ClientTls, ServerTls, TlsFiles};
+pub use outboard_net::{ClientTls, ServerTls, TlsFiles, Tokens};
 pub use peer_list::PeerList;
 pub use server::{Server, ServerConfig};
-pub use tokens::Tokens;
 pub use trust::Trust;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.

@@ -1,8 +1,7 @@
 //! Whom a server lets in.
 
 use crate::peer_list::PeerList;
-use crate::tokens::Tokens;
-use outboard_net::{ClientTls, ServerTls};
+use outboard_net::{ClientTls, ServerTls, Tokens};
 use std::sync::Arc;
 use tonic::Status;
 use tonic::metadata::MetadataMap;

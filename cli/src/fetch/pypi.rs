@@ -7,6 +7,7 @@ use indicatif::ProgressBar;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Duration;
 use ureq::tls::{PemItem, RootCerts, TlsConfig};
@@ -53,7 +54,7 @@ impl Index {
         let roots =
             match ["PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"].into_iter().find_map(|n| Some((n, var(n)?))) {
                 Some((name, path)) => roots(&path).with_context(|| format!("{name}={path}"))?,
-                None => SYSTEM_ROOTS.iter().find_map(|path| roots(path).ok()).unwrap_or(RootCerts::WebPki),
+                None => system_roots(),
             };
         Index::new(&index, roots)
     }
@@ -206,7 +207,12 @@ fn may_pass(error: &anyhow::Error) -> bool {
     }
 }
 
-fn roots(path: &str) -> Result<RootCerts> {
+/// The system's certificates, or the public ones where it has none.
+pub(crate) fn system_roots() -> RootCerts {
+    SYSTEM_ROOTS.iter().find_map(|path| roots(path).ok()).unwrap_or(RootCerts::WebPki)
+}
+
+pub(crate) fn roots(path: impl AsRef<Path>) -> Result<RootCerts> {
     let pem = std::fs::read(path)?;
     let mut certs = Vec::new();
     for item in ureq::tls::parse_pem(&pem) {

@@ -189,7 +189,7 @@ pub struct MemoryInfo {
 pub struct Client {
     /// All queues with this number ([`fresh_uid`]) get as many turns on the device as one queue.
     pub turns: u64,
-    /// Clients with this number ([`fresh_uid`]) share the room for transfers that wait as if they were one.
+    /// Clients with this number ([`fresh_uid`]) share the room for transfers that wait, and for what a device keeps of theirs, as if they were one.
     pub room: u64,
     /// What the client's memory is counted on, beside the device's own limit.
     pub account: Arc<dyn MemoryAccount>,

@@ -90,7 +90,7 @@ impl Placement {
         let t = graph.tensor(id);
         let slice = self.get(t.root()).filter(|_| t.layout().span() > 0)?;
         let start = slice.offset() + t.offset() as u64;
-        let buffer = Arc::as_ptr(slice.buffer()).cast::<()>();
+        let buffer = Arc::as_ptr(slice.buffer()).cast::<()>().addr();
         Some(PlacedBytes { buffer, start, end: start + t.layout().span() as u64 })
     }
 
@@ -103,7 +103,7 @@ impl Placement {
 /// Bytes of a buffer, which is told from others by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedBytes {
-    buffer: *const (),
+    buffer: usize,
     start: u64,
     end: u64,
 }

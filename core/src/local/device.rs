@@ -178,7 +178,7 @@ impl Device for LocalDevice {
     }
 
     fn for_client(&self, client: Client) -> Result<Arc<dyn Device>> {
-        let funds = self.funds.with_account(client.account.clone());
+        let funds = self.funds.of_client(&client);
         Ok(Arc::new(LocalDevice::of(self.shared.clone(), Some(client), funds)))
     }
 

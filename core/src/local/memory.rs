@@ -1,6 +1,6 @@
 //! How the memory of local devices is counted: on a pool that devices may share, and on the account of the client that has it.
 
-use crate::device::{DeviceInfo, MemoryAccount, MemoryInfo, MemoryShare};
+use crate::device::{Client, DeviceInfo, MemoryAccount, MemoryInfo, MemoryShare, fresh_uid};
 use crate::error::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ pub trait MemoryPool: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub struct Funds {
     device: u64,
+    room: u64,
     info: Arc<DeviceInfo>,
     pool: Arc<dyn MemoryPool>,
     account: Option<Arc<dyn MemoryAccount>>,
@@ -33,17 +34,22 @@ pub struct Payment {
 impl Funds {
     /// The funds of the device with this uid, on a pool.
     pub fn new(device: u64, info: &Arc<DeviceInfo>, pool: Arc<dyn MemoryPool>) -> Funds {
-        Funds { device, info: info.clone(), pool, account: None }
+        Funds { device, room: fresh_uid(), info: info.clone(), pool, account: None }
     }
 
-    /// The same on a client's account as well.
-    pub(crate) fn with_account(&self, account: Arc<dyn MemoryAccount>) -> Funds {
-        Funds { account: Some(account), ..self.clone() }
+    /// The same of a client, on its account as well.
+    pub(crate) fn of_client(&self, client: &Client) -> Funds {
+        Funds { room: client.room, account: Some(client.account.clone()), ..self.clone() }
     }
 
     /// The device's uid.
     pub fn device(&self) -> u64 {
         self.device
+    }
+
+    /// Those with the same number share room that no account pays for as one client ([`Client::room`]).
+    pub fn room(&self) -> u64 {
+        self.room
     }
 
     /// The device.

@@ -4,6 +4,7 @@
 //! it. [`LocalDevice`] makes a [`Device`](crate::Device) of that: queues with their threads, errors that poison them, events, turns among
 //! clients, times, memory accounts, and tensors handed over between any two devices of a [`Host`].
 
+pub mod card;
 mod completions;
 mod device;
 mod exchange;

@@ -55,6 +55,33 @@ impl Rope {
             beta_slow: 1.0,
         }
     }
+
+    /// Factor of the rotated elements.
+    pub fn amplitude(&self) -> f32 {
+        let stretched = if self.ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * (1.0 / f64::from(self.freq_scale)).ln() };
+        (f64::from(self.attn_factor) * stretched) as f32
+    }
+
+    /// Radians of a position for each pair, without factors of frequencies (YaRN: section 3 of its paper).
+    pub fn rates(&self) -> Vec<f32> {
+        let (base, n_dims, scale) = (f64::from(self.freq_base), self.n_dims as f64, f64::from(self.freq_scale));
+        let full = |pair: usize| base.powf(-2.0 * pair as f64 / n_dims);
+        let pairs = 0..self.n_dims / 2;
+        if self.ext_factor == 0.0 {
+            return pairs.map(|pair| (scale * full(pair)) as f32).collect();
+        }
+        // The pair that makes `turns` rotations over the original context.
+        let pair_of =
+            |turns: f64| n_dims * (self.n_ctx_orig as f64 / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
+        let low = pair_of(f64::from(self.beta_fast)).floor().max(0.0);
+        let high = pair_of(f64::from(self.beta_slow)).ceil().min(n_dims - 1.0);
+        let rate = |pair: usize| {
+            let ramp = 1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+            let mix = ramp * f64::from(self.ext_factor);
+            (full(pair) * (scale * (1.0 - mix) + mix)) as f32
+        };
+        pairs.map(rate).collect()
+    }
 }
 
 impl OpSpec for Rope {

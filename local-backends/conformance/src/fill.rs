@@ -41,12 +41,23 @@ impl Random {
     }
 
     /// In `0..1`.
-    fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    fn below(&mut self, n: usize) -> usize {
+    /// In `0..n`, or 0.
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n.max(1) as u64) as usize
+    }
+
+    /// One time of so many.
+    pub(crate) fn chance(&mut self, one_in: usize) -> bool {
+        self.below(one_in) == 0
+    }
+
+    /// One of some, of which there is at least one.
+    pub(crate) fn choose<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
     }
 
     fn integer(&mut self, lo: i32, hi: i32) -> i32 {

@@ -16,10 +16,12 @@ mod case;
 mod cases;
 mod compare;
 mod fill;
+mod hazards;
 mod report;
 mod run;
 
 pub use case::{Case, Check, Expect, Filter};
 pub use cases::cases;
+pub use hazards::hazards;
 pub use report::{Failure, OpReport, Report};
 pub use run::{run, run_cases};

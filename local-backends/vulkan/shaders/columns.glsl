@@ -27,14 +27,22 @@ vec4 of_column(uvec2 column, uint i, uint n) {
     return WIDE ? Fours(column).v[i / 4] : quad(F32, column, i, n);
 }
 
-// The sums of the workgroup, in the first parts.
-void reduce() {
-    for (uint i = 0; i < RESULTS; i++) {
-        float sum = subgroupAdd(sums[i]);
-        if (subgroupElect()) {
-            parts[gl_SubgroupID * RESULTS + i] = sum;
-        }
+void reduce_one(uint i) {
+    float sum = subgroupAdd(sums[i]);
+    if (subgroupElect()) {
+        parts[gl_SubgroupID * RESULTS + i] = sum;
     }
+}
+
+// Written out: where a compiler leaves a loop, as NVIDIA's does, sums are kept in memory.
+#define REDUCE(i) if (i < RESULTS) { reduce_one(i); }
+#define REDUCE_4(i) REDUCE(i) REDUCE(i + 1) REDUCE(i + 2) REDUCE(i + 3)
+#define REDUCE_16(i) REDUCE_4(i) REDUCE_4(i + 4) REDUCE_4(i + 8) REDUCE_4(i + 12)
+
+// The sums of the workgroup, in the first parts. There are 32 at most.
+void reduce() {
+    REDUCE_16(0)
+    REDUCE_16(16)
     barrier();
     for (uint i = gl_LocalInvocationID.x; i < RESULTS; i += LANES) {
         float sum = parts[i];

@@ -24,7 +24,7 @@ void main() {
         }
         return;
     }
-    for (uint r = 0; r < ROWS; r++) {
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
         rows[r] = row(a, min(m + r, y.ne.x - 1), uint(expert), 0);
     }
     columns[0] = row(b, slot % b.ne.y, token, 0);

@@ -20,10 +20,10 @@ void main() {
     }
     // Extents of 0 stand for weights that are not read.
     uvec2 repeats = max(y.ne.zw / max(a.ne.zw, 1), 1);
-    for (uint r = 0; r < ROWS; r++) {
+    [[unroll]] for (uint r = 0; r < ROWS; r++) {
         rows[r] = row(a, min(m + r, y.ne.x - 1), i2 / repeats.x, i3 / repeats.y);
     }
-    for (uint c = 0; c < COLUMNS; c++) {
+    [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
         columns[c] = row(b, min(c, y.ne.y - 1), i2, i3);
     }
     multiply(a.ne.x);

@@ -84,6 +84,22 @@ pub(crate) unsafe fn barrier(device: &ash::Device, commands: vk::CommandBuffer) 
     }
 }
 
+/// The kernels behind it see what the kernels before it have written. With copies and the host as in [`barrier`], an H100 takes 3 µs longer.
+///
+/// # Safety
+///
+/// The command buffer is being recorded, by this thread alone.
+pub(crate) unsafe fn kernel_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
+    let stage = vk::PipelineStageFlags::COMPUTE_SHADER;
+    let memory = vk::MemoryBarrier::default()
+        .src_access_mask(vk::AccessFlags::SHADER_WRITE)
+        .dst_access_mask(vk::AccessFlags::SHADER_READ | vk::AccessFlags::SHADER_WRITE);
+    // SAFETY: what this function asks for.
+    unsafe {
+        device.cmd_pipeline_barrier(commands, stage, stage, vk::DependencyFlags::empty(), &[memory], &[], &[]);
+    }
+}
+
 /// A timeline semaphore.
 #[derive(Debug)]
 pub(crate) struct Timeline {

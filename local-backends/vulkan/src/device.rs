@@ -8,6 +8,7 @@ use crate::launch::{Bounds, launch};
 use crate::memory::GpuBuffer;
 use crate::program::Program;
 use crate::stream::GpuStream;
+use crate::units::Units;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
 use outboard_core::{
     Buffer, Costs, DeviceInfo, DeviceKind, Error, Executable, Graph, Host, MemoryInfo, Placement, Result, TensorId,
@@ -40,12 +41,14 @@ pub struct OpenOptions {
     pub patience: Duration,
     /// What stands before the driver, in tests.
     pub interposer: Option<Interposer>,
+    /// Matrix units that the driver does not say it has, in tests.
+    pub units: Option<Units>,
 }
 
 impl Default for OpenOptions {
     /// Nothing kept, and patience of ten minutes: as long as queues wait for one another, and longer than a node takes.
     fn default() -> OpenOptions {
-        OpenOptions { pipelines: None, patience: Duration::from_secs(600), interposer: None }
+        OpenOptions { pipelines: None, patience: Duration::from_secs(600), interposer: None, units: None }
     }
 }
 

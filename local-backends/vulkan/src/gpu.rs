@@ -4,6 +4,8 @@ use crate::cache::PipelineFile;
 use crate::device::OpenOptions;
 use crate::instance::{Physical, Vulkan, vulkan};
 use crate::pipelines::{Making, Pipelines};
+use crate::trust::is_right;
+use crate::units::{UNITS, Units};
 use ash::vk;
 use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
@@ -11,7 +13,7 @@ use outboard_core::{Error, Result};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes that staging memory is cut from.
@@ -40,6 +42,8 @@ pub(crate) struct Gpu {
     file: Option<PipelineFile>,
     /// Whether a thread is to write them.
     saving: AtomicBool,
+    /// Matrix units that were seen to compute what they should.
+    units: OnceLock<Units>,
     /// [`OPEN`], [`GIVEN_UP`] or [`LOST`].
     state: AtomicU8,
     /// How long nothing may come to an end.
@@ -69,16 +73,25 @@ fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::r
     let extensions: Vec<_> = [
         physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
         physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
+        physical.units.map(|_| ash::khr::cooperative_matrix::NAME.as_ptr()),
     ]
     .into_iter()
     .flatten()
     .collect();
-    let mut features =
-        vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
-    let info = vk::DeviceCreateInfo::default()
+    let has_units = physical.units.is_some();
+    let mut features = vk::PhysicalDeviceVulkan12Features::default()
+        .timeline_semaphore(true)
+        .buffer_device_address(true)
+        .shader_float16(has_units)
+        .vulkan_memory_model(has_units);
+    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+    let mut info = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queues)
         .enabled_extension_names(&extensions)
         .push_next(&mut features);
+    if has_units {
+        info = info.push_next(&mut matrices);
+    }
     // SAFETY: a physical device of this instance, with extensions and features that it has.
     let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }?;
     Ok(match options.interposer {
@@ -113,7 +126,7 @@ impl Gpu {
             .map_err(|e| error(format!("its memory cannot be managed: {e}")))
             .and_then(|allocator| Ok((allocator, pipelines()?)));
         match made {
-            Ok((allocator, pipelines)) => Ok(Arc::new(Gpu {
+            Ok((allocator, pipelines)) => Ok(Gpu {
                 vulkan,
                 physical,
                 id: id.into(),
@@ -123,16 +136,36 @@ impl Gpu {
                 pipelines: ManuallyDrop::new(pipelines),
                 file,
                 saving: AtomicBool::new(false),
+                units: OnceLock::new(),
                 state: AtomicU8::new(OPEN),
                 patience: options.patience,
                 ended: Mutex::new(Instant::now()),
-            })),
+            }
+            .with_units_checked(options.units)),
             Err(error) => {
                 // SAFETY: nothing of it is left.
                 unsafe { device.destroy_device(None) };
                 Err(error)
             }
         }
+    }
+
+    /// The same with its matrix units if they are wanted, or those that a test says it has, if they compute what they should.
+    fn with_units_checked(self, of_test: Option<Units>) -> Arc<Gpu> {
+        let gpu = Arc::new(self);
+        let are_wanted = std::env::var_os(UNITS).is_some_and(|value| !value.is_empty());
+        if let Some(units) = gpu.physical.units.filter(|_| are_wanted).or(of_test)
+            && is_right(&gpu, units)
+        {
+            // Nothing else sets it.
+            let _ = gpu.units.set(units);
+        }
+        gpu
+    }
+
+    /// Its matrix units, if it has any that compute what they should.
+    pub(crate) fn units(&self) -> Option<Units> {
+        self.units.get().copied()
     }
 
     /// Writes pipelines that are new, some time from now: others may follow.

@@ -1,5 +1,6 @@
 //! The loader of this host, and the physical devices behind it.
 
+use crate::units::{Units, unbelieved, units};
 use ash::vk;
 use outboard_core::DeviceKind;
 use std::ffi::CStr;
@@ -31,7 +32,7 @@ pub struct Found {
 
 /// An instance. It lives as long as the process: some drivers do not survive a second one.
 pub(crate) struct Vulkan {
-    _loader: ash::Entry,
+    loader: ash::Entry,
     pub(crate) instance: ash::Instance,
     pub(crate) physical: Vec<Physical>,
     found: Vec<Found>,
@@ -65,6 +66,8 @@ pub(crate) struct Physical {
     pub(crate) has_budget: bool,
     /// Whether the driver says where it had a pipeline from.
     pub(crate) has_feedback: bool,
+    /// Matrix units that it says it has.
+    pub(crate) units: Option<Units>,
     pub(crate) kind: DeviceKind,
 }
 
@@ -90,9 +93,9 @@ impl Vulkan {
         let instance = unsafe { loader.create_instance(&info, None) }.map_err(|e| format!("no instance: {e}"))?;
         // SAFETY: the instance was just made.
         let handles = unsafe { instance.enumerate_physical_devices() }.map_err(|e| format!("no devices: {e}"))?;
-        let mut vulkan = Vulkan { _loader: loader, instance, physical: Vec::new(), found: Vec::new() };
+        let mut vulkan = Vulkan { loader, instance, physical: Vec::new(), found: Vec::new() };
         for handle in handles {
-            match describe(&vulkan.instance, handle, vulkan.found.len()) {
+            match describe(&vulkan.loader, &vulkan.instance, handle, vulkan.found.len()) {
                 Ok((physical, found)) => {
                     vulkan.physical.push(physical);
                     vulkan.found.push(found);
@@ -105,7 +108,12 @@ impl Vulkan {
 }
 
 /// What a physical device is, or what it lacks.
-fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize) -> Result<(Physical, Found), String> {
+fn describe(
+    loader: &ash::Entry,
+    instance: &ash::Instance,
+    handle: vk::PhysicalDevice,
+    number: usize,
+) -> Result<(Physical, Found), String> {
     let mut ids = vk::PhysicalDeviceIDProperties::default();
     let mut driver = vk::PhysicalDeviceDriverProperties::default();
     let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
@@ -126,7 +134,8 @@ fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize)
         return Err(format!("{name} has Vulkan {major}.{minor}, and 1.2 is needed"));
     }
     let mut features12 = vk::PhysicalDeviceVulkan12Features::default();
-    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut features12);
+    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
+    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut features12).push_next(&mut matrices);
     // SAFETY: as above.
     unsafe { instance.get_physical_device_features2(handle, &mut features) };
     let arithmetic = subgroups.supported_operations.contains(vk::SubgroupFeatureFlags::ARITHMETIC)
@@ -161,6 +170,20 @@ fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize)
         Class::Hardware if has(ash::ext::pci_bus_info::NAME) => pci_address(instance, handle),
         Class::Hardware => ids.device_uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
     };
+    let offers_units = has(ash::khr::cooperative_matrix::NAME)
+        && matrices.cooperative_matrix != 0
+        && features12.shader_float16 != 0
+        && features12.vulkan_memory_model != 0;
+    let units = match unbelieved(driver.driver_id) {
+        Some(why) if offers_units => {
+            tracing::info!("{name}: its matrix units are not used: {why} ({})", text(&driver.driver_info));
+            None
+        }
+        _ if offers_units && has_one_size(instance, handle) => {
+            units(loader, instance, handle, subgroups.subgroup_size, of.limits.max_compute_shared_memory_size)
+        }
+        _ => None,
+    };
     let identity = Identity {
         driver: driver.driver_id.as_raw() as u32,
         driver_version: of.driver_version,
@@ -177,11 +200,21 @@ fn describe(instance: &ash::Instance, handle: vk::PhysicalDevice, number: usize)
         has_timestamps: families[family].timestamp_valid_bits > 0 && of.limits.timestamp_period > 0.0,
         has_budget: has(ash::ext::memory_budget::NAME),
         has_feedback: has(ash::ext::pipeline_creation_feedback::NAME),
+        units,
         kind,
     };
     let description =
         format!("{name} ({} {})", text(&driver.driver_name), text(&driver.driver_info)).replace(" )", ")");
     Ok((physical, Found { number, description, kind, device_id, class }))
+}
+
+/// Whether all subgroups of a device that has matrix units are of one size: kernels count on it.
+fn has_one_size(instance: &ash::Instance, handle: vk::PhysicalDevice) -> bool {
+    let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
+    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut sizes);
+    // SAFETY: a physical device of this instance, and structures that it may fill; what it does not know it leaves as it is.
+    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
+    sizes.min_subgroup_size > 0 && sizes.min_subgroup_size == sizes.max_subgroup_size
 }
 
 fn pci_address(instance: &ash::Instance, handle: vk::PhysicalDevice) -> String {

@@ -2,6 +2,7 @@
 //! supported.
 
 use crate::pipelines::{Kernel, Variant};
+use crate::units::{self, Units};
 use outboard_core::op::{self, Op, Order, RopeMode, Srcs, UnaryKind};
 use outboard_core::{DType, DeviceKind, Graph, Tensor, TensorId};
 
@@ -26,7 +27,7 @@ pub(crate) const PENALTY_PART: usize = 2048;
 const MAX_ROTATED: usize = 4096;
 /// Invocations of a workgroup that works on one row, or one element each.
 const ELEMENT_LANES: u32 = 256;
-/// Invocations of a workgroup of attention and of products with few columns.
+/// Invocations of a workgroup of attention and of products with more than four columns.
 pub(crate) const ROW_LANES: u32 = 32;
 /// Fours of results that an invocation of attention has, all heads together.
 const HEAD_RESULTS: usize = 8;
@@ -75,16 +76,23 @@ pub(crate) struct Bounds {
     work: u64,
     /// Iterations of an invocation's loops, all together: lavapipe ends them without a word after 65,535.
     iterations: u64,
+    /// Matrix units that compute what they should.
+    units: Option<Units>,
 }
 
 impl Bounds {
     /// Those of a card, or of a driver that runs on processors.
     pub(crate) fn of(kind: DeviceKind) -> Bounds {
         match kind {
-            DeviceKind::Cpu => Bounds { work: 1 << 34, iterations: 60_000 },
+            DeviceKind::Cpu => Bounds { work: 1 << 34, iterations: 60_000, units: None },
             // The work of a workgroup is not divided: models need less than a tenth of this.
-            _ => Bounds { work: 1 << 42, iterations: 1 << 24 },
+            _ => Bounds { work: 1 << 42, iterations: 1 << 24, units: None },
         }
+    }
+
+    /// The same of a device with these matrix units.
+    pub(crate) fn with_units(self, units: Option<Units>) -> Bounds {
+        Bounds { units, ..self }
     }
 }
 
@@ -170,7 +178,7 @@ fn is_wide(tensor: &Tensor) -> bool {
 /// How a node that computes something is computed; `None` if it is not supported.
 pub(crate) fn launch(graph: &Graph, id: TensorId, bounds: &Bounds) -> Option<Launch> {
     let node = Node { graph, tensor: graph.tensor(id) };
-    let launch = launch_of(&node)?;
+    let launch = launch_of(&node, bounds.units)?;
     let cost = cost(&node)?;
     (cost.work <= bounds.work && cost.iterations <= bounds.iterations).then_some(Launch { work: cost.work, ..launch })
 }
@@ -236,7 +244,7 @@ fn selection_cost(node: &Node) -> Option<Cost> {
     Some(Cost { work: (x.elements() as u64).saturating_mul(passes), iterations })
 }
 
-fn launch_of(node: &Node) -> Option<Launch> {
+fn launch_of(node: &Node, units: Option<Units>) -> Option<Launch> {
     let graph = node.graph;
     let all_fit = fits(node.tensor) && node.tensor.sources().all(|src| fits(graph.tensor(src)));
     if !all_fit {
@@ -254,7 +262,7 @@ fn launch_of(node: &Node) -> Option<Launch> {
         Op::FlashAttn(op) => flash_attn(node, op),
         Op::GetRows(_) => get_rows(node),
         Op::Glu(op) => Some(glu(node, op)),
-        Op::MulMat(_) => mul_mat(node),
+        Op::MulMat(_) => mul_mat(node, units),
         Op::MulMatId(_) => mul_mat_id(node),
         Op::Norm(op) => Some(norm(node, op)),
         Op::Reduce(op) => Some(Launch::of_rows(
@@ -411,23 +419,90 @@ fn is_whole(tensor: &Tensor) -> bool {
         && tensor.layout().nb()[1..].iter().all(|stride| stride % 4 == 0)
 }
 
-/// Rows of weights that a workgroup takes at once: more need the columns less often, fewer keep more workgroups busy.
-fn rows_at_once(m: usize, columns: usize) -> usize {
-    // With four rows, more columns than four do not fit a card's registers.
-    if m >= 512 && columns <= 4 { 4 } else { 2 }
+/// Rows that a workgroup of a product with more than four columns takes at once: of these types, four do not fit a card's registers.
+pub(crate) fn rows_of_many(dtype: DType) -> usize {
+    if matches!(dtype, DType::Q3_K | DType::Q6_K) { 2 } else { 4 }
 }
 
-fn mul_mat(node: &Node) -> Option<Launch> {
+/// Invocations of a workgroup of a product of `m` rows of weights with few columns, and the rows that it takes at once: more need the columns
+/// less often, fewer keep more workgroups busy. Measured on an H100.
+fn lanes_and_rows(a: &Tensor, m: usize, columns: usize) -> (u32, usize) {
+    match columns {
+        // Few rows have few workgroups, each of which waits for memory as often as it goes through its rows.
+        0 | 1 if m < 8192 => (if a.ne()[0] < 4096 { 64 } else { 128 }, 2),
+        _ if m < 512 => (64, 2),
+        0..=4 => (64, 4),
+        _ => (ROW_LANES, rows_of_many(a.dtype())),
+    }
+}
+
+/// The copy of so many vectors of 16 bytes.
+pub(crate) fn copy_pass(vectors: u32) -> Pass {
+    // Each invocation copies two.
+    Pass::new(Kernel::Copy, ELEMENT_LANES, &[], vectors.div_ceil(2 * ELEMENT_LANES) as usize)
+}
+
+/// A product of `m` rows of `k` weights with `n` columns, so many times.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) batches: usize,
+    /// Whether columns can be read 16 bytes at a time.
+    pub(crate) is_wide: bool,
+    /// Whether rows begin at whole words and have whole pairs of octets.
+    pub(crate) is_whole: bool,
+}
+
+impl Product {
+    fn tiles(&self, rows: usize, columns: usize) -> usize {
+        self.m.div_ceil(rows) * self.n.div_ceil(columns) * self.batches
+    }
+
+    /// In tiles, by the type's number.
+    pub(crate) fn plain(&self, dtype: u32) -> Pass {
+        Pass::new(Kernel::MulMat, 256, &[dtype, u32::from(self.is_wide)], self.tiles(TILE, TILE))
+    }
+
+    /// In tiles by matrix units: first columns become halves.
+    pub(crate) fn by_units(&self, units: Units, dtype: u32) -> Vec<Pass> {
+        let tile = units.tile(self.n);
+        let [rows, columns] = tile.size();
+        let constants = [&[dtype, u32::from(self.is_whole)], tile.constants().as_slice()].concat();
+        vec![
+            Pass::new(Kernel::Halves, ELEMENT_LANES, &[], self.n * self.batches),
+            Pass::new(Kernel::MulMatUnits, units::LANES, &constants, self.tiles(rows, columns)),
+        ]
+    }
+
+    /// Numbers that the first of these leaves for the second: of each column one, and halves up to a multiple of 64.
+    pub(crate) fn scratch(&self) -> usize {
+        let columns = self.n * self.batches;
+        columns.next_multiple_of(4) + columns * self.k.next_multiple_of(64) / 2
+    }
+}
+
+/// Whether weights of a type are halves, or whole numbers times them: in halves, few of their digits are lost.
+fn are_halves(dtype: DType) -> bool {
+    dtype == DType::F16 || dtype.is_quantized() && !matches!(dtype, DType::MXFP4 | DType::Q8_K)
+}
+
+fn mul_mat(node: &Node, units: Option<Units>) -> Option<Launch> {
     let (a, b) = (node.src(0)?, node.src(1)?);
     let [m, n, b2, b3] = node.tensor.ne();
     let (dtype, wide) = (number(a.dtype()), u32::from(is_wide(b)));
     if n > FEW_COLUMNS {
-        let groups = m.div_ceil(TILE) * n.div_ceil(TILE) * b2 * b3;
-        return Some(Launch::new(Kernel::MulMat, 256, &[dtype, wide], groups));
+        let (is_wide, is_whole) = (is_wide(b), is_whole(a));
+        let product = Product { m, n, k: a.ne()[0], batches: b2 * b3, is_wide, is_whole };
+        let units = units.filter(|_| are_halves(a.dtype()) && a.ne()[0] > 0);
+        let passes = units.map_or_else(|| vec![product.plain(dtype)], |units| product.by_units(units, dtype));
+        let scratch = if units.is_some() { product.scratch() } else { 0 };
+        return Some(Launch { passes, params: [0; PARAMS], table: 0, scratch, work: 0 });
     }
-    let rows = rows_at_once(m, n);
+    let (lanes, rows) = lanes_and_rows(a, m, n);
     let constants = [dtype, rows as u32, n.max(1) as u32, wide, u32::from(is_whole(a))];
-    Some(Launch::new(Kernel::MulMatVec, ROW_LANES, &constants, m.div_ceil(rows) * b2 * b3))
+    Some(Launch::new(Kernel::MulMatVec, lanes, &constants, m.div_ceil(rows) * b2 * b3))
 }
 
 fn mul_mat_id(node: &Node) -> Option<Launch> {
@@ -437,9 +512,9 @@ fn mul_mat_id(node: &Node) -> Option<Launch> {
     if tokens > FEW_COLUMNS && a.ne()[2] <= MOST_EXPERTS {
         return mul_mat_id_sorted(a, [m, used, tokens], [dtype, wide]);
     }
-    let rows = rows_at_once(m, 1);
+    let (lanes, rows) = lanes_and_rows(a, m, 1);
     let constants = [dtype, rows as u32, 1, wide, u32::from(is_whole(a))];
-    Some(Launch::new(Kernel::MulMatId, ROW_LANES, &constants, m.div_ceil(rows) * used * tokens))
+    Some(Launch::new(Kernel::MulMatId, lanes, &constants, m.div_ceil(rows) * used * tokens))
 }
 
 /// MUL_MAT_ID with many tokens: columns are sorted by expert, so that a tile's weights are read once for all of its columns.
@@ -464,7 +539,7 @@ fn norm(node: &Node, op: &op::Norm) -> Launch {
 /// The numbers that the host prepares for a node.
 pub(crate) fn table(graph: &Graph, id: TensorId) -> Vec<f32> {
     match graph.tensor(id).op() {
-        Some(Op::Rope(op)) => rope_rates(op),
+        Some(Op::Rope(op)) => op.rates(),
         _ => Vec::new(),
     }
 }
@@ -474,31 +549,8 @@ fn rope(node: &Node, op: &op::Rope) -> Option<Launch> {
         return None;
     }
     let neox = u32::from(op.mode == RopeMode::Neox);
-    let stretched = if op.ext_factor == 0.0 { 1.0 } else { 1.0 + 0.1 * (1.0 / f64::from(op.freq_scale)).ln() };
-    let amplitude = (f64::from(op.attn_factor) * stretched) as f32;
     let launch = Launch::of_rows(Kernel::Rope, &[neox], node.tensor.ne()[0], node.rows());
-    Some(Launch { table: op.n_dims / 2, ..launch.with(&[op.n_dims as u32, amplitude.to_bits()]) })
-}
-
-/// Radians of a position for each pair (YaRN, Peng et al., 2023, section 3).
-fn rope_rates(op: &op::Rope) -> Vec<f32> {
-    let (base, n_dims, scale) = (f64::from(op.freq_base), op.n_dims as f64, f64::from(op.freq_scale));
-    let full = |pair: usize| base.powf(-2.0 * pair as f64 / n_dims);
-    let pairs = 0..op.n_dims / 2;
-    if op.ext_factor == 0.0 {
-        return pairs.map(|pair| (scale * full(pair)) as f32).collect();
-    }
-    // The pair that makes `turns` rotations over the original context.
-    let pair_of =
-        |turns: f64| n_dims * (op.n_ctx_orig as f64 / (turns * std::f64::consts::TAU)).ln() / (2.0 * base.ln());
-    let low = pair_of(f64::from(op.beta_fast)).floor().max(0.0);
-    let high = pair_of(f64::from(op.beta_slow)).ceil().min(n_dims - 1.0);
-    let rate = |pair: usize| {
-        let ramp = 1.0 - ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
-        let mix = ramp * f64::from(op.ext_factor);
-        (full(pair) * (scale * (1.0 - mix) + mix)) as f32
-    };
-    pairs.map(rate).collect()
+    Some(Launch { table: op.n_dims / 2, ..launch.with(&[op.n_dims as u32, op.amplitude().to_bits()]) })
 }
 
 fn set_rows(node: &Node) -> Option<Launch> {

@@ -24,8 +24,11 @@ mod statistics;
 mod steps;
 mod stream;
 mod timer;
+mod trust;
+mod units;
 
 pub use device::{OpenOptions, UNSUPPORTED, vulkan_device};
 pub use instance::{Class, Found, find};
 pub use interposer::{Function, Interposer};
 pub use statistics::{Statistics, statistics};
+pub use units::{UNITS, Units};

@@ -1,13 +1,13 @@
 //! A compiled graph: its nodes as records that kernels read, and command buffers that are recorded once and submitted as often as it runs.
 
-use crate::commands::{Commands, barrier, run_once};
+use crate::commands::{Commands, kernel_barrier, run_once};
 use crate::gpu::{Gpu, PUSH_BYTES};
 use crate::launch::{self, PARAMS};
 use crate::memory::{GpuBuffer, buffer};
 use crate::steps::{Step, steps};
 use ash::vk;
 use gpu_allocator::MemoryLocation;
-use outboard_core::local::Funds;
+use outboard_core::local::{Funds, card};
 use outboard_core::op::MAX_SRCS;
 use outboard_core::{DeviceKind, Error, Executable, Graph, Placement, Result, TensorId};
 use std::any::Any;
@@ -15,15 +15,15 @@ use std::sync::Arc;
 
 /// Bytes of a tensor in a record, and of a record: its sources, its result, its parameters.
 const TENSOR_BYTES: usize = 48;
-const RECORD_BYTES: usize = (MAX_SRCS + 1) * TENSOR_BYTES + 80;
+pub(crate) const RECORD_BYTES: usize = (MAX_SRCS + 1) * TENSOR_BYTES + 80;
 /// Bytes in front of the records: the fault that kernels report.
 const HEAD_BYTES: usize = 64;
 /// Bytes of a fault: the node, the reason, the value, the limit.
 pub(crate) const FAULT_BYTES: usize = 16;
 
-/// Floating-point operations of a command buffer, at most, unless a single node has more: about a millisecond of a small card, and some
-/// hundredths of a second of a software driver. Between two of them a run can be stopped.
-const PIECE: u64 = 2_000_000_000;
+/// Floating-point operations of a command buffer, at most, unless a single node has more: some hundredths of a second of a small card or of a
+/// software driver. Between two of them a run can be stopped; a card stands still for some microseconds.
+const PIECE: u64 = 32_000_000_000;
 const PIECE_OF_SOFTWARE: u64 = 20_000_000;
 /// Most workgroups in one dimension.
 const MOST_GROUPS: u64 = 65_535;
@@ -97,36 +97,15 @@ impl Program {
 
     /// An error of the device while it was at a piece, with the name of the piece's first node.
     pub(crate) fn blame(&self, piece: usize, error: Error) -> Error {
-        match (error, self.pieces.get(piece)) {
-            (Error::Device { device, op: None, detail }, Some(piece)) => {
-                let detail = match piece.nodes {
-                    1 => detail,
-                    more => format!("{detail}; it was at this or one of the {} ops behind", more - 1),
-                };
-                Error::Device { device, op: Some(self.graph.label(piece.first).to_string()), detail }
-            }
-            (error, _) => error,
+        match self.pieces.get(piece) {
+            Some(piece) => card::blame(&self.graph, piece.first, piece.nodes, error),
+            None => error,
         }
     }
 
     /// What kernels have found wrong, as an error of the device of that id.
     pub(crate) fn fault_error(&self, id: &str, fault: [u32; 4]) -> Option<Error> {
-        let [number, reason, value, limit] = fault;
-        let node = TensorId::from_index(usize::try_from(number.checked_sub(1)?).unwrap_or(usize::MAX));
-        let what = match reason {
-            1 => "row",
-            2 => "position",
-            3 => "sequence",
-            4 => "block",
-            5 => "expert",
-            6 => "token",
-            7 => "step",
-            8 => "id",
-            _ => "value",
-        };
-        let label = self.graph.get(node).map(|_| self.graph.label(node).to_string());
-        let detail = format!("{what} {} is outside 0..{limit}", value as i32);
-        Some(Error::Device { device: id.to_owned(), op: label, detail })
+        card::wrong_value(&self.graph, id, fault)
     }
 }
 
@@ -233,24 +212,47 @@ unsafe fn record_step(
     record: u64,
     fault: u64,
 ) {
-    let mut push = [0; PUSH_BYTES as usize];
-    push[..8].copy_from_slice(&record.to_le_bytes());
-    push[8..16].copy_from_slice(&fault.to_le_bytes());
-    push[16..].copy_from_slice(&(step.id.index() as u32).to_le_bytes());
+    let push = push(record, fault, step.id.index() as u32);
     // SAFETY: what this function asks for; the kernel reads its record and the tensors that it names, inside their memory.
     unsafe {
         if step.waits && has_earlier {
-            barrier(device, commands);
+            kernel_barrier(device, commands);
         }
         for (i, &(pipeline, groups)) in step.pipelines.iter().enumerate() {
             if i > 0 {
-                barrier(device, commands);
+                kernel_barrier(device, commands);
             }
-            let (across, down) = (groups.min(MOST_GROUPS) as u32, groups.div_ceil(MOST_GROUPS) as u32);
-            device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-            let (layout, stage) = (gpu.pipelines.layout, vk::ShaderStageFlags::COMPUTE);
-            device.cmd_push_constants(commands, layout, stage, 0, &push);
-            device.cmd_dispatch(commands, across, down, 1);
+            dispatch(gpu, device, commands, (pipeline, groups), &push);
         }
+    }
+}
+
+/// Push constants: the addresses of a node and of the fault, and the node's number.
+pub(crate) fn push(node: u64, fault: u64, number: u32) -> [u8; PUSH_BYTES as usize] {
+    let mut push = [0; PUSH_BYTES as usize];
+    push[..8].copy_from_slice(&node.to_le_bytes());
+    push[8..16].copy_from_slice(&fault.to_le_bytes());
+    push[16..].copy_from_slice(&number.to_le_bytes());
+    push
+}
+
+/// Records a kernel over so many workgroups.
+///
+/// # Safety
+///
+/// The command buffer is being recorded, by this thread alone; what the kernel reads and writes is there until it is done.
+pub(crate) unsafe fn dispatch(
+    gpu: &Gpu,
+    device: &ash::Device,
+    commands: vk::CommandBuffer,
+    (pipeline, groups): (vk::Pipeline, u64),
+    push: &[u8],
+) {
+    let (across, down) = (groups.min(MOST_GROUPS) as u32, groups.div_ceil(MOST_GROUPS) as u32);
+    // SAFETY: what this function asks for.
+    unsafe {
+        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+        device.cmd_push_constants(commands, gpu.pipelines.layout, vk::ShaderStageFlags::COMPUTE, 0, push);
+        device.cmd_dispatch(commands, across, down, 1);
     }
 }

@@ -2,7 +2,7 @@
 //! (`RADV_FORCE_FAMILY`), so that kernels can be judged without one.
 
 use crate::instance::vulkan;
-use crate::launch::{PENALTY_PART, ROW_LANES, number};
+use crate::launch::{PENALTY_PART, ROW_LANES, number, rows_of_many};
 use crate::pipelines::{Kernel, Making, Pipelines, Variant};
 use ash::vk;
 use outboard_core::DType;
@@ -86,11 +86,12 @@ pub(crate) fn variants() -> Vec<(String, Variant)> {
     let mut add = |name: String, kernel, constants: Vec<u32>| variants.push((name, Variant { kernel, constants }));
     for dtype in DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::I32 | DType::Q8_K)) {
         let of = number(dtype);
-        for (rows, columns) in [(4, 1), (4, 4), (2, 8)] {
-            let constants = vec![ROW_LANES, of, rows, columns, 1, 1];
-            add(format!("mul_mat_vec {dtype} columns={columns}"), Kernel::MulMatVec, constants);
+        for (lanes, rows, columns) in [(64, 4, 1), (128, 2, 1), (64, 4, 4), (ROW_LANES, rows_of_many(dtype) as u32, 8)]
+        {
+            let constants = vec![lanes, of, rows, columns, 1, 1];
+            add(format!("mul_mat_vec {dtype} columns={columns} rows={rows}"), Kernel::MulMatVec, constants);
         }
-        add(format!("mul_mat_id {dtype}"), Kernel::MulMatId, vec![ROW_LANES, of, 4, 1, 1, 1]);
+        add(format!("mul_mat_id {dtype}"), Kernel::MulMatId, vec![64, of, 4, 1, 1, 1]);
         add(format!("mul_mat {dtype}"), Kernel::MulMat, vec![256, of, 1]);
         add(format!("mul_mat_id_tiles {dtype}"), Kernel::MulMatIdTiles, vec![256, of, 1]);
         add(format!("get_rows {dtype}"), Kernel::GetRows, vec![256, of]);

@@ -3,12 +3,15 @@
 use crate::gpu::Gpu;
 use crate::launch::{Bounds, Launch, Pass, launch};
 use ash::vk;
-use outboard_core::op::{BinaryKind, Op};
-use outboard_core::{DType, Error, Graph, PlacedBytes, Placement, Result, TensorId};
+use outboard_core::local::card::scale_of_norm;
+use outboard_core::{Error, Graph, PlacedBytes, Placement, Result, TensorId};
 use std::sync::Arc;
 
 /// Most ranges that are remembered between two barriers.
 const MOST_RANGES: usize = 256;
+
+/// Steps among which the order is chosen.
+const WINDOW: usize = 64;
 
 /// A node that is computed, maybe with the one before it.
 pub(crate) struct Step {
@@ -24,8 +27,8 @@ pub(crate) struct Step {
 
 /// The nodes that compute something, with their pipelines, and which of them wait for others.
 pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Step>> {
-    let bounds = Bounds::of(gpu.physical.kind);
-    let uses = uses(graph);
+    let bounds = Bounds::of(gpu.physical.kind).with_units(gpu.units());
+    let uses = graph.uses();
     let mut steps: Vec<Step> = Vec::new();
     for id in graph.nodes() {
         let tensor = graph.tensor(id);
@@ -38,7 +41,7 @@ pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Res
             continue;
         }
         if let Some(before) = steps.last()
-            && let Some(scale) = scale_of(graph, placement, &uses, before.id, id)
+            && let Some(scale) = scale_of_norm(graph, placement, &uses, before.id, id)
             && let Some(step) = steps.pop()
         {
             srcs = vec![step.srcs.first().copied().flatten(), Some(scale)];
@@ -47,8 +50,54 @@ pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Res
         let pipelines = launch.passes.iter().map(|pass| pipeline(gpu, graph, id, pass)).collect::<Result<_>>()?;
         steps.push(Step { id, srcs, launch, pipelines, waits: false });
     }
+    let mut steps = in_levels(graph, placement, steps);
     find_waits(graph, placement, &mut steps);
     Ok(steps)
+}
+
+/// What a step reads and writes.
+struct Access {
+    reads: Vec<PlacedBytes>,
+    writes: Option<PlacedBytes>,
+    uses_scratch: bool,
+}
+
+impl Access {
+    fn of(graph: &Graph, placement: &Placement, step: &Step) -> Access {
+        let reads = step.srcs.iter().flatten().filter_map(|&src| placement.bytes(graph, src)).collect();
+        Access { reads, writes: placement.bytes(graph, step.id), uses_scratch: step.launch.scratch > 0 }
+    }
+
+    /// Whether it must stay behind an earlier one.
+    fn follows(&self, earlier: &Access) -> bool {
+        let meets = |range: &Option<PlacedBytes>, others: &[PlacedBytes]| {
+            range.as_ref().is_some_and(|range| others.iter().any(|other| range.meets(other)))
+        };
+        meets(&earlier.writes, &self.reads)
+            || meets(&self.writes, &earlier.reads)
+            || matches!((&self.writes, &earlier.writes), (Some(a), Some(b)) if a.meets(b))
+            || self.uses_scratch && earlier.uses_scratch
+    }
+}
+
+/// The steps with those behind one another that do not need one another, so that few of them wait: those without earlier ones first, then those
+/// that need only these. Steps are compared inside windows, which keep their order.
+fn in_levels(graph: &Graph, placement: &Placement, mut steps: Vec<Step>) -> Vec<Step> {
+    let mut ordered = Vec::with_capacity(steps.len());
+    while !steps.is_empty() {
+        let rest = steps.split_off(steps.len().min(WINDOW));
+        let accesses: Vec<_> = steps.iter().map(|step| Access::of(graph, placement, step)).collect();
+        let mut levels: Vec<usize> = Vec::with_capacity(steps.len());
+        for (i, access) in accesses.iter().enumerate() {
+            let before = (0..i).filter(|&j| access.follows(&accesses[j]));
+            levels.push(before.map(|j| levels[j] + 1).max().unwrap_or(0));
+        }
+        let mut window: Vec<_> = levels.into_iter().zip(steps).collect();
+        window.sort_by_key(|(level, _)| *level);
+        ordered.extend(window.into_iter().map(|(_, step)| step));
+        steps = rest;
+    }
+    ordered
 }
 
 fn pipeline(gpu: &Gpu, graph: &Graph, id: TensorId, pass: &Pass) -> Result<(vk::Pipeline, u64)> {
@@ -59,42 +108,6 @@ fn pipeline(gpu: &Gpu, graph: &Graph, id: TensorId, pass: &Pass) -> Result<(vk::
     Ok((made, pass.groups))
 }
 
-/// How often each tensor is read.
-fn uses(graph: &Graph) -> Vec<usize> {
-    let mut uses = vec![0; graph.tensors().len()];
-    graph.nodes().flat_map(|id| graph.tensor(id).sources()).for_each(|src| uses[src.index()] += 1);
-    uses
-}
-
-/// What `product` multiplies each row of a norm with, if it is all that is made of the norm: then one kernel computes both.
-fn scale_of(
-    graph: &Graph,
-    placement: &Placement,
-    uses: &[usize],
-    norm: TensorId,
-    product: TensorId,
-) -> Option<TensorId> {
-    let (normed, result) = (graph.tensor(norm), graph.tensor(product));
-    let Some(Op::Binary(binary)) = result.op() else { return None };
-    let is_alone = uses[norm.index()] == 1 && !normed.is_output();
-    if binary.kind != BinaryKind::Mul || !matches!(normed.op(), Some(Op::Norm(_))) || !is_alone {
-        return None;
-    }
-    let scale = match *result.srcs() {
-        [Some(a), Some(b)] if a == norm && b != norm => b,
-        [Some(a), Some(b)] if b == norm && a != norm => a,
-        _ => return None,
-    };
-    let (weight, x) = (graph.tensor(scale), normed.srcs().first().copied().flatten()?);
-    let is_row = weight.dtype() == DType::F32 && weight.ne() == [result.ne()[0], 1, 1, 1];
-    // A row may be written where it was read; another one would be spoilt before it is read.
-    let (from, to) = (placement.bytes(graph, x)?, placement.bytes(graph, product)?);
-    let is_in_place = from == to && graph.tensor(x).layout().nb() == result.layout().nb();
-    let is_apart = !to.meets(&from) || is_in_place;
-    let keeps_scale = !to.meets(&placement.bytes(graph, scale)?);
-    (is_row && result.ne() == normed.ne() && is_apart && keeps_scale).then_some(scale)
-}
-
 /// Finds the steps that read or write what steps before them have written, or write what these read.
 fn find_waits(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
     // What was read and written since the last barrier.
@@ -102,10 +115,8 @@ fn find_waits(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
     // All steps have the same scratch memory.
     let mut scratch_is_used = false;
     for step in steps {
-        let sources = step.srcs.iter().flatten().filter_map(|&src| placement.bytes(graph, src));
-        let (reads, writes) = (sources.collect::<Vec<_>>(), placement.bytes(graph, step.id));
+        let Access { reads, writes, uses_scratch } = Access::of(graph, placement, step);
         let meets = |range: &PlacedBytes, others: &[PlacedBytes]| others.iter().any(|other| range.meets(other));
-        let uses_scratch = step.launch.scratch > 0;
         step.waits = reads.iter().any(|range| meets(range, &written))
             || writes.iter().any(|range| meets(range, &written) || meets(range, &read))
             || uses_scratch && scratch_is_used

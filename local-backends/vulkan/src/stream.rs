@@ -1,15 +1,16 @@
 //! What one queue gives to a GPU: copies and graphs, in order, each with a value on the stream's timeline.
 
 use crate::commands::{Commands, Timeline, barrier, is_done, keep_until_done};
-use crate::gpu::{Gpu, lock};
-use crate::memory::handle;
-use crate::program::{FAULT_BYTES, Program};
+use crate::gpu::{Gpu, PUSH_BYTES, lock};
+use crate::launch::copy_pass;
+use crate::memory::{buffer, handle};
+use crate::program::{FAULT_BYTES, Program, dispatch, push};
 use crate::staging::{Pool, Staging, Way};
 use crate::timer::{Timer, Timers};
 use ash::vk;
 use bytes::Bytes;
 use outboard_core::local::{Later, Outcome, Span, Stream};
-use outboard_core::{Error, Executable, Result, Slice};
+use outboard_core::{DeviceKind, Error, Executable, Result, Slice};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,10 +21,15 @@ use std::time::{Duration, Instant};
 const COPY: u64 = 16 << 20;
 /// Copies to the device that may be under way, so that host memory does not grow with what is written.
 const COPIES: usize = 4;
+/// Bytes from which on a kernel copies on the device: NVIDIA's own copies reach 850 GB/s of an H100, the kernel 2900 GB/s.
+const COPY_BY_KERNEL: u64 = 64 << 10;
 /// Command buffers of a graph that the device is given ahead. What is ahead cannot be stopped.
 const PIECES_AHEAD: usize = 2;
 /// Longest wait for what a dropped stream had given. A device that takes longer is taken to hang, and keeps what it may still use.
 const LAST_WAIT: Duration = Duration::from_secs(30);
+
+/// A pipeline with its workgroups, and its push constants.
+type CopyKernel = ((vk::Pipeline, u64), [u8; PUSH_BYTES as usize]);
 
 /// A queue's side of a GPU.
 pub(crate) struct GpuStream {
@@ -168,6 +174,22 @@ impl GpuStream {
         parts.wait(value, || Ok(()))
     }
 
+    /// How a kernel copies one slice to another, with its push constants; `None` where the driver's own copy is used: for few bytes, for what
+    /// is not of whole vectors, and by drivers on processors.
+    fn copy_kernel(&self, src: &Slice, dst: &Slice) -> Result<Option<CopyKernel>> {
+        let (from, to) = (buffer(src)?.address() + src.offset(), buffer(dst)?.address() + dst.offset());
+        let is_whole = [from, to, src.len()].iter().all(|n| n.is_multiple_of(16));
+        let vectors = u32::try_from(src.len() / 16).ok().filter(|vectors| *vectors <= u32::MAX / 2);
+        let Some(vectors) = vectors.filter(|_| is_whole && src.len() >= COPY_BY_KERNEL) else { return Ok(None) };
+        if self.gpu.physical.kind == DeviceKind::Cpu {
+            return Ok(None);
+        }
+        let pass = copy_pass(vectors);
+        let pipeline = self.gpu.pipelines.get(&pass.variant);
+        let pipeline = pipeline.map_err(|e| self.gpu.failed("the driver cannot compile the kernel that copies", e))?;
+        Ok(Some(((pipeline, pass.groups), push(from, to, vectors))))
+    }
+
     /// Copies some bytes to a place.
     fn write_part(&mut self, dst: &Slice, bytes: &[u8]) -> Result<u64> {
         let to = handle(dst)?;
@@ -310,6 +332,13 @@ impl Stream for GpuStream {
         let (from, to) = (handle(src)?, handle(dst)?);
         if src.shares_buffer(dst) && src.offset() == dst.offset() {
             return self.give(&[], |_, _| {});
+        }
+        if let Some((kernel, push)) = self.copy_kernel(src, dst)? {
+            let gpu = self.gpu.clone();
+            return self.give(&[src, dst], |device, commands| {
+                // SAFETY: two buffers of this device with these bytes, which do not overlap, kept until it is done.
+                unsafe { dispatch(&gpu, device, commands, kernel, &push) };
+            });
         }
         let region = vk::BufferCopy::default().src_offset(src.offset()).dst_offset(dst.offset()).size(src.len());
         self.give(&[src, dst], |device, commands| {

@@ -138,10 +138,11 @@ fn a_device_that_hangs_is_given_up_and_keeps_what_it_may_use() {
 /// Waiting can be given up before the device is.
 #[test]
 fn a_client_that_leaves_does_not_wait_for_a_device_that_hangs() {
-    let Some(broken) = Broken::new() else { return };
+    let Some(broken) = Broken::with_patience(LONG) else { return };
     let (first, second) = (broken.client(), broken.client());
     FAULT.store(HANGS, Ordering::Relaxed);
     first.queue.execute(&first.executable).unwrap();
+    wait_for(hangs, || "the device to hang".into());
     let start = Instant::now();
     drop(first);
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());

@@ -85,7 +85,8 @@ fn longest_loop(code: &str) -> usize {
 fn limits(kernels: &[(&str, usize)]) -> String {
     let mut table = String::from("| | bytes | vector instructions | GB/s by instructions | over the memory's |\n");
     for (line, instructions) in kernels.iter().filter(|(line, _)| line.starts_with("mul_mat_vec")) {
-        let Some((name, "columns=1")) = line["mul_mat_vec ".len()..].split_once(' ').map(|(a, b)| (a, &b[..9])) else {
+        let Some((name, "columns=1 rows=4")) = line["mul_mat_vec ".len()..].split_once(' ').map(|(a, b)| (a, &b[..16]))
+        else {
             continue;
         };
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).unwrap();

@@ -65,9 +65,10 @@ fn shapes(s: &mut Suite) {
             }
         }
         for (heads, heads_kv) in [(1, 1), (4, 4), (9, 3), (8, 1)] {
-            for tokens in [1, 5] {
+            for tokens in [1, 5, 12] {
                 add(s, Shape { k, v: k, heads, heads_kv, tokens, ..USUAL });
             }
+            add(s, Shape { k, v: k, d: 128, dv: 128, heads, heads_kv, tokens: 2, kv: 300 });
         }
         for (d, dv) in [(32, 32), (96, 96), (128, 128), (192, 128), (64, 32), (256, 256)] {
             for tokens in [1, 5] {

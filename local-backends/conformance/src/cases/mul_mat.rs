@@ -48,6 +48,8 @@ pub(super) fn cases(s: &mut Suite) {
             let b = m.padded_f32([2 * middle.next_multiple_of(block), 5, 2, 1])?;
             m.push(MulMat, &[w, b])
         });
+        // Several large tiles.
+        product(s, a, 2 * 256, 200, 130).quick = a == DType::Q4_0;
         for (m_rows, n) in [(0, 3), (3, 0)] {
             product(s, a, block, m_rows, n);
         }
@@ -71,6 +73,47 @@ pub(super) fn cases(s: &mut Suite) {
             let k = m.permuted(LeafKind::Input, a, [64, 37, 3, 1], [0, 2, 1, 3])?;
             let q = m.permuted(LeafKind::Input, DType::F32, [64, 7, 9, 1], [0, 2, 1, 3])?;
             m.push(MulMat, &[k, q])
+        });
+    }
+    for a in [DType::F16, DType::BF16, DType::Q4_0, DType::Q8_0, DType::MXFP4, DType::Q4_K, DType::Q6_K] {
+        s.add(format!("{a} many activations beyond f16"), Check::PRODUCT, |m| {
+            let w = m.weight(a, &[512, 70])?;
+            let b = m.input(DType::F32, &[512, 20], Fill::Uniform(-3e6, 3e6))?;
+            m.push(MulMat, &[w, b])
+        });
+        s.add(format!("{a} many columns, some of no numbers"), Check::PRODUCT, |m| {
+            let w = m.weight(a, &[256, 33])?;
+            let b = m.input(DType::F32, &[256, 20], Fill::NanFrom(7))?;
+            m.push(MulMat, &[w, b])
+        })
+        .quick = a == DType::Q8_0;
+        s.add(format!("{a} weights that grow along rows"), Check::PRODUCT, |m| {
+            // Three steps of 256, each 2^10 times the one before.
+            let weights = (0..768).map(|i| [1e-5, 1e-2, 10.0][i / 256] * ((i * 7 % 13) as f32 - 6.0) / 6.0).collect();
+            let w = m.leaf(LeafKind::Weight, a, &[768, 40], Fill::Floats(weights))?;
+            let b = m.input(DType::F32, &[768, 20], Fill::Uniform(-1.0, 1.0))?;
+            m.push(MulMat, &[w, b])
+        })
+        .quick = a == DType::Q4_K;
+        s.add(format!("{a} tiny weights, many columns"), Check::PRODUCT, |m| {
+            let w = m.leaf(LeafKind::Weight, a, &[256, 40], Fill::Uniform(-1e-4, 1e-4))?;
+            let b = m.input(DType::F32, &[256, 20], Fill::Uniform(-1e-6, 1e-6))?;
+            m.push(MulMat, &[w, b])
+        });
+    }
+    s.add("F16 sum over nothing, many columns", Check::PRODUCT, |m| {
+        let (w, b) = (m.weight(DType::F16, &[0, 3])?, m.f32(&[0, 20])?);
+        m.push(MulMat, &[w, b])
+    });
+    for (a, n) in [(DType::Q4_0, 1), (DType::Q8_0, 20)] {
+        s.add(format!("{a} sum over nothing, {n} columns"), Check::PRODUCT, |m| {
+            let (w, b) = (m.weight(a, &[0, 3])?, m.f32(&[0, n])?);
+            m.push(MulMat, &[w, b])
+        })
+        .quick = true;
+        s.add(format!("{a} no weights at all, {n} columns"), Check::PRODUCT, |m| {
+            let (w, b) = (m.weight(a, &[0, 3, 0])?, m.f32(&[0, n, 2])?);
+            m.push(MulMat, &[w, b])
         });
     }
     s.add("F32 sum over nothing", Check::PRODUCT, |m| {

@@ -50,4 +50,12 @@ pub(super) fn cases(s: &mut Suite) {
             });
         }
     }
+    for tokens in [3, 20] {
+        s.add(format!("Q4_0 sum over nothing, {tokens} tokens"), Check::PRODUCT, |m| {
+            let w = m.weight(DType::Q4_0, &[0, 9, 4])?;
+            let b = m.f32(&[0, 1, tokens])?;
+            let ids = m.i32(&[2, tokens], Fill::Distinct(4))?;
+            m.push(MulMatId, &[w, b, ids])
+        });
+    }
 }

@@ -40,7 +40,10 @@ impl Lower<'_> {
             }
             _ if ty == Ty::Pred => {
                 let dst = self.predicate(frame, &args[0])?.index;
-                Ok(Op::PredMove { dst, src: self.predicate(frame, &args[1])? })
+                Ok(match &args[1] {
+                    Operand::Int(value) => Op::PredSet { dst, value: *value != 0 },
+                    src => Op::PredMove { dst, src: self.predicate(frame, src)? },
+                })
             }
             _ => Ok(self.arithmetic(frame, m, args)?.0),
         }

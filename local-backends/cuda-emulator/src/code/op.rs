@@ -124,6 +124,10 @@ pub(crate) enum Op {
         dst: u32,
         src: Pred,
     },
+    PredSet {
+        dst: u32,
+        value: bool,
+    },
     PredLogic {
         logic: Logic,
         dst: u32,

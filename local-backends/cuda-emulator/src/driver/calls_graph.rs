@@ -1,13 +1,53 @@
 //! Calls: capture of streams, and graphs.
+use super::calls_module::function;
 use super::calls_stream::stream;
 use super::context::current;
-use super::pointer::Out;
-use super::stream::{Command, Graph};
-use super::{Answer, Code, calls, driver};
-use std::sync::Arc;
+use super::launch::{self, Shape};
+use super::pointer::{In, Out};
+use super::stream::{Command, Graph, Node};
+use super::{Answer, Code, calls, driver, lock};
+use std::sync::{Arc, Mutex};
 
-fn add(context: usize, executable: bool, commands: Arc<Vec<Command>>) -> usize {
-    driver().graphs.add(|handle| Graph { handle, context, executable, commands }).handle
+/// `CUDA_KERNEL_NODE_PARAMS`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct KernelNode {
+    function: usize,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    params: In<In<u8>>,
+    extra: In<usize>,
+    kernel: usize,
+    context: usize,
+}
+
+fn add(context: usize, executable: bool, nodes: Vec<Node>) -> usize {
+    driver().graphs.add(|handle| Graph { handle, context, executable, nodes: Mutex::new(nodes) }).handle
+}
+
+/// Commands that follow one another.
+fn in_order(commands: Vec<Command>) -> Vec<Node> {
+    let node = |(i, command): (usize, Command)| Node { command, behind: i.checked_sub(1).into_iter().collect() };
+    commands.into_iter().enumerate().map(node).collect()
+}
+
+/// Adds a kernel. Handles of nodes are their places, from 1.
+fn add_kernel(to: &Graph, behind: In<usize>, count: usize, params: &KernelNode) -> Answer<usize> {
+    let function = function(params.function)?;
+    if function.context != to.context || params.kernel != 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let shape = Shape { grid: params.grid, block: params.block, shared: params.shared };
+    let kernel = launch::prepare(&function, shape, launch::parameters(&function, params.params, params.extra)?)?;
+    let mut nodes = lock(&to.nodes);
+    let place = |i| {
+        let place = behind.get(i)?.checked_sub(1).filter(|&place| place < nodes.len());
+        place.ok_or(Code::INVALID_VALUE)
+    };
+    let behind = (0..count).map(place).collect::<Answer<Vec<usize>>>()?;
+    nodes.push(Node { command: Command::Kernel(Arc::new(kernel)), behind });
+    Ok(nodes.len())
 }
 
 fn graph(handle: usize, executable: bool) -> Answer<Arc<Graph>> {
@@ -17,7 +57,8 @@ fn graph(handle: usize, executable: bool) -> Answer<Arc<Graph>> {
 
 fn instantiate(out: Out<usize>, handle: usize) -> Answer {
     let captured = graph(handle, false)?;
-    out.set(add(captured.context, true, captured.commands.clone()))
+    let nodes = lock(&captured.nodes).clone();
+    out.set(add(captured.context, true, nodes))
 }
 
 calls! {
@@ -28,7 +69,7 @@ calls! {
     fn cuStreamEndCapture(handle: usize, out: Out<usize>) {
         let stream = stream(handle)?;
         let commands = stream.end_capture()?;
-        out.set(add(stream.context.handle, false, Arc::new(commands)))
+        out.set(add(stream.context.handle, false, in_order(commands)))
     }
 
     fn cuStreamIsCapturing(handle: usize, status: Out<u32>) {
@@ -38,6 +79,17 @@ calls! {
 
     fn cuThreadExchangeStreamCaptureMode(_mode: Out<u32>) {
         Ok(())
+    }
+
+    fn cuGraphCreate(out: Out<usize>, flags: u32) {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        out.set(add(current()?.handle, false, Vec::new()))
+    }
+
+    fn cuGraphAddKernelNode_v2(out: Out<usize>, handle: usize, behind: In<usize>, count: usize, params: In<KernelNode>) {
+        out.set(add_kernel(&*graph(handle, false)?, behind, count, &params.get(0)?)?)
     }
 
     fn cuGraphInstantiateWithFlags(out: Out<usize>, handle: usize, _flags: u64) {

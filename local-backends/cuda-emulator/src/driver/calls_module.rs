@@ -15,7 +15,7 @@ fn load(out: Out<usize>, image: In<u8>) -> Answer {
     out.set(Module::load(&context, &image.text()?)?.handle)
 }
 
-fn function(handle: usize) -> Answer<Arc<Function>> {
+pub(super) fn function(handle: usize) -> Answer<Arc<Function>> {
     driver().functions.get(handle)
 }
 

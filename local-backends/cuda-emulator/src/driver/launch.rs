@@ -82,6 +82,13 @@ fn pointed(address: usize) -> Answer<usize> {
     in_at::<usize>(address).get(0)
 }
 
+/// What the order of things is drawn by, another one each time.
+pub(super) fn next_seed() -> u64 {
+    let driver = driver();
+    let turn = driver.launches.fetch_add(1, Ordering::Relaxed);
+    lock(&driver.config).seed.wrapping_add(turn.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
 /// Runs a kernel to its end.
 pub(super) fn perform(launch: &Launch, context: &Context) -> Answer {
     let driver = driver();
@@ -100,8 +107,7 @@ pub(super) fn perform(launch: &Launch, context: &Context) -> Answer {
         None => {}
     }
     let config = *lock(&driver.config);
-    let turn = driver.launches.fetch_add(1, Ordering::Relaxed);
-    let launch = Launch { seed: config.seed.wrapping_add(turn.wrapping_mul(0x9e37_79b9_7f4a_7c15)), ..launch.clone() };
+    let launch = Launch { seed: next_seed(), ..launch.clone() };
     let mut devices = vec![false; driver.devices().len()];
     devices[context.device] = true;
     lock(&context.peers).iter().for_each(|peer| devices[*peer] = true);

@@ -4,6 +4,7 @@ use super::context::Context;
 use super::copy::{self, End, Fill};
 use super::launch::{self, Kernel};
 use super::{Answer, Code, driver, lock, log};
+use crate::exec::Random;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,13 +41,46 @@ pub(super) enum Command {
     Graph(Arc<Graph>),
 }
 
-/// Commands in an order that keeps what depends on what; once with a handle as captured, once as instantiated.
+/// A command of a graph, and those that must be done before it, by their places.
+#[derive(Clone, Debug)]
+pub(super) struct Node {
+    pub(super) command: Command,
+    pub(super) behind: Vec<usize>,
+}
+
+/// Commands; once with a handle as it was made, once as instantiated. Those that were captured follow one another.
 #[derive(Debug)]
 pub(super) struct Graph {
     pub(super) handle: usize,
     pub(super) context: usize,
     pub(super) executable: bool,
-    pub(super) commands: Arc<Vec<Command>>,
+    pub(super) nodes: Mutex<Vec<Node>>,
+}
+
+impl Graph {
+    /// Its commands in an order, drawn by a seed, in which each is behind those that it must be behind.
+    fn commands(&self, seed: u64) -> Vec<Command> {
+        let nodes = lock(&self.nodes);
+        let mut random = Random(seed);
+        let mut waits: Vec<usize> = nodes.iter().map(|node| node.behind.len()).collect();
+        let mut ready: Vec<usize> = (0..nodes.len()).filter(|&i| waits[i] == 0).collect();
+        let mut after = vec![Vec::new(); nodes.len()];
+        for (i, node) in nodes.iter().enumerate() {
+            node.behind.iter().for_each(|&before| after[before].push(i));
+        }
+        let mut commands = Vec::with_capacity(nodes.len());
+        while !ready.is_empty() {
+            let next = ready.swap_remove((random.next() % ready.len() as u64) as usize);
+            commands.push(nodes[next].command.clone());
+            for &i in &after[next] {
+                waits[i] -= 1;
+                if waits[i] == 0 {
+                    ready.push(i);
+                }
+            }
+        }
+        commands
+    }
 }
 
 /// A capture under way; streams that wait for its events join it.
@@ -207,7 +241,7 @@ impl Stream {
             Command::Wait(event, version) => event.wait_for(*version, over),
             Command::After(stream, until) => stream.wait_until(*until, over),
             Command::Host(host) => (host.call)(host.data as *mut c_void),
-            Command::Graph(graph) => graph.commands.iter().for_each(|c| self.perform(c)),
+            Command::Graph(graph) => graph.commands(launch::next_seed()).iter().for_each(|c| self.perform(c)),
             Command::Kernel(kernel) => self.keep(launch::perform(kernel, context)),
             Command::Fill(fill) => self.keep(copy::fill(fill)),
             Command::Copy { to, from, bytes } => self.keep(copy::copy(to, from, *bytes)),

@@ -61,6 +61,7 @@ impl Block<'_> {
                 let mask = warp.pred(*src);
                 warp.set_pred(*dst, mask, lanes);
             }
+            Op::PredSet { dst, value } => warp.set_pred(*dst, if *value { u32::MAX } else { 0 }, lanes),
             Op::PredLogic { logic, dst, src } => {
                 let mask = joined(*logic, warp.pred(src[0]), warp.pred(src[1]));
                 warp.set_pred(*dst, mask, lanes);

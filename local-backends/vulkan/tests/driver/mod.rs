@@ -62,6 +62,8 @@ unsafe extern "system" fn submit(
     submits: *const vk::SubmitInfo<'_>,
     fence: vk::Fence,
 ) -> vk::Result {
+    // Held from here, so that `release` finds whatever is stuck.
+    let mut stuck = lock(&STUCK);
     match FAULT.load(Ordering::Relaxed) {
         LOST_WHEN_GIVEN => return vk::Result::ERROR_DEVICE_LOST,
         HANGS | LOST_WHEN_WAITED_FOR => {
@@ -72,10 +74,10 @@ unsafe extern "system" fn submit(
             };
             // SAFETY: as above: one semaphore, and one value.
             let (semaphore, value) = unsafe { (*submit.p_signal_semaphores, *values.p_signal_semaphore_values) };
-            lock(&STUCK).push((*lock(&DEVICE), semaphore, value));
+            stuck.push((*lock(&DEVICE), semaphore, value));
             return vk::Result::SUCCESS;
         }
-        _ => {}
+        _ => drop(stuck),
     }
     // SAFETY: passed on as it came.
     unsafe { real!(SUBMIT as vk::PFN_vkQueueSubmit)(queue, count, submits, fence) }
@@ -117,10 +119,16 @@ unsafe extern "system" fn free(
     unsafe { real!(FREE as vk::PFN_vkFreeMemory)(device, memory, callbacks) }
 }
 
+/// Whether the device has something that it never gets done.
+pub fn hangs() -> bool {
+    !lock(&STUCK).is_empty()
+}
+
 /// The device that hung comes to an end.
 pub fn release() {
+    let mut stuck = lock(&STUCK);
     FAULT.store(NONE, Ordering::Relaxed);
-    for (device, semaphore, value) in lock(&STUCK).drain(..) {
+    for (device, semaphore, value) in stuck.drain(..) {
         let info = vk::SemaphoreSignalInfo::default().semaphore(semaphore).value(value);
         // SAFETY: the device is there, and the semaphore is kept until it has this value.
         let done = unsafe { real!(SIGNAL as vk::PFN_vkSignalSemaphore)(device, &info) };
@@ -163,6 +171,11 @@ pub struct Broken {
 
 impl Broken {
     pub fn new() -> Option<Broken> {
+        Broken::with_patience(PATIENCE)
+    }
+
+    /// A device that is given up when it hangs for longer than `patience`.
+    pub fn with_patience(patience: Duration) -> Option<Broken> {
         static TURN: Mutex<()> = Mutex::new(());
         let Some(found) = find().first() else {
             println!("skipped: there is no Vulkan device");
@@ -172,7 +185,7 @@ impl Broken {
         FAULT.store(NONE, Ordering::Relaxed);
         // SAFETY: the functions above have the types of their names, and fail as Vulkan says.
         let interposer = Some(unsafe { Interposer::new(choose) });
-        let options = OpenOptions { patience: PATIENCE, interposer, ..OpenOptions::default() };
+        let options = OpenOptions { patience, interposer, ..OpenOptions::default() };
         let device = vulkan_device(&Host::new(), found, "Vulkan0", &MemoryBudget::new(None), &options).unwrap();
         Some(Broken { device, _turn: turn })
     }

@@ -1,13 +1,12 @@
-//! Bearer tokens of clients: a file with a line `name token` for each, read again when it changes.
+//! Bearer tokens of a server's clients: a file with a line `name token` for each, read again when it changes.
 //!
 //! Only hashes are kept, and they are compared in constant time; names are logged, tokens never.
 
-use crate::lock;
 use outboard_core::{Error, Result};
 use outboard_proto::limits::{MAX_NAME, MAX_TOKEN, MIN_TOKEN};
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -49,17 +48,22 @@ struct Entry {
 }
 
 impl Tokens {
-    /// Reads the file. The error names it, the line, and what is wrong, not the token.
+    /// Reads the file of `--token-file`. The error names it, the line, and what is wrong, not the token.
     pub fn load(path: &Path) -> Result<Tokens> {
+        Tokens::load_of("--token-file", path)
+    }
+
+    /// The same of another flag.
+    pub fn load_of(flag: &str, path: &Path) -> Result<Tokens> {
         let stamp = stamp(path);
-        let entries = read(path).map_err(|e| Error::Request(format!("--token-file {}: {e}", path.display())))?;
+        let entries = read(path).map_err(|e| Error::Request(format!("{flag} {}: {e}", path.display())))?;
         let state = State { entries: entries.into(), stamp, bad: false };
         Ok(Tokens { path: path.to_owned(), state: Mutex::new(state) })
     }
 
     /// How many there are.
     pub fn len(&self) -> usize {
-        lock(&self.state).entries.len()
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).entries.len()
     }
 
     /// Never true: a file without a token is an error.
@@ -69,7 +73,7 @@ impl Tokens {
 
     /// The name that a token stands for. Looks first whether the file has changed; one that has become bad leaves the tokens
     /// as they were, with one warning.
-    pub(crate) fn name_of(&self, token: &str) -> Option<Arc<str>> {
+    pub fn name_of(&self, token: &str) -> Option<Arc<str>> {
         if token.len() > MAX_TOKEN {
             return None;
         }
@@ -85,7 +89,7 @@ impl Tokens {
     }
 
     fn current(&self) -> Arc<[Entry]> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = stamp(&self.path);
         let settled = |s: &Stamp| s.read > COARSE;
         let same = |a: &Stamp, b: &Stamp| (a.modified, a.len, a.file) == (b.modified, b.len, b.file);

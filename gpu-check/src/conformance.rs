@@ -1,0 +1,44 @@
+//! Every case of every op against the reference.
+
+use crate::Outcome;
+use anyhow::Result;
+use outboard_backends::DeviceSpec;
+use outboard_conformance::{Filter, run as compute};
+use outboard_core::{Device, Host};
+use outboard_host::MemoryBudget;
+use outboard_output as output;
+use outboard_reference::reference_device;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+
+pub(crate) fn run(specs: &[DeviceSpec], devices: &[Arc<dyn Device>]) -> Result<Outcome> {
+    let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
+    let (mut report, mut wrong) = (Vec::new(), Vec::new());
+    for (spec, device) in specs.iter().zip(devices) {
+        let id = &device.info().id;
+        let begun = Instant::now();
+        let cases = match compute(device.as_ref(), reference.as_ref(), &Filter::default()) {
+            Ok(cases) => cases,
+            Err(why) => {
+                wrong.push(format!("{id}: {why}"));
+                continue;
+            }
+        };
+        output::out(format_args!("{cases}\n"))?;
+        let known = spec.known();
+        let differs: Vec<_> = known.differs.iter().map(|d| (d.of, d.most)).collect();
+        let found = [cases.against(known.unsupported), cases.beyond(&differs)].concat();
+        wrong.extend(found.iter().map(|why| format!("{id}: {why}")));
+        let worst: Vec<Value> = cases.ops.iter().map(|(op, of)| json!({ "op": op, "nmse": of.worst })).collect();
+        report.push(json!({
+            "device": id,
+            "cases": cases.cases(),
+            "unsupported": cases.unsupported(),
+            "failed": cases.failed(),
+            "seconds": begun.elapsed().as_secs_f64(),
+            "worst": worst,
+        }));
+    }
+    Ok(Outcome { report: report.into(), wrong })
+}

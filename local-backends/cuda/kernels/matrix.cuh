@@ -1,0 +1,52 @@
+// Instructions of tensor cores and of copies into shared memory, of compute capability 8.0 (PTX ISA, "Warp level matrix instructions").
+
+INLINE u32 shared_address(const void* at) {
+    return __cvta_generic_to_shared(at);
+}
+
+// A number that is not computed again where it is used.
+INLINE u32 kept(u32 x) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(x));
+    return x;
+}
+
+// Sixteen bytes into shared memory, or as many zeros.
+INLINE void copy_16(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+
+INLINE void end_group() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until this thread's groups of copies are there, but for the last so many.
+template <int LEFT>
+INLINE void wait_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+// Four matrices of 8 x 8 halves; lane l says where row l % 8 of matrix l / 8 is.
+INLINE void load_matrices(u32 at, u32& a, u32& b, u32& c, u32& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(at));
+}
+
+// sum += a * b: 16 rows with 8 columns, 16 deep.
+template <int T>
+INLINE void multiply_add(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    if constexpr (T == BF16) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+}
+
+// Two floats as halves, the first in the low one.
+INLINE u32 two_halves(float low, float high) {
+    u32 w;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+    return w;
+}

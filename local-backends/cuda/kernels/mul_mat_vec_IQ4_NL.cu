@@ -1,0 +1,5 @@
+// compute: 61
+// MUL_MAT of IQ4_NL with few columns.
+#include "mul_mat_vec.cuh"
+
+MAKE_BLOCK(IQ4_NL)

@@ -1,0 +1,5 @@
+// compute: 61
+// MUL_MAT of Q5_0 with few columns.
+#include "mul_mat_vec.cuh"
+
+MAKE_BLOCK(Q5_0)

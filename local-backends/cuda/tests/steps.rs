@@ -1,0 +1,244 @@
+//! Nodes that one kernel computes together, and graphs that are recorded: the same results as node by node, run after run.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use bytes::Bytes;
+use common::*;
+use outboard_core::op::{
+    Binary, BinaryKind, Glu, GluKind, MulMat, Norm, NormKind, Permute, Rope, RopeMode, Scale, SetRows,
+};
+use outboard_core::quant::quantize_row;
+use outboard_core::{DType, Device, Graph, GraphBuilder, Host, Slice, TensorId};
+use outboard_host::MemoryBudget;
+use outboard_reference::reference_device;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Width of the stream, and of the block between.
+const WIDTH: usize = 64;
+const WIDE: usize = 96;
+/// Runs of a graph: kernel by kernel, recorded, and what was recorded again.
+const RUNS: usize = 4;
+
+/// Launches, and graphs that are left, are the whole process's.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    emulator().clear_faults();
+    guard
+}
+
+/// Whether a kernel may compute several nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Nodes {
+    Together,
+    /// Between them are others that change nothing.
+    Apart,
+}
+
+/// A layer without attention: a norm, two products of it, a gated unit, a product that is added to what came in.
+fn layer(columns: usize, nodes: Nodes) -> (Graph, Vec<TensorId>, TensorId) {
+    let mut g = GraphBuilder::new();
+    let apart = |g: &mut GraphBuilder, x| match nodes {
+        Nodes::Together => x,
+        Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[x]).unwrap(),
+    };
+    let x = g.input("x", DType::F32, &[WIDTH, columns]).unwrap();
+    let scale = g.weight("scale", DType::F32, &[WIDTH]).unwrap();
+    let [gate, up] = ["gate", "up"].map(|name| g.weight(name, DType::Q8_0, &[WIDTH, WIDE]).unwrap());
+    let down = g.weight("down", DType::Q8_0, &[WIDE, WIDTH]).unwrap();
+    let norm = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[x]).unwrap();
+    let norm = apart(&mut g, norm);
+    let scaled = g.push(Binary { kind: BinaryKind::Mul }, &[norm, scale]).unwrap();
+    let [a, b] = [gate, up].map(|weights| {
+        let columns = apart(&mut g, scaled);
+        g.push(MulMat, &[weights, columns]).unwrap()
+    });
+    let gated = g.push(Glu { kind: GluKind::Swiglu }, &[a, b]).unwrap();
+    let gated = apart(&mut g, gated);
+    let product = g.push(MulMat, &[down, gated]).unwrap();
+    let product = apart(&mut g, product);
+    let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, x]).unwrap();
+    // Columns that no kernel leaves as bytes.
+    let square = g.weight("square", DType::Q8_0, &[WIDTH, WIDTH]).unwrap();
+    let product = g.push(MulMat, &[square, x]).unwrap();
+    let product = apart(&mut g, product);
+    let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, sum]).unwrap();
+    g.output(sum);
+    (g.finish().unwrap(), vec![x, scale, gate, up, down, square], sum)
+}
+
+/// Numbers between -1 and 1 that look random.
+fn numbers(seed: usize, n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0).collect()
+}
+
+fn bytes_of(dtype: DType, values: &[f32]) -> Bytes {
+    let mut bytes = vec![0; dtype.row_bytes(values.len()).unwrap()];
+    quantize_row(dtype, values, &mut bytes).unwrap();
+    bytes.into()
+}
+
+/// What a device computes of the layer, each time with another input.
+fn results(device: &dyn Device, columns: usize, nodes: Nodes) -> Vec<Vec<f32>> {
+    let (graph, inputs, output) = layer(columns, nodes);
+    let types: Vec<_> =
+        inputs.iter().map(|&id| (graph.tensor(id).dtype(), graph.tensor(id).layout().elements())).collect();
+    let (executable, places) = compile(device, graph).unwrap();
+    let place = |id: TensorId| -> &Slice { places[id.index()].as_ref().unwrap() };
+    let queue = device.queue().unwrap();
+    for (i, (&id, &(dtype, n))) in inputs.iter().zip(&types).enumerate().skip(1) {
+        queue.write(place(id), bytes_of(dtype, &numbers(i, n))).unwrap();
+    }
+    let run = |run: usize| {
+        queue.write(place(inputs[0]), bytes_of(DType::F32, &numbers(100 + run, WIDTH * columns))).unwrap();
+        queue.execute(&executable).unwrap();
+        let bytes = read(queue.as_ref(), place(output));
+        bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    };
+    (0..RUNS).map(run).collect()
+}
+
+#[test]
+fn a_layer_is_what_it_is_node_by_node() {
+    let _alone = alone();
+    let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
+    for columns in [1, 3] {
+        let device = device(LONG);
+        let apart = results(device.as_ref(), columns, Nodes::Apart);
+        emulator().forget();
+        let together = results(device.as_ref(), columns, Nodes::Together);
+        assert_eq!(together, apart);
+        for (got, want) in together.iter().zip(results(reference.as_ref(), columns, Nodes::Together)) {
+            let error: f32 = got.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum();
+            let size: f32 = want.iter().map(|b| b.powi(2)).sum();
+            assert!(error < 5e-3 * size && size > 0.0, "{got:?}\n{want:?}");
+        }
+        let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
+        let quantized = kernels.iter().filter(|kernel| *kernel == "quantize").count();
+        // A norm, three products, to the last of which something is added, and a gated unit; a product of columns that are packed before.
+        assert_eq!((kernels.len(), quantized), (7 * RUNS, RUNS), "{kernels:?}");
+    }
+}
+
+/// Heads of queries, and of keys and values; length of each; tokens; rows of a cache.
+const HEADS: [usize; 2] = [4, 2];
+const HEAD: usize = 32;
+const TOKENS: usize = 3;
+const CACHE: usize = 8;
+
+/// What is before attention, with the tensors that it writes: rotated queries and keys, and both caches.
+fn rotations(nodes: Nodes) -> (Graph, Vec<TensorId>, Vec<TensorId>) {
+    let mut g = GraphBuilder::new();
+    let x = HEADS.map(|heads| g.input(&format!("x {heads}"), DType::F32, &[HEAD, heads, TOKENS]).unwrap());
+    let v = g.input("values", DType::F32, &[HEAD, HEADS[1], TOKENS]).unwrap();
+    let positions = g.input("positions", DType::I32, &[TOKENS]).unwrap();
+    let rows = g.input("rows", DType::I32, &[TOKENS]).unwrap();
+    let caches = ["keys", "cached values"].map(|name| g.input(name, DType::F16, &[HEAD, CACHE, HEADS[1]]).unwrap());
+    let rotated = x.map(|x| g.push(Rope::plain(RopeMode::Neox, HEAD, 1e4), &[x, positions]).unwrap());
+    let keys = match nodes {
+        Nodes::Together => rotated[1],
+        Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[rotated[1]]).unwrap(),
+    };
+    let mut written = rotated.to_vec();
+    for (heads, cache) in [keys, v].into_iter().zip(caches) {
+        let src = g.push(Permute { axes: [0, 2, 1, 3] }, &[heads]).unwrap();
+        written.push(g.push(SetRows, &[cache, src, rows]).unwrap());
+    }
+    for &id in &written {
+        g.output(id);
+    }
+    (g.finish().unwrap(), [&x[..], &[v, positions, rows]].concat(), written)
+}
+
+/// What lies in the memory of results behind the rotations.
+fn rotated(device: &dyn Device, nodes: Nodes) -> Vec<Bytes> {
+    let (graph, inputs, written) = rotations(nodes);
+    let roots: Vec<_> = written.iter().map(|&id| graph.tensor(id).root()).collect();
+    let layouts: Vec<_> =
+        inputs.iter().map(|&id| (graph.tensor(id).dtype(), graph.tensor(id).layout().elements())).collect();
+    let (executable, places) = compile(device, graph).unwrap();
+    let place = |id: TensorId| -> &Slice { places[id.index()].as_ref().unwrap() };
+    let queue = device.queue().unwrap();
+    for (i, (&id, &(dtype, n))) in inputs.iter().zip(&layouts).enumerate() {
+        let bytes = match dtype {
+            DType::I32 => (0..n as i32).rev().flat_map(|i| (2 * i + 1).to_le_bytes()).collect::<Vec<_>>().into(),
+            dtype => bytes_of(dtype, &numbers(i, n)),
+        };
+        queue.write(place(id), bytes).unwrap();
+    }
+    (0..RUNS).for_each(|_| queue.execute(&executable).unwrap());
+    roots.into_iter().map(|id| read(queue.as_ref(), place(id))).collect()
+}
+
+#[test]
+fn rotations_and_what_goes_to_caches_are_one_kernel() {
+    let _alone = alone();
+    let device = device(LONG);
+    let apart = rotated(device.as_ref(), Nodes::Apart);
+    emulator().forget();
+    assert_eq!(rotated(device.as_ref(), Nodes::Together), apart);
+    let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
+    assert_eq!(kernels, ["rope_cache"; RUNS]);
+    assert!(apart.iter().all(|bytes| bytes.iter().any(|&byte| byte != 0)));
+}
+
+/// One graph on two queues at once: its runs follow one another, so that each finds what it has left itself.
+#[test]
+fn runs_of_a_graph_follow_one_another() {
+    let _alone = alone();
+    let device = device(LONG);
+    let (graph, inputs, output) = layer(3, Nodes::Together);
+    let layouts: Vec<_> = inputs.iter().map(|&id| *graph.tensor(id).layout()).collect();
+    let (executable, places) = compile(device.as_ref(), graph).unwrap();
+    let place = |id: TensorId| -> &Slice { places[id.index()].as_ref().unwrap() };
+    let queues = [(); 2].map(|()| device.queue().unwrap());
+    for (i, (&id, layout)) in inputs.iter().zip(&layouts).enumerate() {
+        queues[0].write(place(id), bytes_of(layout.dtype(), &numbers(i, layout.elements()))).unwrap();
+    }
+    queues[0].execute(&executable).unwrap();
+    let want = read(queues[0].as_ref(), place(output));
+    for round in 0..20 {
+        queues.iter().for_each(|queue| queue.execute(&executable).unwrap());
+        for queue in &queues {
+            assert_eq!(read(queue.as_ref(), place(output)), want, "{round}");
+        }
+    }
+}
+
+#[test]
+fn what_runs_again_is_recorded_once_and_given_back() {
+    let _alone = alone();
+    let device = device(LONG);
+    let (graph, ..) = layer(1, Nodes::Together);
+    let (executable, places) = compile(device.as_ref(), graph).unwrap();
+    let queue = device.queue().unwrap();
+    for graphs in [0, 1, 1] {
+        queue.execute(&executable).unwrap();
+        queue.finish(LONG).unwrap();
+        assert_eq!(emulator().live().graphs, graphs);
+    }
+    drop((queue, executable, places));
+    wait_for(|| emulator().live().graphs == 0, || "the graph is kept".into());
+}
+
+#[test]
+fn where_nothing_can_be_recorded_kernels_are_given_one_by_one() {
+    let _alone = alone();
+    let device = device(LONG);
+    let want = results(device.as_ref(), 1, Nodes::Together);
+    for call in ["cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags"] {
+        emulator().fail_call(call, 0, 1);
+        assert_eq!(results(device.as_ref(), 1, Nodes::Together), want, "{call}");
+        assert_eq!(emulator().live().graphs, 0, "{call}");
+    }
+    emulator().fail_call("cuGraphLaunch", 0, 1);
+    let (graph, ..) = layer(1, Nodes::Together);
+    let (executable, _places) = compile(device.as_ref(), graph).unwrap();
+    let queue = device.queue().unwrap();
+    queue.execute(&executable).unwrap();
+    queue.execute(&executable).unwrap();
+    let error = queue.finish(LONG).unwrap_err();
+    assert!(error.to_string().contains("CUDA_ERROR_INVALID_VALUE"), "{error}");
+}

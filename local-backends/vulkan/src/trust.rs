@@ -1,0 +1,197 @@
+//! Drivers are not believed: what matrix units compute is compared with what the plain kernel does when a device is opened.
+
+use crate::allocation::Raw;
+use crate::commands::{barrier, kernel_barrier, run_once};
+use crate::gpu::Gpu;
+use crate::launch::{Pass, Product, number};
+use crate::program::{RECORD_BYTES, dispatch, push};
+use crate::units::Units;
+use ash::vk;
+use gpu_allocator::MemoryLocation;
+use outboard_core::{DType, Result};
+use std::sync::Arc;
+
+/// A product: weights of a type, `m` rows of `k`, with `n` columns.
+struct Case {
+    dtype: DType,
+    product: Product,
+}
+
+/// Of both tiles; rows, columns and lengths that are no multiples of a tile's.
+fn cases() -> [Case; 2] {
+    let of = |dtype, m, n, k| Case { dtype, product: Product { m, n, k, batches: 1, is_wide: true, is_whole: true } };
+    [of(DType::F16, 72, 40, 80), of(DType::Q4_0, 136, 100, 192)]
+}
+
+/// A column with a value that is no half, and one with an infinity.
+const LARGE: usize = 3;
+const INFINITE: usize = 5;
+/// What results may differ by, as a part of the largest of their column: halves have eleven bits.
+const TOLERANCE: f32 = 1.0 / 256.0;
+
+/// Whether a device's units compute what its plain kernel does. An error of the device is no yes.
+pub(crate) fn is_right(gpu: &Arc<Gpu>, units: Units) -> bool {
+    let of_case = |case: &Case| -> Result<bool> {
+        let [plain, fast] = results(gpu, units, case)?;
+        Ok(plain.chunks(case.product.m).zip(fast.chunks(case.product.m)).all(|(a, b)| is_same(a, b)))
+    };
+    cases().iter().all(|case| match of_case(case) {
+        Ok(true) => true,
+        Ok(false) => {
+            let dtype = case.dtype;
+            tracing::warn!("{}: its matrix units compute wrong results of {dtype}, and are not used", gpu.id);
+            false
+        }
+        Err(error) => {
+            tracing::warn!("{}: its matrix units cannot be checked, and are not used: {error}", gpu.id);
+            false
+        }
+    })
+}
+
+/// Whether two results of a column are the same, as far as halves can tell.
+fn is_same(plain: &[f32], fast: &[f32]) -> bool {
+    let most = plain.iter().filter(|x| x.is_finite()).fold(0f32, |most, x| most.max(x.abs()));
+    plain.iter().zip(fast).all(|(a, b)| {
+        let is_no_number = !a.is_finite() && (a == b || a.is_nan() && b.is_nan());
+        is_no_number || (a - b).abs() <= TOLERANCE * most
+    })
+}
+
+/// Weights that halves hold.
+fn weights(dtype: DType, elements: usize) -> Vec<u8> {
+    // 1, -1, 0.5, 2, -3, 0, 0.25.
+    const HALVES: [u16; 7] = [0x3c00, 0xbc00, 0x3800, 0x4000, 0xc200, 0, 0x3400];
+    if dtype == DType::F16 {
+        return (0..elements).flat_map(|i| HALVES[(i * 5 + i / 11) % 7].to_le_bytes()).collect();
+    }
+    // Q4_0: a scale of 1/16 or 1/8, and 16 bytes.
+    let block = |b: usize| {
+        let scale = if b.is_multiple_of(3) { 0x3000u16 } else { 0x2c00 };
+        let bytes = (0..16).map(move |i| ((b * 16 + i) * 53 % 251) as u8);
+        scale.to_le_bytes().into_iter().chain(bytes)
+    };
+    (0..elements / 32).flat_map(block).collect()
+}
+
+fn columns(product: &Product) -> Vec<u8> {
+    let of = |i: usize| {
+        let (column, place) = (i / product.k, i % product.k);
+        let x = ((i * 29 % 97) as f32 - 48.0) * 0.125;
+        match (column, place) {
+            (LARGE, _) => 1e6 * x,
+            (INFINITE, 7) => f32::INFINITY,
+            _ => x,
+        }
+    };
+    (0..product.n * product.k).flat_map(|i| of(i).to_le_bytes()).collect()
+}
+
+/// Where things lie in the memory of a case.
+struct Places {
+    weights: u64,
+    columns: u64,
+    results: [u64; 2],
+    scratch: u64,
+    size: u64,
+}
+
+fn places(weights: usize, product: &Product, scratch: usize) -> Places {
+    // The fault and both records come first.
+    let mut size = 64 + 2 * RECORD_BYTES as u64;
+    let mut take = |bytes: usize| {
+        let at = size.next_multiple_of(256);
+        size = at + bytes as u64;
+        at
+    };
+    let (weights, columns) = (take(weights), take(4 * product.n * product.k));
+    let results = [take(4 * product.m * product.n), take(4 * product.m * product.n)];
+    let scratch = take(4 * scratch);
+    Places { weights, columns, results, scratch, size: size + 256 }
+}
+
+/// A record as kernels read it.
+fn record(case: &Case, base: u64, places: &Places, result: u64) -> Vec<u8> {
+    let Product { m, n, k, .. } = case.product;
+    let tensor = |at: u64, row: usize, element: usize, ne: [usize; 2]| {
+        let (at, rows) = (base + at, row * ne[1]);
+        let sizes = [ne[0], ne[1], 1, 1, element, row, rows, rows].map(|n| n as u32);
+        [&[at as u32, (at >> 32) as u32, 0, 0], sizes.as_slice()].concat()
+    };
+    let row = k / case.dtype.block_len() * case.dtype.block_bytes();
+    let mut words = tensor(places.weights, row, case.dtype.block_bytes(), [k, m]);
+    words.extend(tensor(places.columns, 4 * k, 4, [k, n]));
+    words.resize(8 * 12, 0);
+    words.extend(tensor(result, 4 * m, 4, [m, n]));
+    words.resize(8 * 12 + 12 + 18, 0);
+    let scratch = base + places.scratch;
+    words.extend([scratch as u32, (scratch >> 32) as u32]);
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// What the plain kernel computes, and what units do.
+fn results(gpu: &Arc<Gpu>, units: Units, case: &Case) -> Result<[Vec<f32>; 2]> {
+    let (product, dtype) = (&case.product, number(case.dtype));
+    let weights = weights(case.dtype, product.m * product.k);
+    let places = places(weights.len(), product, product.scratch());
+    let raw = gpu.allocate(places.size, MemoryLocation::GpuToCpu)?;
+    let none = || gpu.failed("memory that the host cannot address", vk::Result::ERROR_MEMORY_MAP_FAILED);
+    let mapped = raw.mapped().ok_or_else(none)?;
+    let write = |at: u64, bytes: &[u8]| {
+        if at + bytes.len() as u64 > places.size {
+            return Err(gpu.failed("a product to check it with", vk::Result::ERROR_OUT_OF_HOST_MEMORY));
+        }
+        // SAFETY: the memory is mapped and large enough, and the device does not use it yet.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mapped.add(at as usize), bytes.len()) };
+        Ok(())
+    };
+    write(0, &vec![0; places.size as usize])?;
+    write(places.weights, &weights)?;
+    write(places.columns, &columns(product))?;
+    let base = raw.address;
+    let runs = [vec![product.plain(dtype)], product.by_units(units, dtype)];
+    let mut given = Vec::new();
+    for (i, passes) in runs.iter().enumerate() {
+        let at = 64 + (i * RECORD_BYTES) as u64;
+        write(at, &record(case, base, &places, places.results[i]))?;
+        let make = |pass: &Pass| {
+            let made = gpu.pipelines.get(&pass.variant);
+            Ok((made.map_err(|e| gpu.failed("the driver cannot compile its kernel", e))?, pass.groups))
+        };
+        given.push((push(base + at, base, 0), passes.iter().map(make).collect::<Result<Vec<_>>>()?));
+    }
+    let raw: Raw = run_once(gpu, raw, |device, commands, _| {
+        for (push, pipelines) in &given {
+            for &pipeline in pipelines {
+                // SAFETY: the command buffer is being recorded; what kernels read and write is kept until they are done.
+                unsafe {
+                    dispatch(gpu, device, commands, pipeline, push);
+                    kernel_barrier(device, commands);
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { barrier(device, commands) };
+    })?;
+    let mapped = raw.mapped().ok_or_else(none)?;
+    Ok(places.results.map(|at| {
+        let bytes = 4 * product.m * product.n;
+        // SAFETY: the memory is mapped and has these bytes, and the device is done with it.
+        let bytes = unsafe { std::slice::from_raw_parts(mapped.add(at as usize), bytes) };
+        bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_same;
+
+    #[test]
+    fn results_are_the_same_or_not() {
+        let infinity = f32::INFINITY;
+        assert!(is_same(&[100.0, 1.0, infinity, f32::NAN], &[100.1, 0.9, infinity, f32::NAN]));
+        for wrong in [[100.0, 2.0, infinity], [100.0, 1.0, 3.0], [f32::NAN, 1.0, infinity], [0.0, 1.0, -infinity]] {
+            assert!(!is_same(&[100.0, 1.0, infinity], &wrong), "{wrong:?}");
+        }
+    }
+}
