@@ -1,4 +1,4 @@
-//! Decoding ahead of the network.
+//! Running ahead of the network.
 //!
 //! The ids that a step samples go from the device with the logits to the one with the embedding, a copy like any other, so the
 //! next step does not need this process. It enqueues steps ahead and reads ids as they come: as many as hide the way there and
@@ -24,6 +24,8 @@ const MAX_AHEAD: usize = 64;
 const PINGS: usize = 3;
 /// Times between steps that are remembered. Half of them may be waits for the network and not a step's.
 const RECENT: usize = 9;
+/// What a run that reads a part of a prompt is taken to need before one has been measured, in seconds.
+const SHORTEST_READ: f64 = 0.005;
 
 /// A token that was sampled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -55,31 +57,49 @@ pub(crate) struct Awaited {
     tokens: Vec<Expected>,
 }
 
-/// Steps that are under way.
+/// Runs that are under way, in their order.
 pub(crate) struct StepsAhead {
     steps: VecDeque<Step>,
     /// Tokens that have come and were not given to anybody.
     ready: VecDeque<Token>,
     /// The way to the farthest device and back.
     round_trip: Duration,
+    /// Of runs that sample.
     pace: Pace,
+    /// Of runs that read parts of prompts and sample nothing.
+    reading: Pace,
 }
 
-/// How long a step takes, by when ids come.
+/// How long a run takes, by when what it gives comes.
 #[derive(Default)]
 struct Pace {
-    /// The last times from one step's ids to those of the next, in seconds.
+    /// The last times from one run's results to those of the next, in seconds.
     recent: VecDeque<f64>,
-    /// When ids came last, as long as others are under way behind them.
+    /// When results came last, as long as others are under way behind them.
     last: Option<Instant>,
 }
 
 struct Step {
     run: Run,
     group: usize,
-    expected: Vec<Expected>,
-    ids: Pending<Bytes>,
-    log_probs: Option<Pending<Bytes>>,
+    gives: Gives,
+}
+
+/// What a run gives.
+enum Gives {
+    Tokens {
+        expected: Vec<Expected>,
+        ids: Pending<Bytes>,
+        log_probs: Option<Pending<Bytes>>,
+    },
+    /// No token: this comes when the device with the last layers is through.
+    End(Pending<Bytes>),
+}
+
+impl Gives {
+    fn is_tokens(&self) -> bool {
+        matches!(self, Gives::Tokens { .. })
+    }
 }
 
 /// Measures the way to the farthest device and back. The devices must have nothing to do.
@@ -95,7 +115,8 @@ pub(crate) fn round_trip(scheduler: &Scheduler) -> Result<Duration> {
 impl StepsAhead {
     /// None yet, over devices of which the farthest is so far away.
     pub(crate) fn new(round_trip: Duration) -> StepsAhead {
-        StepsAhead { steps: VecDeque::new(), ready: VecDeque::new(), round_trip, pace: Pace::default() }
+        let (pace, reading) = <(Pace, Pace)>::default();
+        StepsAhead { steps: VecDeque::new(), ready: VecDeque::new(), round_trip, pace, reading }
     }
 
     /// Others take the place of what is under way. Tokens that have come are still given out.
@@ -108,6 +129,7 @@ impl StepsAhead {
     pub(crate) fn clear(&mut self) {
         self.steps.clear();
         self.pace.last = None;
+        self.reading.last = None;
     }
 
     /// Tokens of a sequence that have come and were not given to anybody.
@@ -122,27 +144,37 @@ impl StepsAhead {
 
     /// Whether one more step of a group should be enqueued before the next ids are waited for, so many groups being at work.
     pub(crate) fn has_time(&self, group: usize, groups: usize) -> bool {
-        self.steps.iter().filter(|step| step.group == group).count() < self.depth(groups)
+        let under_way = self.steps.iter().filter(|step| step.group == group && step.gives.is_tokens()).count();
+        under_way < self.depth(groups)
     }
 
     /// Steps of a group to keep under way: one that runs, one that waits behind it, and those that are on the way there and back.
     fn depth(&self, groups: usize) -> usize {
-        let each = self.pace.step() * groups.max(1) as f64;
-        let on_the_way =
-            if each > 0.0 { (self.round_trip.as_secs_f64() / each).ceil().min(MAX_AHEAD as f64) as usize } else { 0 };
-        (2 + on_the_way).min(MAX_AHEAD)
+        (2 + self.on_the_way(self.pace.step() * groups.max(1) as f64)).min(MAX_AHEAD)
+    }
+
+    /// Whether one more run that nobody's next token waits for should be enqueued, `begun` others having begun, of which so many are needed for every
+    /// device to have one. No more than that: whoever comes next waits for those under way.
+    pub(crate) fn has_time_to_read(&self, begun: usize, needed: usize) -> bool {
+        let each = if self.reading.recent.is_empty() { SHORTEST_READ } else { self.reading.step() };
+        self.steps.len() + begun < (needed + 1 + self.on_the_way(each)).min(needed + MAX_AHEAD)
+    }
+
+    /// Runs that take so many seconds each, while one is on the way there and back.
+    fn on_the_way(&self, each: f64) -> usize {
+        if each > 0.0 { (self.round_trip.as_secs_f64() / each).ceil().min(MAX_AHEAD as f64) as usize } else { 0 }
     }
 }
 
 impl Pace {
-    /// Seconds of a step: the median, because ids that were late come together with those behind them. 0 before there is one.
+    /// Seconds of a run: the median, because results that were late come together with those behind them. 0 before there is one.
     fn step(&self) -> f64 {
         let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
         sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
     }
 
-    /// Takes note of ids that have come. Behind the last ones under way there is no step, but a pause.
+    /// Takes note of results that have come. Behind the last ones under way there is no run, but a pause.
     fn note(&mut self, now: Instant, more_are_under_way: bool) {
         let before = std::mem::replace(&mut self.last, more_are_under_way.then_some(now));
         let Some(before) = before else { return };
@@ -177,6 +209,7 @@ impl PlacedModel {
         let most = most.min(self.n_ctx() + 1 - end);
         self.truncate(sequence, before)?;
         self.add_prompt(sequence, tokens)?;
+        self.state_and_blocks(sequence)?.0.shared = 0;
         let shared = self.share_prefix(sequence.slot).or_else(|e| self.recover_or_fail(e));
         let (state, blocks) = self.state_and_blocks(sequence)?;
         if let Err(e) = shared {
@@ -190,6 +223,7 @@ impl PlacedModel {
             // The last token is run again to sample from.
             state.go_back_before(blocks, end - 1);
         }
+        state.shared = state.shared.min(state.n_past.saturating_sub(before));
         if let Err(full) = state.reserve(blocks, end + most - 1) {
             state.truncate(blocks, before);
             return Err(full);
@@ -254,18 +288,27 @@ impl PlacedModel {
     ) -> Result<Option<Token>> {
         self.return_to_devices()?;
         loop {
-            if let Some(at) = self.ahead.ready.iter().position(&is_wanted) {
-                return Ok(self.ahead.ready.remove(at));
+            if let Some(token) = self.take_ready(&is_wanted) {
+                return Ok(Some(token));
             }
-            if is_over(self) {
+            if is_over(self) || !self.go_on()? {
                 return Ok(None);
             }
-            let came = self.enqueue_ahead().and_then(|()| self.take_step());
-            match came {
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
-                Err(e) => self.recover_or_fail(e)?,
-            }
+        }
+    }
+
+    /// A token that has come and that somebody wants.
+    pub(crate) fn take_ready(&mut self, is_wanted: impl Fn(&Token) -> bool) -> Option<Token> {
+        let at = self.ahead.ready.iter().position(is_wanted)?;
+        self.ahead.ready.remove(at)
+    }
+
+    /// Enqueues what should not wait, and waits for the oldest run that is under way, which may give tokens or have read a part of a prompt; `false` if
+    /// there is none. With failover, a fault of a device is recovered from.
+    pub(crate) fn go_on(&mut self) -> Result<bool> {
+        match self.enqueue_ahead().and_then(|()| self.take_step()) {
+            Err(e) => self.recover_or_fail(e).map(|()| true),
+            came => came,
         }
     }
 
@@ -294,36 +337,64 @@ impl PlacedModel {
         wanted.map(expected).collect()
     }
 
-    /// Asks for what a run samples.
+    /// Asks for what a run samples, or else to be told of its end.
     pub(crate) fn expect(&mut self, run: Run, Awaited { group, tokens: expected }: Awaited) -> Result<()> {
-        if expected.is_empty() {
-            return Ok(());
-        }
-        let ids = self.read(&run.program, net::SAMPLED)?;
-        let wanted = expected.iter().any(|expected| expected.log_prob);
-        let log_probs = if wanted { Some(self.read(&run.program, net::LOG_PROBS)?) } else { None };
-        self.ahead.steps.push_back(Step { run, group, expected, ids, log_probs });
+        let gives = if expected.is_empty() {
+            Gives::End(self.end_of_last_device()?)
+        } else {
+            let ids = self.read(&run.program, net::SAMPLED)?;
+            let wanted = expected.iter().any(|expected| expected.log_prob);
+            let log_probs = if wanted { Some(self.read(&run.program, net::LOG_PROBS)?) } else { None };
+            Gives::Tokens { expected, ids, log_probs }
+        };
+        self.ahead.steps.push_back(Step { run, group, gives });
         Ok(())
     }
 
-    /// Waits for the tokens of the oldest step that is under way; `false` if there is none.
+    /// A few bytes that come when the device with the last layers has done what was enqueued so far.
+    fn end_of_last_device(&self) -> Result<Pending<Bytes>> {
+        let last = self.route().last();
+        let table = self.placement.tables.iter().find(|(device, _)| *device == last);
+        let queue = self.scheduler().queue(last);
+        let (Some((_, table)), Some(queue)) = (table, queue) else {
+            return Err(Error::Internal("the device with the last layers has no table of blocks".into()));
+        };
+        Ok(queue.read(&table.part(0, size_of::<i32>() as u64)?)?)
+    }
+
+    /// Waits for the oldest run that is under way; `false` if there is none.
     fn take_step(&mut self) -> Result<bool> {
         if self.ahead.steps.is_empty() {
             self.flush_runs()?;
         }
-        let Some(Step { run, expected, ids, log_probs, .. }) = self.ahead.steps.pop_front() else { return Ok(false) };
-        let ids = self.wait(ids)?;
-        let log_probs = log_probs.map(|p| self.wait(p)).transpose()?;
-        let more = !self.ahead.steps.is_empty();
-        self.ahead.pace.note(Instant::now(), more);
+        let Some(Step { run, gives, .. }) = self.ahead.steps.pop_front() else { return Ok(false) };
+        match gives {
+            Gives::End(end) => {
+                self.wait(end)?;
+                let more = self.ahead.steps.iter().any(|step| !step.gives.is_tokens());
+                self.ahead.reading.note(Instant::now(), more);
+            }
+            Gives::Tokens { expected, ids, log_probs } => {
+                let ids = self.wait(ids)?;
+                let log_probs = log_probs.map(|p| self.wait(p)).transpose()?;
+                let more = self.ahead.steps.iter().any(|step| step.gives.is_tokens());
+                self.ahead.pace.note(Instant::now(), more);
+                self.note_tokens(expected, &ids, log_probs.as_ref())?;
+            }
+        }
         // What came before this run has been handed over by now.
         self.scheduler().settle(run.number);
+        Ok(true)
+    }
+
+    /// Tokens of a run have come, each four bytes.
+    fn note_tokens(&mut self, expected: Vec<Expected>, ids: &Bytes, log_probs: Option<&Bytes>) -> Result<()> {
         for expected in expected {
             let number = |bytes: &Bytes| {
                 let four = bytes.as_chunks().0.get(expected.number).copied();
                 four.ok_or_else(|| Error::Internal("a device gave fewer numbers than it was asked for".into()))
             };
-            let id = i32::from_le_bytes(number(&ids)?);
+            let id = i32::from_le_bytes(number(ids)?);
             let n_vocab = self.model.hparams().n_vocab;
             let known = u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
             let id = known.ok_or_else(|| {
@@ -331,11 +402,11 @@ impl PlacedModel {
                     "a device gave token {id}, which is outside the model's vocabulary of {n_vocab}"
                 ))
             })?;
-            let log_probs = log_probs.as_ref().filter(|_| expected.log_prob);
+            let log_probs = log_probs.filter(|_| expected.log_prob);
             let log_prob = log_probs.map(number).transpose()?.map(f32::from_le_bytes);
             self.note_token(expected, id, log_prob);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// A token has come. Nobody wants it if its sequence was truncated, or closed, since it was enqueued.

@@ -11,7 +11,7 @@ use crate::arch::net::Stored;
 use crate::error::{Error, Result};
 use crate::health::Health;
 use crate::placed_model::PlacedModel;
-use crate::placement::{LoadOptions, Overrides, Placed};
+use crate::placement::{DeviceLoad, LoadOptions, Overrides, Placed};
 use crate::watch::{is_cancelled, watched};
 use outboard_core::{Device, Usage, try_at_once};
 use outboard_scheduler::resume_all;
@@ -46,6 +46,8 @@ pub struct Recovery {
     pub error: Error,
     /// Devices of the new plan; `None` if everything was still there and nothing had to be sent again.
     pub devices: Option<Vec<String>>,
+    /// What lies where now. Devices that are lost are not among them.
+    pub loads: Vec<DeviceLoad>,
     /// Tokens that are read again.
     pub tokens: usize,
     /// From the error until the run went on.
@@ -54,7 +56,7 @@ pub struct Recovery {
 
 impl fmt::Display for Recovery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Recovery { error, devices, tokens, took } = self;
+        let Recovery { error, devices, tokens, took, .. } = self;
         let plural = if *tokens == 1 { "" } else { "s" };
         write!(f, "{error}; after {:.1} s the run goes on ", took.as_secs_f64())?;
         match devices {
@@ -152,7 +154,8 @@ impl PlacedModel {
         self.health = Health::Sound;
         let wanted = self.sequences.iter().flatten().filter(|state| state.job.is_some());
         let tokens = wanted.map(|state| state.text.len() - state.n_past).sum();
-        let recovery = Recovery { error: error.clone(), devices, tokens, took: start.elapsed() };
+        let loads = self.loads().to_vec();
+        let recovery = Recovery { error: error.clone(), devices, loads, tokens, took: start.elapsed() };
         if let Some(failover) = &mut self.failover {
             failover.recovered(&recovery);
         }

@@ -10,6 +10,7 @@ use crate::tokenizer::{SpecialTokens, TextStream, Tokenizer};
 use crate::watch::is_cancelled;
 use outboard_core::op::{Penalties, Sampler};
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What to generate.
@@ -27,6 +28,9 @@ pub struct GenerateOptions {
     pub stop: Vec<String>,
     /// Log-probabilities as well.
     pub log_probs: bool,
+    /// Added to the logits of each token, one number for each of the vocabulary; minus infinity excludes one. They go to the device with the logits
+    /// at every token.
+    pub bias: Option<Arc<[f32]>>,
 }
 
 impl Default for GenerateOptions {
@@ -39,6 +43,7 @@ impl Default for GenerateOptions {
             ignore_eos: false,
             stop: Vec::new(),
             log_probs: false,
+            bias: None,
         }
     }
 }
@@ -70,6 +75,8 @@ pub struct Generation {
     pub log_probs: Vec<f32>,
     /// Why it ended.
     pub finish: Finish,
+    /// Tokens of the prompt that the cache had from others, and that were not read again.
+    pub cached: usize,
     /// Time for the prompt, the first token included.
     pub prompt_time: Duration,
     /// Time for the tokens behind the first.
@@ -130,6 +137,9 @@ impl<'t> Ongoing<'t> {
         let before = check_prompt(model, sequence, prompt)? + prompt.len();
         let start = Instant::now();
         let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
+        if options.bias.is_some() {
+            model.set_bias(sequence, options.bias.clone())?;
+        }
         let most = model.begin(sequence, prompt, sampling, limit)?;
         let most = (most, if most < limit { Finish::Context } else { Finish::Length });
         let (writer, out) = (Writer::new(tokenizer, options), Generation::default());
@@ -159,6 +169,7 @@ impl<'t> Ongoing<'t> {
     ) -> Result<Generation> {
         let Ongoing { sequence, before, writer, mut out, decode_start, .. } = self;
         out.decode_time = decode_start.elapsed();
+        out.cached = model.shared(sequence)?;
         let len = before + out.tokens.len().saturating_sub(1);
         model.truncate(sequence, len)?;
         (out.text, out.finish) = writer.finish(finish, on_text);

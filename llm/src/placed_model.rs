@@ -202,6 +202,11 @@ impl PlacedModel {
         Ok(self.state(sequence)?.text.len() - self.ahead.ready_of(sequence))
     }
 
+    /// Tokens of a sequence's last prompt that the cache had from others, and that were not read again.
+    pub fn shared(&self, sequence: Sequence) -> Result<usize> {
+        Ok(self.state(sequence)?.shared)
+    }
+
     /// Whether there are no sequences.
     pub fn is_empty(&self) -> bool {
         self.sequences.iter().all(Option::is_none)

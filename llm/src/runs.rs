@@ -45,6 +45,11 @@ impl<T> Default for Runs<T> {
 }
 
 impl<T> Runs<T> {
+    /// Runs of which the beginning was enqueued and the rest was not.
+    pub(crate) fn len(&self) -> usize {
+        self.unfinished.len()
+    }
+
     /// Enqueues the beginning of one more. The rest of older ones is enqueued when too many have begun, and at once where this one needs what those
     /// of its group sample. They are given to `ended` before the results of another run take the place of theirs.
     pub(crate) fn push(

@@ -62,6 +62,8 @@ pub(crate) struct State {
     prefix_hashes: Vec<PrefixHash>,
     /// So many of its first tokens are noted in the history, for penalties.
     noted: usize,
+    /// Tokens of the last prompt that the cache had from others.
+    pub(crate) shared: usize,
 }
 
 impl State {
@@ -81,6 +83,7 @@ impl State {
             promised: 0,
             prefix_hashes: Vec::new(),
             noted: 0,
+            shared: 0,
         }
     }
 
@@ -209,6 +212,7 @@ impl State {
             self.blocks.push(block);
             self.prefix_hashes.push(next);
             self.n_past = range.end;
+            self.shared += BLOCK_ROWS;
             // Who shares notes all.
             self.noted = self.noted.max(range.end);
         }
@@ -251,6 +255,7 @@ impl State {
 
     /// After a fault: what the cache has is right up to `n_past` tokens, and nobody knows what others share.
     pub(crate) fn recover(&mut self, n_past: usize) {
+        self.shared = 0;
         self.prefix_hashes.clear();
         self.rewind(n_past);
     }

@@ -122,7 +122,8 @@ impl<'t, K> Texts<'t, K> {
         }
     }
 
-    /// Begins texts for which there is room, and takes the next token of any. If the run is cancelled, all end.
+    /// Begins texts for which there is room, and takes the next token of any, or waits until a part of a prompt has been read: others may begin
+    /// then. If the run is cancelled, all end.
     ///
     /// What happens to a device, and cannot be recovered from, ends all texts that are under way with [`TextEvent::Failed`]. Those that wait are then
     /// tried on the devices as they are: the first one tries for all of them.
@@ -135,7 +136,7 @@ impl<'t, K> Texts<'t, K> {
         }
     }
 
-    /// Takes the next token of any.
+    /// Takes the next token of any, or waits until a part of a prompt has been read.
     fn advance(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
         if self.ongoing.is_empty() {
             // Somebody else has all sequences, and nobody here is to end.
@@ -148,8 +149,10 @@ impl<'t, K> Texts<'t, K> {
         // Sequences of others keep their tokens.
         let ongoing = &self.ongoing;
         let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
-        match model.next_where(is_ours, |_| false)? {
+        model.return_to_devices()?;
+        match model.take_ready(is_ours) {
             Some(token) => self.take(model, token, on_event),
+            None if model.go_on()? => Ok(()),
             None => Err(Error::Internal("a text has not ended, and nothing is under way".into())),
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Sequences are dealt into groups, as many as there are devices with layers, which follow one another through the devices, so that each has
 //! something to do while the others work. In a run go the next tokens of all sequences of a group. Those that still have a prompt to read add
-//! as much of it as lets nobody wait long, or a whole micro-batch where nobody waits.
+//! as much of it as lets nobody wait long, or a whole micro-batch where nobody waits. Of several prompts, the one that came first has at least half of
+//! that, so that it gets on; the others follow by how little they have left, so that a short one does not wait for long ones.
 
 use crate::batch::{Batch, Draw, Request, Row};
 use crate::error::Result;
@@ -80,8 +81,11 @@ impl PlacedModel {
                 Next::Read(_) => work.reads.push(slot),
             }
         }
-        // Who has waited longest reads first.
+        // Who has waited longest comes first, then whoever has least to read.
         work.reads.sort_by_key(|&slot| self.slot(slot).map_or(0, |state| state.begun));
+        if let Some((_, others)) = work.reads.split_first_mut() {
+            others.sort_by_key(|&slot| self.slot(slot).map_or(0, |state| state.text.len() - state.n_past));
+        }
         work
     }
 
@@ -96,13 +100,17 @@ impl PlacedModel {
                 self.turn += 1;
                 continue;
             }
+            // The ids that steps sample come back to the first device: those of other groups begin before it waits for them.
+            let lead = if decoding == 0 { self.prompt_lead() } else { decoding - 1 };
+            let has_time = match decoding {
+                0 => self.ahead.has_time_to_read(self.runs.len(), self.route().devices().len() + lead),
+                _ => self.ahead.has_time(group, decoding),
+            };
             // Others take their turn when this one has had its own.
-            if decoding > 0 && !self.ahead.has_time(group, decoding) {
+            if !has_time {
                 return Ok(None);
             }
             self.turn += 1;
-            // The ids that steps sample come back to the first device: those of other groups begin before it waits for them.
-            let lead = if decoding == 0 { self.prompt_lead() } else { decoding - 1 };
             return Ok(Some((self.compose(&work, decoding)?, Turn { group, lead })));
         }
         Ok(None)
@@ -127,10 +135,11 @@ impl PlacedModel {
         }
         let n_steps = rows.len();
         let note = self.options.prefixes.are_shared();
+        let mut kept = self.kept_for_others(&work.reads, room);
         for &slot in &work.reads {
             // Others may have read the same since, this run's rows included: they are written before anybody sees them.
             self.share_prefix(slot)?;
-            let range = self.part_of_prompt(slot, room, rows.len() == n_steps)?;
+            let range = self.part_of_prompt(slot, room - std::mem::take(&mut kept), rows.len() == n_steps)?;
             if range.is_empty() {
                 continue;
             }
@@ -174,6 +183,16 @@ impl PlacedModel {
         let past = work.reads.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
         let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
         each.within(past, PROMPT_SHARE * step).max(self.smallest_part())
+    }
+
+    /// Rows of a run that the first one of some prompts leaves to the others: half of them, if they have as many to read.
+    fn kept_for_others(&self, reads: &[usize], room: usize) -> usize {
+        let others = reads.get(1..).unwrap_or_default();
+        let wanted = |&slot: &usize| match self.slot(slot).map(State::next) {
+            Ok(Next::Read(range)) => range.len(),
+            _ => 0,
+        };
+        others.iter().map(wanted).sum::<usize>().min(room / 2)
     }
 
     /// As much of a sequence's next micro-batch as there is room for, and no part that would be rounded otherwise than the whole. The first one of

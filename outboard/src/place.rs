@@ -1,6 +1,6 @@
 //! How a model is put on devices, and what lies where then.
 
-use crate::devices::{Devices, Servers};
+use crate::devices::Devices;
 use crate::digests::Remembered;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -96,7 +96,7 @@ pub struct Plan {
 pub struct Placed {
     pub(crate) model: Model,
     pub(crate) inner: PlacedModel,
-    pub(crate) servers: Servers,
+    pub(crate) devices: Devices,
 }
 
 impl fmt::Debug for Placed {
@@ -129,7 +129,7 @@ impl Model {
             }
         }
         let placed = placed.map_err(|e| Error::of_model(self.path(), e))?;
-        Ok(Placed { model: self.clone(), inner: placed, servers: devices.servers().clone() })
+        Ok(Placed { model: self.clone(), inner: placed, devices: devices.clone() })
     }
 
     /// Decides what the options have left open. Devices are asked for their memory and measured, and hold nothing afterwards.

@@ -5,6 +5,7 @@ use crate::model::Model;
 use outboard_core::op::{Penalties, Sampler};
 use outboard_llm::chat::Message;
 use outboard_llm::{GenerateOptions, TextRequest};
+use std::sync::Arc;
 
 /// A text to generate. Without more being said it takes the most probable token each time, until the model ends the text or the context is full.
 #[derive(Clone, Debug)]
@@ -79,6 +80,14 @@ impl Request {
     #[must_use]
     pub fn log_probs(mut self) -> Request {
         self.options.log_probs = true;
+        self
+    }
+
+    /// Adds numbers to the logits of each token, one for each of the vocabulary; minus infinity excludes a token. They go to the device with the logits
+    /// at every token.
+    #[must_use]
+    pub fn bias(mut self, bias: impl Into<Arc<[f32]>>) -> Request {
+        self.options.bias = Some(bias.into());
         self
     }
 

@@ -1,14 +1,16 @@
 //! A thread that generates texts side by side on one placed model.
 
+use crate::cluster::{Cluster, Monitor, Told};
 use crate::error::{Error, Result};
 use crate::failover::{OnRecovery, Reconnect};
 use crate::model::Model;
 use crate::place::{Placed, Plan};
 use crate::request::Request;
 use crate::text::{Piece, Pieces, Text};
+use outboard_core::Device;
 use outboard_llm::texts::Capacity;
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{PlacedModel, Recovery, TextEvent, TextRequest, Texts, Watch};
+use outboard_llm::{Failover, PlacedModel, Recovery, Stall, TextEvent, TextRequest, Texts, Watch};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -99,6 +101,7 @@ pub(crate) struct Shared {
     jobs: Option<Sender<Job>>,
     cancel: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    monitor: Monitor,
 }
 
 /// A text, and where its pieces go.
@@ -122,20 +125,23 @@ impl Placed {
     /// The same, and says what happens when something goes wrong.
     pub fn run_with(self, options: RunOptions) -> Result<Runner> {
         let plan = self.plan();
-        let Placed { model, inner: mut placed, servers } = self;
+        let Placed { model, inner: mut placed, devices } = self;
+        let monitor = Monitor::new(&devices, placed.loads());
         if let OnLoss::GoOn(told) = options.on_loss {
-            placed.set_failover(Box::new(Reconnect::new(&servers, told).with_patience(options.patience)));
+            let reconnect = Reconnect::new(devices.servers(), told).with_patience(options.patience);
+            placed.set_failover(Box::new(Monitored { reconnect, monitor: monitor.told() }));
         }
-        if let Some(watch) = options.on_stall {
-            placed.set_watch(watch);
-        }
+        // The runner alone has the devices.
+        drop(devices);
+        placed.set_watch(watch(monitor.told(), options.on_stall));
         let (jobs, received) = channel();
         let (cancel, capacity) = (placed.cancel_token(), placed.capacity());
         let tokenizer = model.tokenizer().clone();
         let thread = std::thread::Builder::new().name("outboard-runner".into());
-        let thread = thread.spawn(move || work(placed, &tokenizer, &received));
+        let told = monitor.told();
+        let thread = thread.spawn(move || work(placed, &tokenizer, &received, &told));
         let thread = thread.map_err(|e| Error::Request(format!("cannot start a thread: {e}")))?;
-        Ok(Runner(Arc::new(Shared { model, plan, capacity, jobs: Some(jobs), cancel, thread: Some(thread) })))
+        Ok(Runner(Arc::new(Shared { model, plan, capacity, jobs: Some(jobs), cancel, thread: Some(thread), monitor })))
     }
 }
 
@@ -153,6 +159,11 @@ impl Runner {
         Ok(Text::new(received, self.0.clone()))
     }
 
+    /// Whether a text would fit if it were alone, without having it generated: fails as [`Runner::generate`] does at once.
+    pub fn check(&self, request: impl Into<Request>) -> Result<()> {
+        Ok(self.0.capacity.check(&request.into().encode(&self.0.model)?)?)
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         &self.0.model
@@ -162,6 +173,45 @@ impl Runner {
     pub fn plan(&self) -> &Plan {
         &self.0.plan
     }
+
+    /// What its devices hold and do now. Devices are asked once a second, and times recorded, for as long as somebody looks: the first look knows
+    /// nothing that is measured, and ten seconds after the last one nobody asks any more. Nothing is waited for here.
+    pub fn cluster(&self) -> Cluster {
+        self.0.monitor.look()
+    }
+}
+
+/// What helps after a loss, and tells the monitor.
+struct Monitored {
+    reconnect: Reconnect,
+    monitor: Told,
+}
+
+impl Failover for Monitored {
+    fn replace(&mut self, lost: &[String]) -> Vec<Arc<dyn Device>> {
+        let back = self.reconnect.replace(lost);
+        self.monitor.came_back(&back);
+        back
+    }
+
+    fn patience(&self) -> Duration {
+        self.reconnect.patience()
+    }
+
+    fn recovered(&mut self, recovery: &Recovery) {
+        self.monitor.recovered(recovery);
+        self.reconnect.recovered(recovery);
+    }
+}
+
+/// Tells the monitor of stalls, and whoever asked for it.
+fn watch(monitor: Told, on_stall: Option<Arc<Watch>>) -> Arc<Watch> {
+    Arc::new(move |stall: &Stall| {
+        monitor.stalls(stall);
+        if let Some(told) = &on_stall {
+            told(stall);
+        }
+    })
 }
 
 impl Drop for Shared {
@@ -178,14 +228,22 @@ impl Drop for Shared {
 }
 
 /// Generates texts until nobody can ask for one.
-fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>) {
+fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>, monitor: &Told) {
     let mut texts: Texts<'_, Pieces> = Texts::new(tokenizer);
+    let mut tell = |pieces: &Pieces, event: TextEvent| {
+        if matches!(event, TextEvent::Token { .. }) {
+            monitor.token();
+        }
+        tell(pieces, event)
+    };
     loop {
         if texts.is_empty() {
+            monitor.ends();
             match jobs.recv() {
                 Ok(Job { request, pieces }) => texts.push(pieces, request),
                 Err(_) => return,
             }
+            monitor.begins();
         }
         jobs.try_iter().for_each(|Job { request, pieces }| texts.push(pieces, request));
         texts.retain(&mut model, |pieces| !pieces.is_closed(), &mut tell);
