@@ -43,6 +43,10 @@ enum Command {
     Devices(commands::devices::Args),
     /// Run a model over local and remote devices
     Run(Box<commands::run::Args>),
+    /// Serve a model over local and remote devices to programs: the HTTP APIs of OpenAI and Anthropic
+    Serve(Box<commands::serve::Args>),
+    /// Show what the devices of a service hold and do, once a second
+    Top(commands::top::Args),
     /// Measure tokens per second, several sets of devices in turns if wanted
     Bench(commands::bench::Args),
     /// Measure a model on its devices without sending its weights: where a token's time goes, what other hosts would change
@@ -92,6 +96,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => commands::demo::main(&args),
         Command::Devices(args) => commands::devices::main(&args),
         Command::Run(args) => commands::run::main(&args),
+        Command::Serve(args) => commands::serve::main(&args),
+        Command::Top(args) => commands::top::main(&args),
         Command::Bench(args) => commands::bench::main(&args),
         Command::Plan(args) => commands::plan::main(&args),
         Command::Perplexity(args) => commands::perplexity::main(&args),

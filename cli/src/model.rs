@@ -3,7 +3,7 @@
 use crate::args::{ModelArgs, SplitMode, usage};
 use crate::{fetch, print};
 use anyhow::Result;
-use outboard::{DeviceLoad, Devices, Layout, Mmap, Model, Overrides, PlaceOptions, Split};
+use outboard::{DeviceLoad, Devices, Layout, Mmap, Model, Overrides, PlaceOptions, Placed, Plan, Split};
 use outboard_core::Device;
 use outboard_core::error::Bytes;
 use outboard_llm::{LoadOptions, Parts, PlacedModel};
@@ -80,8 +80,13 @@ fn overrides(rules: &[String], devices: &[Arc<dyn Device>]) -> Result<Overrides>
     Ok(Overrides::new(device))
 }
 
-/// Puts a model on its devices, with a progress bar.
+/// Puts a model on its devices, with a progress bar; what is made of it belongs to this command.
 pub(crate) fn load(model: &Model, set: &Devices, options: &LoadOptions) -> Result<PlacedModel> {
+    Ok(place(model, set, options)?.into_inner())
+}
+
+/// Puts a model on its devices, with a progress bar.
+pub(crate) fn place(model: &Model, set: &Devices, options: &LoadOptions) -> Result<Placed> {
     let bar = OnceLock::new();
     let progress = |done: u64, total: u64| {
         bar.get_or_init(|| print::bytes_bar(total, "loading")).set_position(done);
@@ -90,7 +95,7 @@ pub(crate) fn load(model: &Model, set: &Devices, options: &LoadOptions) -> Resul
     if let Some(bar) = bar.get() {
         bar.finish_and_clear();
     }
-    Ok(placed?.into_inner())
+    Ok(placed?)
 }
 
 /// Layers of a device, in JSON; the names are fixed.
@@ -128,8 +133,13 @@ impl fmt::Display for Layers {
 
 /// Which device holds what, as a table.
 pub(crate) fn plan_table(engine: &PlacedModel) -> String {
+    table_of(&Plan::of(engine))
+}
+
+/// The same of a plan.
+pub(crate) fn table_of(plan: &Plan) -> String {
     let mut table = print::table(&["device", "layers", "weights", "KV cache", "results"], &[2, 3, 4]);
-    for load in engine.loads() {
+    for load in &plan.devices {
         let size = |bytes: u64| Bytes(bytes).to_string();
         table.add_row([
             load.id.clone(),
@@ -140,7 +150,7 @@ pub(crate) fn plan_table(engine: &PlacedModel) -> String {
         ]);
     }
     let mut out = print::indented(&table);
-    for (layer, devices) in engine.divided_layers() {
+    for (layer, devices) in &plan.divided_layers {
         out += &format!("  layer {layer} is divided: its attention is on {}\n", devices.join(", the rest on "));
     }
     out

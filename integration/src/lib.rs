@@ -13,6 +13,7 @@ mod models;
 mod programs;
 mod reference;
 mod server;
+mod serving;
 mod small;
 mod texts;
 
@@ -21,6 +22,7 @@ pub use models::{model, skip};
 pub use programs::program;
 pub use reference::{Case, Comparison, Forced, Step, cases};
 pub use server::Server;
+pub use serving::Serving;
 pub use small::small_model;
 pub use texts::{texts_on, texts_together};
 

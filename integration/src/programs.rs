@@ -37,6 +37,7 @@ fn up_to_date(name: &str) -> PathBuf {
 /// When the newest source of the programs was written. Tests are not part of them.
 fn newest(dir: &Path, depth: usize) -> SystemTime {
     const LEFT_OUT: [&str; 6] = ["target", "tests", "integration", "bench", "examples", "fuzz"];
+    const SOURCES: [&str; 6] = ["rs", "proto", "html", "css", "js", "svg"];
     let mut latest = SystemTime::UNIX_EPOCH;
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name());
@@ -46,7 +47,7 @@ fn newest(dir: &Path, depth: usize) -> SystemTime {
         }
         if path.is_dir() && depth < 8 {
             latest = latest.max(newest(&path, depth + 1));
-        } else if path.extension().is_some_and(|e| e == "rs" || e == "proto") {
+        } else if path.extension().and_then(|e| e.to_str()).is_some_and(|e| SOURCES.contains(&e)) {
             latest = latest.max(entry.metadata().and_then(|m| m.modified()).unwrap_or(SystemTime::UNIX_EPOCH));
         }
     }

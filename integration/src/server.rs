@@ -87,9 +87,14 @@ impl Server {
         mine.unwrap_or_else(|| panic!("no device of {}", self.addr)).memory_free
     }
 
+    /// Where its metrics are.
+    pub fn metrics_addr(&self) -> &str {
+        self.metrics.as_ref().expect("--metrics")
+    }
+
     /// A metric, all of its labels together; 0 if there is none.
     pub fn metric(&self, name: &str) -> f64 {
-        let mut socket = TcpStream::connect(self.metrics.as_ref().expect("--metrics")).expect("metrics");
+        let mut socket = TcpStream::connect(self.metrics_addr()).expect("metrics");
         socket.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("a request");
         let mut text = String::new();
         socket.read_to_string(&mut text).expect("metrics");

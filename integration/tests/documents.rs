@@ -33,7 +33,7 @@ fn built() -> Arrows {
     let members = manifest.split_once("members = [").unwrap().1.split_once(']').unwrap().0;
     let members = members.split(',').map(|m| m.trim().trim_matches('"')).filter(|m| !m.is_empty());
     let mut arrows = Arrows::new();
-    for member in members.filter(|m| !["integration", "fuzz"].contains(m)) {
+    for member in members.filter(|m| !["integration", "fuzz", "gpu-check"].contains(m)) {
         let manifest = text(&format!("{member}/Cargo.toml"));
         let name = manifest.lines().find_map(|l| l.strip_prefix("name = ")).unwrap().trim_matches('"').to_owned();
         let dependencies = manifest.split("\n[").find_map(|section| section.strip_prefix("dependencies]"));

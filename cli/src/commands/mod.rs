@@ -10,8 +10,10 @@ pub(crate) mod perplexity;
 pub(crate) mod plan;
 pub(crate) mod rpc_server;
 pub(crate) mod run;
+pub(crate) mod serve;
 pub(crate) mod smoke;
 pub(crate) mod tokenize;
+pub(crate) mod top;
 
 use anyhow::Result;
 use outboard_output as output;

@@ -1,0 +1,412 @@
+//! `outboard serve` as a process: servers that die below it, its end, many users at once, and clients that others have written.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../../serve/tests/common/http.rs"]
+#[allow(dead_code, missing_docs, unreachable_pub)]
+mod http;
+
+use http::{Answer, Events, write_request};
+use outboard::{Model, PlaceOptions, Request, devices};
+use outboard_integration::{Client, Server, Serving, model, skip, small_model};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(240);
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+fn begin(addr: SocketAddr, body: &Value) -> TcpStream {
+    let mut socket = TcpStream::connect(addr).unwrap();
+    socket.set_read_timeout(Some(LIMIT)).unwrap();
+    write_request(&mut socket, "POST", "/v1/completions", &[JSON], body.to_string().as_bytes());
+    socket
+}
+
+fn get(addr: SocketAddr, path: &str) -> Answer {
+    let mut socket = TcpStream::connect(addr).unwrap();
+    write_request(&mut socket, "GET", path, &[], b"");
+    Answer::read(socket)
+}
+
+fn metric(addr: SocketAddr, name: &str) -> f64 {
+    let text = get(addr, "/metrics").text();
+    let line = |l: &str| match l.strip_prefix(name)? {
+        rest if rest.starts_with([' ', '{']) => rest.rsplit(' ').next()?.parse::<f64>().ok(),
+        _ => None,
+    };
+    text.lines().filter_map(line).sum()
+}
+
+/// A text of so many tokens.
+fn text(seed: u64, tokens: usize) -> Value {
+    json!({"prompt": "abcd", "max_tokens": tokens, "ignore_eos": true, "seed": seed, "temperature": 1.5})
+}
+
+/// The text that a whole answer has.
+fn whole(addr: SocketAddr, seed: u64, tokens: usize) -> String {
+    let answer = Answer::read(begin(addr, &text(seed, tokens)));
+    answer.json()["choices"][0]["text"].as_str().unwrap().to_owned()
+}
+
+/// The same as it comes.
+struct Streamed {
+    events: Events,
+    text: String,
+}
+
+impl Streamed {
+    fn begin(addr: SocketAddr, seed: u64, tokens: usize) -> Streamed {
+        let mut body = text(seed, tokens);
+        body["stream"] = true.into();
+        let events = Events::read(begin(addr, &body));
+        assert_eq!(events.status, 200, "{}", events.head);
+        Streamed { events, text: String::new() }
+    }
+
+    /// Takes an event; gives whether there may be more.
+    fn take(&mut self) -> bool {
+        let (_, data) = self.events.next().expect("an end");
+        if data == "[DONE]" {
+            return false;
+        }
+        let event: Value = serde_json::from_str(&data).unwrap();
+        assert!(event.get("error").is_none(), "{event}");
+        self.text += event["choices"][0]["text"].as_str().unwrap();
+        true
+    }
+
+    fn rest(mut self) -> String {
+        while self.take() {}
+        self.text
+    }
+}
+
+#[test]
+fn streams_go_on_when_a_server_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let [one, mut two] = [(); 2].map(|()| Server::start(&["-d", "cpu:1"]));
+    let rpc = format!("{},{}", one.addr, two.addr);
+    let mut serving = Serving::start(file.to_str().unwrap(), &["--rpc", &rpc, "-np", "3", "-ts", "1,1"]);
+    const TOKENS: usize = 300;
+    let expected: Vec<String> = (0..5).map(|seed| whole(serving.addr, seed, TOKENS)).collect();
+    // Three are under way, and two wait.
+    let mut streams: Vec<Streamed> = (0..5).map(|seed| Streamed::begin(serving.addr, seed, TOKENS)).collect();
+    streams[..3].iter_mut().for_each(|stream| assert!(stream.take()));
+    two.kill();
+    let texts: Vec<String> = streams.into_iter().map(Streamed::rest).collect();
+    assert_eq!(texts, expected);
+    assert_eq!(whole(serving.addr, 1, TOKENS), expected[1]);
+    assert!(serving.client.is_running());
+    assert!(serving.client.said().contains("warning:"), "{}", serving.client.said());
+}
+
+#[test]
+fn all_servers_lost_is_an_error_of_the_text_and_not_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let mut one = Server::start(&["-d", "cpu:1"]);
+    let mut serving = Serving::start(file.to_str().unwrap(), &["--rpc", &one.addr, "-np", "2", "--no-failover"]);
+    let mut stream = Streamed::begin(serving.addr, 1, 100_000);
+    assert!(stream.take());
+    one.kill();
+    let mut last = Value::Null;
+    while let Some((_, data)) = stream.events.next() {
+        last = serde_json::from_str(&data).unwrap();
+    }
+    assert_eq!(
+        (&last["error"]["type"], &last["error"]["code"]),
+        (&json!("server_error"), &json!("devices_failed")),
+        "{last}"
+    );
+    let answer = Answer::read(begin(serving.addr, &text(1, 4)));
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("5")), "{}", answer.text());
+    assert!(serving.client.is_running());
+}
+
+#[test]
+fn sigterm_lets_texts_come_to_their_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let serving = Serving::start(file.to_str().unwrap(), &["-np", "1", "-t", "1", "-c", "4096"]);
+    let expected = whole(serving.addr, 1, 500);
+    let mut stream = Streamed::begin(serving.addr, 1, 500);
+    assert!(stream.take());
+    serving.client.signal("TERM");
+    assert_eq!(stream.rest(), expected);
+    let ended = serving.client.wait(LIMIT);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    // With nothing left of the time that there is for it.
+    let serving =
+        Serving::start(file.to_str().unwrap(), &["-np", "1", "-t", "1", "-c", "32768", "--drain-timeout", "0"]);
+    let mut stream = Streamed::begin(serving.addr, 1, 100_000);
+    assert!(stream.take());
+    serving.client.signal("INT");
+    let ended = serving.client.wait(LIMIT);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("1 texts are ended"), "{}", ended.stderr);
+}
+
+#[test]
+fn arguments_that_are_wrong_are_refused_before_a_model_is_read() {
+    for (args, part) in [
+        (vec!["--host", "0.0.0.0"], "refusing to listen on 0.0.0.0"),
+        (vec!["--api-key-file", "/no/such/file"], "--api-key-file /no/such/file"),
+        (vec!["--tls-cert", "/no/such/file", "--tls-key", "/no/such/file"], "--tls-cert /no/such/file"),
+        (vec!["--host", "no.such.host.invalid"], "--host"),
+    ] {
+        let ended = Client::run(&[&["serve", "-m", "/no/such/model"], args.as_slice()].concat(), LIMIT);
+        assert!(ended.error().contains(part), "{}", ended.stderr);
+    }
+}
+
+/// What many users have seen.
+#[derive(Default)]
+struct Seen {
+    complete: AtomicUsize,
+    refused: AtomicUsize,
+    vanished: AtomicUsize,
+    /// Tokens per second of complete texts.
+    rates: Mutex<Vec<f64>>,
+}
+
+/// One who asks again and again, until it is over.
+fn user(number: u64, addr: SocketAddr, expected: &BTreeMap<u64, String>, over: &AtomicBool, seen: &Seen) {
+    for round in number.. {
+        if over.load(Ordering::Relaxed) {
+            return;
+        }
+        let (&seed, text) = expected.iter().nth(round as usize % expected.len()).unwrap();
+        let mut body = self::text(seed, TOKENS);
+        body["stream"] = true.into();
+        let events = Events::read(begin(addr, &body));
+        if events.status == 429 {
+            seen.refused.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(200));
+            continue;
+        }
+        assert_eq!(events.status, 200, "{}", events.head);
+        let mut stream = Streamed { events, text: String::new() };
+        let mut first = None;
+        let mut left = match round % 8 {
+            0 => 5,
+            _ => usize::MAX,
+        };
+        while left > 0 && stream.take() {
+            first.get_or_insert_with(Instant::now);
+            left -= 1;
+            if round % 8 == 1 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        if left == 0 {
+            seen.vanished.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        assert_eq!(stream.text, *text, "seed {seed}");
+        seen.complete.fetch_add(1, Ordering::Relaxed);
+        if round % 8 > 1 {
+            let took = first.unwrap_or_else(Instant::now).elapsed().as_secs_f64().max(1e-3);
+            seen.rates.lock().unwrap().push(TOKENS as f64 / took);
+        }
+    }
+}
+
+/// Tokens of the texts of many users.
+const TOKENS: usize = 120;
+/// Texts of them at a time.
+const PLACES: usize = 8;
+
+/// What happens to a server meanwhile.
+#[derive(Clone, Copy, PartialEq)]
+enum Fate {
+    Lives,
+    Dies,
+}
+
+/// 64 users who come, stall and vanish, for some seconds, or `OUTBOARD_SERVE_SECONDS`. Gives the tokens per second of the texts that were read as they
+/// came, slowest first.
+fn crowd(fate: Fate) -> Vec<f64> {
+    let seconds = std::env::var("OUTBOARD_SERVE_SECONDS").ok().and_then(|n| n.parse().ok()).unwrap_or(8);
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let [one, mut two] = [(); 2].map(|()| Server::start(&["-d", "cpu:1"]));
+    let rpc = format!("{},{}", one.addr, two.addr);
+    let args = ["--rpc", &rpc, "-np", &PLACES.to_string(), "-ts", "1,1", "-c", "512", "--max-waiting", "80"];
+    let mut serving = Serving::start(file.to_str().unwrap(), &args);
+    let addr = serving.addr;
+    let expected: BTreeMap<u64, String> = (0..7).map(|seed| (seed, whole(addr, seed, TOKENS))).collect();
+    let (seen, over) = (Seen::default(), AtomicBool::new(false));
+    let mut memory = Vec::new();
+    std::thread::scope(|scope| {
+        let users: Vec<_> = (0..64)
+            .map(|n| {
+                scope.spawn({
+                    let (expected, over, seen) = (&expected, &over, &seen);
+                    move || user(n, addr, expected, over, seen)
+                })
+            })
+            .collect();
+        let start = Instant::now();
+        let time = Duration::from_secs(seconds);
+        let mut two = (fate == Fate::Dies).then_some(&mut two);
+        while start.elapsed() < time && !users.iter().any(std::thread::ScopedJoinHandle::is_finished) {
+            std::thread::sleep(time / 20);
+            memory.push(serving.resident());
+            if start.elapsed() > time / 2
+                && let Some(two) = two.take()
+            {
+                two.kill();
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        users.into_iter().for_each(|user| user.join().unwrap());
+    });
+    let mut rates = std::mem::take(&mut *seen.rates.lock().unwrap());
+    rates.sort_by(f64::total_cmp);
+    let (complete, refused, vanished) =
+        (seen.complete.into_inner(), seen.refused.into_inner(), seen.vanished.into_inner());
+    println!(
+        "{complete} texts right, {vanished} given up, {refused} refused; tokens per second of a text: {:.0} at least, {:.0} in the middle; {} to {} MiB",
+        rates.first().unwrap_or(&0.0),
+        rates.get(rates.len() / 2).unwrap_or(&0.0),
+        memory[0] >> 20,
+        memory.last().unwrap() >> 20
+    );
+    assert!(complete > 64 && vanished > 0, "{complete} {vanished}");
+    // Half of the places to wait are for one address.
+    assert!(refused > 0, "64 users, 8 places and 40 that may wait");
+    assert!(serving.client.is_running());
+    let start = Instant::now();
+    while metric(addr, "outboard_serve_running") + metric(addr, "outboard_serve_waiting") > 0.0 {
+        assert!(start.elapsed() < LIMIT, "texts are left");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let grown = serving.resident().saturating_sub(memory[memory.len() / 4]);
+    assert!(grown < 64 << 20, "{} MiB more than after a quarter of the time", grown >> 20);
+    assert_eq!(whole(addr, 3, TOKENS), expected[&3]);
+    rates
+}
+
+#[test]
+fn many_users_who_come_stall_and_vanish_while_a_server_dies() {
+    let rates = crowd(Fate::Dies);
+    // Only those that were under way have waited for the failover.
+    let slow = rates.iter().filter(|rate| **rate < rates[rates.len() / 2] / 2.0).count();
+    assert!(slow <= PLACES, "{slow} of {} texts were slow", rates.len());
+}
+
+#[test]
+fn texts_of_many_users_come_evenly() {
+    let rates = crowd(Fate::Lives);
+    let (slowest, middle) = (rates[0], rates[rates.len() / 2]);
+    assert!(
+        slowest >= middle / 2.0,
+        "{slowest:.0} tokens per second of the slowest text, {middle:.0} of the middle one"
+    );
+}
+
+#[test]
+fn streams_that_begin_together_come_evenly() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let [one, two] = [(); 2].map(|()| Server::start(&["-d", "cpu:1"]));
+    let rpc = format!("{},{}", one.addr, two.addr);
+    let args = ["--rpc", &rpc, "-np", "64", "-ts", "1,1", "-c", "512"];
+    let serving = Serving::start(file.to_str().unwrap(), &args);
+    let addr = serving.addr;
+    let mut rates: Vec<f64> = std::thread::scope(|scope| {
+        let stream = |seed| {
+            let mut stream = Streamed::begin(addr, seed, 2 * TOKENS);
+            assert!(stream.take());
+            let first = Instant::now();
+            stream.rest();
+            2.0 * TOKENS as f64 / first.elapsed().as_secs_f64()
+        };
+        let streams: Vec<_> = (0..64).map(|seed| scope.spawn(move || stream(seed))).collect();
+        streams.into_iter().map(|stream| stream.join().unwrap()).collect()
+    });
+    rates.sort_by(f64::total_cmp);
+    println!("tokens per second of a stream: {:.0} to {:.0}, {:.0} in the middle", rates[0], rates[63], rates[32]);
+    assert!(rates[0] >= rates[32] / 2.0, "{rates:?}");
+}
+
+#[test]
+fn a_real_model_says_what_it_says_without_a_server() {
+    let Some(file) = model("smollm2") else { return };
+    let options = PlaceOptions { context: Some(512), sequences: 2, ..PlaceOptions::default() };
+    let prompt = "Once upon a time, in a small village by the sea,";
+    let opened = Model::open(&file).unwrap();
+    let runner = opened.place(&devices::local(Some(1)).unwrap(), &options).unwrap().run().unwrap();
+    let expected = runner.generate(Request::new(prompt).max_tokens(48)).unwrap().complete().unwrap();
+    drop(runner);
+    let serving = Serving::start(file.to_str().unwrap(), &["-np", "2", "-t", "1", "-c", "512"]);
+    let mut body = json!({"model": "smollm2", "prompt": prompt, "max_tokens": 48, "temperature": 0});
+    let answer = Answer::read(begin(serving.addr, &body)).json();
+    assert_eq!(answer["choices"][0]["text"], expected.text.as_str());
+    assert_eq!(answer["usage"]["completion_tokens"], expected.tokens.len());
+    body["stream"] = true.into();
+    let events = Events::read(begin(serving.addr, &body)).all();
+    let pieces: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert_eq!(pieces, expected.text);
+}
+
+/// Runs a script with the packages that programs for these APIs use.
+fn run_python(script: &str, args: &[&str]) -> Option<String> {
+    let named = std::env::var("OUTBOARD_TEST_PYTHON").ok();
+    let python = named.clone().unwrap_or_else(|| "python3".into());
+    if !Command::new(&python)
+        .args(["-c", "import openai, anthropic, langchain_openai"])
+        .output()
+        .is_ok_and(|o| o.status.success())
+    {
+        // Whoever names an interpreter wants the test to run.
+        assert!(named.is_none(), "{python} of OUTBOARD_TEST_PYTHON has not openai, anthropic and langchain-openai");
+        skip(&format!("{python} has no openai; pip install openai anthropic langchain-openai"));
+        return None;
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("python").join(script);
+    let output = Command::new(&python).arg(path).args(args).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    Some(out.into_owned())
+}
+
+/// Runs a script with the packages of the folder that `OUTBOARD_TEST_NODE` names.
+fn run_node(script: &str, args: &[&str], ca: &str) -> Option<String> {
+    let Ok(folder) = std::env::var("OUTBOARD_TEST_NODE") else {
+        skip("OUTBOARD_TEST_NODE names no folder; npm install --prefix FOLDER openai");
+        return None;
+    };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("node").join(script);
+    let mut node = Command::new("node");
+    node.arg(path).args(args).env("NODE_PATH", Path::new(&folder).join("node_modules")).env("NODE_EXTRA_CA_CERTS", ca);
+    let output = node.output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}\n{err}");
+    Some(out.into_owned())
+}
+
+#[test]
+fn clients_of_others_chat_stream_fail_and_cancel() {
+    let Some(file) = model("smollm2") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("keys"), "tester 0123456789abcdef-tester\n").unwrap();
+    let pki = path("pki");
+    let made = Client::run(&["cert", &pki, "--name", "localhost", "--name", "127.0.0.1"], LIMIT);
+    assert_eq!(made.code, Some(0), "{}", made.stderr);
+    let (cert, key, keys) = (format!("{pki}/server.pem"), format!("{pki}/server-key.pem"), path("keys"));
+    let args = ["-np", "2", "-c", "1024", "--api-key-file", &keys, "--tls-cert", &cert, "--tls-key", &key];
+    let serving = Serving::start(file.to_str().unwrap(), &[args.as_slice(), &["-a", "smollm2,gpt-4o-mini"]].concat());
+    let url = format!("https://{}", serving.addr);
+    let (key, ca) = ("0123456789abcdef-tester", format!("{pki}/ca.pem"));
+    let python = run_python("api_clients.py", &[&url, key, &ca]);
+    let node = run_node("openai.cjs", &[&url, key], &ca);
+    println!("{python:?} {node:?}");
+}

@@ -1,0 +1,252 @@
+//! `/v1/completions`.
+
+use super::usual::{
+    Delivery, FINGERPRINT, Used, finish_reason, id, ids, is_of_text, is_zero, json_response, now, take_absent,
+    take_delivery, token,
+};
+use crate::body;
+use crate::error::{ApiError, Result};
+use crate::limits::TEXTS;
+use crate::params::{Params, kind};
+use crate::queue::Client;
+use crate::room::Room;
+use crate::service::Service;
+use crate::settings::{Settings, take_bias, take_n};
+use crate::stream::{self, Out, Writer, data};
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use axum::response::sse::Event;
+use outboard::llm::tokenizer::SpecialTokens;
+use outboard::{Generation, Model, Piece};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What is asked for.
+struct Asked {
+    prompts: Vec<Prompt>,
+    settings: Settings,
+    delivery: Delivery,
+    echo: bool,
+}
+
+enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+pub(crate) async fn answer(
+    State(service): State<Service>,
+    Extension(client): Extension<Client>,
+    request: Request,
+) -> Result<Response> {
+    let (params, room) = body::read(&service, request).await?;
+    let Asked { prompts, settings, delivery, echo } = parse(&service, params)?;
+    let prompts = encode(&service, &room, prompts).await?;
+    drop(room);
+    let answers = service.begin(&client, &prompts, &settings)?;
+    let (prompt_tokens, count) = (answers.prompt_tokens, answers.count);
+    let model = service.model().clone();
+    let echo =
+        |prompt: &Vec<u32>| if echo { model.tokenizer().decode(prompt, SpecialTokens::Skip) } else { String::new() };
+    // The text that each begins with.
+    let before: Vec<String> =
+        prompts.iter().flat_map(|p| std::iter::repeat_n(echo(p), settings.n)).take(count).collect();
+    let name = service.name().to_owned();
+    let head = Head { id: id("cmpl-"), created: now(), name, ignores_eos: settings.ignore_eos, model: model.clone() };
+    if delivery != Delivery::Whole {
+        let with_usage = delivery == Delivery::StreamWithUsage;
+        let offsets = before.iter().map(|text| text.chars().count()).collect();
+        let writer = Chunks {
+            head,
+            with_usage,
+            with_log_probs: settings.log_probs,
+            before,
+            offsets,
+            used: Used::by(prompt_tokens),
+        };
+        return Ok(stream::respond(answers, writer));
+    }
+    let texts = answers.complete().await?;
+    let mut used = Used::by(prompt_tokens);
+    texts.iter().for_each(|text| used.add(text));
+    let choice = |(index, (before, text)): (usize, (&String, &Generation))| {
+        let log_probs = settings.log_probs.then(|| head.log_probs(text, before.chars().count()));
+        let (whole, finish) = (format!("{before}{}", text.text), finish_reason(text.finish));
+        json!({"index": index, "text": whole, "logprobs": log_probs, "finish_reason": finish})
+    };
+    let choices: Vec<Value> = before.iter().zip(&texts).enumerate().map(choice).collect();
+    let mut body = head.object(choices.into());
+    body["usage"] = used.openai();
+    Ok(json_response(&body))
+}
+
+fn parse(service: &Service, mut params: Params) -> Result<Asked> {
+    service.check_model(params.string("model")?.as_deref())?;
+    let mut settings = Settings::take(&mut params, &["max_tokens"], "stop", 0)?;
+    // As OpenAI's API has it; programs that want more say so.
+    settings.most = settings.most.or(Some(16));
+    settings.n = take_n(&mut params)?;
+    settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;
+    let best_of = params.count("best_of", 1..=TEXTS as i64)?;
+    if best_of.is_some_and(|best_of| best_of != settings.n) {
+        return Err(ApiError::unsupported("best_of", "all texts are given; the only value is that of 'n'"));
+    }
+    const CHOSEN: &str = "only the probability of the token that was chosen is known; the only values are 0 and true";
+    settings.log_probs = match params.take("logprobs") {
+        None | Some(Value::Bool(false)) => false,
+        Some(value) if is_zero(&value) || value == true => true,
+        Some(_) => return Err(ApiError::unsupported("logprobs", CHOSEN)),
+    };
+    let echo = params.boolean("echo")?.unwrap_or(false);
+    if echo && settings.log_probs {
+        return Err(ApiError::unsupported("echo", "with 'logprobs': those of the prompt are not known"));
+    }
+    params.absent("suffix", "texts are written from their beginning", |value| value == "")?;
+    let delivery = take_delivery(&mut params)?;
+    take_absent(&mut params)?;
+    let prompts = prompts(params.required("prompt")?, service.model().tokenizer().n_vocab())?;
+    params.finish()?;
+    if prompts.len() * settings.n > TEXTS {
+        let message = format!("{} prompts times 'n' {} is more than {TEXTS} texts", prompts.len(), settings.n);
+        return Err(ApiError::of_param("n", message));
+    }
+    Ok(Asked { prompts, settings, delivery, echo })
+}
+
+/// A text, several, the tokens of one, or of several.
+fn prompts(value: Value, n_vocab: usize) -> Result<Vec<Prompt>> {
+    let list = match value {
+        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Value::Array(list) if !list.is_empty() => list,
+        other => {
+            let found = if other.is_array() { "an empty list" } else { kind(&other) };
+            return Err(ApiError::of_param(
+                "prompt",
+                format!("'prompt' must be a string, tokens, or a list of them, not {found}"),
+            ));
+        }
+    };
+    if list.iter().all(Value::is_number) {
+        return Ok(vec![Prompt::Tokens(ids(&list, "prompt", n_vocab)?)]);
+    }
+    if list.len() > TEXTS {
+        return Err(ApiError::of_param(
+            "prompt",
+            format!("'prompt' has {} texts, and at most {TEXTS} are taken", list.len()),
+        ));
+    }
+    let one = |(i, value): (usize, Value)| match value {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(list) if !list.is_empty() => Ok(Prompt::Tokens(ids(&list, &format!("prompt[{i}]"), n_vocab)?)),
+        _ => Err(ApiError::of_param(format!("prompt[{i}]"), format!("'prompt[{i}]' must be a string or tokens"))),
+    };
+    list.into_iter().enumerate().map(one).collect()
+}
+
+async fn encode(service: &Service, room: &Arc<Room>, prompts: Vec<Prompt>) -> Result<Vec<Vec<u32>>> {
+    let encode = |model: &Model, prompt| match prompt {
+        Prompt::Text(text) => model.encode(&text).map_err(|e| ApiError::from(e).about("prompt")),
+        Prompt::Tokens(tokens) => Ok(tokens),
+    };
+    service.work(room, move |model| prompts.into_iter().map(|prompt| encode(model, prompt)).collect()).await
+}
+
+/// What all parts of an answer begin with.
+struct Head {
+    id: String,
+    created: u64,
+    name: String,
+    ignores_eos: bool,
+    model: Model,
+}
+
+impl Head {
+    fn object(&self, choices: Value) -> Value {
+        json!({
+            "id": self.id, "object": "text_completion", "created": self.created, "model": self.name,
+            "system_fingerprint": FINGERPRINT, "choices": choices,
+        })
+    }
+
+    fn log_probs(&self, text: &Generation, mut offset: usize) -> Value {
+        let both = text.tokens.iter().zip(&text.log_probs);
+        let (mut tokens, mut log_probs, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
+        for (&id, &log_prob) in both.filter(|(id, _)| is_of_text(self.model.tokenizer(), **id, self.ignores_eos)) {
+            let (token, _) = token(&self.model, id);
+            offsets.push(offset);
+            offset += token.chars().count();
+            tokens.push(token);
+            log_probs.push(log_prob);
+        }
+        json!({"tokens": tokens, "token_logprobs": log_probs, "top_logprobs": null, "text_offset": offsets})
+    }
+}
+
+/// An answer as it comes.
+struct Chunks {
+    head: Head,
+    with_usage: bool,
+    with_log_probs: bool,
+    before: Vec<String>,
+    /// Characters of each text so far.
+    offsets: Vec<usize>,
+    used: Used,
+}
+
+impl Chunks {
+    fn chunk(&self, choices: Value) -> Value {
+        let mut chunk = self.head.object(choices);
+        if self.with_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+
+    fn part(&self, index: usize, text: &str, log_probs: &Value, finish: Option<&str>) -> Event {
+        data(&self.chunk(json!([{"index": index, "text": text, "logprobs": log_probs, "finish_reason": finish}])))
+    }
+
+    fn log_prob(&mut self, number: usize, id: u32, log_prob: f32) -> Value {
+        let (token, _) = token(&self.head.model, id);
+        let Some(offset) = self.offsets.get_mut(number) else { return Value::Null };
+        let at = std::mem::replace(offset, *offset + token.chars().count());
+        json!({"tokens": [token], "token_logprobs": [log_prob], "top_logprobs": null, "text_offset": [at]})
+    }
+}
+
+impl Writer for Chunks {
+    fn begin(&mut self, out: &mut Out) {
+        let echoed = self.before.iter().enumerate().filter(|(_, text)| !text.is_empty());
+        out.extend(echoed.map(|(index, text)| self.part(index, text, &Value::Null, None)));
+    }
+
+    fn piece(&mut self, number: usize, piece: Piece, out: &mut Out) {
+        let log_probs = match (piece.token, piece.log_prob) {
+            (Some(id), Some(log_prob)) if is_of_text(self.head.model.tokenizer(), id, self.head.ignores_eos) => {
+                self.log_prob(number, id, log_prob)
+            }
+            _ => Value::Null,
+        };
+        if !piece.text.is_empty() || (self.with_log_probs && !log_probs.is_null()) {
+            out.push_back(self.part(number, &piece.text, &log_probs, None));
+        }
+        if let Some(end) = piece.end {
+            self.used.add(&end);
+            out.push_back(self.part(number, "", &Value::Null, Some(finish_reason(end.finish))));
+        }
+    }
+
+    fn end(&mut self, out: &mut Out) {
+        if self.with_usage {
+            let mut last = self.chunk(json!([]));
+            last["usage"] = self.used.openai();
+            out.push_back(data(&last));
+        }
+        out.push_back(Event::default().data("[DONE]"));
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut Out) {
+        out.push_back(data(&error.openai()));
+    }
+}

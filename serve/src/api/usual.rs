@@ -1,0 +1,191 @@
+//! What the APIs have in common.
+
+use crate::error::{ApiError, Result};
+use crate::params::{Params, is_nothing, kind};
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use outboard::llm::tokenizer::{SpecialTokens, Tokenizer};
+use outboard::{Finish, Generation, Model};
+use serde_json::{Value, json};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What answers say they are made by.
+pub(crate) const FINGERPRINT: &str = concat!("outboard-", env!("CARGO_PKG_VERSION"));
+
+/// An answer of JSON.
+pub(crate) fn json_response(body: &Value) -> Response {
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], body.to_string()).into_response()
+}
+
+/// Whether a token is part of a text, and does not just end it.
+pub(crate) fn is_of_text(tokenizer: &Tokenizer, id: u32, ignores_eos: bool) -> bool {
+    ignores_eos || !tokenizer.is_eog(id)
+}
+
+/// Another id each time.
+pub(crate) fn id(prefix: &str) -> String {
+    format!("{prefix}{:032x}", rand::random::<u128>())
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Why a text ended, as OpenAI's API says it.
+pub(crate) fn finish_reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Eos | Finish::Stop => "stop",
+        Finish::Length | Finish::Context | Finish::Cancelled => "length",
+    }
+}
+
+/// What texts have used: tokens of their prompts, those of them that the cache had already, and tokens that were generated.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Used {
+    pub(crate) prompt: usize,
+    pub(crate) cached: usize,
+    pub(crate) generated: usize,
+}
+
+impl Used {
+    /// By a prompt, so far.
+    pub(crate) fn by(prompt: usize) -> Used {
+        Used { prompt, ..Used::default() }
+    }
+
+    /// By a text that is complete.
+    pub(crate) fn add(&mut self, text: &Generation) {
+        self.cached += text.cached;
+        self.generated += text.tokens.len();
+    }
+
+    /// As OpenAI's API says it. A prompt with several texts is counted once.
+    pub(crate) fn openai(self) -> Value {
+        let Used { prompt, cached, generated } = self;
+        json!({
+            "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
+            "prompt_tokens_details": {"cached_tokens": cached.min(prompt)},
+        })
+    }
+}
+
+/// Takes the parameters of OpenAI's APIs for texts that are not here.
+pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
+    const NO_TOOLS: &str = "calls of tools are not parsed";
+    params.absent("tools", NO_TOOLS, is_nothing)?;
+    params.absent("functions", NO_TOOLS, is_nothing)?;
+    let none = |value: &Value| value == "none" || value == "auto";
+    params.absent("tool_choice", NO_TOOLS, none)?;
+    params.absent("function_call", NO_TOOLS, none)?;
+    params.absent("parallel_tool_calls", NO_TOOLS, Value::is_boolean)?;
+    let text = |value: &Value| value == &json!({"type": "text"});
+    params.absent(
+        "response_format",
+        "texts are not constrained to a form; the only one is {\"type\": \"text\"}",
+        text,
+    )?;
+    params.absent(
+        "top_logprobs",
+        "only the probability of the token that was chosen is known; the only value is 0",
+        is_zero,
+    )?;
+    params.absent("modalities", "a model here writes text", |value| value == &json!(["text"]))?;
+    params.absent("audio", "a model here writes text", is_nothing)?;
+    params.absent("prediction", "it would change nothing of the text, and nothing is gained by it", is_nothing)?;
+    params.absent("store", "nothing is stored", is_nothing)?;
+    params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "default")?;
+    params.absent("reasoning_effort", "models are asked as their template says", is_nothing)?;
+    params.absent("verbosity", "models are asked as their template says", is_nothing)?;
+    params.absent("web_search_options", "nothing is searched for", is_nothing)?;
+    params.without_effect(&["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]);
+    Ok(())
+}
+
+pub(crate) fn is_zero(value: &Value) -> bool {
+    value.as_f64() == Some(0.0)
+}
+
+/// How an answer is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    /// When it is complete.
+    Whole,
+    /// As it comes.
+    Stream,
+    /// The same, with what it has used in the end.
+    StreamWithUsage,
+}
+
+/// `stream` and `stream_options`.
+pub(crate) fn take_delivery(params: &mut Params) -> Result<Delivery> {
+    let streams = params.boolean("stream")?.unwrap_or(false);
+    let Some(mut options) = params.object("stream_options")? else {
+        return Ok(if streams { Delivery::Stream } else { Delivery::Whole });
+    };
+    if !streams {
+        return Err(ApiError::of_param("stream_options", "'stream_options' needs 'stream': true"));
+    }
+    let usage = options.boolean("include_usage")?.unwrap_or(false);
+    options.absent("include_obfuscation", "events are as long as their text", is_nothing)?;
+    options.finish()?;
+    Ok(if usage { Delivery::StreamWithUsage } else { Delivery::Stream })
+}
+
+/// The text of a message: a string, or a list of parts whose types are among these.
+pub(crate) fn text_of(content: Value, at: &str, types: &[&str]) -> Result<String> {
+    let parts = match content {
+        Value::String(text) => return Ok(text),
+        Value::Array(parts) => parts,
+        other => {
+            return Err(ApiError::of_param(
+                at,
+                format!("'{at}' must be a string or a list of parts, not {}", kind(&other)),
+            ));
+        }
+    };
+    let mut text = String::new();
+    for (i, part) in parts.into_iter().enumerate() {
+        let at = format!("{at}[{i}]");
+        let mut part = Params::of(part, &at)?;
+        let kind = part.string("type")?.unwrap_or_default();
+        if !types.contains(&kind.as_str()) {
+            let kind: String = kind.chars().take(40).collect();
+            let why = format!("a part of type '{kind}'; a model here reads {}", types.join(" and "));
+            return Err(ApiError::unsupported(at, &why));
+        }
+        if i > 0 {
+            text.push('\n');
+        }
+        text +=
+            &part.string("text")?.ok_or_else(|| ApiError::of_param(part.name("text"), "a part must have a text"))?;
+        // Prompts are kept for others that begin alike, whatever is said of it.
+        part.without_effect(&["cache_control"]);
+        for name in ["annotations", "logprobs", "citations"] {
+            part.absent(name, "only the text of a message is read", is_nothing)?;
+        }
+        part.finish()?;
+    }
+    Ok(text)
+}
+
+/// The text and the bytes of one token.
+pub(crate) fn token(model: &Model, id: u32) -> (String, Vec<u8>) {
+    let mut bytes = Vec::new();
+    model.tokenizer().token_bytes(id, SpecialTokens::Show, &mut bytes);
+    (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+}
+
+/// Tokens of a request that are given as numbers, all of them the model's.
+pub(crate) fn ids(list: &[Value], at: &str, n_vocab: usize) -> Result<Vec<u32>> {
+    let id = |(i, value): (usize, &Value)| {
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| (*id as usize) < n_vocab);
+        id.ok_or_else(|| {
+            ApiError::of_param(
+                format!("{at}[{i}]"),
+                format!("'{at}[{i}]' must be a token from 0 to {}", n_vocab.saturating_sub(1)),
+            )
+        })
+    };
+    list.iter().enumerate().map(id).collect()
+}

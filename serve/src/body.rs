@@ -1,0 +1,65 @@
+//! The body of a request: read within limits of size, time, and of what all bodies have together.
+
+use crate::error::{ApiError, Result};
+use crate::limits::Limits;
+use crate::params::Params;
+use crate::queue::Client;
+use crate::room::Room;
+use crate::service::Service;
+use crate::work::LARGE;
+use axum::extract::Request;
+use http::StatusCode;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
+use http_body_util::BodyExt;
+use std::sync::Arc;
+
+/// Reads the parameters of a request. The room is what it takes of that for all bodies, until it has become tokens.
+pub(crate) async fn read(service: &Service, request: Request) -> Result<(Params, Arc<Room>)> {
+    check_head(&service.options().limits, request.headers())?;
+    let limits = &service.options().limits;
+    let late = |_| {
+        let seconds = limits.body_time.as_secs();
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} s"))
+    };
+    let client = request.extensions().get::<Client>().cloned().unwrap_or(Client::Unknown);
+    let reading = collect(request, limits.body, service.rooms().enter(client));
+    let (bytes, room) = tokio::time::timeout(limits.body_time, reading).await.map_err(late)??;
+    let room = Arc::new(room);
+    // Large ones are parsed where no connection waits for it.
+    let params = match bytes.len() {
+        0..=LARGE => Params::parse(&bytes)?,
+        _ => service.work(&room, move |_| Params::parse(&bytes)).await?,
+    };
+    Ok((params, room))
+}
+
+/// Refuses what can be refused before the body comes.
+fn check_head(limits: &Limits, headers: &HeaderMap) -> Result<()> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    // What pages may send anywhere without asking is of another type.
+    if !kind.eq_ignore_ascii_case("application/json") {
+        let message = "the body must be JSON, with 'Content-Type: application/json'";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if length.is_some_and(|length| length > limits.body as u64) { Err(too_large(limits.body)) } else { Ok(()) }
+}
+
+fn too_large(most: usize) -> ApiError {
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("a body has at most {most} bytes"))
+}
+
+async fn collect(request: Request, most: usize, mut room: Room) -> Result<(Vec<u8>, Room)> {
+    let (mut body, mut bytes) = (request.into_body(), Vec::new());
+    while let Some(frame) = body.frame().await {
+        let broken = |_| ApiError::new(StatusCode::BAD_REQUEST, "the body has broken off");
+        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
+        if data.len() > most - bytes.len() {
+            return Err(too_large(most));
+        }
+        room.grow(data.len())?;
+        bytes.extend_from_slice(&data);
+    }
+    Ok((bytes, room))
+}

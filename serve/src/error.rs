@@ -1,0 +1,138 @@
+//! What a client is told when it does not get what it asked for.
+
+use axum::response::{IntoResponse, Response};
+use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Extensions, StatusCode};
+use outboard::Error;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// An error as programs get it: [`ApiError::openai`] and [`ApiError::anthropic`] are its shapes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    message: String,
+    /// The parameter that is wrong.
+    param: Option<String>,
+    code: Option<&'static str>,
+    retry_after: Option<Duration>,
+}
+
+/// Result with [`ApiError`].
+pub(crate) type Result<T> = std::result::Result<T, ApiError>;
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: None, retry_after: None }
+    }
+
+    /// A parameter is wrong.
+    pub(crate) fn of_param(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.into()), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
+    }
+
+    /// A parameter is one that this server does not have.
+    pub(crate) fn unsupported(param: impl Into<String>, why: &str) -> ApiError {
+        let param = param.into();
+        ApiError::of_param(param.clone(), format!("'{param}' is not supported here: {why}"))
+            .with_code("unsupported_parameter")
+    }
+
+    pub(crate) fn with_status(self, status: StatusCode) -> ApiError {
+        ApiError { status, ..self }
+    }
+
+    pub(crate) fn with_code(self, code: &'static str) -> ApiError {
+        ApiError { code: Some(code), ..self }
+    }
+
+    /// It is this parameter that is wrong.
+    pub(crate) fn about(self, param: &str) -> ApiError {
+        ApiError { param: Some(param.to_owned()), ..self }
+    }
+
+    /// When to ask again, in whole seconds.
+    pub(crate) fn retry_after(self, wait: Duration) -> ApiError {
+        ApiError { retry_after: Some(wait), ..self }
+    }
+
+    /// The server stops.
+    pub(crate) fn stopping() -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server stops; ask again in a moment")
+            .with_code("stopping")
+            .retry_after(Duration::from_secs(5))
+    }
+
+    /// As OpenAI's API has it.
+    pub(crate) fn openai(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+
+    /// As Anthropic's API has it.
+    pub(crate) fn anthropic(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+    }
+
+    /// The answer with a body of this shape.
+    pub(crate) fn response(self, body: &Value) -> Response {
+        let mut response = (self.status, body.to_string()).into_response();
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(wait) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(wait.as_secs().max(1)));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+
+    /// That of an answer that is an error, for another shape.
+    pub(crate) fn of(extensions: &mut Extensions) -> Option<ApiError> {
+        extensions.remove()
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = self.openai();
+        self.response(&body)
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> ApiError {
+        let message = error.to_string();
+        let of = |status| ApiError::new(status, message.clone());
+        match error {
+            Error::ContextFull { .. } | Error::CacheFull { .. } => {
+                of(StatusCode::BAD_REQUEST).with_code("context_length_exceeded")
+            }
+            Error::Request(_) => of(StatusCode::BAD_REQUEST),
+            // Of a model that was opened: what it lacks, such as a template for chats.
+            Error::Model { detail, .. } => ApiError::new(StatusCode::BAD_REQUEST, detail),
+            Error::Cancelled => ApiError::stopping(),
+            Error::Peer { .. } | Error::Device { .. } | Error::Timeout { .. } | Error::OutOfMemory { .. } => {
+                of(StatusCode::SERVICE_UNAVAILABLE).with_code("devices_failed").retry_after(Duration::from_secs(5))
+            }
+            Error::DoesNotFit { .. } => {
+                of(StatusCode::SERVICE_UNAVAILABLE).with_code("devices_failed").retry_after(Duration::from_secs(5))
+            }
+            _ => of(StatusCode::INTERNAL_SERVER_ERROR),
+        }
+    }
+}

@@ -1,0 +1,30 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
+mod access;
+mod api;
+mod body;
+mod connection;
+mod error;
+mod kept;
+mod limits;
+mod metrics;
+mod page;
+mod params;
+mod patient;
+mod queue;
+mod room;
+mod server;
+mod service;
+mod settings;
+mod stream;
+mod texts;
+mod work;
+
+pub use limits::Limits;
+pub use outboard_net::{ServerTls, Tokens, warn_if_readable};
+pub use page::Page;
+pub use server::Server;
+pub use service::{Hosts, ServeOptions, Service};

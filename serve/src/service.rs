@@ -1,0 +1,198 @@
+//! A model with the rules for whom it answers.
+
+use crate::api;
+use crate::error::ApiError;
+use crate::limits::Limits;
+use crate::metrics::Metrics;
+use crate::page::Page;
+use crate::queue::Client;
+use crate::room::{Room, Rooms};
+use crate::settings::Settings;
+use crate::texts::{Answers, Engine};
+use crate::work::Workers;
+use axum::Router;
+use http::{HeaderValue, StatusCode};
+use outboard::{Error, Message, Model, Result, Runner};
+use outboard_net::Tokens;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What programs may be told about the host that they have asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hosts {
+    /// A request says an address or `localhost`. For servers on loopback that ask for no key: a page of somebody else, whose name has been made to
+    /// mean this host, is not answered.
+    #[default]
+    Local,
+    /// Any name.
+    Any,
+}
+
+/// Whom a service answers, and what they may take.
+#[derive(Clone, Debug, Default)]
+pub struct ServeOptions {
+    /// What clients may take.
+    pub limits: Limits,
+    /// Keys that clients must show; nobody needs one without this.
+    pub keys: Option<Arc<Tokens>>,
+    /// Names of the model, the first of which is what clients are told. None: the name of its file, without `.gguf`.
+    pub names: Vec<String>,
+    /// Names of this host that requests may say. With keys, any.
+    pub hosts: Hosts,
+    /// Origins whose pages may use it from a browser, such as `https://chat.lan`, or `*` for any. None: only pages that it serves itself.
+    pub origins: Vec<String>,
+    /// Whether there is a page for browsers.
+    pub page: Page,
+}
+
+/// A model that programs may ask. Clones are the same one.
+#[derive(Clone)]
+pub struct Service(Arc<Inner>);
+
+struct Inner {
+    engine: Arc<Engine>,
+    options: ServeOptions,
+    origins: Vec<HeaderValue>,
+    rooms: Arc<Rooms>,
+    workers: Workers,
+    draining: AtomicBool,
+    since: u64,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("engine", &self.0.engine).finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Over a runner, which should have no other users: the places for texts are given away here. Fails with [`Error::Request`] for an origin that
+    /// is none.
+    pub fn new(runner: Runner, mut options: ServeOptions) -> Result<Service> {
+        if options.names.is_empty() {
+            let stem = runner.model().path().file_stem().map(|stem| stem.to_string_lossy().into_owned());
+            options.names.push(stem.unwrap_or_else(|| "model".into()));
+        }
+        let origin = |text: &String| {
+            let wrong = || Error::Request(format!("\"{text}\" is no origin, such as https://chat.lan or *"));
+            let is_one = text == "*" || text.contains("://");
+            HeaderValue::from_str(text).ok().filter(|_| is_one).ok_or_else(wrong)
+        };
+        let origins = options.origins.iter().map(origin).collect::<Result<_>>()?;
+        let Limits { waiting, waiting_each, bodies, bodies_each, .. } = options.limits;
+        let engine = Engine::new(runner, waiting, waiting_each, Metrics::new());
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let (rooms, workers) = (Rooms::new(bodies, bodies_each), Workers::new());
+        let draining = AtomicBool::new(false);
+        Ok(Service(Arc::new(Inner { engine: Arc::new(engine), options, origins, rooms, workers, draining, since })))
+    }
+
+    /// What answers requests. It needs a tokio runtime with timers. Clients without keys are told apart by `ConnectInfo<SocketAddr>`, if there is one.
+    pub fn router(&self) -> Router {
+        api::router(self)
+    }
+
+    /// From now on requests for texts are refused; those that are under way go on.
+    pub fn drain(&self) {
+        self.0.draining.store(true, Ordering::Release);
+    }
+
+    /// Ends texts that are under way, with an error that says why.
+    pub fn end(&self) {
+        self.drain();
+        self.0.engine.end();
+    }
+
+    /// Texts that are under way, or wait for their turn.
+    pub fn texts(&self) -> usize {
+        self.0.engine.under_way()
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.0.draining.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.0.engine
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.0.engine.metrics
+    }
+
+    pub(crate) fn options(&self) -> &ServeOptions {
+        &self.0.options
+    }
+
+    pub(crate) fn origins(&self) -> &[HeaderValue] {
+        &self.0.origins
+    }
+
+    pub(crate) fn rooms(&self) -> &Arc<Rooms> {
+        &self.0.rooms
+    }
+
+    /// When it began, in seconds since 1970.
+    pub(crate) fn since(&self) -> u64 {
+        self.0.since
+    }
+
+    pub(crate) fn model(&self) -> &Model {
+        self.0.engine.runner.model()
+    }
+
+    /// What clients are told the model is called.
+    pub(crate) fn name(&self) -> &str {
+        self.0.options.names.first().map_or("model", String::as_str)
+    }
+
+    /// Whether a request means this model: it says nothing, or one of its names.
+    pub(crate) fn check_model(&self, asked: Option<&str>) -> crate::error::Result<()> {
+        let Some(asked) = asked else { return Ok(()) };
+        if self.0.options.names.iter().any(|name| name == asked) {
+            return Ok(());
+        }
+        let asked: String = asked.chars().take(100).collect();
+        let message = format!("there is no model '{asked}' here; there is '{}'", self.name());
+        Err(ApiError::of_param("model", message).with_status(StatusCode::NOT_FOUND).with_code("model_not_found"))
+    }
+
+    /// Does something that may take long, such as finding the tokens of a long text, where no connection waits for it. Clients take turns.
+    pub(crate) async fn work<T: Send + 'static>(
+        &self,
+        room: &Arc<Room>,
+        work: impl FnOnce(&Model) -> crate::error::Result<T> + Send + 'static,
+    ) -> crate::error::Result<T> {
+        let model = self.model().clone();
+        self.0.workers.run(room, move || work(&model)).await
+    }
+
+    /// The tokens of a chat.
+    pub(crate) async fn encode_chat(&self, room: &Arc<Room>, messages: Vec<Message>) -> crate::error::Result<Vec<u32>> {
+        self.work(room, move |model| {
+            let prompt = model.chat(&messages).map_err(|e| of_messages(e.into()))?;
+            Ok(model.encode(&prompt)?)
+        })
+        .await
+    }
+
+    /// Begins texts, unless the server is about to stop.
+    pub(crate) fn begin(
+        &self,
+        client: &Client,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+    ) -> crate::error::Result<Answers> {
+        if self.is_draining() {
+            return Err(ApiError::stopping());
+        }
+        self.engine().begin(client, prompts, settings)
+    }
+}
+
+/// An error about what the template makes of messages.
+fn of_messages(error: ApiError) -> ApiError {
+    error.about("messages")
+}

@@ -1,0 +1,171 @@
+//! How texts are to be generated, as the parameters of OpenAI's API and some of llama-server and vLLM say it.
+
+use crate::error::{ApiError, Result};
+use crate::limits::{BIASES, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
+use crate::params::Params;
+use outboard::{Penalties, Request, Sampler};
+use std::sync::Arc;
+
+/// Tokens that count for penalties if nothing is said, as in `outboard run`.
+const LAST: usize = 64;
+
+/// How texts are to be generated.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Texts for each prompt.
+    pub(crate) n: usize,
+    /// Most tokens of each.
+    pub(crate) most: Option<usize>,
+    pub(crate) stop: Vec<String>,
+    pub(crate) log_probs: bool,
+    pub(crate) ignore_eos: bool,
+    pub(crate) sampler: Sampler,
+    pub(crate) penalties: Option<Penalties>,
+    /// Added to logits.
+    pub(crate) bias: Option<Arc<[f32]>>,
+}
+
+impl Settings {
+    /// What the APIs have in common: the defaults are those of OpenAI's. `stop` is the name of that parameter, `most_tokens` those of the most tokens.
+    pub(crate) fn take(params: &mut Params, most_tokens: &[&str], stop: &str, least: i64) -> Result<Settings> {
+        let mut most = None;
+        for name in most_tokens {
+            most = params.count(name, least..=i64::from(i32::MAX))?.or(most);
+        }
+        let temperature = params.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
+        let sampler = Sampler {
+            temperature,
+            top_k: params.count("top_k", -1..=i64::from(i32::MAX))?.unwrap_or(0),
+            top_p: params.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
+            min_p: params.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
+            seed: seed(params)?,
+        };
+        let ignore_eos = params.boolean("ignore_eos")?.unwrap_or(false);
+        let (stop, penalties) = (stops(params, stop)?, penalties(params)?);
+        Ok(Settings { n: 1, most, stop, log_probs: false, ignore_eos, sampler, penalties, bias: None })
+    }
+
+    /// The request for the text with this number behind a prompt: each has another seed.
+    pub(crate) fn request(&self, prompt: Vec<u32>, number: usize) -> Request {
+        let sampler = Sampler { seed: self.sampler.seed.wrapping_add(number as u64), ..self.sampler };
+        let mut request = Request::tokens(prompt).sampler(sampler);
+        if let Some(most) = self.most {
+            request = request.max_tokens(most);
+        }
+        if let Some(penalties) = self.penalties {
+            request = request.penalties(penalties);
+        }
+        if self.ignore_eos {
+            request = request.ignore_eos();
+        }
+        if self.log_probs {
+            request = request.log_probs();
+        }
+        if let Some(bias) = &self.bias {
+            request = request.bias(bias.clone());
+        }
+        self.stop.iter().fold(request, |request, stop| request.stop(stop.as_str()))
+    }
+}
+
+/// `n`, of which there may be so many.
+pub(crate) fn take_n(params: &mut Params) -> Result<usize> {
+    Ok(params.count("n", 1..=TEXTS as i64)?.unwrap_or(1))
+}
+
+/// `logit_bias`: numbers that are added to the logits of tokens, for a vocabulary of so many.
+pub(crate) fn take_bias(params: &mut Params, n_vocab: usize) -> Result<Option<Arc<[f32]>>> {
+    let Some(mut given) = params.object("logit_bias")? else { return Ok(None) };
+    let names = given.names();
+    if names.len() > BIASES {
+        return Err(ApiError::of_param(
+            "logit_bias",
+            format!("'logit_bias' has at most {BIASES} tokens, not {}", names.len()),
+        ));
+    }
+    let mut bias = vec![0.0; n_vocab];
+    for name in &names {
+        let token = name.parse::<usize>().ok().and_then(|id| bias.get_mut(id));
+        let wrong = || {
+            let message = format!("'logit_bias' has tokens from 0 to {} as names", n_vocab.saturating_sub(1));
+            ApiError::of_param("logit_bias", message)
+        };
+        *token.ok_or_else(wrong)? = given.number(name, -100.0..=100.0)?.unwrap_or(0.0);
+    }
+    Ok((!names.is_empty()).then(|| bias.into()))
+}
+
+fn seed(params: &mut Params) -> Result<u64> {
+    Ok(match params.integer("seed", i64::MIN..=i64::MAX)? {
+        Some(seed) => seed.cast_unsigned(),
+        None => u64::from(rand::random::<u32>()),
+    })
+}
+
+fn stops(params: &mut Params, name: &str) -> Result<Vec<String>> {
+    let stops = params.strings(name, STOPS)?;
+    if let Some(wrong) = stops.iter().find(|stop| stop.is_empty() || stop.len() > STOP_BYTES) {
+        let message = format!("a string of '{name}' has 1 to {STOP_BYTES} bytes, not {}", wrong.len());
+        return Err(ApiError::of_param(params.name(name), message));
+    }
+    Ok(stops)
+}
+
+fn penalties(params: &mut Params) -> Result<Option<Penalties>> {
+    // Two names for one thing, llama-server's and vLLM's.
+    let repeat = params.number("repeat_penalty", 0.01..=100.0)?;
+    let repeat = params.number("repetition_penalty", 0.01..=100.0)?.or(repeat).unwrap_or(1.0);
+    let penalties = Penalties {
+        last_n: params.count("repeat_last_n", 0..=LOOK_BACK)?.unwrap_or(LAST),
+        repeat,
+        frequency: params.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        presence: params.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+    };
+    let changes = penalties.repeat != 1.0 || penalties.frequency != 0.0 || penalties.presence != 0.0;
+    Ok((changes && penalties.last_n > 0).then_some(penalties))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Result<Settings> {
+        let mut params = Params::parse(text.as_bytes()).unwrap();
+        let settings = Settings::take(&mut params, &["max_tokens", "max_completion_tokens"], "stop", 1)?;
+        params.finish().map(|()| settings)
+    }
+
+    #[test]
+    fn what_is_not_said_is_as_openai_has_it() {
+        let s = settings("{}").unwrap();
+        let Sampler { temperature, top_k, top_p, min_p, .. } = s.sampler;
+        assert_eq!((temperature, top_k, top_p, min_p), (1.0, 0, 1.0, 0.0));
+        assert!(s.most.is_none() && s.penalties.is_none() && s.stop.is_empty());
+        assert_ne!(s.sampler.seed, settings("{}").unwrap().sampler.seed, "another one each time");
+        assert_eq!(settings(r#"{"seed": -1, "max_completion_tokens": 5}"#).unwrap().sampler.seed, u64::MAX);
+        assert_eq!(settings(r#"{"max_tokens": 3, "max_completion_tokens": 5}"#).unwrap().most, Some(5));
+        assert_eq!(settings(r#"{"top_k": -1}"#).unwrap().sampler.top_k, 0);
+    }
+
+    #[test]
+    fn numbers_are_within_their_ranges() {
+        for text in [
+            r#"{"temperature": -0.1}"#,
+            r#"{"temperature": 2.1}"#,
+            r#"{"top_p": 1.01}"#,
+            r#"{"min_p": -1}"#,
+            r#"{"max_tokens": 0}"#,
+            r#"{"repeat_penalty": 0}"#,
+            r#"{"presence_penalty": 3}"#,
+            r#"{"stop": ""}"#,
+            r#"{"stop": ["a", 1]}"#,
+            r#"{"stop": ["1","2","3","4","5","6","7","8","9","a","b","c","d","e","f","g","h"]}"#,
+            r#"{"seed": 1.5}"#,
+            r#"{"top_k": 1e30}"#,
+        ] {
+            assert!(settings(text).is_err(), "{text}");
+        }
+        let p = settings(r#"{"frequency_penalty": 0.5, "repetition_penalty": 1.1}"#).unwrap().penalties.unwrap();
+        assert_eq!((p.last_n, p.repeat, p.frequency, p.presence), (64, 1.1, 0.5, 0.0));
+    }
+}

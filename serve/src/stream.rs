@@ -1,0 +1,86 @@
+//! Answers as they come: server-sent events, in the form that an API has.
+
+use crate::error::ApiError;
+use crate::limits::KEEP_ALIVE;
+use crate::texts::Answers;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
+use outboard::Piece;
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Events that are to be sent.
+pub(crate) type Out = VecDeque<Event>;
+
+/// How an API says what comes of a request's texts.
+pub(crate) trait Writer: Send + Unpin + 'static {
+    /// Before anything has come.
+    fn begin(&mut self, out: &mut Out);
+    /// A piece of the text with this number; the last one has the end.
+    fn piece(&mut self, number: usize, piece: Piece, out: &mut Out);
+    /// All have ended.
+    fn end(&mut self, out: &mut Out);
+    /// There will be no more, and this is why.
+    fn failed(&mut self, error: &ApiError, out: &mut Out);
+}
+
+/// An event without a name.
+pub(crate) fn data(value: &Value) -> Event {
+    Event::default().data(value.to_string())
+}
+
+/// An event with a name, which its data says, too.
+pub(crate) fn named(name: &str, value: &Value) -> Event {
+    data(value).event(name)
+}
+
+/// The answer whose events a writer makes.
+pub(crate) fn respond(answers: Answers, mut writer: impl Writer) -> Response {
+    let mut ready = Out::new();
+    writer.begin(&mut ready);
+    let events = Events { answers: Some(answers), writer, ready };
+    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+    let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // For proxies that would wait for more.
+    response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    response
+}
+
+struct Events<W> {
+    /// `None` when all has been said.
+    answers: Option<Answers>,
+    writer: W,
+    ready: Out,
+}
+
+impl<W: Writer> Stream for Events<W> {
+    type Item = Result<Event, Infallible>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let Events { answers, writer, ready } = self.get_mut();
+        loop {
+            if let Some(event) = ready.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
+            }
+            let Some(texts) = answers else { return Poll::Ready(None) };
+            match Pin::new(texts).poll_next(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some((number, Ok(piece)))) => writer.piece(number, piece, ready),
+                Poll::Ready(Some((_, Err(error)))) => {
+                    writer.failed(&error, ready);
+                    *answers = None;
+                }
+                Poll::Ready(None) => {
+                    writer.end(ready);
+                    *answers = None;
+                }
+            }
+        }
+    }
+}

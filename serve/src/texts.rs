@@ -1,0 +1,280 @@
+//! Texts under way: a task for each, which waits for its turn, takes what the engine gives, and ends the text when nobody reads it any more.
+
+use crate::error::{ApiError, Result};
+use crate::metrics::Metrics;
+use crate::queue::{Client, Full, Place, Queue, Turn};
+use crate::settings::Settings;
+use futures_core::Stream;
+use http::StatusCode;
+use outboard::{Generation, Piece, Request, Runner, TextStream};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+
+/// Retry-After says this at least, and at most.
+const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// What a text takes before one has ended here.
+const FIRST_GUESS: Duration = Duration::from_secs(2);
+
+/// Where texts are generated, and who has which place.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) runner: Runner,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) metrics: Metrics,
+    /// Says that texts end now, whatever they have.
+    ended: watch::Sender<bool>,
+    /// What texts take, a moving mean in microseconds; 0 before the first has ended.
+    mean: AtomicU64,
+    slots: Vec<Mutex<Option<Arc<Slot>>>>,
+    under_way: AtomicUsize,
+}
+
+/// What is told of a text under way.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) prompt: usize,
+    pub(crate) tokens: AtomicUsize,
+    pub(crate) since: Instant,
+}
+
+/// Texts of one request: a stream of their pieces, each with the number of its text. They end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Answers {
+    pieces: UnboundedReceiver<(usize, Result<Piece>)>,
+    /// Tokens of the prompts.
+    pub(crate) prompt_tokens: usize,
+    /// How many have not ended.
+    left: usize,
+    pub(crate) count: usize,
+}
+
+/// Counts texts that have not ended.
+struct UnderWay(Arc<Engine>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(runner: Runner, waiting: usize, waiting_each: usize, metrics: Metrics) -> Engine {
+        let places = runner.plan().sequences;
+        let slots = (0..places).map(|_| Mutex::new(None)).collect();
+        let queue = Queue::new(places, waiting, waiting_each);
+        let (ended, _) = watch::channel(false);
+        Engine { runner, queue, metrics, ended, mean: AtomicU64::new(0), slots, under_way: AtomicUsize::new(0) }
+    }
+
+    /// Begins the texts behind some prompts, `settings.n` behind each, when it is their turn. Fails if one cannot fit, and if too many wait.
+    pub(crate) fn begin(
+        self: &Arc<Engine>,
+        client: &Client,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+    ) -> Result<Answers> {
+        // Before there are copies, of which a long prompt may ask for many.
+        for prompt in prompts {
+            self.runner.check(settings.request(prompt.clone(), 0))?;
+        }
+        let count = prompts.len() * settings.n;
+        let turns = self.queue.enter(client, count).map_err(|full| self.refuse(full, count))?;
+        let requests = prompts
+            .iter()
+            .flat_map(|prompt| (0..settings.n).map(|i| (prompt.len(), settings.request(prompt.clone(), i))));
+        let (sender, pieces) = unbounded_channel();
+        for (number, ((prompt, request), turn)) in requests.zip(turns).enumerate() {
+            let (engine, sender) = (self.clone(), sender.clone());
+            self.under_way.fetch_add(1, Ordering::Relaxed);
+            let counted = UnderWay(self.clone());
+            tokio::spawn(async move {
+                let _counted = counted;
+                let text = Task { engine, sender, number, since: Instant::now() };
+                text.run(turn, prompt, request).await;
+            });
+        }
+        let prompt_tokens = prompts.iter().map(Vec::len).sum();
+        Ok(Answers { pieces, prompt_tokens, left: count, count })
+    }
+
+    fn refuse(&self, full: Full, count: usize) -> ApiError {
+        self.metrics.refused("waiting");
+        let waiting = self.queue.waiting();
+        let message = match full {
+            Full::Server => {
+                format!("{waiting} texts wait already, which is all that there is room for; ask again later")
+            }
+            Full::Never => {
+                // Asking again would not help.
+                let message =
+                    format!("{count} texts are more than have places and may wait, even with nobody else here");
+                return ApiError::of_param("n", message);
+            }
+            Full::Client => "too many texts of this client wait already; ask again when some have ended".to_owned(),
+        };
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
+            .with_code("rate_limit_exceeded")
+            .retry_after(self.wait_for(waiting))
+    }
+
+    /// How long until so many texts have had their turn, as things are.
+    fn wait_for(&self, waiting: usize) -> Duration {
+        let mean = match self.mean.load(Ordering::Relaxed) {
+            0 => FIRST_GUESS,
+            micros => Duration::from_micros(micros),
+        };
+        let rounds = waiting.div_ceil(self.slots.len().max(1));
+        mean.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX)).clamp(RETRY.0, RETRY.1)
+    }
+
+    fn took(&self, time: Duration) {
+        let new = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
+        let old = self.mean.load(Ordering::Relaxed);
+        // Another task may have stored meanwhile: it is a guess.
+        self.mean.store(if old == 0 { new } else { old - old / 8 + new / 8 }, Ordering::Relaxed);
+    }
+
+    /// Ends all texts with an error.
+    pub(crate) fn end(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// Texts that are under way or wait.
+    pub(crate) fn under_way(&self) -> usize {
+        self.under_way.load(Ordering::Relaxed)
+    }
+
+    /// What is in each place.
+    pub(crate) fn slots(&self) -> Vec<Option<Arc<Slot>>> {
+        self.slots.iter().map(|slot| locked(slot).clone()).collect()
+    }
+}
+
+fn locked(slot: &Mutex<Option<Arc<Slot>>>) -> MutexGuard<'_, Option<Arc<Slot>>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A text from its turn to its end.
+struct Task {
+    engine: Arc<Engine>,
+    sender: UnboundedSender<(usize, Result<Piece>)>,
+    number: usize,
+    since: Instant,
+}
+
+impl Task {
+    async fn run(self, turn: Turn, prompt: usize, request: Request) {
+        let mut ended = self.engine.ended.subscribe();
+        let place = tokio::select! {
+            place = turn => place,
+            () = self.sender.closed() => return self.engine.metrics.ended("cancelled"),
+            _ = ended.wait_for(|&ended| ended) => return self.fail(ApiError::stopping()),
+        };
+        self.engine.metrics.waited(self.since.elapsed());
+        let text = match self.engine.runner.generate(request) {
+            Ok(text) => text.stream(),
+            Err(error) => return self.fail(error.into()),
+        };
+        let slot = Arc::new(Slot { prompt, tokens: AtomicUsize::new(0), since: Instant::now() });
+        let occupied = Occupied::new(self.engine.clone(), place, slot);
+        tokio::select! {
+            () = self.forward(text, &occupied) => {}
+            // The text is dropped, which ends it at the engine's next step.
+            () = self.sender.closed() => self.engine.metrics.ended("cancelled"),
+            _ = ended.wait_for(|&ended| ended) => self.fail(ApiError::stopping()),
+        }
+    }
+
+    /// Gives pieces on. Who reads slowly holds up nobody: what is not read is kept, and is no more than a context of tokens.
+    async fn forward(&self, mut text: TextStream, occupied: &Occupied) {
+        while let Some(piece) = std::future::poll_fn(|cx| Pin::new(&mut text).poll_next(cx)).await {
+            let piece = match piece {
+                Ok(piece) => piece,
+                Err(error) => return self.fail(error.into()),
+            };
+            if piece.token.is_some() && occupied.slot.tokens.fetch_add(1, Ordering::Relaxed) == 0 {
+                self.engine.metrics.first_token(self.since.elapsed());
+            }
+            if let Some(end) = &piece.end {
+                self.done(end, occupied);
+            }
+            let _ = self.sender.send((self.number, Ok(piece)));
+        }
+    }
+
+    fn done(&self, end: &Generation, occupied: &Occupied) {
+        let slot = &occupied.slot;
+        self.engine.took(slot.since.elapsed());
+        self.engine.metrics.tokens(slot.prompt, end.tokens.len(), end.decode_time);
+        self.engine.metrics.ended("done");
+    }
+
+    fn fail(&self, error: ApiError) {
+        self.engine.metrics.ended("failed");
+        let _ = self.sender.send((self.number, Err(error)));
+    }
+}
+
+/// A place with a text in it.
+struct Occupied {
+    engine: Arc<Engine>,
+    slot: Arc<Slot>,
+    place: Place,
+}
+
+impl Occupied {
+    fn new(engine: Arc<Engine>, place: Place, slot: Arc<Slot>) -> Occupied {
+        if let Some(shown) = engine.slots.get(place.number) {
+            *locked(shown) = Some(slot.clone());
+        }
+        Occupied { engine, slot, place }
+    }
+}
+
+impl Drop for Occupied {
+    fn drop(&mut self) {
+        if let Some(shown) = self.engine.slots.get(self.place.number) {
+            *locked(shown) = None;
+        }
+    }
+}
+
+impl Answers {
+    /// All texts, when they have ended.
+    pub(crate) async fn complete(mut self) -> Result<Vec<Generation>> {
+        let mut done: Vec<Generation> = (0..self.count).map(|_| Generation::default()).collect();
+        while let Some((number, piece)) = std::future::poll_fn(|cx| Pin::new(&mut self).poll_next(cx)).await {
+            if let (Some(end), Some(place)) = (piece?.end, done.get_mut(number)) {
+                *place = *end;
+            }
+        }
+        Ok(done)
+    }
+}
+
+impl Stream for Answers {
+    type Item = (usize, Result<Piece>);
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        let next = self.pieces.poll_recv(cx);
+        match &next {
+            Poll::Ready(Some((_, Ok(piece)))) if piece.end.is_some() => self.left -= 1,
+            // One that fails ends all: what its request asked for is not to be had.
+            Poll::Ready(None | Some((_, Err(_)))) => self.left = 0,
+            _ => {}
+        }
+        if let Poll::Ready(None) = next {
+            let gone = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "a text has ended without an end");
+            return Poll::Ready(Some((0, Err(gone))));
+        }
+        next
+    }
+}

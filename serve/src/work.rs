@@ -1,0 +1,110 @@
+//! Work that takes long, such as finding the tokens of a text: on threads of its own, which clients take turns at.
+//!
+//! A piece of work that nobody waits for any more is not begun. One that has begun goes on to its end and holds its place and the room of its
+//! request until then. Short pieces have places that long ones never take.
+
+use crate::error::{ApiError, Result};
+use crate::queue::Queue;
+use crate::room::Room;
+use http::StatusCode;
+use std::sync::Arc;
+
+/// Pieces of long work at a time.
+const LONG: usize = 2;
+/// Pieces of short work at a time.
+const SHORT: usize = 2;
+/// Threads that all of it takes.
+pub(crate) const THREADS: usize = LONG + SHORT;
+/// Work on a request of more bytes is long.
+pub(crate) const LARGE: usize = 64 << 10;
+
+/// Places for work.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    long: Arc<Queue>,
+    short: Arc<Queue>,
+}
+
+impl Workers {
+    pub(crate) fn new() -> Workers {
+        // Each one that waits has a connection, of which there are limits.
+        let queue = |places| Queue::new(places, usize::MAX, usize::MAX);
+        Workers { long: queue(LONG), short: queue(SHORT) }
+    }
+
+    /// Does something for the request that has this room, when it is its client's turn.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        room: &Arc<Room>,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be worked on");
+        let queue = if room.bytes() > LARGE { &self.long } else { &self.short };
+        let turn = queue.enter(room.client(), 1).ok().and_then(|mut turns| turns.pop()).ok_or_else(failed)?;
+        let held = (turn.await, room.clone());
+        let work = move || {
+            let _held = held;
+            work()
+        };
+        tokio::task::spawn_blocking(work).await.map_err(|_| failed())?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::Client;
+    use crate::room::Rooms;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    /// The room of a request of so many bytes.
+    fn room(rooms: &Arc<Rooms>, name: &str, bytes: usize) -> Arc<Room> {
+        let mut room = rooms.enter(Client::Key(name.into()));
+        room.grow(bytes).unwrap();
+        Arc::new(room)
+    }
+
+    #[test]
+    fn work_that_nobody_waits_for_is_not_begun_and_holds_up_nobody() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(THREADS).enable_time().build();
+        runtime.unwrap().block_on(async {
+            let (workers, rooms) = (Arc::new(Workers::new()), Rooms::new(1 << 30, 1 << 30));
+            let begun = Arc::new(AtomicUsize::new(0));
+            let mut ends = Vec::new();
+            let mut tasks: Vec<_> = (0..20)
+                .map(|_| {
+                    let (workers, room, begun) = (workers.clone(), room(&rooms, "many", LARGE + 1), begun.clone());
+                    let (end, ended) = channel::<()>();
+                    ends.push(end);
+                    tokio::spawn(async move {
+                        let work = move || {
+                            begun.fetch_add(1, Ordering::Relaxed);
+                            let _ = ended.recv();
+                            Ok(())
+                        };
+                        workers.run(&room, work).await
+                    })
+                })
+                .collect();
+            while begun.load(Ordering::Relaxed) < LONG {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let one = room(&rooms, "one", 10);
+            let short = workers.run(&one, || Ok(7));
+            assert_eq!(tokio::time::timeout(Duration::from_secs(20), short).await.unwrap(), Ok(7));
+            drop(one);
+            tasks.iter().for_each(tokio::task::JoinHandle::abort);
+            for task in tasks.drain(..) {
+                let _ = task.await;
+            }
+            let held = (LARGE + 1) * LONG;
+            assert!(rooms.enter(Client::Unknown).grow((1 << 30) - held + 1).is_err(), "what has begun holds its room");
+            assert!(rooms.enter(Client::Unknown).grow((1 << 30) - held).is_ok(), "what has not, holds none");
+            drop(ends);
+            let after = workers.run(&room(&rooms, "many", LARGE + 1), || Ok(8)).await;
+            assert_eq!((after, begun.load(Ordering::Relaxed)), (Ok(8), LONG));
+        });
+    }
+}

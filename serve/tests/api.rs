@@ -1,0 +1,310 @@
+//! What the APIs answer.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::Served;
+use outboard_serve::ServeOptions;
+use serde_json::{Value, json};
+
+fn served() -> Served {
+    Served::new(2, ServeOptions::default())
+}
+
+fn user(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}
+
+#[test]
+fn a_chat_is_answered_whole_and_as_it_comes_with_the_same_text() {
+    let served = served();
+    let mut request =
+        json!({"model": "small", "messages": user("abcd"), "max_tokens": 12, "seed": 5, "logprobs": true});
+    let whole = served.post("/v1/chat/completions", &request).json();
+    let choice = &whole["choices"][0];
+    let text = choice["message"]["content"].as_str().unwrap();
+    assert_eq!((&whole["object"], &whole["model"]), (&json!("chat.completion"), &json!("small")));
+    assert_eq!((&choice["finish_reason"], &choice["message"]["role"]), (&json!("length"), &json!("assistant")));
+    let details = json!({"cached_tokens": 0});
+    let usage =
+        json!({"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16, "prompt_tokens_details": details});
+    assert_eq!(whole["usage"], usage);
+    let log_probs = choice["logprobs"]["content"].as_array().unwrap();
+    let tokens: String = log_probs.iter().map(|one| one["token"].as_str().unwrap()).collect();
+    assert_eq!((log_probs.len(), tokens.as_str()), (12, text));
+    assert!(log_probs.iter().all(|one| one["logprob"].as_f64().unwrap() <= 0.0 && one["top_logprobs"] == json!([])));
+    request["stream"] = true.into();
+    request["stream_options"] = json!({"include_usage": true});
+    let events = served.stream("/v1/chat/completions", &request).all();
+    assert_eq!(events[0]["choices"][0]["delta"], json!({"role": "assistant", "content": ""}));
+    let [.., last, usage, done] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!((&last["choices"][0]["finish_reason"], &usage["usage"]), (&json!("length"), &whole["usage"]));
+    assert_eq!((&usage["choices"], done), (&json!([]), &Value::Null));
+    let pieces = events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(pieces.collect::<String>(), text);
+    let streamed: Vec<&Value> =
+        events.iter().filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array()).flatten().collect();
+    assert_eq!(streamed, log_probs.iter().collect::<Vec<_>>());
+    assert!(events[..events.len() - 2].iter().all(|event| event["usage"].is_null() && event["id"] == events[0]["id"]));
+}
+
+#[test]
+fn several_texts_have_seeds_that_follow_one_another() {
+    let served = served();
+    let ask = |n: u64, seed: u64| {
+        let request = json!({"messages": user("ab"), "max_tokens": 8, "seed": seed, "n": n, "temperature": 1.5});
+        let answer = served.post("/v1/chat/completions", &request).json();
+        let text = |choice: &Value| choice["message"]["content"].as_str().unwrap().to_owned();
+        answer["choices"].as_array().unwrap().iter().map(text).collect::<Vec<_>>()
+    };
+    // More than there are places.
+    let together = ask(5, 10);
+    let alone: Vec<String> = (10..15).flat_map(|seed| ask(1, seed)).collect();
+    assert_eq!(together, alone);
+    let request =
+        json!({"messages": user("ab"), "max_tokens": 8, "seed": 10, "n": 5, "temperature": 1.5, "stream": true});
+    let mut streamed = vec![String::new(); 5];
+    for event in served.stream("/v1/chat/completions", &request).all() {
+        for choice in event["choices"].as_array().into_iter().flatten() {
+            let index = usize::try_from(choice["index"].as_u64().unwrap()).unwrap();
+            streamed[index] += choice["delta"]["content"].as_str().unwrap_or_default();
+        }
+    }
+    assert_eq!(streamed, alone);
+}
+
+#[test]
+fn prompts_are_texts_or_tokens_one_or_several() {
+    let served = served();
+    let tokens = served.post("/tokenize", &json!({"content": "abcd"})).json()["tokens"].clone();
+    let ask = |prompt: &Value| {
+        let request = json!({"prompt": prompt, "max_tokens": 6, "temperature": 0});
+        let answer = served.post("/v1/completions", &request).json();
+        let text = |choice: &Value| choice["text"].as_str().unwrap().to_owned();
+        answer["choices"].as_array().unwrap().iter().map(text).collect::<Vec<_>>()
+    };
+    let text = ask(&json!("abcd"));
+    assert_eq!(text[0].chars().count(), 6, "{text:?}");
+    assert_eq!(
+        [ask(&json!(["abcd"])), ask(&tokens), ask(&json!([tokens]))],
+        [text.clone(), text.clone(), text.clone()]
+    );
+    assert_eq!(ask(&json!(["abcd", "abcd", "xy"]))[..2], [text[0].clone(), text[0].clone()]);
+    // Sixteen tokens, as OpenAI's API has it where nothing is said.
+    let request = json!({"prompt": "abcd", "temperature": 0, "echo": true});
+    let answer = served.post("/v1/completions", &request).json();
+    assert_eq!(answer["usage"]["completion_tokens"], 16);
+    assert!(answer["choices"][0]["text"].as_str().unwrap().starts_with(&format!("abcd{}", text[0])));
+    let empty = served.post("/v1/completions", &json!({"prompt": "ab", "max_tokens": 0})).json();
+    assert_eq!((&empty["choices"][0]["text"], &empty["usage"]["completion_tokens"]), (&json!(""), &json!(0)));
+}
+
+#[test]
+fn log_probs_of_completions_are_those_of_the_tokens() {
+    let served = served();
+    let mut request = json!({"prompt": "abcd", "max_tokens": 6, "temperature": 0, "logprobs": 0});
+    let whole = served.post("/v1/completions", &request).json();
+    let log_probs = &whole["choices"][0]["logprobs"];
+    let tokens = log_probs["tokens"].as_array().unwrap();
+    assert_eq!((tokens.len(), log_probs["text_offset"][0].as_u64()), (6, Some(0)));
+    let joined: String = tokens.iter().map(|token| token.as_str().unwrap()).collect();
+    assert_eq!(joined, whole["choices"][0]["text"].as_str().unwrap());
+    request["stream"] = true.into();
+    let events = served.stream("/v1/completions", &request).all();
+    let of = |name: &str| {
+        let all = events.iter().filter_map(|event| event["choices"][0]["logprobs"][name].as_array());
+        Value::Array(all.flatten().cloned().collect())
+    };
+    assert_eq!(of("tokens"), log_probs["tokens"]);
+    assert_eq!(of("token_logprobs"), log_probs["token_logprobs"]);
+    assert_eq!(of("text_offset"), log_probs["text_offset"]);
+}
+
+#[test]
+fn a_stop_string_ends_a_text_before_it() {
+    let served = served();
+    let ask = |stop: Value| {
+        let request = json!({"prompt": "abcd", "max_tokens": 20, "temperature": 0, "stop": stop});
+        served.post("/v1/completions", &request).json()["choices"][0].clone()
+    };
+    let free = ask(Value::Null);
+    let text = free["text"].as_str().unwrap();
+    let characters: Vec<char> = text.chars().collect();
+    let stop: String = characters[4..6].iter().collect();
+    let stopped = ask(json!([stop, "not there"]));
+    assert_eq!((stopped["text"].as_str(), &stopped["finish_reason"]), (text.split(&stop).next(), &json!("stop")));
+    assert_eq!(free["finish_reason"], "length");
+}
+
+#[test]
+fn biases_make_tokens_certain_and_exclude_them() {
+    let served = served();
+    let ask = |bias: Value| {
+        let request = json!({"prompt": "abcd", "max_tokens": 6, "temperature": 0, "logit_bias": bias});
+        served.post("/v1/completions", &request).json()["choices"][0]["text"].as_str().unwrap().to_owned()
+    };
+    let token = served.post("/tokenize", &json!({"content": "q"})).json()["tokens"][0].clone();
+    assert_eq!(ask(json!({token.to_string(): 100})), "qqqqqq");
+    let free = ask(json!({}));
+    let first = served.post("/tokenize", &json!({"content": free[..1]})).json()["tokens"][0].clone();
+    assert_ne!(ask(json!({first.to_string(): -100}))[..1], free[..1]);
+    // Others that are written beside it have none.
+    let mut one = served.stream(
+        "/v1/completions",
+        &json!({"prompt": "abcd", "max_tokens": 300, "logit_bias": {token.to_string(): 100}, "stream": true}),
+    );
+    one.next().unwrap();
+    assert_eq!(ask(Value::Null), free);
+    let pieces: String = one.all().iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+    assert!(pieces.chars().all(|c| c == 'q'), "{pieces}");
+}
+
+#[test]
+fn what_is_not_there_is_refused_by_its_name() {
+    let served = served();
+    for (name, value) in [
+        ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
+        ("functions", json!([{"name": "f"}])),
+        ("tool_choice", json!("required")),
+        ("response_format", json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}})),
+        ("response_format", json!({"type": "json_object"})),
+        ("logit_bias", json!({"5": "much"})),
+        ("logit_bias", json!({"5": 101})),
+        ("logit_bias", json!({"128": 1})),
+        ("logit_bias", json!({"-1": 1})),
+        ("logit_bias", json!([1])),
+        ("top_logprobs", json!(3)),
+        ("modalities", json!(["text", "audio"])),
+        ("store", json!(true)),
+        ("reasoning_effort", json!("low")),
+        ("service_tier", json!("flex")),
+        ("prediction", json!({"type": "content", "content": "x"})),
+        ("web_search_options", json!({"search_context_size": "low"})),
+        ("grammar", json!("root ::= x")),
+        ("chat_template_kwargs", json!({"enable_thinking": false})),
+        ("temperature", json!(3)),
+        ("n", json!(0)),
+        ("n", json!(1000)),
+        ("max_tokens", json!("many")),
+        ("stream_options", json!({"include_usage": true})),
+        ("stop", json!([""])),
+    ] {
+        let mut request = json!({"messages": user("ab"), "max_tokens": 1});
+        request[name] = value.clone();
+        let error = served.post("/v1/chat/completions", &request).error(400);
+        let param = error["param"].as_str().unwrap();
+        assert!(param == name || param.starts_with(&format!("{name}.")), "{name} {value}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(name), "{error}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    for (messages, param) in [
+        (Value::Null, "messages"),
+        (json!([]), "messages"),
+        (json!("hi"), "messages"),
+        (json!([{"role": "user"}]), "messages[0].content"),
+        (json!([{"role": "robot", "content": "x"}]), "messages[0].role"),
+        (
+            json!([{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": "1"}]),
+            "messages[1].role",
+        ),
+        (json!([{"role": "user", "content": "x", "name": "me"}]), "messages[0].name"),
+        (
+            json!([{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}]),
+            "messages[0].content[1]",
+        ),
+        (json!([{"role": "assistant", "content": "x", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+    ] {
+        let request = json!({"messages": messages});
+        assert_eq!(served.post("/v1/chat/completions", &request).error(400)["param"], param, "{messages}");
+    }
+    for (name, value) in
+        [("logprobs", json!(1)), ("best_of", json!(2)), ("suffix", json!("end")), ("prompt", json!([]))]
+    {
+        let mut request = json!({"prompt": "ab", "max_tokens": 1});
+        request[name] = value;
+        assert_eq!(served.post("/v1/completions", &request).error(400)["param"], name);
+    }
+    for prompt in [json!([1, 2, 999_999]), json!([1, -1]), json!([[1], "x", {}]), json!(7), json!([1.5])] {
+        let error = served.post("/v1/completions", &json!({"prompt": prompt})).error(400);
+        assert!(error["param"].as_str().unwrap().starts_with("prompt"), "{error}");
+    }
+}
+
+#[test]
+fn what_asks_for_what_is_done_anyway_is_no_error() {
+    let served = served();
+    let request = json!({
+        "model": "small", "max_completion_tokens": 2, "n": 1, "tools": [], "tool_choice": "auto",
+        "response_format": {"type": "text"}, "logit_bias": {}, "top_logprobs": 0, "logprobs": false, "modalities": ["text"],
+        "store": false, "service_tier": "auto", "user": "me", "metadata": {"a": "b"}, "stop": null, "seed": null,
+        "parallel_tool_calls": true, "top_k": 20, "min_p": 0.1, "repeat_penalty": 1.1, "presence_penalty": 0.5,
+        "messages": [
+            {"role": "developer", "content": "ab"},
+            {"role": "user", "content": [{"type": "text", "text": "cd"}, {"type": "text", "text": "ef"}]},
+            {"role": "assistant", "content": "gh", "refusal": null, "tool_calls": null},
+            {"role": "user", "content": "x"},
+        ],
+    });
+    let answer = served.post("/v1/chat/completions", &request).json();
+    assert_eq!(answer["usage"]["completion_tokens"], 2);
+}
+
+#[test]
+fn errors_have_one_shape() {
+    let served = served();
+    assert_eq!(served.get("/v1/nothing").error(404)["code"], "unknown_url");
+    assert_eq!(served.get("/v1/models/other").error(404)["code"], "model_not_found");
+    served.get("/v1/models/%ff").error(400);
+    let request = json!({"model": "gpt-9", "messages": user("a")});
+    assert_eq!(served.post("/v1/chat/completions", &request).error(404)["param"], "model");
+    let wrong = served.get("/v1/chat/completions");
+    assert_eq!((wrong.error(405)["code"].as_str(), wrong.header("allow")), (Some("method_not_allowed"), Some("post")));
+    let json = [("content-type", "application/json")];
+    for body in ["", "{", "[]", "null", "{\"messages\": [}", "\u{0}"] {
+        served.send("POST", "/v1/chat/completions", &json, body).error(400);
+    }
+    let deep = format!("{{\"messages\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    assert_eq!(served.send("POST", "/v1/chat/completions", &json, &deep).error(400)["code"], "invalid_json");
+    let text = "a".repeat(5 << 20);
+    served.send("POST", "/v1/chat/completions", &json, &json!({"messages": user(&text)}).to_string()).error(413);
+    served.send("POST", "/v1/chat/completions", &[("content-type", "text/plain")], "{}").error(415);
+    served.send("POST", "/v1/chat/completions", &[], "{}").error(415);
+    let long = json!({"messages": user(&"ab".repeat(600))});
+    assert_eq!(served.post("/v1/chat/completions", &long).error(400)["code"], "context_length_exceeded");
+    // Without a length, and without end.
+    let chunks = [("content-type", "application/json"), ("transfer-encoding", "chunked")];
+    let mut socket = served.connect();
+    use std::io::Write;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n";
+    let head = chunks.iter().fold(head.to_owned(), |head, (name, value)| format!("{head}{name}: {value}\r\n"));
+    socket.write_all(format!("{head}\r\n").as_bytes()).unwrap();
+    let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+    for _ in 0..80 {
+        if socket.write_all(chunk.as_bytes()).is_err() {
+            break;
+        }
+    }
+    common::Answer::read(socket).error(413);
+}
+
+#[test]
+fn what_there_is_can_be_asked_for() {
+    let served = Served::new(3, ServeOptions { names: vec!["tiny".into(), "gpt-x".into()], ..ServeOptions::default() });
+    assert_eq!(served.get("/health").json(), json!({"status": "ok"}));
+    let models = served.get("/v1/models").json();
+    assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("tiny")));
+    assert_eq!(served.get("/v1/models/gpt-x").json()["id"], "gpt-x");
+    let props = served.get("/props").json();
+    assert_eq!((&props["total_slots"], &props["n_ctx"]), (&json!(3), &json!(512)));
+    assert!(props["chat_template"].as_str().unwrap().contains("messages"));
+    assert_eq!(served.get("/slots").json().as_array().unwrap().len(), 3);
+    let with_pieces = served.post("/tokenize", &json!({"content": "ab", "with_pieces": true})).json();
+    assert_eq!(with_pieces["tokens"][0]["piece"], "a");
+    let tokens = served.post("/tokenize", &json!({"content": "hello"})).json()["tokens"].clone();
+    assert_eq!(served.post("/detokenize", &json!({"tokens": tokens})).json(), json!({"content": "hello"}));
+    assert_eq!(served.post("/detokenize", &json!({"tokens": [70_000]})).error(400)["param"], "tokens[0]");
+    assert_eq!(served.post("/tokenize", &json!({"text": "x"})).error(400)["param"], "content");
+    served.post("/v1/completions", &json!({"model": "gpt-x", "prompt": "ab", "max_tokens": 3})).json();
+    assert_eq!(served.metric("outboard_serve_tokens_total"), 3.0);
+    assert!(served.metric("outboard_serve_requests_total") >= 9.0);
+}
