@@ -138,7 +138,7 @@ const NODES: usize = 2500;
 #[test]
 fn a_run_stops_between_pieces() {
     let _alone = alone();
-    let device = device(2 * PATIENCE);
+    let device = device(10 * PATIENCE);
     let mut g = GraphBuilder::new();
     let mut x = g.input("x", DType::F32, &[1]).unwrap();
     for _ in 0..NODES {
@@ -156,7 +156,7 @@ fn a_run_stops_between_pieces() {
     let start = Instant::now();
     device.abort();
     assert_eq!(queue.finish(LONG), Err(Error::Cancelled));
-    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert!(start.elapsed() < 5 * PATIENCE, "{:?}", start.elapsed());
     drop((queue, executable, places, result, device));
     // Whoever waits for what the queue had left gives the device up.
     nothing_is_left();
