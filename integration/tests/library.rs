@@ -7,8 +7,8 @@ mod proxy;
 
 use outboard::{ConnectOptions, Devices, Error, Model, PlaceOptions, Request, RunOptions, Runner, Split, devices};
 use outboard_integration::{Server, small_model};
-use std::path::Path;
-use std::process::{Command, Output};
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -30,49 +30,46 @@ fn servers() -> [Server; 2] {
     [(); 2].map(|()| Server::start(&["-d", "cpu:1"]))
 }
 
-/// A package of its own, which knows the library by its path.
-fn write_package(dir: &Path) {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let library = workspace.join("outboard").canonicalize().unwrap();
-    // As it is built there, so that most of it is there already.
-    let text = std::fs::read_to_string(workspace.join("Cargo.toml")).unwrap();
-    let (_, profiles) = text.split_once("[profile.dev]").unwrap();
-    let (profiles, _) = profiles.split_once("[profile.release]").unwrap();
-    let manifest = format!(
-        "[package]\nname = \"ten-lines\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[workspace]\n\n[dependencies]\noutboard = {{ path = {library:?} }}\n\n[profile.dev]{profiles}"
-    );
-    std::fs::create_dir(dir.join("src")).unwrap();
-    std::fs::write(dir.join("Cargo.toml"), manifest).unwrap();
-    std::fs::write(dir.join("src/main.rs"), PROGRAM).unwrap();
-    // The same versions, so that nothing is fetched.
-    std::fs::copy(workspace.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
-}
-
-/// Builds and runs it, in the folder for what the workspace builds, where most of it is already.
-fn run(dir: &Path, args: &[&str]) -> Output {
-    let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(dir).env("CARGO_TARGET_DIR", target).args(["run", "--quiet", "--offline", "--"]);
-    cargo.args(args).output().unwrap()
+/// Builds it against the library as the workspace has built it: as a package with a dependency, all that the library needs would be compiled
+/// once more, with other features.
+fn build(dir: &Path) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let deps = test.parent().unwrap();
+    let is_library = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("liboutboard-") && name.ends_with(".rlib")
+    };
+    let built = |path: &PathBuf| std::fs::metadata(path).and_then(|m| m.modified()).ok();
+    let files = std::fs::read_dir(deps).unwrap().map(|file| file.unwrap().path());
+    let library = files.filter(is_library).max_by_key(built).unwrap();
+    let (source, program) = (dir.join("ten_lines.rs"), dir.join("ten-lines"));
+    std::fs::write(&source, PROGRAM).unwrap();
+    let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    rustc.arg("--edition=2024").arg("-L").arg(format!("dependency={}", deps.display()));
+    rustc.arg("--extern").arg(format!("outboard={}", library.display())).arg("-o").arg(&program).arg(source);
+    let done = rustc.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    program
 }
 
 #[test]
 fn a_program_of_ten_lines_outside_the_workspace() {
     assert_eq!(PROGRAM.lines().count(), 10);
     let dir = tempfile::tempdir().unwrap();
-    write_package(dir.path());
+    let program = build(dir.path());
+    let run = |args: &[&str]| Command::new(&program).args(args).output().unwrap();
     let file = small_model(dir.path());
     let model = Model::open(&file).unwrap();
     let local = model.place(&devices::local(Some(1)).unwrap(), &PlaceOptions::default()).unwrap().run().unwrap();
     let expected = local.generate(Request::new("abcd").max_tokens(12).ignore_eos()).unwrap().complete().unwrap();
     let [mut one, two] = servers();
     let list = format!("{},{}", one.addr, two.addr);
-    let done = run(dir.path(), &[file.to_str().unwrap(), &list]);
+    let done = run(&[file.to_str().unwrap(), &list]);
     let out = String::from_utf8(done.stdout).unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     assert_eq!(out, format!("on {}/CPU0 and {}/CPU0\n{}\n", one.addr, two.addr, expected.text));
     one.kill();
-    let done = run(dir.path(), &[file.to_str().unwrap(), &list]);
+    let done = run(&[file.to_str().unwrap(), &list]);
     assert_eq!(String::from_utf8(done.stdout).unwrap(), format!("no server at {}\n", one.addr));
     assert_eq!(done.status.code(), Some(1));
 }

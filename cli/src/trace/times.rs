@@ -2,6 +2,7 @@
 
 use super::{Span, Trace};
 use crate::print;
+use outboard_core::device::{TimeRange as Range, TimeShares};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,9 +28,6 @@ pub(crate) enum LastLayer {
     Elsewhere,
 }
 
-/// From when to when.
-type Range = (Instant, Instant);
-
 impl Span {
     /// Whether the device worked in this span; waits, and the little that moves bytes for the network, are not work.
     pub(super) fn is_work(&self) -> bool {
@@ -48,19 +46,15 @@ impl Trace {
         for span in self.spans.iter().filter(|s| s.is_work() && s.end > from && s.start < to) {
             work.entry(&span.device).or_default().push((span.start.max(from), span.end.min(to)));
         }
-        let any = covered(work.values().flatten().copied().collect());
         let per_token = |time: Duration| print::ms(time) / n as f64;
-        let total = to - from;
-        let times = work.into_iter().map(|(device, ranges)| {
-            let own = covered(ranges);
-            TokenTime {
-                device: device.to_string(),
-                compute_ms: per_token(own),
-                wire_ms: per_token(total.saturating_sub(any)),
-                waiting_ms: per_token(any.saturating_sub(own)),
-            }
-        });
-        let times: Vec<TokenTime> = times.collect();
+        let (devices, work): (Vec<_>, Vec<_>) = work.into_iter().unzip();
+        let time = |(device, shares): (&Arc<str>, TimeShares)| TokenTime {
+            device: device.to_string(),
+            compute_ms: per_token(shares.compute),
+            wire_ms: per_token(shares.wire),
+            waiting_ms: per_token(shares.waiting),
+        };
+        let times: Vec<TokenTime> = devices.into_iter().zip(TimeShares::of(to - from, &work)).map(time).collect();
         (!times.is_empty()).then_some(times)
     }
 
@@ -114,21 +108,6 @@ impl Trace {
         let after = |at: Instant| print::ms(at.min(to).saturating_duration_since(from));
         self.spans.iter().filter(within).map(|s| (&*s.device, after(s.start), after(s.end))).collect()
     }
-}
-
-/// How much time ranges cover together.
-fn covered(mut ranges: Vec<Range>) -> Duration {
-    ranges.sort_unstable();
-    let mut sum = Duration::ZERO;
-    let mut until: Option<Instant> = None;
-    for (start, end) in ranges {
-        let start = until.map_or(start, |until| start.max(until));
-        if end > start {
-            sum += end - start;
-            until = Some(end);
-        }
-    }
-    sum
 }
 
 /// The times as a line per device, for people.

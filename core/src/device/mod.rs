@@ -9,6 +9,7 @@ mod pending;
 mod placement;
 mod queue;
 mod round_trip;
+mod shares;
 
 pub use buffer::{Buffer, Slice, Usage};
 pub use bytes::Bytes;
@@ -16,6 +17,7 @@ pub use pending::{Completer, Pending};
 pub use placement::{PlacedBytes, Placement};
 pub use queue::{Event, Executable, PeerTransfer, QUEUE_DEPTH, Queue, Ticket, TraceEvent, TraceHook};
 pub use round_trip::RoundTrips;
+pub use shares::{TimeRange, TimeShares, covered};
 
 use crate::content::ContentUpload;
 use crate::dtype::DType;

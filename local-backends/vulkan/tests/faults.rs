@@ -81,6 +81,7 @@ fn no_memory_is_an_error_with_sizes_and_costs_nothing_else() {
     let Some(broken) = Broken::new() else { return };
     let (first, second) = (broken.client(), broken.client());
     first.computes();
+    second.computes();
     FAULT.store(NO_MEMORY, Ordering::Relaxed);
     match first.device.alloc(4321, Usage::Any) {
         Err(Error::OutOfMemory { device, needed, .. }) => assert_eq!((device.as_str(), needed), ("Vulkan0", 4321)),
@@ -138,8 +139,11 @@ fn a_device_that_hangs_is_given_up_and_keeps_what_it_may_use() {
 /// Waiting can be given up before the device is.
 #[test]
 fn a_client_that_leaves_does_not_wait_for_a_device_that_hangs() {
-    let Some(broken) = Broken::with_patience(LONG) else { return };
+    // Long enough that it is not given up before the client has left, however busy the machine is.
+    let Some(broken) = Broken::with_patience(10 * PATIENCE) else { return };
     let (first, second) = (broken.client(), broken.client());
+    first.computes();
+    second.computes();
     FAULT.store(HANGS, Ordering::Relaxed);
     first.queue.execute(&first.executable).unwrap();
     wait_for(hangs, || "the device to hang".into());

@@ -1,9 +1,10 @@
 //! Collects what is known of a runner's devices. Servers are asked, and spans recorded, only while somebody looks.
 
 use super::server;
-use super::spans::{Activity, Range, SETTLED, Spans, WINDOW, token_times};
+use super::spans::{Activity, SETTLED, Spans, WINDOW, token_times};
 use super::{Cluster, DeviceState, Loss, ServerState, TokenTime};
 use crate::devices::Devices;
+use outboard_core::device::TimeRange as Range;
 use outboard_core::{Device, DeviceInfo, Host, MemoryInfo};
 use outboard_llm::{DeviceLoad, Recovery, Stall};
 use outboard_rpc_client::RemoteDevice;

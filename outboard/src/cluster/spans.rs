@@ -1,6 +1,7 @@
 //! Where the time of tokens went: from what devices worked on, and when texts were under way.
 
 use super::TokenTime;
+use outboard_core::device::{TimeRange as Range, TimeShares, covered};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -12,9 +13,6 @@ pub(super) const SETTLED: Duration = Duration::from_secs(1);
 const KEPT: Duration = Duration::from_secs(15);
 /// Spans of a device, and tokens, that are kept.
 const MOST: usize = 1 << 16;
-
-/// From when to when.
-pub(super) type Range = (Instant, Instant);
 
 /// What devices worked on, by id.
 #[derive(Debug, Default)]
@@ -110,28 +108,12 @@ pub(super) fn token_times(
     if work.is_empty() || work.iter().any(Vec::is_empty) {
         return None;
     }
-    let (total, any) = (covered(active.clone()), covered(work.iter().flatten().copied().collect()));
-    let time = |work: Vec<Range>| {
-        let own = covered(work);
-        let (wire, waiting) = (total.saturating_sub(any), any.saturating_sub(own));
-        TokenTime { compute: own / tokens, wire: wire / tokens, waiting: waiting / tokens }
+    let total = covered(active);
+    let time = |shares: TimeShares| {
+        let TimeShares { compute, wire, waiting } = shares;
+        TokenTime { compute: compute / tokens, wire: wire / tokens, waiting: waiting / tokens }
     };
-    Some((total / tokens, work.into_iter().map(time).collect()))
-}
-
-/// How much time ranges cover together.
-fn covered(mut ranges: Vec<Range>) -> Duration {
-    ranges.sort_unstable();
-    let mut sum = Duration::ZERO;
-    let mut until: Option<Instant> = None;
-    for (start, end) in ranges {
-        let start = until.map_or(start, |until| start.max(until));
-        if end > start {
-            sum += end - start;
-            until = Some(end);
-        }
-    }
-    sum
+    Some((total / tokens, TimeShares::of(total, &work).into_iter().map(time).collect()))
 }
 
 #[cfg(test)]
