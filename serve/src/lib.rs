@@ -7,6 +7,7 @@ mod access;
 mod api;
 mod body;
 mod connection;
+mod embed;
 mod error;
 mod kept;
 mod limits;

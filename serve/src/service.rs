@@ -1,6 +1,7 @@
 //! A model with the rules for whom it answers.
 
 use crate::api;
+use crate::embed::Inputs;
 use crate::error::ApiError;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
@@ -12,7 +13,7 @@ use crate::texts::{Answers, Engine};
 use crate::work::Workers;
 use axum::Router;
 use http::{HeaderValue, StatusCode};
-use outboard::{Error, Message, Model, Result, Runner};
+use outboard::{Embedding, Error, Message, Model, Result, Runner};
 use outboard_net::Tokens;
 use std::fmt;
 use std::sync::Arc;
@@ -176,6 +177,14 @@ impl Service {
             Ok(model.encode(&prompt)?)
         })
         .await
+    }
+
+    /// Embeds texts, unless the server is about to stop.
+    pub(crate) async fn embed(&self, client: &Client, inputs: Inputs) -> crate::error::Result<Vec<Embedding>> {
+        if self.is_draining() {
+            return Err(ApiError::stopping());
+        }
+        self.engine().embed(client, inputs).await
     }
 
     /// Begins texts, unless the server is about to stop.
