@@ -95,7 +95,10 @@ enum Gives {
         log_probs: Option<Pending<Bytes>>,
     },
     /// Rows for embeddings.
-    Rows { of: Vec<Rows>, bytes: Pending<Bytes> },
+    Rows {
+        of: Vec<Rows>,
+        bytes: Pending<Bytes>,
+    },
     /// No token: this comes when the device with the last layers is through.
     End(Pending<Bytes>),
 }

@@ -204,11 +204,17 @@ impl Hparams {
         let pooling = match int("pooling_type", usize::MAX)? {
             Some(1) => Some(Pooling::Mean),
             Some(3) => Some(Pooling::Last),
-            Some(2 | 4) => return Err(Error::Model("it gives embeddings of the first token or ranks, which is not supported".into())),
+            Some(2 | 4) => {
+                return Err(Error::Model(
+                    "it gives embeddings of the first token or ranks, which is not supported".into(),
+                ));
+            }
             _ => None,
         };
         if int("attention.causal", usize::MAX)? == Some(0) {
-            return Err(Error::Model("it gives embeddings of texts that are read in both directions, which is not supported".into()));
+            return Err(Error::Model(
+                "it gives embeddings of texts that are read in both directions, which is not supported".into(),
+            ));
         }
         let n_embd = need("embedding_length", MAX_WIDTH)?;
         let n_head = need("attention.head_count", MAX_WIDTH)?;

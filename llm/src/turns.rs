@@ -43,8 +43,7 @@ impl PlacedModel {
         }
         let mut sizes = vec![0usize; groups];
         let mut moved = false;
-        let is_busy =
-            |state: &&mut State| !state.embeds() && (state.is_decoding() || state.next() != Next::Nothing);
+        let is_busy = |state: &&mut State| !state.embeds() && (state.is_decoding() || state.next() != Next::Nothing);
         for state in self.sequences.iter_mut().flatten().filter(is_busy) {
             if state.group >= groups {
                 (state.group, moved) = (state.group % groups, true);

@@ -239,17 +239,17 @@ fn what_cannot_be_embedded_is_an_error_of_its_own() {
 /// A small model for three texts at a time on two devices, of which one is lost or breaks when its fate says so.
 fn unlucky(world: &World, unlucky: usize) -> (PlacedModel, Arc<failing::Fate>) {
     let (devices, fate) = world.pair(unlucky, i64::MAX);
-    let options = LoadOptions { n_ctx: 512, n_seqs: 3, n_ubatch: 64, split: vec![1.0; 2], ..LoadOptions::default() };
+    let options = LoadOptions { n_ctx: 512, n_seqs: 3, n_ubatch: 12, split: vec![1.0; 2], ..LoadOptions::default() };
     let options = LoadOptions { prefixes: Prefixes::Shared, ..options };
     (PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap(), fate)
 }
 
 fn few(random: &mut Random) -> [Wanted; 4] {
-    let tokens = prompt(random, 200);
+    let tokens = prompt(random, 40);
     [
         request(&tokens, Pooling::Mean).into(),
         text(vec![5, 6, 7], 8),
-        request(&tokens[..150], Pooling::Last).into(),
+        request(&tokens[..30], Pooling::Last).into(),
         request(&tokens[..3], Pooling::Mean).into(),
     ]
 }
@@ -259,7 +259,7 @@ fn an_embedding_behind_a_lost_device_is_the_same() {
     let (world, wanted) = (World::new(), few(&mut Random(6)));
     let expected: Vec<_> = outcomes(&mut unlucky(&world, 0).0, &wanted).into_iter().map(Result::unwrap).collect();
     let mut faults = 0;
-    for runs in 0..12 {
+    for runs in [0, 1, 2, 3, 5, 8] {
         for (lost, forgets) in [(0, false), (1, false), (0, true), (1, true)] {
             let (mut model, fate) = unlucky(&world, lost);
             fate.forgets.store(forgets, Ordering::SeqCst);
@@ -271,7 +271,7 @@ fn an_embedding_behind_a_lost_device_is_the_same() {
             faults += helper.told.lock().unwrap().len();
         }
     }
-    assert!(faults >= 30, "{faults} faults");
+    assert!(faults >= 20, "{faults} faults");
 }
 
 #[test]

@@ -221,6 +221,9 @@ impl Runner {
 
     /// What its devices hold and do now. Devices are asked once a second, and times recorded, for as long as somebody looks: the first look knows
     /// nothing that is measured, and ten seconds after the last one nobody asks any more. Nothing is waited for here.
+    ///
+    /// Of runners on the same [`Devices`](crate::Devices), the first one alone knows where tokens spend their time on devices of this process: open them
+    /// for each.
     pub fn cluster(&self) -> Cluster {
         self.0.monitor.look()
     }
@@ -320,9 +323,7 @@ fn tell_embedding(embedded: &Embedded, event: TextEvent) -> ControlFlow<()> {
     let came = match event {
         TextEvent::Embedded(embedding) => Ok(embedding),
         TextEvent::Failed(e) => Err(e.into()),
-        TextEvent::Token { .. } | TextEvent::Ended { .. } => {
-            Err(Error::Bug("an embedding has become a text".into()))
-        }
+        TextEvent::Token { .. } | TextEvent::Ended { .. } => Err(Error::Bug("an embedding has become a text".into())),
     };
     match embedded.send(came) {
         Ok(()) => ControlFlow::Continue(()),

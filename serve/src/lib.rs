@@ -12,6 +12,7 @@ mod error;
 mod kept;
 mod limits;
 mod metrics;
+mod models;
 mod page;
 mod params;
 mod patient;
@@ -25,6 +26,7 @@ mod texts;
 mod work;
 
 pub use limits::Limits;
+pub use models::ServedModel;
 pub use outboard_net::{ServerTls, Tokens, warn_if_readable};
 pub use page::Page;
 pub use server::Server;

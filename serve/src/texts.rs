@@ -1,7 +1,7 @@
 //! Texts under way: a task for each, which waits for its turn, takes what the engine gives, and ends the text when nobody reads it any more.
 
 use crate::error::{ApiError, Result};
-use crate::metrics::Metrics;
+use crate::metrics::ModelMetrics;
 use crate::queue::{Client, Full, Place, Queue, Turn};
 use crate::settings::Settings;
 use futures_core::Stream;
@@ -25,7 +25,7 @@ const FIRST_GUESS: Duration = Duration::from_secs(2);
 pub(crate) struct Engine {
     pub(crate) runner: Runner,
     pub(crate) queue: Arc<Queue>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: ModelMetrics,
     /// Says that texts end now, whatever they have.
     ended: watch::Sender<bool>,
     /// What texts take, a moving mean in microseconds; 0 before the first has ended.
@@ -70,7 +70,7 @@ impl Drop for UnderWay {
 }
 
 impl Engine {
-    pub(crate) fn new(runner: Runner, waiting: usize, waiting_each: usize, metrics: Metrics) -> Engine {
+    pub(crate) fn new(runner: Runner, waiting: usize, waiting_each: usize, metrics: ModelMetrics) -> Engine {
         let places = runner.plan().sequences;
         let slots = (0..places).map(|_| Mutex::new(None)).collect();
         let queue = Queue::new(places, waiting, waiting_each);

@@ -83,10 +83,9 @@ impl Outputs {
     pub fn rows(self) -> usize {
         match self {
             Outputs::None | Outputs::Layers => 0,
-            Outputs::Logits(rows)
-            | Outputs::Hidden(rows)
-            | Outputs::Scores(rows)
-            | Outputs::Sample { rows, .. } => rows,
+            Outputs::Logits(rows) | Outputs::Hidden(rows) | Outputs::Scores(rows) | Outputs::Sample { rows, .. } => {
+                rows
+            }
         }
     }
 }

@@ -54,14 +54,15 @@ pub(crate) async fn answer(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Result<Response> {
-    let (params, room) = body::read(&service, request).await?;
+    let (service, params, room) = body::read(service, request).await?;
     let Asked { input, format, pooling, scale } = parse(&service, params)?;
     let width = service.model().inner().hparams().n_embd;
     // The answer, and the numbers that it is made of.
     let size = input.len().saturating_mul(width).saturating_mul(format.bytes() + size_of::<f32>());
     let most = service.options().limits.bodies_each;
     if size > most {
-        let message = format!("{} texts of {width} numbers each are more than an answer has; ask for fewer", input.len());
+        let message =
+            format!("{} texts of {width} numbers each are more than an answer has; ask for fewer", input.len());
         return Err(ApiError::of_param("input", message));
     }
     let mut held = service.rooms().enter(client.clone());
@@ -80,7 +81,6 @@ pub(crate) async fn answer(
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
-    service.check_model(params.string("model")?.as_deref())?;
     let (model, n_vocab) = (service.model(), service.model().tokenizer().n_vocab());
     let format = match params.string("encoding_format")?.as_deref() {
         None | Some("float") => Format::Numbers,
@@ -205,7 +205,8 @@ mod tests {
         let count = |value: Value| inputs(value, 10).map(|inputs| inputs.len());
         assert_eq!([count(json!("a")), count(json!(["a", "b"])), count(json!([1, 2]))], [Ok(1), Ok(2), Ok(1)]);
         assert_eq!([count(json!([[1, 2], [3]])), count(json!(["a", [1]]))], [Ok(2), Ok(2)]);
-        let wrong = [json!(""), json!([]), json!([""]), json!([[]]), json!([10]), json!({}), json!([[1], 2]), json!([1.5])];
+        let wrong =
+            [json!(""), json!([]), json!([""]), json!([[]]), json!([10]), json!({}), json!([[1], 2]), json!([1.5])];
         for value in wrong {
             assert!(count(value.clone()).is_err(), "{value}");
         }
