@@ -119,8 +119,8 @@ impl CacheType {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
     /// A GGUF file, or a name of the catalogue (see `outboard fetch`)
-    #[arg(short, long, value_name = "MODEL")]
-    pub(crate) model: String,
+    #[arg(short, long = "model", value_name = "MODEL", required = true)]
+    pub(crate) models: Vec<String>,
     /// Tokens of context of each sequence; 0 for what the model was trained with [default: 4096, or less if the model was]
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     pub(crate) ctx: Option<u32>,
@@ -157,6 +157,16 @@ pub(crate) struct ModelArgs {
     /// Copy the weights of this host's devices into memory, even if there is little of it
     #[arg(long, conflicts_with = "mmap")]
     pub(crate) no_mmap: bool,
+}
+
+impl ModelArgs {
+    /// The model, for commands that take one.
+    pub(crate) fn only(&self) -> anyhow::Result<&str> {
+        match self.models.as_slice() {
+            [model] => Ok(model),
+            _ => Err(usage("-m is given once here: only `outboard serve` takes several models")),
+        }
+    }
 }
 
 /// How tokens are chosen.

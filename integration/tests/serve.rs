@@ -410,3 +410,20 @@ fn clients_of_others_chat_stream_fail_and_cancel() {
     let node = run_node("openai.cjs", &[&url, key], &ca);
     println!("{python:?} {node:?}");
 }
+
+#[test]
+fn two_models_answer_and_embed_by_name() {
+    let (Some(small), Some(gemma)) = (model("smollm2"), model("gemma3")) else { return };
+    let named = |name: &str, file: &std::path::Path| format!("{name}={}", file.to_str().unwrap());
+    let (small, gemma) = (named("small", &small), named("gemma", &gemma));
+    let serving = Serving::start(&small, &["-m", &gemma, "-np", "2", "-c", "1024"]);
+    let url = format!("http://{}", serving.addr);
+    let python = run_python("models_clients.py", &[&url]);
+    let node = run_node("models.cjs", &[&url], "");
+    println!("{python:?} {node:?}");
+    // Names that are the same, or of one model only, are told of.
+    let same = Client::run(&["serve", "-m", &small, "-m", &gemma, "-a", "x"], LIMIT);
+    assert!(same.code == Some(2) && same.stderr.contains("--alias names one model"), "{}", same.stderr);
+    let one = Client::run(&["run", "-m", &small, "-m", &gemma, "-p", "x"], LIMIT);
+    assert!(one.code == Some(2) && one.stderr.contains("-m is given once"), "{}", one.stderr);
+}

@@ -6,6 +6,7 @@
 
 use crate::arch::net::{self, Sampling};
 use crate::batch::{Batch, Draw, Request};
+use crate::embed::Rows;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::runs::Run;
@@ -55,6 +56,7 @@ pub(crate) struct Expected {
 pub(crate) struct Awaited {
     group: usize,
     tokens: Vec<Expected>,
+    rows: Vec<Rows>,
 }
 
 /// Runs that are under way, in their order.
@@ -91,6 +93,11 @@ enum Gives {
         expected: Vec<Expected>,
         ids: Pending<Bytes>,
         log_probs: Option<Pending<Bytes>>,
+    },
+    /// Rows for embeddings.
+    Rows {
+        of: Vec<Rows>,
+        bytes: Pending<Bytes>,
     },
     /// No token: this comes when the device with the last layers is through.
     End(Pending<Bytes>),
@@ -130,6 +137,11 @@ impl StepsAhead {
         self.steps.clear();
         self.pace.last = None;
         self.reading.last = None;
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.steps.is_empty()
     }
 
     /// Tokens of a sequence that have come and were not given to anybody.
@@ -316,7 +328,8 @@ impl PlacedModel {
     fn enqueue_ahead(&mut self) -> Result<()> {
         while let Some((mut batch, turn)) = self.next_batch()? {
             self.pad(&mut batch);
-            let awaited = Awaited { group: turn.group, tokens: self.expected(&batch)? };
+            let rows = if let Request::Hidden(hidden) = &batch.request { hidden.of.clone() } else { Vec::new() };
+            let awaited = Awaited { group: turn.group, tokens: self.expected(&batch)?, rows };
             let mut runs = std::mem::take(&mut self.runs);
             let done = runs.push(self, &batch, awaited, turn, &mut |model, run, awaited| model.expect(run, awaited));
             self.runs = runs;
@@ -338,8 +351,10 @@ impl PlacedModel {
     }
 
     /// Asks for what a run samples, or else to be told of its end.
-    pub(crate) fn expect(&mut self, run: Run, Awaited { group, tokens: expected }: Awaited) -> Result<()> {
-        let gives = if expected.is_empty() {
+    pub(crate) fn expect(&mut self, run: Run, Awaited { group, tokens: expected, rows }: Awaited) -> Result<()> {
+        let gives = if !rows.is_empty() {
+            Gives::Rows { of: rows, bytes: self.read(&run.program, net::HIDDEN)? }
+        } else if expected.is_empty() {
             Gives::End(self.end_of_last_device()?)
         } else {
             let ids = self.read(&run.program, net::SAMPLED)?;
@@ -373,6 +388,12 @@ impl PlacedModel {
                 self.wait(end)?;
                 let more = self.ahead.steps.iter().any(|step| !step.gives.is_tokens());
                 self.ahead.reading.note(Instant::now(), more);
+            }
+            Gives::Rows { of, bytes } => {
+                let bytes = self.wait(bytes)?;
+                let more = self.ahead.steps.iter().any(|step| !step.gives.is_tokens());
+                self.ahead.reading.note(Instant::now(), more);
+                self.note_rows(of, &bytes)?;
             }
             Gives::Tokens { expected, ids, log_probs } => {
                 let ids = self.wait(ids)?;

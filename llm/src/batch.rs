@@ -1,6 +1,7 @@
 //! The rows of a run, of any number of sequences, and the inputs that say what they are.
 
 use crate::arch::net::{self, Cache, Feed, GraphShape, Outputs, Sampling};
+use crate::embed::Hidden;
 use bytes::Bytes;
 use outboard_core::op::Penalties;
 use outboard_core::{Graph, TensorId};
@@ -39,6 +40,8 @@ pub(crate) enum Request {
     Layers,
     /// Logits of the last so many rows.
     Logits(usize),
+    /// What the head would read of some rows.
+    Hidden(Hidden),
     /// How probable these tokens are, each behind one of the last rows.
     Scores(Vec<u32>),
     /// Next tokens, in the order of their rows.
@@ -64,7 +67,11 @@ impl Batch {
         let wanted = |n: usize| padded_rows(n.max(least)).min(most.max(n)).max(least);
         let missing = wanted(self.rows.len()) - self.rows.len();
         let token = self.rows.iter().find_map(|row| row.token).map(|_| 0);
+        let all = self.rows.len();
         self.rows.extend(spare.clone().take(missing).map(|row| Row { token, ..row }));
+        if let Request::Hidden(hidden) = &mut self.request {
+            return pad_hidden(&mut hidden.rows, all, self.rows.len());
+        }
         let Request::Sample(draws) = &mut self.request else { return };
         let missing = wanted(draws.len()).min(self.rows.len()).saturating_sub(draws.len());
         let unused = |row: &usize| draws.iter().all(|draw| draw.row != *row);
@@ -95,6 +102,7 @@ impl Batch {
             Request::Part => Outputs::None,
             Request::Layers => Outputs::Layers,
             Request::Logits(rows) => Outputs::Logits(*rows),
+            Request::Hidden(hidden) => Outputs::Hidden(hidden.rows.len()),
             Request::Scores(targets) => Outputs::Scores(targets.len()),
             Request::Sample(draws) => {
                 let wanted = || draws.iter().filter_map(|draw| draw.sampling);
@@ -118,6 +126,7 @@ impl Batch {
         match &self.request {
             Request::Part | Request::Layers => {}
             Request::Logits(rows) => inputs.last_rows(self.rows.len(), *rows),
+            Request::Hidden(hidden) => inputs.ints(net::OUTPUT_ROWS, hidden.rows.iter().map(|&row| row as i32)),
             Request::Scores(targets) => {
                 inputs.last_rows(self.rows.len(), targets.len());
                 inputs.ints(net::TARGETS, targets.iter().map(|&t| t as i32));
@@ -125,6 +134,20 @@ impl Batch {
             Request::Sample(draws) => inputs.draws(draws),
         }
         inputs.inputs
+    }
+}
+
+/// Pads rows that are asked for, of a run that had `before` rows and has `now`: all stay all, which needs no input that says which, and few become one
+/// of the usual numbers, but not all.
+fn pad_hidden(rows: &mut Vec<usize>, before: usize, now: usize) {
+    if rows.len() == before {
+        rows.extend(before..now);
+        return;
+    }
+    let wanted = padded_rows(rows.len());
+    if wanted < now {
+        let unused: Vec<usize> = (0..now).rev().filter(|row| !rows.contains(row)).take(wanted - rows.len()).collect();
+        rows.extend(unused);
     }
 }
 
@@ -211,6 +234,23 @@ mod tests {
         assert_eq!(step.rows.iter().map(|r| r.slot).collect::<Vec<_>>(), [1, 8, 9]);
         let shape = step.shape(Cache::of_one(64));
         assert_eq!((shape.n_tokens, shape.outputs.rows(), shape.feed), (3, 3, Feed::Sampled));
+    }
+
+    #[test]
+    fn rows_that_are_asked_for_stay_all_of_them_or_become_a_usual_number() {
+        let padded = |rows: &[usize], n: usize| {
+            let rows = Hidden { rows: rows.to_vec(), ..Hidden::default() };
+            let all: Vec<Row> = (0..n).map(|i| row(Some(9), i, 0)).collect();
+            let mut batch = Batch { rows: all, request: Request::Hidden(rows), history: false };
+            batch.pad(3, 64, (0..2).map(|i| row(Some(0), 0, 8 + i)));
+            let Request::Hidden(hidden) = &batch.request else { panic!() };
+            (hidden.rows.clone(), batch.rows.len())
+        };
+        assert_eq!(padded(&[0, 1], 2), (vec![0, 1, 2], 3));
+        assert_eq!(padded(&[1], 2), (vec![1], 3));
+        let nine: Vec<usize> = (0..9).collect();
+        assert_eq!(padded(&nine, 20), ([nine.as_slice(), &[19]].concat(), 20));
+        assert_eq!(padded(&nine, 10), (nine.clone(), 10));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Hyperparameters of a model, read from its file's metadata and checked.
 
+use crate::embed::Pooling;
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Value, WeightRef};
 use outboard_core::Layout;
@@ -103,6 +104,8 @@ pub struct Hparams {
     pub n_expert: usize,
     /// Experts that each token uses.
     pub n_expert_used: usize,
+    /// How rows become an embedding, if the model is for that and not for text.
+    pub pooling: Option<Pooling>,
 }
 
 /// Factors and bounds, where the file gives them; programs write 0 for those that there are not.
@@ -197,9 +200,21 @@ impl Hparams {
             }
         };
         let float = |key: &str| file.float(&format!("{arch}.{key}")).filter(|v| v.is_finite());
-        // 0 is none; embedding models pool by 1 to 3, ranking models by 4.
-        if matches!(int("pooling_type", usize::MAX)?, Some(1..=4)) || int("attention.causal", usize::MAX)? == Some(0) {
-            return Err(Error::Model("it gives embeddings or ranks, not text, which is not supported".into()));
+        // 0 is none, 2 takes the first row, which in a decoder has seen nothing, and 4 ranks.
+        let pooling = match int("pooling_type", usize::MAX)? {
+            Some(1) => Some(Pooling::Mean),
+            Some(3) => Some(Pooling::Last),
+            Some(2 | 4) => {
+                return Err(Error::Model(
+                    "it gives embeddings of the first token or ranks, which is not supported".into(),
+                ));
+            }
+            _ => None,
+        };
+        if int("attention.causal", usize::MAX)? == Some(0) {
+            return Err(Error::Model(
+                "it gives embeddings of texts that are read in both directions, which is not supported".into(),
+            ));
         }
         let n_embd = need("embedding_length", MAX_WIDTH)?;
         let n_head = need("attention.head_count", MAX_WIDTH)?;
@@ -229,6 +244,7 @@ impl Hparams {
             factors: Factors::read(file, arch),
             n_expert: int("expert_count", MAX_WIDTH)?.unwrap_or(0),
             n_expert_used: int("expert_used_count", MAX_WIDTH)?.unwrap_or(0),
+            pooling,
         };
         hparams.check()?;
         Ok(hparams)
@@ -369,18 +385,18 @@ mod tests {
     }
 
     #[test]
-    fn models_that_give_no_text_are_refused() {
+    fn models_that_pool_in_ways_that_there_are_not_are_refused() {
         let read = |key: &str, value: u32| {
             let mut w = GgufWriter::new();
             w.u32(key, value);
             Hparams::read(&Gguf::parse(w.finish().unwrap().into()).unwrap(), "qwen3").unwrap_err().to_string()
         };
-        for (key, value) in [("qwen3.pooling_type", 3), ("qwen3.attention.causal", 0)] {
+        for (key, value) in [("qwen3.pooling_type", 2), ("qwen3.pooling_type", 4), ("qwen3.attention.causal", 0)] {
             assert!(read(key, value).contains("gives embeddings"), "{key}");
         }
         // Others lack the rest.
-        for (key, value) in [("qwen3.pooling_type", 0), ("qwen3.pooling_type", u32::MAX), ("qwen3.attention.causal", 1)]
-        {
+        let others = [0, 1, 3, u32::MAX].map(|value| ("qwen3.pooling_type", value));
+        for (key, value) in others.into_iter().chain([("qwen3.attention.causal", 1)]) {
             assert!(read(key, value).contains("embedding_length is missing"), "{key}");
         }
     }

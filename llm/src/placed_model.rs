@@ -5,6 +5,7 @@ use crate::allocate::Bound;
 use crate::arch::net::{Cache, GraphShape};
 use crate::batch::{Batch, Inputs, Request, Row};
 use crate::blocks::{Blocks, blocks_of};
+use crate::embed::Embeddings;
 use crate::error::{Error, Result};
 use crate::failover::{DeviceSlot, Failover};
 use crate::health::Health;
@@ -50,6 +51,7 @@ pub struct PlacedModel {
     pub(crate) turn: usize,
     pub(crate) runs: Runs<Awaited>,
     pub(crate) ahead: StepsAhead,
+    pub(crate) embeddings: Embeddings,
     /// How and where it was loaded.
     pub(crate) options: LoadOptions,
     pub(crate) slots: Vec<DeviceSlot>,
@@ -91,6 +93,7 @@ impl PlacedModel {
             turn: 0,
             runs: Runs::default(),
             ahead: StepsAhead::new(placed.round_trip),
+            embeddings: Embeddings::default(),
             placement: placed,
             programs: VecDeque::new(),
             options,
@@ -192,6 +195,7 @@ impl PlacedModel {
             let (state, blocks) = self.state_and_blocks(sequence)?;
             state.truncate(blocks, 0);
             self.ahead.forget(sequence);
+            self.embeddings.forget(sequence);
         }
         self.sequences[sequence.slot] = None;
         truncated
@@ -225,6 +229,7 @@ impl PlacedModel {
         let (state, blocks) = self.state_and_blocks(sequence)?;
         state.truncate(blocks, n);
         self.ahead.forget(sequence);
+        self.embeddings.forget(sequence);
         Ok(())
     }
 

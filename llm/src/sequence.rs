@@ -2,6 +2,7 @@
 
 use crate::arch::net::Sampling;
 use crate::blocks::{Blocks, PrefixHash, blocks_of, prefix_hash};
+use crate::embed::Pool;
 use crate::error::{Error, Result};
 use crate::text::Text;
 use outboard_core::op::BLOCK_ROWS;
@@ -51,6 +52,8 @@ pub(crate) struct State {
     pub(crate) job: Option<Job>,
     /// Added to its logits.
     pub(crate) bias: Option<Arc<[f32]>>,
+    /// Its rows are to become an embedding.
+    pub(crate) pool: Option<Pool>,
     /// Goes up when steps under way are dropped: ids of an older epoch are ignored.
     pub(crate) epoch: u64,
     /// Tokens that came since the last prompt.
@@ -77,6 +80,7 @@ impl State {
             sampled: None,
             job: None,
             bias: None,
+            pool: None,
             epoch: 0,
             answered: 0,
             blocks: Vec::new(),
@@ -89,6 +93,10 @@ impl State {
 
     /// What comes next.
     pub(crate) fn next(&self) -> Next {
+        if self.embeds() {
+            let left = self.n_past < self.text.len();
+            return if left { Next::Read(self.text.batch(self.n_past)) } else { Next::Nothing };
+        }
         match &self.job {
             Some(job) if self.sampled == Some(self.n_past) => {
                 if job.left > 0 {
@@ -102,6 +110,11 @@ impl State {
             }
             _ => Next::Nothing,
         }
+    }
+
+    /// Whether its rows are to become an embedding.
+    pub(crate) fn embeds(&self) -> bool {
+        self.pool.is_some()
     }
 
     /// Whether its steps are under way, or about to be.
@@ -242,6 +255,7 @@ impl State {
     pub(crate) fn truncate(&mut self, blocks: &mut Blocks, n: usize) {
         self.text.truncate(n);
         self.job = None;
+        self.pool = None;
         self.go_back_before(blocks, self.n_past.min(n));
         blocks.release_promise(std::mem::take(&mut self.promised));
     }

@@ -2,9 +2,11 @@
 
 use crate::ahead::Token;
 use crate::blocks::blocks_of;
+use crate::embed::{EmbedRequest, Embedding, check_tokens};
 use crate::error::{Error, Result};
 use crate::generate::{Finish, GenerateOptions, Generation, Ongoing};
 use crate::placed_model::PlacedModel;
+use crate::sequence::Sequence;
 use crate::tokenizer::Tokenizer;
 use crate::watch::is_cancelled;
 use outboard_core::op::BLOCK_ROWS;
@@ -20,6 +22,27 @@ pub struct TextRequest {
     pub options: GenerateOptions,
 }
 
+/// What may be asked of a placed model beside others.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// A text.
+    Text(TextRequest),
+    /// The embedding of one.
+    Embedding(EmbedRequest),
+}
+
+impl From<TextRequest> for Wanted {
+    fn from(request: TextRequest) -> Wanted {
+        Wanted::Text(request)
+    }
+}
+
+impl From<EmbedRequest> for Wanted {
+    fn from(request: EmbedRequest) -> Wanted {
+        Wanted::Embedding(request)
+    }
+}
+
 /// What a placed model has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -32,14 +55,28 @@ pub struct Capacity {
 impl Capacity {
     /// Whether there would be room for a text if it were the only one. Fails with [`Error::ContextFull`] and [`Error::CacheFull`].
     pub fn check(&self, request: &TextRequest) -> Result<()> {
-        let (tokens, n_ctx, total) = (request.prompt.len(), self.n_ctx, self.cache_tokens);
+        let (tokens, n_ctx) = (request.prompt.len(), self.n_ctx);
         let Some(room) = n_ctx.checked_sub(tokens).filter(|room| *room > 0) else {
             // With one for the answer.
             return Err(Error::ContextFull { tokens: tokens + 1, used: 0, n_ctx });
         };
         // What is sampled last needs no room.
         let new = request.options.n_predict.unwrap_or(usize::MAX).min(room + 1).saturating_sub(1);
-        let needed = blocks_of(tokens + new) * BLOCK_ROWS;
+        self.check_cache(tokens + new)
+    }
+
+    /// Whether there would be room for a text to be embedded if it were the only one. Fails as [`Capacity::check`] does.
+    pub fn check_embedding(&self, request: &EmbedRequest) -> Result<()> {
+        let (tokens, n_ctx) = (request.tokens.len(), self.n_ctx);
+        check_tokens(&request.tokens)?;
+        if tokens > n_ctx {
+            return Err(Error::ContextFull { tokens, used: 0, n_ctx });
+        }
+        self.check_cache(tokens)
+    }
+
+    fn check_cache(&self, tokens: usize) -> Result<()> {
+        let (needed, total) = (blocks_of(tokens) * BLOCK_ROWS, self.cache_tokens);
         if needed > total { Err(Error::CacheFull { needed, free: total, total }) } else { Ok(()) }
     }
 }
@@ -70,16 +107,19 @@ pub enum TextEvent {
         /// All of it.
         generation: Generation,
     },
+    /// Its embedding has come, which ends it.
+    Embedded(Embedding),
     /// It cannot begin or go on. Where a device is why, all texts that are under way fail with it; else the others go on.
     Failed(Error),
 }
 
-/// Texts that are generated side by side, as many at a time as the model has room for; the others wait in the order in which they came. Each has a
-/// key, by which events say whose they are.
+/// Texts that are generated or embedded side by side, as many at a time as the model has room for; the others wait in the order in which they came. Each
+/// has a key, by which events say whose they are.
 pub struct Texts<'t, K> {
     tokenizer: &'t Tokenizer,
-    waiting: VecDeque<(K, TextRequest)>,
+    waiting: VecDeque<(K, Wanted)>,
     ongoing: Vec<(K, Ongoing<'t>)>,
+    embedding: Vec<(K, Sequence)>,
     /// The cache had no room for the first one that waits; it has when another one has ended.
     is_full: bool,
 }
@@ -90,22 +130,28 @@ pub type OnEvent<'e, K> = dyn FnMut(&K, TextEvent) -> ControlFlow<()> + 'e;
 impl<'t, K> Texts<'t, K> {
     /// None yet.
     pub fn new(tokenizer: &'t Tokenizer) -> Texts<'t, K> {
-        Texts { tokenizer, waiting: VecDeque::new(), ongoing: Vec::new(), is_full: false }
+        Texts { tokenizer, waiting: VecDeque::new(), ongoing: Vec::new(), embedding: Vec::new(), is_full: false }
     }
 
     /// One more.
-    pub fn push(&mut self, key: K, request: TextRequest) {
-        self.waiting.push_back((key, request));
+    pub fn push(&mut self, key: K, request: impl Into<Wanted>) {
+        self.waiting.push_back((key, request.into()));
     }
 
     /// Whether all have ended.
     pub fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.ongoing.is_empty()
+        self.waiting.is_empty() && self.is_idle()
+    }
+
+    /// Whether none is under way.
+    fn is_idle(&self) -> bool {
+        self.ongoing.is_empty() && self.embedding.is_empty()
     }
 
     /// The keys of those that have not ended.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
-        self.ongoing.iter().map(|(key, _)| key).chain(self.waiting.iter().map(|(key, _)| key))
+        let under_way = self.ongoing.iter().map(|(key, _)| key).chain(self.embedding.iter().map(|(key, _)| key));
+        under_way.chain(self.waiting.iter().map(|(key, _)| key))
     }
 
     /// Ends those that nobody wants any more, without an event. If a device fails meanwhile, those that are under way fail with it.
@@ -114,9 +160,11 @@ impl<'t, K> Texts<'t, K> {
         let (kept, unwanted): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
         self.ongoing = kept;
+        let ended = self.embedding.extract_if(.., |(key, _)| !wanted(key)).map(|(_, sequence)| sequence);
+        let unwanted: Vec<Sequence> = unwanted.iter().map(|(_, text)| text.sequence).chain(ended).collect();
         self.is_full &= unwanted.is_empty() && !self.waiting.is_empty();
-        for (_, text) in unwanted {
-            if let Err(error) = model.close(text.sequence) {
+        for sequence in unwanted {
+            if let Err(error) = model.close(sequence) {
                 self.fail(model, &error, on_event);
             }
         }
@@ -138,7 +186,7 @@ impl<'t, K> Texts<'t, K> {
 
     /// Takes the next token of any, or waits until a part of a prompt has been read.
     fn advance(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
-        if self.ongoing.is_empty() {
+        if self.is_idle() {
             // Somebody else has all sequences, and nobody here is to end.
             if let Some((key, _)) = self.waiting.pop_front() {
                 let why = Error::Request("other sequences are open, and there is no place for a text".into());
@@ -149,7 +197,12 @@ impl<'t, K> Texts<'t, K> {
         // Sequences of others keep their tokens.
         let ongoing = &self.ongoing;
         let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
+        let embedding = &self.embedding;
+        let embeds = |sequence| embedding.iter().any(|(_, ours)| *ours == sequence);
         model.return_to_devices()?;
+        if let Some((sequence, came)) = model.take_embedding(embeds) {
+            return self.take_embedding(model, sequence, came, on_event);
+        }
         match model.take_ready(is_ours) {
             Some(token) => self.take(model, token, on_event),
             None if model.go_on()? => Ok(()),
@@ -171,14 +224,19 @@ impl<'t, K> Texts<'t, K> {
             && model.sequences().count() < model.n_seqs()
             && let Some((key, request)) = self.waiting.pop_front()
         {
-            if request.options.n_predict == Some(0) {
+            if matches!(&request, Wanted::Text(text) if text.options.n_predict == Some(0)) {
                 let _ = on_event(&key, TextEvent::Ended { rest: String::new(), generation: Generation::default() });
                 continue;
             }
-            match open(model, self.tokenizer, &request) {
-                Ok(text) => self.ongoing.push((key, text)),
+            let opened = match &request {
+                Wanted::Text(text) => open(model, self.tokenizer, text).map(Opened::Text),
+                Wanted::Embedding(text) => open_embedding(model, text).map(Opened::Embedding),
+            };
+            match opened {
+                Ok(Opened::Text(text)) => self.ongoing.push((key, text)),
+                Ok(Opened::Embedding(sequence)) => self.embedding.push((key, sequence)),
                 // Somebody ends, or nobody is there to wait for.
-                Err(Error::CacheFull { needed, total, .. }) if needed <= total && !self.ongoing.is_empty() => {
+                Err(Error::CacheFull { needed, total, .. }) if needed <= total && !self.is_idle() => {
                     self.waiting.push_front((key, request));
                     self.is_full = true;
                 }
@@ -196,9 +254,10 @@ impl<'t, K> Texts<'t, K> {
     /// Ends those that are under way with an error.
     fn fail(&mut self, model: &mut PlacedModel, error: &Error, on_event: &mut OnEvent<'_, K>) {
         self.is_full = false;
-        for (key, text) in std::mem::take(&mut self.ongoing) {
+        let texts = std::mem::take(&mut self.ongoing).into_iter().map(|(key, text)| (key, text.sequence));
+        for (key, sequence) in texts.chain(std::mem::take(&mut self.embedding)) {
             // It is closed in any case, and why that may fail is known.
-            let _ = model.close(text.sequence);
+            let _ = model.close(sequence);
             let _ = on_event(&key, TextEvent::Failed(error.clone()));
         }
     }
@@ -207,6 +266,25 @@ impl<'t, K> Texts<'t, K> {
         for (key, _) in self.waiting.drain(..) {
             let _ = on_event(&key, TextEvent::Failed(error.clone()));
         }
+    }
+
+    fn take_embedding(
+        &mut self,
+        model: &mut PlacedModel,
+        sequence: Sequence,
+        came: Result<Embedding>,
+        on_event: &mut OnEvent<'_, K>,
+    ) -> Result<()> {
+        let Some(at) = self.embedding.iter().position(|(_, ours)| *ours == sequence) else { return Ok(()) };
+        self.is_full = false;
+        let (key, _) = self.embedding.remove(at);
+        let closed = model.close(sequence);
+        let event = match came.and_then(|embedding| closed.clone().map(|()| embedding)) {
+            Ok(embedding) => TextEvent::Embedded(embedding),
+            Err(error) => TextEvent::Failed(error),
+        };
+        let _ = on_event(&key, event);
+        closed
     }
 
     fn take(&mut self, model: &mut PlacedModel, token: Token, on_event: &mut OnEvent<'_, K>) -> Result<()> {
@@ -251,11 +329,35 @@ impl<'t, K> Texts<'t, K> {
                 self.fail(model, &error, on_event);
             }
         }
-        for (key, _) in self.waiting.drain(..) {
+        for (key, sequence) in std::mem::take(&mut self.embedding) {
+            let _ = model.close(sequence);
+            let _ = on_event(&key, TextEvent::Failed(outboard_core::Error::Cancelled.into()));
+        }
+        for (key, request) in self.waiting.drain(..) {
+            if let Wanted::Embedding(_) = request {
+                let _ = on_event(&key, TextEvent::Failed(outboard_core::Error::Cancelled.into()));
+                continue;
+            }
             let generation = Generation { finish: Finish::Cancelled, ..Generation::default() };
             let _ = on_event(&key, TextEvent::Ended { rest: String::new(), generation });
         }
     }
+}
+
+/// What has begun.
+enum Opened<'t> {
+    Text(Ongoing<'t>),
+    Embedding(Sequence),
+}
+
+/// Opens a sequence for a text to be embedded, or closes it again.
+fn open_embedding(model: &mut PlacedModel, request: &EmbedRequest) -> Result<Sequence> {
+    let sequence = model.open()?;
+    let begun = model.begin_embedding(sequence, request);
+    if begun.is_err() {
+        model.close(sequence)?;
+    }
+    begun.map(|()| sequence)
 }
 
 /// Opens a sequence for a text, or closes it again.
@@ -289,6 +391,8 @@ pub fn generate_many(
                 done[number] = generation;
                 if rest.is_empty() { ControlFlow::Continue(()) } else { on_text(number, &rest) }
             }
+            // Nobody has asked for one.
+            TextEvent::Embedded(_) => ControlFlow::Continue(()),
             TextEvent::Failed(error) => {
                 failed = Err(error);
                 ControlFlow::Break(())

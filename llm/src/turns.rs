@@ -18,9 +18,9 @@ const PROMPT_SHARE: f64 = 1.0;
 
 /// What a group's next run is made of, by slot.
 #[derive(Default)]
-struct Work {
-    steps: Vec<(usize, usize)>,
-    reads: Vec<usize>,
+pub(crate) struct Work {
+    pub(crate) steps: Vec<(usize, usize)>,
+    pub(crate) reads: Vec<usize>,
 }
 
 impl PlacedModel {
@@ -43,7 +43,7 @@ impl PlacedModel {
         }
         let mut sizes = vec![0usize; groups];
         let mut moved = false;
-        let is_busy = |state: &&mut State| state.is_decoding() || state.next() != Next::Nothing;
+        let is_busy = |state: &&mut State| !state.embeds() && (state.is_decoding() || state.next() != Next::Nothing);
         for state in self.sequences.iter_mut().flatten().filter(is_busy) {
             if state.group >= groups {
                 (state.group, moved) = (state.group % groups, true);
@@ -62,36 +62,43 @@ impl PlacedModel {
         if moved { self.flush_runs() } else { Ok(()) }
     }
 
-    fn states(&self) -> impl Iterator<Item = (usize, &State)> {
+    pub(crate) fn states(&self) -> impl Iterator<Item = (usize, &State)> {
         self.sequences.iter().enumerate().filter_map(|(slot, state)| Some((slot, state.as_ref()?)))
     }
 
     /// Groups of which some sequence decodes.
-    fn decoding_groups(&self) -> usize {
+    pub(crate) fn decoding_groups(&self) -> usize {
         let decodes = |group: &usize| self.states().any(|(_, state)| state.group == *group && state.is_decoding());
         (0..self.groups()).filter(decodes).count()
     }
 
     fn work_of(&self, group: usize) -> Work {
         let mut work = Work::default();
-        for (slot, state) in self.states().filter(|(_, state)| state.group == group) {
+        for (slot, state) in self.states().filter(|(_, state)| state.group == group && !state.embeds()) {
             match state.next() {
                 Next::Nothing => {}
                 Next::Step(position) => work.steps.push((slot, position)),
                 Next::Read(_) => work.reads.push(slot),
             }
         }
-        // Who has waited longest comes first, then whoever has least to read.
-        work.reads.sort_by_key(|&slot| self.slot(slot).map_or(0, |state| state.begun));
-        if let Some((_, others)) = work.reads.split_first_mut() {
+        self.by_turn(&mut work.reads);
+        work
+    }
+
+    /// Who has waited longest comes first, then whoever has least to read.
+    pub(crate) fn by_turn(&self, reads: &mut [usize]) {
+        reads.sort_by_key(|&slot| self.slot(slot).map_or(0, |state| state.begun));
+        if let Some((_, others)) = reads.split_first_mut() {
             others.sort_by_key(|&slot| self.slot(slot).map_or(0, |state| state.text.len() - state.n_past));
         }
-        work
     }
 
     /// The rows of the next run, if one should be enqueued before anything is waited for.
     pub(crate) fn next_batch(&mut self) -> Result<Option<(Batch, Turn)>> {
         self.balance()?;
+        if let Some(embeddings) = self.next_embeddings()? {
+            return Ok(Some(embeddings));
+        }
         let groups = self.groups();
         for _ in 0..groups {
             let (group, decoding) = (self.turn % groups, self.decoding_groups());
@@ -111,6 +118,7 @@ impl PlacedModel {
                 return Ok(None);
             }
             self.turn += 1;
+            self.embeddings.others_ran();
             return Ok(Some((self.compose(&work, decoding)?, Turn { group, lead })));
         }
         Ok(None)
@@ -176,7 +184,7 @@ impl PlacedModel {
 
     /// Rows of prompts that go with the steps of a run, so that these do not wait long: by what a run takes beside its rows and by what
     /// attention to a long text costs.
-    fn prompt_rows(&self, work: &Work) -> usize {
+    pub(crate) fn prompt_rows(&self, work: &Work) -> usize {
         let pipeline = &self.placement.pipeline;
         let rows = self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups());
         let each = self.placement.parts.work();
@@ -186,7 +194,7 @@ impl PlacedModel {
     }
 
     /// Rows of a run that the first one of some prompts leaves to the others: half of them, if they have as many to read.
-    fn kept_for_others(&self, reads: &[usize], room: usize) -> usize {
+    pub(crate) fn kept_for_others(&self, reads: &[usize], room: usize) -> usize {
         let others = reads.get(1..).unwrap_or_default();
         let wanted = |&slot: &usize| match self.slot(slot).map(State::next) {
             Ok(Next::Read(range)) => range.len(),
@@ -197,7 +205,7 @@ impl PlacedModel {
 
     /// As much of a sequence's next micro-batch as there is room for, and no part that would be rounded otherwise than the whole. The first one of
     /// a run is not left out.
-    fn part_of_prompt(&mut self, slot: usize, room: usize, first: bool) -> Result<Range<usize>> {
+    pub(crate) fn part_of_prompt(&mut self, slot: usize, room: usize, first: bool) -> Result<Range<usize>> {
         let least = self.smallest_part();
         let (state, _) = self.slot_and_blocks(slot)?;
         let Next::Read(range) = state.next() else { return Ok(0..0) };

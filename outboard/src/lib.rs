@@ -6,6 +6,7 @@
 pub mod cluster;
 pub mod devices;
 mod digests;
+mod embed;
 mod error;
 mod failover;
 mod model;
@@ -17,6 +18,7 @@ mod token;
 
 pub use cluster::Cluster;
 pub use devices::Devices;
+pub use embed::{EmbedRequest, PendingEmbedding};
 pub use error::{Error, Result};
 pub use failover::{OnRecovery, Reconnect};
 pub use model::{Model, open_gguf};
@@ -32,5 +34,7 @@ pub use outboard_llm as llm;
 pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_core::{DType, DeviceInfo, MemoryInfo};
 pub use outboard_llm::chat::Message;
-pub use outboard_llm::{DeviceLoad, Finish, Generation, Mmap, Overrides, Prefixes, Recovery, Room, Stall};
+pub use outboard_llm::{
+    DeviceLoad, Embedding, Finish, Generation, Mmap, Overrides, Pooling, Prefixes, Recovery, Room, Scale, Stall,
+};
 pub use outboard_rpc_client::{ClientOptions as ConnectOptions, ClientTls, Endpoint, NetStats, TlsFiles, Token};

@@ -1,6 +1,7 @@
-//! A thread that generates texts side by side on one placed model.
+//! A thread that generates texts, and embeds them, side by side on one placed model.
 
 use crate::cluster::{Cluster, Monitor, Told};
+use crate::embed::{EmbedRequest, Embedded, PendingEmbedding};
 use crate::error::{Error, Result};
 use crate::failover::{OnRecovery, Reconnect};
 use crate::model::Model;
@@ -8,9 +9,8 @@ use crate::place::{Placed, Plan};
 use crate::request::Request;
 use crate::text::{Piece, Pieces, Text};
 use outboard_core::Device;
-use outboard_llm::texts::Capacity;
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{Failover, PlacedModel, Recovery, Stall, TextEvent, TextRequest, Texts, Watch};
+use outboard_llm::{Capacity, Failover, PlacedModel, Recovery, Stall, TextEvent, TextRequest, Texts, Wanted, Watch};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -104,10 +104,26 @@ pub(crate) struct Shared {
     monitor: Monitor,
 }
 
-/// A text, and where its pieces go.
+/// What is wanted, and where it goes.
 struct Job {
-    request: TextRequest,
-    pieces: Pieces,
+    wanted: Wanted,
+    to: Destination,
+}
+
+/// Where goes what comes of a text.
+enum Destination {
+    Pieces(Pieces),
+    Embedding(Embedded),
+}
+
+impl Destination {
+    /// Whether nobody wants it any more.
+    fn is_closed(&self) -> bool {
+        match self {
+            Destination::Pieces(pieces) => pieces.is_closed(),
+            Destination::Embedding(embedded) => embedded.is_closed(),
+        }
+    }
 }
 
 impl fmt::Debug for Runner {
@@ -150,18 +166,47 @@ impl Runner {
     ///
     /// Fails at once with [`Error::ContextFull`] and [`Error::CacheFull`] if the text would not fit if it were alone, and if the prompt cannot be encoded.
     pub fn generate(&self, request: impl Into<Request>) -> Result<Text> {
-        let request = request.into().encode(&self.0.model)?;
-        self.0.capacity.check(&request)?;
+        let request = self.checked(request.into())?;
         let (pieces, received) = unbounded_channel();
+        self.ask(Job { wanted: request.into(), to: Destination::Pieces(pieces) })?;
+        Ok(Text::new(received, self.0.clone()))
+    }
+
+    /// Has a text embedded, in turn with texts, which go on beside it. Nothing is waited for here. Dropping what is given ends it.
+    ///
+    /// Fails at once with [`Error::ContextFull`] and [`Error::CacheFull`] if the text would not fit if it were alone, and if it cannot be encoded or is
+    /// empty.
+    pub fn embed(&self, request: impl Into<EmbedRequest>) -> Result<PendingEmbedding> {
+        let request = request.into().encode(&self.0.model)?;
+        self.0.capacity.check_embedding(&request)?;
+        let (embedded, received) = unbounded_channel();
+        self.ask(Job { wanted: request.into(), to: Destination::Embedding(embedded) })?;
+        Ok(PendingEmbedding::new(received, self.0.clone()))
+    }
+
+    fn ask(&self, job: Job) -> Result<()> {
         let gone = || Error::Bug("the thread that generates texts has ended".into());
         let jobs = self.0.jobs.as_ref().ok_or_else(gone)?;
-        jobs.send(Job { request, pieces }).map_err(|_| gone())?;
-        Ok(Text::new(received, self.0.clone()))
+        jobs.send(job).map_err(|_| gone())
+    }
+
+    fn checked(&self, request: Request) -> Result<TextRequest> {
+        if !self.0.model.writes_text() {
+            return Err(Error::Request("the model gives embeddings, and no text".into()));
+        }
+        let request = request.encode(&self.0.model)?;
+        self.0.capacity.check(&request)?;
+        Ok(request)
     }
 
     /// Whether a text would fit if it were alone, without having it generated: fails as [`Runner::generate`] does at once.
     pub fn check(&self, request: impl Into<Request>) -> Result<()> {
-        Ok(self.0.capacity.check(&request.into().encode(&self.0.model)?)?)
+        self.checked(request.into()).map(drop)
+    }
+
+    /// The same for a text to be embedded, as [`Runner::embed`] does.
+    pub fn check_embedding(&self, request: impl Into<EmbedRequest>) -> Result<()> {
+        Ok(self.0.capacity.check_embedding(&request.into().encode(&self.0.model)?)?)
     }
 
     /// The model.
@@ -176,6 +221,9 @@ impl Runner {
 
     /// What its devices hold and do now. Devices are asked once a second, and times recorded, for as long as somebody looks: the first look knows
     /// nothing that is measured, and ten seconds after the last one nobody asks any more. Nothing is waited for here.
+    ///
+    /// Of runners on the same [`Devices`](crate::Devices), the first one alone knows where tokens spend their time on devices of this process: open them
+    /// for each.
     pub fn cluster(&self) -> Cluster {
         self.0.monitor.look()
     }
@@ -229,38 +277,55 @@ impl Drop for Shared {
 
 /// Generates texts until nobody can ask for one.
 fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>, monitor: &Told) {
-    let mut texts: Texts<'_, Pieces> = Texts::new(tokenizer);
-    let mut tell = |pieces: &Pieces, event: TextEvent| {
+    let mut texts: Texts<'_, Destination> = Texts::new(tokenizer);
+    let mut tell = |to: &Destination, event: TextEvent| {
         if matches!(event, TextEvent::Token { .. }) {
             monitor.token();
         }
-        tell(pieces, event)
+        tell(to, event)
     };
     loop {
         if texts.is_empty() {
             monitor.ends();
             match jobs.recv() {
-                Ok(Job { request, pieces }) => texts.push(pieces, request),
+                Ok(Job { wanted, to }) => texts.push(to, wanted),
                 Err(_) => return,
             }
             monitor.begins();
         }
-        jobs.try_iter().for_each(|Job { request, pieces }| texts.push(pieces, request));
-        texts.retain(&mut model, |pieces| !pieces.is_closed(), &mut tell);
+        jobs.try_iter().for_each(|Job { wanted, to }| texts.push(to, wanted));
+        texts.retain(&mut model, |to| !to.is_closed(), &mut tell);
         texts.step(&mut model, &mut tell);
     }
 }
 
 /// Gives a text's owner what has become of it.
-fn tell(pieces: &Pieces, event: TextEvent) -> ControlFlow<()> {
+fn tell(to: &Destination, event: TextEvent) -> ControlFlow<()> {
+    let pieces = match to {
+        Destination::Pieces(pieces) => pieces,
+        Destination::Embedding(embedded) => return tell_embedding(embedded, event),
+    };
     let piece = match event {
         TextEvent::Token { id, log_prob, text } => Ok(Piece { text, token: Some(id), log_prob, end: None }),
         TextEvent::Ended { rest, generation } => {
             Ok(Piece { text: rest, token: None, log_prob: None, end: Some(Box::new(generation)) })
         }
+        TextEvent::Embedded(_) => Err(Error::Bug("a text has become an embedding".into())),
         TextEvent::Failed(e) => Err(e.into()),
     };
     match pieces.send(piece) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(_) => ControlFlow::Break(()),
+    }
+}
+
+fn tell_embedding(embedded: &Embedded, event: TextEvent) -> ControlFlow<()> {
+    let came = match event {
+        TextEvent::Embedded(embedding) => Ok(embedding),
+        TextEvent::Failed(e) => Err(e.into()),
+        TextEvent::Token { .. } | TextEvent::Ended { .. } => Err(Error::Bug("an embedding has become a text".into())),
+    };
+    match embedded.send(came) {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     }

@@ -91,19 +91,23 @@ impl Wake for Unpark {
     }
 }
 
+/// Waits in this thread for what comes to a task. Not `blocking_recv`, which panics in one.
+pub(crate) fn wait_for<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut cx = Context::from_waker(&waker);
+    loop {
+        match poll(&mut cx) {
+            Poll::Ready(came) => return came,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
 impl Iterator for Text {
     type Item = Result<Piece>;
 
-    // Not `blocking_recv`, which panics in a task.
     fn next(&mut self) -> Option<Result<Piece>> {
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut cx = Context::from_waker(&waker);
-        loop {
-            match self.poll(&mut cx) {
-                Poll::Ready(piece) => return piece,
-                Poll::Pending => std::thread::park(),
-            }
-        }
+        wait_for(|cx| self.poll(cx))
     }
 }
 

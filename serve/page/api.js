@@ -1,6 +1,7 @@
 // The server's API, as any program uses it. Paths are relative, so that the page works below a path of somebody else's.
 
 const KEY = "outboard.key";
+const MODEL = "outboard.model";
 const PATIENCE = 8000;
 
 /** A request that was not answered, or answered with an error; `status` is 0 where nothing came. */
@@ -35,6 +36,14 @@ export function setKey(text, keeps) {
   if (text) save(keeps ? "localStorage" : "sessionStorage", KEY, text);
 }
 
+/** Which of several models is meant; null for the first. */
+export const model = () => chosen;
+export function setModel(name) {
+  chosen = name;
+  save("sessionStorage", MODEL, name);
+}
+let chosen = load("sessionStorage", MODEL);
+
 async function send(path, options = {}) {
   const headers = { ...options.headers };
   if (key()) headers.authorization = `Bearer ${key()}`;
@@ -58,7 +67,7 @@ export async function get(path) {
 
 /** The chunks of a chat's answer, as they come. */
 export async function* chat(body, signal) {
-  const request = { ...body, stream: true, stream_options: { include_usage: true } };
+  const request = { ...body, model: model(), stream: true, stream_options: { include_usage: true } };
   const headers = { "content-type": "application/json" };
   const response = await send("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(request), signal });
   for await (const data of events(response.body, signal)) {

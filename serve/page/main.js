@@ -1,9 +1,9 @@
 // Begins everything, looks at the server once a second, and asks for a key where it wants one.
 
-import { get, key, load, save, setKey } from "./api.js";
+import { get, key, load, model, save, setKey, setModel } from "./api.js";
 import * as chat from "./chat.js";
 import * as cluster from "./cluster.js";
-import { byId, setText } from "./dom.js";
+import { byId, el, setText } from "./dom.js";
 
 const EVERY = 1000;
 const VIEW = "outboard.view";
@@ -11,25 +11,50 @@ const VIEW = "outboard.view";
 chat.start(askForKey);
 views();
 keys();
+byId("models").addEventListener("change", () => {
+  setModel(byId("models").value);
+  ask();
+});
 look();
 
 async function look() {
+  await ask();
+  setTimeout(look, EVERY);
+}
+
+async function ask() {
   if (document.visibilityState === "visible" && !byId("key-dialog").open) {
     try {
-      const seen = await get("cluster");
+      const asked = model();
+      const seen = await get(asked == null ? "cluster" : `cluster?model=${encodeURIComponent(asked)}`);
+      // Another one was chosen meanwhile.
+      if (asked !== model()) return;
       cluster.show(seen);
       chat.setModel(seen.model.id);
       setText(byId("model"), seen.model.name);
+      showModels(seen.models, seen.model.id);
       setText(byId("cluster-title"), "Cluster");
       const lost = seen.hosts.filter((host) => host.state === "lost" || host.state === "silent").length;
       state(seen.draining ? "stops" : lost ? `${lost} of ${seen.hosts.length} hosts lost` : "", Boolean(lost));
     } catch (error) {
       if (byId("hosts").firstElementChild) setText(byId("cluster-title"), "Cluster, when it was last seen");
       if (error.status === 401) askForKey(error.message);
+      // A server that was started anew may have others.
+      if (error.status === 404) setModel(null);
       state(error.status === 401 ? "asks for a key" : error.status ? error.message : "does not answer", true);
     }
   }
-  setTimeout(look, EVERY);
+}
+
+/** A choice, where there are several. */
+function showModels(names, shown) {
+  const node = byId("models");
+  node.hidden = names.length < 2;
+  byId("model").hidden = !node.hidden;
+  if (names.join("\n") !== [...node.options].map((option) => option.value).join("\n")) {
+    node.replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+  }
+  if (document.activeElement !== node) node.value = shown;
 }
 
 function state(text, isBad) {

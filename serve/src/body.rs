@@ -13,8 +13,8 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use http_body_util::BodyExt;
 use std::sync::Arc;
 
-/// Reads the parameters of a request. The room is what it takes of that for all bodies, until it has become tokens.
-pub(crate) async fn read(service: &Service, request: Request) -> Result<(Params, Arc<Room>)> {
+/// Reads the parameters of a request, and chooses the model that it means. The room is what it takes of that for all bodies, until it has become tokens.
+pub(crate) async fn read(service: Service, request: Request) -> Result<(Service, Params, Arc<Room>)> {
     check_head(&service.options().limits, request.headers())?;
     let limits = &service.options().limits;
     let late = |_| {
@@ -26,11 +26,11 @@ pub(crate) async fn read(service: &Service, request: Request) -> Result<(Params,
     let (bytes, room) = tokio::time::timeout(limits.body_time, reading).await.map_err(late)??;
     let room = Arc::new(room);
     // Large ones are parsed where no connection waits for it.
-    let params = match bytes.len() {
+    let mut params = match bytes.len() {
         0..=LARGE => Params::parse(&bytes)?,
         _ => service.work(&room, move |_| Params::parse(&bytes)).await?,
     };
-    Ok((params, room))
+    Ok((service.of(&mut params)?, params, room))
 }
 
 /// Refuses what can be refused before the body comes.

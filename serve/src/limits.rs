@@ -50,6 +50,8 @@ pub(crate) const HEAD: usize = 32 << 10;
 pub(crate) const HEADERS: usize = 64;
 /// Texts of one request.
 pub(crate) const TEXTS: usize = 128;
+/// Texts of one request that are embedded.
+pub(crate) const EMBEDDINGS: usize = 2048;
 /// Stop strings of one request, and bytes of one of them: each is looked for behind every token.
 pub(crate) const STOPS: usize = 16;
 /// Bytes of a stop string.
@@ -104,6 +106,7 @@ mod tests {
             ("time for a body", seconds(l.body_time), String::new()),
             ("time in which nothing is taken of an answer", seconds(l.write_time), String::new()),
             ("texts of a request", TEXTS.to_string(), String::new()),
+            ("texts of a request that are embedded", EMBEDDINGS.to_string(), String::new()),
             ("stop strings of a request", STOPS.to_string(), String::new()),
             ("bytes of a stop string", bytes(STOP_BYTES), String::new()),
             ("tokens with a bias", BIASES.to_string(), String::new()),

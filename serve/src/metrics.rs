@@ -3,6 +3,7 @@
 use crate::texts::Engine;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -12,20 +13,18 @@ use std::fmt;
 use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfReason {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfAnswer {
     path: &'static str,
     status: u16,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfEnd {
-    end: &'static str,
+struct OfModel {
+    model: String,
 }
+
+/// Labels that depend on how many models there are: with one there is none that names it.
+type Labels = Vec<(&'static str, String)>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
@@ -37,19 +36,27 @@ fn times() -> Histogram {
     Histogram::new(exponential_buckets(1e-3, 2.0, 18))
 }
 
-/// What a server counts and measures.
+/// What a server counts and measures, of all models.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     requests: Family<OfAnswer, Counter>,
-    texts: Family<OfEnd, Counter>,
-    refused: Family<OfReason, Counter>,
+    refused: Family<Labels, Counter>,
+    connections: Gauge,
+}
+
+/// The same of one model.
+#[derive(Debug)]
+pub(crate) struct ModelMetrics {
+    /// `None` if there is no other one.
+    model: Option<String>,
+    texts: Family<Labels, Counter>,
+    refused: Family<Labels, Counter>,
     prompt_tokens: Counter,
     tokens: Counter,
     wait: Histogram,
     first: Histogram,
     each: Histogram,
-    connections: Gauge,
     waiting: Gauge,
     running: Gauge,
     slots: Gauge,
@@ -64,45 +71,117 @@ impl Book {
         metric
     }
 
-    fn seconds(&mut self, name: &str, help: &str) -> Histogram {
-        let metric = times();
-        self.0.register_with_unit(name, help, Unit::Seconds, metric.clone());
-        metric
+    fn put(&mut self, name: &str, help: &str, unit: Option<Unit>, metric: impl Metric) {
+        match unit {
+            Some(unit) => self.0.register_with_unit(name, help, unit, metric),
+            None => self.0.register(name, help, metric),
+        }
+    }
+
+    /// One for each model, with a label where there are several.
+    fn each<M: Metric + TypedMetric + Clone>(
+        &mut self,
+        models: &[&str],
+        (name, help, unit): (&'static str, &'static str, Option<Unit>),
+        new: fn() -> M,
+    ) -> Vec<M> {
+        if let [_] = models {
+            let metric = new();
+            self.put(name, help, unit, metric.clone());
+            return vec![metric];
+        }
+        let family = Family::<OfModel, M>::new_with_constructor(new);
+        self.put(name, help, unit, family.clone());
+        models.iter().map(|model| family.get_or_create(&OfModel { model: (*model).to_owned() }).clone()).collect()
     }
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Metrics {
+    /// Of these models: what is counted of all, and of each.
+    pub(crate) fn new(models: &[&str]) -> (Metrics, Vec<ModelMetrics>) {
         let mut b = Book(Registry::with_prefix("outboard_serve"));
         let build: Family<Build, Gauge> = b.add("build_info", "Version, always 1", Family::default());
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
-        Metrics {
-            requests: b.add("requests", "Requests that were answered", Family::default()),
-            texts: b.add("texts", "Texts that have ended, by how", Family::default()),
-            refused: b.add("refused", "Requests and connections that were refused, by reason", Family::default()),
-            prompt_tokens: b.add("prompt_tokens", "Tokens of prompts whose texts are done", Counter::default()),
-            tokens: b.add("tokens", "Tokens that were generated, of texts that are done", Counter::default()),
-            wait: b.seconds("wait", "Time until a text had a place"),
-            first: b.seconds("first_token", "Time from a request to the first token of a text"),
-            each: b.seconds("token", "Mean time of a text's tokens behind the first"),
-            connections: b.add("connections", "Connections that are open", Gauge::default()),
-            waiting: b.add("waiting", "Texts that wait for a place", Gauge::default()),
-            running: b.add("running", "Texts that have a place", Gauge::default()),
-            slots: b.add("slots", "Places for texts", Gauge::default()),
-            registry: b.0,
-        }
+        let requests = b.add("requests", "Requests that were answered", Family::default());
+        let texts: Family<Labels, Counter> = b.add("texts", "Texts that have ended, by how", Family::default());
+        let refused: Family<Labels, Counter> =
+            b.add("refused", "Requests and connections that were refused, by reason", Family::default());
+        let prompts =
+            ("prompt_tokens", "Tokens of prompts whose texts are done, and of texts that were embedded", None);
+        let mut prompts = b.each(models, prompts, Counter::default).into_iter();
+        let generated = ("tokens", "Tokens that were generated, of texts that are done", None);
+        let mut generated = b.each(models, generated, Counter::default).into_iter();
+        let seconds = Some(Unit::Seconds);
+        let mut wait = b.each(models, ("wait", "Time until a text had a place", seconds.clone()), times).into_iter();
+        let first = ("first_token", "Time from a request to the first token of a text", seconds.clone());
+        let mut first = b.each(models, first, times).into_iter();
+        let each = ("token", "Mean time of a text's tokens behind the first", seconds);
+        let mut each = b.each(models, each, times).into_iter();
+        let connections = b.add("connections", "Connections that are open", Gauge::default());
+        let mut gauges =
+            |name: &'static str, help: &'static str| b.each(models, (name, help, None), Gauge::default).into_iter();
+        let mut waiting = gauges("waiting", "Texts that wait for a place");
+        let mut running = gauges("running", "Texts that have a place");
+        let mut slots = gauges("slots", "Places for texts");
+        let of = |model: &&str| {
+            Some(ModelMetrics {
+                model: (models.len() > 1).then(|| (*model).to_owned()),
+                texts: texts.clone(),
+                refused: refused.clone(),
+                prompt_tokens: prompts.next()?,
+                tokens: generated.next()?,
+                wait: wait.next()?,
+                first: first.next()?,
+                each: each.next()?,
+                waiting: waiting.next()?,
+                running: running.next()?,
+                slots: slots.next()?,
+            })
+        };
+        let each = models.iter().filter_map(of).collect();
+        (Metrics { registry: b.0, requests, refused, connections }, each)
     }
 
     pub(crate) fn request(&self, path: &'static str, status: u16) {
         self.requests.get_or_create(&OfAnswer { path, status }).inc();
     }
 
+    /// Before it was known which model was meant.
+    pub(crate) fn refused(&self, reason: &'static str) {
+        self.refused.get_or_create(&vec![("reason", reason.to_owned())]).inc();
+    }
+
+    /// One connection more, or less.
+    pub(crate) fn connection(&self, change: i64) {
+        self.connections.inc_by(change);
+    }
+
+    /// All of it, as OpenMetrics has it.
+    pub(crate) fn render<'e>(&self, engines: impl Iterator<Item = &'e Engine>) -> Result<String, fmt::Error> {
+        for engine in engines {
+            let (waiting, free, slots) = (engine.queue.waiting(), engine.queue.free(), engine.runner.plan().sequences);
+            engine.metrics.waiting.set(signed(waiting));
+            engine.metrics.slots.set(signed(slots));
+            engine.metrics.running.set(signed(slots.saturating_sub(free)));
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+impl ModelMetrics {
+    fn labels(&self, name: &'static str, value: &'static str) -> Labels {
+        let model = self.model.clone().map(|model| ("model", model));
+        std::iter::once((name, value.to_owned())).chain(model).collect()
+    }
+
     pub(crate) fn ended(&self, end: &'static str) {
-        self.texts.get_or_create(&OfEnd { end }).inc();
+        self.texts.get_or_create(&self.labels("end", end)).inc();
     }
 
     pub(crate) fn refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&OfReason { reason }).inc();
+        self.refused.get_or_create(&self.labels("reason", reason)).inc();
     }
 
     pub(crate) fn tokens(&self, prompt: usize, generated: usize, decode: Duration) {
@@ -120,24 +199,33 @@ impl Metrics {
     pub(crate) fn first_token(&self, time: Duration) {
         self.first.observe(time.as_secs_f64());
     }
-
-    /// One connection more, or less.
-    pub(crate) fn connection(&self, change: i64) {
-        self.connections.inc_by(change);
-    }
-
-    /// All of it, as OpenMetrics has it.
-    pub(crate) fn render(&self, engine: &Engine) -> Result<String, fmt::Error> {
-        let (waiting, free, slots) = (engine.queue.waiting(), engine.queue.free(), engine.runner.plan().sequences);
-        self.waiting.set(signed(waiting));
-        self.slots.set(signed(slots));
-        self.running.set(signed(slots.saturating_sub(free)));
-        let mut text = String::new();
-        encode(&mut text, &self.registry)?;
-        Ok(text)
-    }
 }
 
 fn signed(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(models: &[&str]) -> String {
+        let (metrics, each) = Metrics::new(models);
+        for of_model in &each {
+            of_model.ended("done");
+            of_model.tokens(3, 2, Duration::from_millis(4));
+        }
+        metrics.render(std::iter::empty()).unwrap()
+    }
+
+    #[test]
+    fn a_model_is_named_where_there_are_several() {
+        let (one, two) = (text(&["a"]), text(&["a", "b"]));
+        for line in ["texts_total{end=\"done\"} 1", "tokens_total 2", "wait_seconds_count 0", "slots 0"] {
+            assert!(one.lines().any(|l| l == format!("outboard_serve_{line}")), "{line} in {one}");
+        }
+        for line in ["texts_total{end=\"done\",model=\"b\"} 1", "tokens_total{model=\"a\"} 2", "slots{model=\"b\"} 0"] {
+            assert!(two.lines().any(|l| l == format!("outboard_serve_{line}")), "{line} in {two}");
+        }
+    }
 }

@@ -1,9 +1,11 @@
-//! A model with the rules for whom it answers.
+//! Models with the rules for whom they answer.
 
 use crate::api;
+use crate::embed::Inputs;
 use crate::error::ApiError;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
+use crate::models::{Named, ServedModel, named};
 use crate::page::Page;
 use crate::queue::Client;
 use crate::room::{Room, Rooms};
@@ -11,8 +13,8 @@ use crate::settings::Settings;
 use crate::texts::{Answers, Engine};
 use crate::work::Workers;
 use axum::Router;
-use http::{HeaderValue, StatusCode};
-use outboard::{Error, Message, Model, Result, Runner};
+use http::HeaderValue;
+use outboard::{Embedding, Error, Message, Model, Result, Runner};
 use outboard_net::Tokens;
 use std::fmt;
 use std::sync::Arc;
@@ -37,7 +39,8 @@ pub struct ServeOptions {
     pub limits: Limits,
     /// Keys that clients must show; nobody needs one without this.
     pub keys: Option<Arc<Tokens>>,
-    /// Names of the model, the first of which is what clients are told. None: the name of its file, without `.gguf`.
+    /// Names of the model, the first of which is what clients are told. None: the name of its file, without `.gguf`. Of several models each has its own
+    /// ([`ServedModel`]), and there are none here.
     pub names: Vec<String>,
     /// Names of this host that requests may say. With keys, any.
     pub hosts: Hosts,
@@ -47,12 +50,13 @@ pub struct ServeOptions {
     pub page: Page,
 }
 
-/// A model that programs may ask. Clones are the same one.
+/// Models that programs may ask. Clones are the same ones. What is not asked of all is asked of one of them, the first where nothing is said.
 #[derive(Clone)]
-pub struct Service(Arc<Inner>);
+pub struct Service(Arc<Inner>, Arc<Named>);
 
 struct Inner {
-    engine: Arc<Engine>,
+    models: Vec<Arc<Named>>,
+    metrics: Metrics,
     options: ServeOptions,
     origins: Vec<HeaderValue>,
     rooms: Arc<Rooms>,
@@ -63,7 +67,7 @@ struct Inner {
 
 impl fmt::Debug for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Service").field("engine", &self.0.engine).finish_non_exhaustive()
+        f.debug_struct("Service").field("models", &self.0.models).finish_non_exhaustive()
     }
 }
 
@@ -71,9 +75,15 @@ impl Service {
     /// Over a runner, which should have no other users: the places for texts are given away here. Fails with [`Error::Request`] for an origin that
     /// is none.
     pub fn new(runner: Runner, mut options: ServeOptions) -> Result<Service> {
-        if options.names.is_empty() {
-            let stem = runner.model().path().file_stem().map(|stem| stem.to_string_lossy().into_owned());
-            options.names.push(stem.unwrap_or_else(|| "model".into()));
+        let names = std::mem::take(&mut options.names);
+        Service::of_models(vec![ServedModel { runner, names }], options)
+    }
+
+    /// Over several models, each with places and a queue of its own. Requests choose by name; those that name none get the first. Fails as
+    /// [`Service::new`] does, and if two have the same name or there are none.
+    pub fn of_models(models: Vec<ServedModel>, options: ServeOptions) -> Result<Service> {
+        if !options.names.is_empty() {
+            return Err(Error::Request("names are given with each model".into()));
         }
         let origin = |text: &String| {
             let wrong = || Error::Request(format!("\"{text}\" is no origin, such as https://chat.lan or *"));
@@ -81,12 +91,14 @@ impl Service {
             HeaderValue::from_str(text).ok().filter(|_| is_one).ok_or_else(wrong)
         };
         let origins = options.origins.iter().map(origin).collect::<Result<_>>()?;
-        let Limits { waiting, waiting_each, bodies, bodies_each, .. } = options.limits;
-        let engine = Engine::new(runner, waiting, waiting_each, Metrics::new());
+        let Limits { bodies, bodies_each, .. } = options.limits;
+        let (models, metrics) = named(models, &options.limits)?;
+        let first = models.first().cloned().ok_or_else(|| Error::Bug("there is no model".into()))?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let (rooms, workers) = (Rooms::new(bodies, bodies_each), Workers::new());
         let draining = AtomicBool::new(false);
-        Ok(Service(Arc::new(Inner { engine: Arc::new(engine), options, origins, rooms, workers, draining, since })))
+        let inner = Inner { models, metrics, options, origins, rooms, workers, draining, since };
+        Ok(Service(Arc::new(inner), first))
     }
 
     /// What answers requests. It needs a tokio runtime with timers. Clients without keys are told apart by `ConnectInfo<SocketAddr>`, if there is one.
@@ -102,12 +114,12 @@ impl Service {
     /// Ends texts that are under way, with an error that says why.
     pub fn end(&self) {
         self.drain();
-        self.0.engine.end();
+        self.0.models.iter().for_each(|model| model.engine.end());
     }
 
     /// Texts that are under way, or wait for their turn.
     pub fn texts(&self) -> usize {
-        self.0.engine.under_way()
+        self.0.models.iter().map(|model| model.engine.under_way()).sum()
     }
 
     pub(crate) fn is_draining(&self) -> bool {
@@ -115,11 +127,11 @@ impl Service {
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.0.engine
+        &self.1.engine
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
-        &self.0.engine.metrics
+        &self.0.metrics
     }
 
     pub(crate) fn options(&self) -> &ServeOptions {
@@ -140,23 +152,27 @@ impl Service {
     }
 
     pub(crate) fn model(&self) -> &Model {
-        self.0.engine.runner.model()
+        self.1.engine.runner.model()
     }
 
     /// What clients are told the model is called.
     pub(crate) fn name(&self) -> &str {
-        self.0.options.names.first().map_or("model", String::as_str)
+        self.1.name()
     }
 
-    /// Whether a request means this model: it says nothing, or one of its names.
-    pub(crate) fn check_model(&self, asked: Option<&str>) -> crate::error::Result<()> {
-        let Some(asked) = asked else { return Ok(()) };
-        if self.0.options.names.iter().any(|name| name == asked) {
-            return Ok(());
-        }
-        let asked: String = asked.chars().take(100).collect();
-        let message = format!("there is no model '{asked}' here; there is '{}'", self.name());
-        Err(ApiError::of_param("model", message).with_status(StatusCode::NOT_FOUND).with_code("model_not_found"))
+    /// All that it is called.
+    pub(crate) fn names(&self) -> &[String] {
+        &self.1.names
+    }
+
+    /// All models.
+    pub(crate) fn models(&self) -> &[Arc<Named>] {
+        &self.0.models
+    }
+
+    /// The same service, of which this model is meant.
+    pub(crate) fn with(&self, model: Arc<Named>) -> Service {
+        Service(self.0.clone(), model)
     }
 
     /// Does something that may take long, such as finding the tokens of a long text, where no connection waits for it. Clients take turns.
@@ -176,6 +192,14 @@ impl Service {
             Ok(model.encode(&prompt)?)
         })
         .await
+    }
+
+    /// Embeds texts, unless the server is about to stop.
+    pub(crate) async fn embed(&self, client: &Client, inputs: Inputs) -> crate::error::Result<Vec<Embedding>> {
+        if self.is_draining() {
+            return Err(ApiError::stopping());
+        }
+        self.engine().embed(client, inputs).await
     }
 
     /// Begins texts, unless the server is about to stop.

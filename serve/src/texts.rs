@@ -1,7 +1,7 @@
 //! Texts under way: a task for each, which waits for its turn, takes what the engine gives, and ends the text when nobody reads it any more.
 
 use crate::error::{ApiError, Result};
-use crate::metrics::Metrics;
+use crate::metrics::ModelMetrics;
 use crate::queue::{Client, Full, Place, Queue, Turn};
 use crate::settings::Settings;
 use futures_core::Stream;
@@ -25,7 +25,7 @@ const FIRST_GUESS: Duration = Duration::from_secs(2);
 pub(crate) struct Engine {
     pub(crate) runner: Runner,
     pub(crate) queue: Arc<Queue>,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: ModelMetrics,
     /// Says that texts end now, whatever they have.
     ended: watch::Sender<bool>,
     /// What texts take, a moving mean in microseconds; 0 before the first has ended.
@@ -54,7 +54,14 @@ pub(crate) struct Answers {
 }
 
 /// Counts texts that have not ended.
-struct UnderWay(Arc<Engine>);
+pub(crate) struct UnderWay(Arc<Engine>);
+
+impl UnderWay {
+    pub(crate) fn new(engine: &Arc<Engine>) -> UnderWay {
+        engine.under_way.fetch_add(1, Ordering::Relaxed);
+        UnderWay(engine.clone())
+    }
+}
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
@@ -63,7 +70,7 @@ impl Drop for UnderWay {
 }
 
 impl Engine {
-    pub(crate) fn new(runner: Runner, waiting: usize, waiting_each: usize, metrics: Metrics) -> Engine {
+    pub(crate) fn new(runner: Runner, waiting: usize, waiting_each: usize, metrics: ModelMetrics) -> Engine {
         let places = runner.plan().sequences;
         let slots = (0..places).map(|_| Mutex::new(None)).collect();
         let queue = Queue::new(places, waiting, waiting_each);
@@ -90,8 +97,7 @@ impl Engine {
         let (sender, pieces) = unbounded_channel();
         for (number, ((prompt, request), turn)) in requests.zip(turns).enumerate() {
             let (engine, sender) = (self.clone(), sender.clone());
-            self.under_way.fetch_add(1, Ordering::Relaxed);
-            let counted = UnderWay(self.clone());
+            let counted = UnderWay::new(self);
             tokio::spawn(async move {
                 let _counted = counted;
                 let text = Task { engine, sender, number, since: Instant::now() };
@@ -102,7 +108,7 @@ impl Engine {
         Ok(Answers { pieces, prompt_tokens, left: count, count })
     }
 
-    fn refuse(&self, full: Full, count: usize) -> ApiError {
+    pub(crate) fn refuse(&self, full: Full, count: usize) -> ApiError {
         self.metrics.refused("waiting");
         let waiting = self.queue.waiting();
         let message = match full {
@@ -132,11 +138,16 @@ impl Engine {
         mean.saturating_mul(u32::try_from(rounds).unwrap_or(u32::MAX)).clamp(RETRY.0, RETRY.1)
     }
 
-    fn took(&self, time: Duration) {
+    pub(crate) fn took(&self, time: Duration) {
         let new = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         let old = self.mean.load(Ordering::Relaxed);
         // Another task may have stored meanwhile: it is a guess.
         self.mean.store(if old == 0 { new } else { old - old / 8 + new / 8 }, Ordering::Relaxed);
+    }
+
+    /// Says when texts end whatever they have.
+    pub(crate) fn ended(&self) -> watch::Receiver<bool> {
+        self.ended.subscribe()
     }
 
     /// Ends all texts with an error.
@@ -221,26 +232,37 @@ impl Task {
 }
 
 /// A place with a text in it.
-struct Occupied {
+pub(crate) struct Occupied {
     engine: Arc<Engine>,
-    slot: Arc<Slot>,
-    place: Place,
+    pub(crate) slot: Arc<Slot>,
+    /// `None` only when it was taken away.
+    place: Option<Place>,
 }
 
 impl Occupied {
-    fn new(engine: Arc<Engine>, place: Place, slot: Arc<Slot>) -> Occupied {
+    pub(crate) fn new(engine: Arc<Engine>, place: Place, slot: Arc<Slot>) -> Occupied {
         if let Some(shown) = engine.slots.get(place.number) {
             *locked(shown) = Some(slot.clone());
         }
-        Occupied { engine, slot, place }
+        Occupied { engine, slot, place: Some(place) }
+    }
+
+    /// The place, with nothing in it.
+    pub(crate) fn vacate(mut self) -> Option<Place> {
+        self.clear();
+        self.place.take()
+    }
+
+    fn clear(&self) {
+        if let Some(shown) = self.place.as_ref().and_then(|place| self.engine.slots.get(place.number)) {
+            *locked(shown) = None;
+        }
     }
 }
 
 impl Drop for Occupied {
     fn drop(&mut self) {
-        if let Some(shown) = self.engine.slots.get(self.place.number) {
-            *locked(shown) = None;
-        }
+        self.clear();
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let Some(needed) = tests.iter().map(|t| t.ctx()).max() else {
         return Err(usage("there is nothing to measure: give -p or -n a number above 0"));
     };
-    let loaded = model::open(&args.model.model)?;
+    let loaded = model::open(args.model.only()?)?;
     let beside: Vec<String> = args.beside.iter().flat_map(|names| split(names)).collect();
     let available = devices::available(&args.devices, &beside)?;
     let tracer = Tracer::new(available.host());

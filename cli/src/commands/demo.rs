@@ -94,7 +94,7 @@ fn device_args(servers: &[Server; 2]) -> Result<DeviceArgs> {
 /// How the model is put on them: for so many texts at a time, each with a context of so many tokens.
 fn model_args(n_seqs: usize, context: u32) -> ModelArgs {
     ModelArgs {
-        model: String::new(),
+        models: Vec::new(),
         ctx: Some(context),
         batch_size: 512,
         ubatch_size: None,

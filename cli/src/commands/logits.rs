@@ -37,7 +37,7 @@ struct Report<'a> {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let loaded = model::open(&args.model.model)?;
+    let loaded = model::open(args.model.only()?)?;
     let n_vocab = loaded.inner().hparams().n_vocab;
     if let Some(id) = args.ids.iter().find(|&&id| id as usize >= n_vocab) {
         bail!("token {id} is outside the model's vocabulary of {n_vocab}");

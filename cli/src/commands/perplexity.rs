@@ -70,7 +70,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let text = read_text(&args.file)?;
     let mut chosen = args.model.clone();
     chosen.ctx = chosen.ctx.or(Some(CHUNK));
-    let loaded = model::open(&chosen.model)?;
+    let loaded = model::open(chosen.only()?)?;
     let tokenizer = loaded.tokenizer();
     let tokens = tokenizer.encode(&text, SpecialText::Literal, Bos::Add)?;
     let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());

@@ -52,7 +52,7 @@ pub(crate) struct Args {
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let picture = args.svg.as_deref().map(Picture::create).transpose()?;
-    let loaded = model::open(&args.model.model)?;
+    let loaded = model::open(args.model.only()?)?;
     let set = devices::open(&args.devices)?;
     let setup = Setup::new(args, &loaded, &set)?;
     if !args.json {

@@ -81,7 +81,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if args.parallel > 1 && generate_options.sampler.is_greedy() {
         return Err(usage("--parallel with --temp 0 gives the same text again and again: raise --temp"));
     }
-    let loaded = model::open(&args.model.model)?;
+    let loaded = model::open(args.model.only()?)?;
     let Some(prompt) = prompt else {
         let talk = conversation::Talk::new(args, &loaded)?;
         return conversation::main(talk, Opened::new(args, loaded, &[])?, &generate_options);

@@ -3,11 +3,11 @@
 use crate::args::{DeviceArgs, ModelArgs, usage};
 use crate::{devices, model, print};
 use anyhow::{Context, Result, anyhow};
-use outboard::{Placed, Recovery, RunOptions, Runner};
+use outboard::{Placed, Plan, Recovery, RunOptions, Runner};
 use outboard_output as output;
-use outboard_serve::{Hosts, Limits, Page, ServeOptions, Server, ServerTls, Service, Tokens};
+use outboard_serve::{Hosts, Limits, Page, ServeOptions, ServedModel, Server, ServerTls, Service, Tokens};
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -22,7 +22,7 @@ pub(crate) struct Args {
     /// Texts at a time, each with a context of -c tokens; further ones wait for their turn
     #[arg(long, alias = "np", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     parallel: u32,
-    /// Names of the model, the first of which programs are told [default: the name of its file]
+    /// Names of the model, the first of which programs are told [default: the name of its file]. Of several models each has its own: -m NAME,..=MODEL
     #[arg(short, long, value_name = "NAME,..", value_delimiter = ',')]
     alias: Vec<String>,
     /// Texts that may wait for their turn, half of them of one client; more are refused with 429
@@ -76,10 +76,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             "the limit of file descriptors cannot be raised, so that there may be fewer connections: {e}"
         ))?;
     }
-    let runner = runner(args)?;
-    let (name, plan) = (runner.model().name().to_owned(), runner.plan().clone());
+    let models = models(args)?;
+    let (names, places) = (describe_names(&models), describe_places(&models));
     let trust = describe_trust(keys.as_deref(), tls.is_some());
-    let service = Service::new(runner, serve_options(args, addr, keys)).map_err(usage)?;
+    let service = Service::of_models(models, serve_options(args, addr, keys)).map_err(usage)?;
     let (stop, stopped) = channel();
     let handler = move || {
         let _ = stop.send(());
@@ -90,9 +90,9 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let addr = server.local_addr();
     let page = if args.no_page { String::new() } else { format!("  page           : {scheme}://{addr}/\n") };
     output::out(format_args!(
-        "Serving {name}\n{page}  endpoint       : {scheme}://{addr}/v1\n  texts at a time: {} of {} tokens, {} more may wait\n  trust          : {trust}\n\
+        "Serving {names}\n{page}  endpoint       : {scheme}://{addr}/v1\n  texts at a time: {places}, {} more may wait\n  trust          : {trust}\n\
          listening on {addr}\n",
-        plan.sequences, plan.context, args.max_waiting,
+        args.max_waiting,
     ))?;
     // An error means that the handler is gone, which lives as long as the process.
     let _ = stopped.recv();
@@ -101,9 +101,42 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Puts the model on its devices, and starts the thread that generates texts.
-fn runner(args: &Args) -> Result<Runner> {
-    let loaded = model::open(&args.model.model)?;
+/// Puts the models on their devices, one after another: each has what the others leave free.
+fn models(args: &Args) -> Result<Vec<ServedModel>> {
+    let given: Vec<(Vec<String>, &str)> = args.model.models.iter().map(|given| with_names(given)).collect();
+    if given.len() > 1 && !args.alias.is_empty() {
+        return Err(usage("--alias names one model; with several, say what each is called: -m NAME,..=MODEL"));
+    }
+    let placed = |(mut names, model): (Vec<String>, &str)| {
+        names.extend(args.alias.iter().cloned());
+        Ok(ServedModel { runner: runner(args, model)?, names })
+    };
+    given.into_iter().map(placed).collect()
+}
+
+/// The names that stand before a model: `NAME,..=MODEL`. A path with `=` in it is one without.
+fn with_names(given: &str) -> (Vec<String>, &str) {
+    match given.split_once('=') {
+        Some((names, model)) if !names.is_empty() && !names.contains(['/', '\\']) && !Path::new(given).exists() => {
+            (names.split(',').map(|name| name.trim().to_owned()).collect(), model)
+        }
+        _ => (Vec::new(), given),
+    }
+}
+
+fn describe_names(models: &[ServedModel]) -> String {
+    models.iter().map(|model| model.runner.model().name()).collect::<Vec<_>>().join(" and ")
+}
+
+fn describe_places(models: &[ServedModel]) -> String {
+    let of = |plan: &Plan| format!("{} of {} tokens", plan.sequences, plan.context);
+    models.iter().map(|model| of(model.runner.plan())).collect::<Vec<_>>().join(" and ")
+}
+
+/// Puts a model on its devices, and starts the thread that generates texts. Each opens the devices, and connects to the servers, for itself: what becomes of
+/// one, the others do not see.
+fn runner(args: &Args, given: &str) -> Result<Runner> {
+    let loaded = model::open(given)?;
     let set = devices::open(&args.devices)?;
     let model_args = ModelArgs { n_seqs: args.parallel as usize, ..args.model.clone() };
     let options = model::load_options(&model_args, &loaded, &set)?;
@@ -133,7 +166,7 @@ fn serve_options(args: &Args, addr: SocketAddr, keys: Option<Arc<Tokens>>) -> Se
     let limits = Limits { waiting, waiting_each: waiting.div_ceil(2), ..Limits::default() };
     let hosts = if addr.ip().is_loopback() { Hosts::Local } else { Hosts::Any };
     let page = if args.no_page { Page::Absent } else { Page::Shown };
-    ServeOptions { limits, keys, names: args.alias.clone(), hosts, origins: args.cors.clone(), page }
+    ServeOptions { limits, keys, names: Vec::new(), hosts, origins: args.cors.clone(), page }
 }
 
 /// The address to listen on; a name may stand for several, of which the first counts.
@@ -224,6 +257,20 @@ mod tests {
     struct Line {
         #[command(flatten)]
         args: Args,
+    }
+
+    #[test]
+    fn a_model_has_names_before_it_or_none() {
+        for (given, names, model) in [
+            ("smollm2", vec![], "smollm2"),
+            ("chat=smollm2", vec!["chat"], "smollm2"),
+            ("a,b=/models/x=1.gguf", vec!["a", "b"], "/models/x=1.gguf"),
+            ("/models/x=1.gguf", vec![], "/models/x=1.gguf"),
+            ("=x", vec![], "=x"),
+        ] {
+            let (got, path) = with_names(given);
+            assert_eq!((got.iter().map(String::as_str).collect::<Vec<_>>(), path), (names, model));
+        }
     }
 
     #[test]

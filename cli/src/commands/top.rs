@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// Where `outboard serve` is, or the metrics of an rpc-server (--metrics)
     #[arg(value_name = "URL", default_value = "http://127.0.0.1:8080")]
     url: String,
+    /// Which of its models [default: the first]
+    #[arg(short, long, value_name = "NAME")]
+    model: Option<String>,
     /// A file whose first line ends with the key, where one is needed
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
@@ -42,7 +45,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             args.url.trim_end_matches('/')
         )));
     }
-    let source = Source::new(&args.url, args.api_key_file.as_deref(), args.ca.as_deref())?;
+    let source = Source::new(&args.url, args.model.as_deref(), args.api_key_file.as_deref(), args.ca.as_deref())?;
     let (sender, answers) = channel();
     std::thread::Builder::new().name("ask".into()).spawn(move || ask(source, &sender)).context("no thread to ask")?;
     let mut terminal = ratatui::try_init().context("cannot use this terminal")?;

@@ -45,6 +45,8 @@ pub const VOCAB_BIAS: &str = "vocab_bias";
 pub const TARGETS: &str = "targets";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
 pub const LOGITS: &str = "logits";
+/// Name of the output of what the head would read, F32 `[n_embd, n_outputs]`.
+pub const HIDDEN: &str = "output_norm";
 /// Name of the output of sampled ids, I32 `[n_outputs]`.
 pub const SAMPLED: &str = "sampled";
 /// Name of the output of log-probabilities, of the sampled ids or of [`TARGETS`], F32 `[n_outputs]`.
@@ -59,6 +61,8 @@ pub enum Outputs {
     Layers,
     /// Logits of the last so many rows.
     Logits(usize),
+    /// What the output matrix would read of so many rows, those that an input says or all: behind the final norm ([`HIDDEN`]).
+    Hidden(usize),
     /// How probable the given tokens are, each behind one of the last so many tokens. The logits stay where they are.
     Scores(usize),
     /// A sampled token for each of so many rows.
@@ -79,7 +83,9 @@ impl Outputs {
     pub fn rows(self) -> usize {
         match self {
             Outputs::None | Outputs::Layers => 0,
-            Outputs::Logits(rows) | Outputs::Scores(rows) | Outputs::Sample { rows, .. } => rows,
+            Outputs::Logits(rows) | Outputs::Hidden(rows) | Outputs::Scores(rows) | Outputs::Sample { rows, .. } => {
+                rows
+            }
         }
     }
 }
@@ -530,6 +536,10 @@ impl Net<'_> {
                 let logits = self.logits(x, rows)?;
                 self.g.output(logits);
             }
+            Outputs::Hidden(rows) => {
+                let normed = self.normed(x, rows)?;
+                self.g.output(normed);
+            }
             Outputs::Scores(rows) => {
                 let logits = self.logits(x, rows)?;
                 let targets = self.g.input(TARGETS, DType::I32, &[rows])?;
@@ -552,13 +562,18 @@ impl Net<'_> {
         self.state(State::BlockTable, Some(user), DType::I32, &ne)
     }
 
-    /// The final norm and the output matrix: of all rows of x if it has as many, else of those that the input says.
-    fn logits(&mut self, mut x: TensorId, rows: usize) -> Result<TensorId> {
+    /// The final norm of all rows of x if it has as many, else of those that the input says.
+    fn normed(&mut self, mut x: TensorId, rows: usize) -> Result<TensorId> {
         if rows != self.shape.n_tokens {
             let ids = self.g.input(OUTPUT_ROWS, DType::I32, &[rows])?;
             x = self.g.push(op::GetRows, &[x, ids])?;
         }
-        let x = self.rms_norm(x, "output_norm")?;
+        self.rms_norm(x, HIDDEN)
+    }
+
+    /// The final norm and the output matrix, of these rows.
+    fn logits(&mut self, x: TensorId, rows: usize) -> Result<TensorId> {
+        let x = self.normed(x, rows)?;
         let logits = match self.weights.layout("output.weight") {
             Some(_) => self.linear(x, "output")?,
             // Models without an output matrix use the embedding: the same bytes, where the last layer is.

@@ -52,6 +52,7 @@ pub struct Tokenizer {
     specials: Specials,
     model: Model,
     add_bos: bool,
+    add_eos: bool,
     add_space_prefix: bool,
 }
 
@@ -89,7 +90,8 @@ impl Tokenizer {
         let add_bos = gguf.bool("tokenizer.ggml.add_bos_token").unwrap_or(add_bos) && tokens.bos.is_some();
         let is_spm = matches!(model, Model::Spm(_));
         let add_space_prefix = gguf.bool("tokenizer.ggml.add_space_prefix").unwrap_or(is_spm) && is_spm;
-        Ok(Tokenizer { tokens, specials, model, add_bos, add_space_prefix })
+        let add_eos = gguf.bool("tokenizer.ggml.add_eos_token").unwrap_or(false);
+        Ok(Tokenizer { tokens, specials, model, add_bos, add_eos, add_space_prefix })
     }
 
     /// Tokens of a text. The only error is a text that cannot be cut into words (a run of a million spaces).
@@ -118,6 +120,13 @@ impl Tokenizer {
             }
             after_special = false;
         }
+        Ok(out)
+    }
+
+    /// Tokens of a text to be embedded: between those that begin and end one, where the model wants them.
+    pub fn encode_whole(&self, text: &str, special: SpecialText) -> Result<Vec<u32>> {
+        let mut out = self.encode(text, special, Bos::Add)?;
+        out.extend(self.tokens.eos.filter(|_| self.add_eos));
         Ok(out)
     }
 

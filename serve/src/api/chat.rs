@@ -31,7 +31,7 @@ pub(crate) async fn answer(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Result<Response> {
-    let (params, room) = body::read(&service, request).await?;
+    let (service, params, room) = body::read(service, request).await?;
     let Asked { messages, settings, delivery } = parse(&service, params)?;
     let prompt = service.encode_chat(&room, messages).await?;
     drop(room);
@@ -59,7 +59,6 @@ pub(crate) async fn answer(
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
-    service.check_model(params.string("model")?.as_deref())?;
     let mut settings = Settings::take(&mut params, &["max_tokens", "max_completion_tokens"], "stop", 1)?;
     settings.n = take_n(&mut params)?;
     settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;

@@ -1,24 +1,27 @@
 //! `/cluster`: what is where and how it does, for the page and `outboard top`.
 
-use super::status::slots_of;
+use super::status::{model_of, slots_of};
 use super::usual::{FINGERPRINT, json_response};
+use crate::error::Result;
 use crate::service::Service;
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use outboard::cluster::{DeviceState, Loss, Reach, ServerState, TokenTime};
 use outboard::{Cluster, NetStats, Stall};
 use serde_json::{Value, json};
 use std::time::{Duration, UNIX_EPOCH};
 
-pub(crate) async fn cluster(State(service): State<Service>) -> Response {
+pub(crate) async fn cluster(State(service): State<Service>, RawQuery(query): RawQuery) -> Result<Response> {
+    let service = service.of_name(model_of(query.as_deref()).as_deref())?;
+    let models: Vec<&str> = service.models().iter().map(|model| model.name()).collect();
     let cluster = service.engine().runner.cluster();
-    json_response(&json!({
-        "build_info": FINGERPRINT, "draining": service.is_draining(), "model": model(&service),
+    Ok(json_response(&json!({
+        "build_info": FINGERPRINT, "draining": service.is_draining(), "model": model(&service), "models": models,
         "tokens": cluster.tokens, "tokens_per_second": cluster.tokens_per_second.map(|rate| rounded(rate, 10.0)),
         "token_ms": cluster.token_time.map(ms), "waiting": service.engine().queue.waiting(),
         "slots": slots_of(&service), "hosts": hosts(&cluster),
         "losses": cluster.losses.iter().map(loss).collect::<Vec<_>>(), "stall": cluster.stall.as_ref().map(stall),
-    }))
+    })))
 }
 
 fn model(service: &Service) -> Value {

@@ -40,7 +40,7 @@ pub(crate) async fn answer(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Result<Response> {
-    let (params, room) = body::read(&service, request).await?;
+    let (service, params, room) = body::read(service, request).await?;
     let Asked { prompts, settings, delivery, echo } = parse(&service, params)?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);
@@ -82,7 +82,6 @@ pub(crate) async fn answer(
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
-    service.check_model(params.string("model")?.as_deref())?;
     let mut settings = Settings::take(&mut params, &["max_tokens"], "stop", 0)?;
     // As OpenAI's API has it; programs that want more say so.
     settings.most = settings.most.or(Some(16));

@@ -24,11 +24,11 @@ pub(crate) async fn answer(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Result<Response> {
-    let (mut params, room) = body::read(&service, request).await?;
+    let (service, mut params, room) = body::read(service, request).await?;
     params.check_there("max_tokens")?;
     let settings = Settings::take(&mut params, &["max_tokens"], STOPS, 1)?;
     let streams = params.boolean("stream")?.unwrap_or(false);
-    let messages = take_messages(&service, params)?;
+    let messages = take_messages(params)?;
     let prompt = service.encode_chat(&room, messages).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
@@ -44,14 +44,13 @@ pub(crate) async fn answer(
 }
 
 pub(crate) async fn count(State(service): State<Service>, request: Request) -> Result<Response> {
-    let (params, room) = body::read(&service, request).await?;
-    let prompt = service.encode_chat(&room, take_messages(&service, params)?).await?;
+    let (service, params, room) = body::read(service, request).await?;
+    let prompt = service.encode_chat(&room, take_messages(params)?).await?;
     Ok(json_response(&json!({"input_tokens": prompt.len()})))
 }
 
 /// Takes the messages, the system's among them, and all that is left.
-fn take_messages(service: &Service, mut params: Params) -> Result<Vec<Message>> {
-    service.check_model(params.string("model")?.as_deref())?;
+fn take_messages(mut params: Params) -> Result<Vec<Message>> {
     for name in
         ["tools", "tool_choice", "mcp_servers", "container", "context_management", "output_config", "output_format"]
     {

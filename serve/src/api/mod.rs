@@ -3,6 +3,7 @@
 mod chat;
 mod cluster;
 mod completions;
+mod embeddings;
 mod messages;
 mod responses;
 mod status;
@@ -25,7 +26,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
 /// Every path, as metrics name it.
-const PATHS: [&str; 14] = [
+const PATHS: [&str; 15] = [
     "/health",
     "/cluster",
     "/metrics",
@@ -36,6 +37,7 @@ const PATHS: [&str; 14] = [
     "/v1/models",
     "/v1/models/{model}",
     "/v1/completions",
+    "/v1/embeddings",
     "/v1/chat/completions",
     "/v1/responses",
     "/v1/messages",
@@ -59,6 +61,7 @@ pub(crate) fn router(service: &Service) -> Router {
         .route("/v1/models", get(status::models))
         .route("/v1/models/{model}", get(status::model))
         .route("/v1/completions", post(completions::answer))
+        .route("/v1/embeddings", post(embeddings::answer))
         .route("/v1/chat/completions", post(chat::answer))
         .route("/v1/responses", post(responses::answer))
         .route("/v1/messages", post(messages::answer))

@@ -20,8 +20,7 @@ pub(crate) async fn answer(
     Extension(client): Extension<Client>,
     request: Request,
 ) -> Result<Response> {
-    let (mut params, room) = body::read(&service, request).await?;
-    service.check_model(params.string("model")?.as_deref())?;
+    let (service, mut params, room) = body::read(service, request).await?;
     let settings = Settings::take(&mut params, &["max_output_tokens"], "stop", 1)?;
     let streams = params.boolean("stream")?.unwrap_or(false);
     let (messages, instructions) = take_messages(params)?;

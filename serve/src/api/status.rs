@@ -5,7 +5,7 @@ use crate::error::{ApiError, Result};
 use crate::service::Service;
 use crate::texts::Slot;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, State};
+use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -19,13 +19,14 @@ pub(crate) async fn health(State(service): State<Service>) -> Result<Response> {
 
 pub(crate) async fn metrics(State(service): State<Service>) -> Result<Response> {
     let failed = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be written");
-    let text = service.metrics().render(service.engine()).map_err(failed)?;
+    let text = service.metrics().render(service.models().iter().map(|model| &*model.engine)).map_err(failed)?;
     let kind = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
     Ok(([(CONTENT_TYPE, kind)], text).into_response())
 }
 
 pub(crate) async fn models(State(service): State<Service>) -> Response {
-    json_response(&json!({"object": "list", "data": [described(&service, service.name())]}))
+    let all = service.models().iter().map(|model| described(&service.with(model.clone()), model.name()));
+    json_response(&json!({"object": "list", "data": all.collect::<Vec<_>>()}))
 }
 
 pub(crate) async fn model(
@@ -33,15 +34,14 @@ pub(crate) async fn model(
     name: std::result::Result<Path<String>, PathRejection>,
 ) -> Result<Response> {
     let Path(name) = name.map_err(|e| ApiError::new(StatusCode::BAD_REQUEST, e.body_text()))?;
-    service.check_model(Some(&name))?;
-    Ok(json_response(&described(&service, &name)))
+    Ok(json_response(&described(&service.of_name(Some(&name))?, &name)))
 }
 
 fn described(service: &Service, name: &str) -> Value {
     let (model, plan) = (service.model(), service.engine().runner.plan());
     json!({
         "id": name, "object": "model", "created": service.since(), "owned_by": "outboard",
-        "aliases": service.options().names,
+        "aliases": service.names(),
         "meta": {
             "name": model.name(), "architecture": model.inner().hparams().arch, "n_vocab": model.tokenizer().n_vocab(),
             "n_ctx": plan.context, "n_ctx_train": model.trained_context(), "size": model.inner().gguf().file_bytes(),
@@ -49,7 +49,8 @@ fn described(service: &Service, name: &str) -> Value {
     })
 }
 
-pub(crate) async fn props(State(service): State<Service>) -> Response {
+pub(crate) async fn props(State(service): State<Service>, RawQuery(query): RawQuery) -> Result<Response> {
+    let service = service.of_name(model_of(query.as_deref()).as_deref())?;
     let (model, plan) = (service.model(), service.engine().runner.plan());
     let text = |id: Option<u32>| {
         let bytes = id.and_then(|id| model.tokenizer().token_text(id)).unwrap_or_default();
@@ -58,7 +59,7 @@ pub(crate) async fn props(State(service): State<Service>) -> Response {
     let device =
         |load: &outboard::DeviceLoad| json!({"id": load.id, "layers": load.layers, "weight_bytes": load.weight_bytes});
     let devices: Vec<Value> = plan.devices.iter().map(device).collect();
-    json_response(&json!({
+    Ok(json_response(&json!({
         "model": service.name(), "total_slots": plan.sequences, "n_ctx": plan.context, "cache_tokens": plan.cache_tokens,
         "chat_template": model.inner().gguf().str("tokenizer.chat_template"),
         "bos_token": text(model.tokenizer().bos()), "eos_token": text(model.tokenizer().eos()),
@@ -68,20 +69,33 @@ pub(crate) async fn props(State(service): State<Service>) -> Response {
         },
         "modalities": {"vision": false, "audio": false},
         "devices": devices, "build_info": FINGERPRINT,
-    }))
+    })))
 }
 
 /// What is in each place for a text; what it says is nobody else's business.
-pub(crate) async fn slots(State(service): State<Service>) -> Response {
-    json_response(&slots_of(&service).into())
+pub(crate) async fn slots(State(service): State<Service>, RawQuery(query): RawQuery) -> Result<Response> {
+    if let Some(name) = model_of(query.as_deref()) {
+        return Ok(json_response(&slots_of(&service.of_name(Some(&name))?).into()));
+    }
+    let mut all: Vec<Value> =
+        service.models().iter().flat_map(|model| slots_of(&service.with(model.clone()))).collect();
+    all.iter_mut().enumerate().for_each(|(id, slot)| slot["id"] = id.into());
+    Ok(json_response(&all.into()))
+}
+
+/// The model that a query names.
+pub(crate) fn model_of(query: Option<&str>) -> Option<String> {
+    form_urlencoded::parse(query.unwrap_or_default().as_bytes())
+        .find(|(name, _)| name == "model")
+        .map(|(_, value)| value.into_owned())
 }
 
 pub(crate) fn slots_of(service: &Service) -> Vec<Value> {
-    let n_ctx = service.engine().runner.plan().context;
+    let (model, n_ctx) = (service.name(), service.engine().runner.plan().context);
     let slot = |(id, slot): (usize, Option<Arc<Slot>>)| match slot {
-        None => json!({"id": id, "n_ctx": n_ctx, "is_processing": false}),
+        None => json!({"id": id, "model": model, "n_ctx": n_ctx, "is_processing": false}),
         Some(slot) => json!({
-            "id": id, "n_ctx": n_ctx, "is_processing": true, "prompt_tokens": slot.prompt,
+            "id": id, "model": model, "n_ctx": n_ctx, "is_processing": true, "prompt_tokens": slot.prompt,
             "tokens": slot.tokens.load(Ordering::Relaxed), "seconds": slot.since.elapsed().as_secs_f64(),
         }),
     };

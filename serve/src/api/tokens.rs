@@ -13,7 +13,7 @@ use outboard::{Error, Model};
 use serde_json::{Value, json};
 
 pub(crate) async fn tokenize(State(service): State<Service>, request: Request) -> Result<Response> {
-    let (mut params, room) = body::read(&service, request).await?;
+    let (service, mut params, room) = body::read(service, request).await?;
     let missing = || ApiError::of_param("content", "'content' is missing").with_code("missing_required_parameter");
     let content = params.string("content")?.ok_or_else(missing)?;
     let bos = if params.boolean("add_special")?.unwrap_or(false) { Bos::Add } else { Bos::Omit };
@@ -45,7 +45,7 @@ fn pieces(model: &Model, tokens: &[u32]) -> Result<Value> {
 }
 
 pub(crate) async fn detokenize(State(service): State<Service>, request: Request) -> Result<Response> {
-    let (mut params, room) = body::read(&service, request).await?;
+    let (service, mut params, room) = body::read(service, request).await?;
     let list = params.required_list("tokens", TOKENS)?;
     params.finish()?;
     let work = move |model: &Model| {

@@ -42,6 +42,12 @@ impl Served {
         Served { addr: server.local_addr(), server: Some(server), service, _dir: dir }
     }
 
+    /// Over what was made elsewhere, of files in this folder.
+    pub fn of(service: Service, dir: tempfile::TempDir) -> Served {
+        let server = Server::start(service.clone(), ([127, 0, 0, 1], 0).into(), None).unwrap();
+        Served { addr: server.local_addr(), server: Some(server), service, _dir: dir }
+    }
+
     pub fn connect(&self) -> TcpStream {
         let socket = TcpStream::connect(self.addr).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();

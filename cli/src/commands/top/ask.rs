@@ -30,13 +30,15 @@ pub(super) enum Seen {
 pub(super) struct Source {
     agent: ureq::Agent,
     url: String,
+    /// Which of its models.
+    model: Option<String>,
     key: Option<String>,
     /// Metrics of the last answer, for rates.
     before: Option<Sample>,
 }
 
 impl Source {
-    pub(super) fn new(url: &str, key: Option<&Path>, ca: Option<&Path>) -> Result<Source> {
+    pub(super) fn new(url: &str, model: Option<&str>, key: Option<&Path>, ca: Option<&Path>) -> Result<Source> {
         // Where somebody has copied it from.
         let url = url.trim_end_matches('/').trim_end_matches("/v1").trim_end_matches("/metrics");
         if !url.starts_with("http://") && !url.starts_with("https://") {
@@ -49,7 +51,8 @@ impl Source {
         let config = ureq::Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false);
         let config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
         let key = key.map(read_key).transpose()?;
-        Ok(Source { agent: config.build().into(), url: url.to_owned(), key, before: None })
+        let (url, model) = (url.to_owned(), model.map(str::to_owned));
+        Ok(Source { agent: config.build().into(), url, model, key, before: None })
     }
 
     pub(super) fn ask(&mut self) -> Answer {
@@ -58,6 +61,9 @@ impl Source {
             StatusCode::OK => {
                 let seen = serde_json::from_str(&text).map_err(|e| format!("/cluster says something else: {e}"))?;
                 Ok(Seen::Cluster(Box::new(seen)))
+            }
+            StatusCode::NOT_FOUND if self.model.is_some() => {
+                Err("it has no such model: /v1/models has their names".into())
             }
             // An rpc-server has metrics alone.
             StatusCode::NOT_FOUND => match self.get("/metrics")? {
@@ -80,6 +86,9 @@ impl Source {
 
     fn get(&self, path: &str) -> std::result::Result<(StatusCode, String), String> {
         let mut request = self.agent.get(format!("{}{path}", self.url));
+        if let Some(model) = self.model.as_ref().filter(|_| path == "/cluster") {
+            request = request.query("model", model);
+        }
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }

@@ -7,6 +7,9 @@ pub(super) struct Cluster {
     pub(super) build_info: String,
     pub(super) draining: bool,
     pub(super) model: Model,
+    /// The names of all.
+    #[serde(default)]
+    pub(super) models: Vec<String>,
     pub(super) tokens: u64,
     pub(super) tokens_per_second: Option<f64>,
     pub(super) token_ms: Option<f64>,

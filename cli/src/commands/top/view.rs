@@ -66,6 +66,9 @@ impl View {
             (None, Some(Seen::Metrics(_))) => vec!["metrics of a server".into()],
             (None, Some(Seen::Cluster(cluster))) => {
                 first.extend([" ".into(), one_line(&cluster.model.name).bold()]);
+                if cluster.models.len() > 1 {
+                    first.push(format!(" (one of {} models: --model)", cluster.models.len()).dim());
+                }
                 vec![totals(cluster).into()]
             }
         };

@@ -1,0 +1,131 @@
+//! Embeddings: a text as one vector.
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::runner::Shared;
+use crate::text::wait_for;
+use outboard_llm::tokenizer::SpecialText;
+use outboard_llm::{Embedding, Pooling, Scale};
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+/// Where an embedding goes.
+pub(crate) type Embedded = UnboundedSender<Result<Embedding>>;
+
+/// A text to be embedded. Without more being said its rows are pooled as the model's file says, or else the last one is taken, and the vector has length 1.
+#[derive(Clone, Debug)]
+pub struct EmbedRequest {
+    input: Input,
+    pooling: Option<Pooling>,
+    scale: Scale,
+}
+
+#[derive(Clone, Debug)]
+enum Input {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl EmbedRequest {
+    /// Of a text.
+    pub fn new(text: impl Into<String>) -> EmbedRequest {
+        EmbedRequest { input: Input::Text(text.into()), pooling: None, scale: Scale::default() }
+    }
+
+    /// Of tokens.
+    pub fn tokens(tokens: impl Into<Vec<u32>>) -> EmbedRequest {
+        EmbedRequest { input: Input::Tokens(tokens.into()), pooling: None, scale: Scale::default() }
+    }
+
+    /// How its rows become one.
+    #[must_use]
+    pub fn pooling(mut self, pooling: Pooling) -> EmbedRequest {
+        self.pooling = Some(pooling);
+        self
+    }
+
+    /// How long the vector is.
+    #[must_use]
+    pub fn scale(mut self, scale: Scale) -> EmbedRequest {
+        self.scale = scale;
+        self
+    }
+
+    /// In the model's tokens.
+    pub(crate) fn encode(self, model: &Model) -> Result<outboard_llm::EmbedRequest> {
+        let tokens = match self.input {
+            Input::Text(text) => model.encode_whole(&text)?,
+            Input::Tokens(tokens) => tokens,
+        };
+        let pooling = self.pooling.unwrap_or(model.pooling());
+        Ok(outboard_llm::EmbedRequest { tokens, pooling, scale: self.scale })
+    }
+}
+
+impl From<&str> for EmbedRequest {
+    fn from(text: &str) -> EmbedRequest {
+        EmbedRequest::new(text)
+    }
+}
+
+impl From<String> for EmbedRequest {
+    fn from(text: String) -> EmbedRequest {
+        EmbedRequest::new(text)
+    }
+}
+
+impl Model {
+    /// How rows become an embedding where nothing is said: as its file says, or else the last one is taken.
+    pub fn pooling(&self) -> Pooling {
+        self.inner().hparams().pooling.unwrap_or(Pooling::Last)
+    }
+
+    /// Whether it is for texts. One whose file says how its rows become an embedding is for those alone.
+    pub fn writes_text(&self) -> bool {
+        self.inner().hparams().pooling.is_none()
+    }
+
+    /// The tokens of a text to be embedded: between those that begin and end one, where the model wants them.
+    pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
+        Ok(self.tokenizer().encode_whole(text, SpecialText::Parse)?)
+    }
+}
+
+/// An embedding that is being computed: [`PendingEmbedding::wait`] for threads, a [`Future`] for tasks, of any runtime. Dropping it ends it, and others have
+/// its place.
+#[must_use = "an embedding that is dropped is not computed"]
+pub struct PendingEmbedding {
+    // Before the runner, which waits for the thread.
+    came: UnboundedReceiver<Result<Embedding>>,
+    _runner: Arc<Shared>,
+}
+
+impl fmt::Debug for PendingEmbedding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PendingEmbedding").finish_non_exhaustive()
+    }
+}
+
+impl PendingEmbedding {
+    pub(crate) fn new(came: UnboundedReceiver<Result<Embedding>>, runner: Arc<Shared>) -> PendingEmbedding {
+        PendingEmbedding { came, _runner: runner }
+    }
+
+    /// Waits for it. Fails with what ends it: what happens to a device, and that it would not fit.
+    pub fn wait(mut self) -> Result<Embedding> {
+        wait_for(|cx| Pin::new(&mut self).poll(cx))
+    }
+}
+
+impl Future for PendingEmbedding {
+    type Output = Result<Embedding>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Embedding>> {
+        let gone = || Err(Error::Bug("the thread that computes embeddings has ended".into()));
+        self.came.poll_recv(cx).map(|came| came.unwrap_or_else(gone))
+    }
+}
