@@ -410,3 +410,13 @@ fn clients_of_others_chat_stream_fail_and_cancel() {
     let node = run_node("openai.cjs", &[&url, key], &ca);
     println!("{python:?} {node:?}");
 }
+
+#[test]
+fn clients_of_others_call_tools() {
+    let Some(file) = model("qwen2.5-coder") else { return };
+    let serving = Serving::start(file.to_str().unwrap(), &["-np", "1", "-c", "2048"]);
+    let url = format!("http://{}", serving.addr);
+    let python = run_python("tool_clients.py", &[&url]);
+    let node = run_node("tools.cjs", &[&url], "");
+    println!("{python:?} {node:?}");
+}
