@@ -427,3 +427,13 @@ fn two_models_answer_and_embed_by_name() {
     let one = Client::run(&["run", "-m", &small, "-m", &gemma, "-p", "x"], LIMIT);
     assert!(one.code == Some(2) && one.stderr.contains("-m is given once"), "{}", one.stderr);
 }
+
+#[test]
+fn clients_of_others_call_tools() {
+    let Some(file) = model("qwen2.5-coder") else { return };
+    let serving = Serving::start(file.to_str().unwrap(), &["-np", "1", "-c", "2048"]);
+    let url = format!("http://{}", serving.addr);
+    let python = run_python("tool_clients.py", &[&url]);
+    let node = run_node("tools.cjs", &[&url], "");
+    println!("{python:?} {node:?}");
+}

@@ -96,6 +96,7 @@ impl World {
             stop: Vec::new(),
             log_probs: true,
             bias: None,
+            ..GenerateOptions::default()
         };
         let mut pieces = 0;
         if at == 0 {

@@ -1,14 +1,18 @@
 //! Chat templates: from messages to the prompt that a model was trained with.
 //!
 //! A model's file holds the template as Jinja source (`tokenizer.chat_template`). It is rendered as Hugging Face's
-//! `apply_chat_template` does: blocks trimmed, Python's string methods, `raise_exception` and `strftime_now`. Steps and depth
-//! are bounded, because the source comes from the file; the memory of the strings that it builds is not.
+//! `apply_chat_template` does: blocks trimmed, Python's string methods and JSON, `raise_exception` and `strftime_now`. Tools, their calls and results
+//! have the shape that Hugging Face gives them. Steps and depth are bounded, because the source comes from the file; the memory of the strings that it builds is not.
 
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, shown};
+use crate::python_json::to_json;
 use crate::tokenizer::Tokenizer;
 use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value, context};
+use serde_json::{Map, json};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Longest template in bytes: those with tools and several languages have some ten thousand.
@@ -28,19 +32,88 @@ pub enum GenerationPrompt {
     Omit,
 }
 
+/// A tool that a model may call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tool {
+    /// What the model calls it.
+    pub name: String,
+    /// What it does.
+    pub description: String,
+    /// The JSON schema of its arguments.
+    pub parameters: serde_json::Value,
+}
+
+impl Tool {
+    fn value(&self) -> Value {
+        let Tool { name, description, parameters } = self;
+        let function = json!({"name": name, "description": description, "parameters": parameters});
+        Value::from(Serde(json!({"type": "function", "function": function})))
+    }
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// By which its result says what it is the result of.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// What it is called with.
+    pub arguments: Map<String, serde_json::Value>,
+}
+
+impl ToolCall {
+    fn value(&self) -> serde_json::Value {
+        let ToolCall { id, name, arguments } = self;
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    }
+}
+
 /// One message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Who says it: `system`, `user` or `assistant`; templates may know more.
+    /// Who says it: `system`, `user`, `assistant`, or `tool` for a result; templates may know more.
     pub role: String,
     /// What is said.
     pub content: String,
+    /// What the assistant thought before; empty: nothing that is known.
+    pub reasoning: String,
+    /// What the assistant calls.
+    pub calls: Vec<ToolCall>,
+    /// Of a tool's result: the id of its call, and the tool's name.
+    pub result_of: Option<(String, String)>,
 }
 
 impl Message {
     /// A message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
+        let (role, content) = (role.into(), content.into());
+        Message { role, content, reasoning: String::new(), calls: Vec::new(), result_of: None }
+    }
+
+    /// What a tool has answered to a call.
+    pub fn result(id: impl Into<String>, tool: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { result_of: Some((id.into(), tool.into())), ..Message::new("tool", content) }
+    }
+
+    /// What a template gets. It has only what there is, because templates ask whether something is defined.
+    fn value(&self) -> Value {
+        let mut value = json!({"role": self.role, "content": self.content});
+        if !self.reasoning.is_empty() {
+            value["reasoning_content"] = self.reasoning.as_str().into();
+            // What gpt-oss calls it; beside a text and calls it would be one too many for its template.
+            if self.content.is_empty() || self.calls.is_empty() {
+                value["thinking"] = self.reasoning.as_str().into();
+            }
+        }
+        if !self.calls.is_empty() {
+            value["tool_calls"] = self.calls.iter().map(ToolCall::value).collect();
+        }
+        if let Some((id, name)) = &self.result_of {
+            value["tool_call_id"] = id.as_str().into();
+            value["name"] = name.as_str().into();
+        }
+        Value::from(Serde(value))
     }
 }
 
@@ -51,6 +124,7 @@ pub struct ChatTemplate {
     bos: String,
     eos: String,
     strip_bos: bool,
+    knows_tools: OnceLock<bool>,
 }
 
 impl ChatTemplate {
@@ -72,6 +146,7 @@ impl ChatTemplate {
         environment.set_recursion_limit(MAX_DEPTH);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_filter("tojson", to_json);
         environment.add_function(
             "raise_exception",
             |message: String| -> std::result::Result<String, minijinja::Error> {
@@ -90,12 +165,24 @@ impl ChatTemplate {
             bos: text(tokenizer.bos()),
             eos: text(tokenizer.eos()),
             strip_bos: tokenizer.adds_bos(),
+            knows_tools: OnceLock::new(),
         })
     }
 
     /// The prompt for some messages, to be encoded with special tokens parsed and with BOS: if the tokenizer adds BOS, the
     /// template's own is taken away here. `now` is the date, in UTC, for templates that mention it.
     pub fn render(&self, messages: &[Message], answer: GenerationPrompt, now: SystemTime) -> Result<String> {
+        self.render_with(messages, &[], answer, now)
+    }
+
+    /// The same with tools that the model may call. A template that does not know of any leaves them out: [`ChatTemplate::knows_tools`].
+    pub fn render_with(
+        &self,
+        messages: &[Message],
+        tools: &[Tool],
+        answer: GenerationPrompt,
+        now: SystemTime,
+    ) -> Result<String> {
         let wrong = |e: minijinja::Error| {
             let reason = match e.kind() {
                 ErrorKind::OutOfFuel => format!("it takes more than {MAX_STEPS} steps"),
@@ -103,8 +190,8 @@ impl ChatTemplate {
             };
             Error::Request(format!("the model's chat template cannot render these messages: {reason}"))
         };
-        let messages: Vec<Value> =
-            messages.iter().map(|m| context! { role => m.role.as_str(), content => m.content.as_str() }).collect();
+        let messages: Vec<Value> = messages.iter().map(Message::value).collect();
+        let tools: Vec<Value> = tools.iter().map(Tool::value).collect();
         let template = self.environment.get_template(NAME).map_err(wrong)?;
         let text = template
             .render(context! {
@@ -112,8 +199,8 @@ impl ChatTemplate {
                 add_generation_prompt => answer == GenerationPrompt::Add,
                 bos_token => self.bos.as_str(),
                 eos_token => self.eos.as_str(),
-                // What callers without tools pass in Python.
-                tools => Value::from(()),
+                // None is what callers without tools pass in Python.
+                tools => if tools.is_empty() { Value::from(()) } else { Value::from(tools) },
                 documents => Value::from(()),
                 strftime_now => Value::from_function(move |format: String| strftime(&format, now)),
             })
@@ -122,6 +209,19 @@ impl ChatTemplate {
             Some(rest) if self.strip_bos && !self.bos.is_empty() => Ok(rest.to_owned()),
             _ => Ok(text),
         }
+    }
+
+    /// Whether the template tells a model what tools there are: its text is another with one.
+    pub fn knows_tools(&self) -> bool {
+        *self.knows_tools.get_or_init(|| {
+            let parameters =
+                json!({"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]});
+            let tool = Tool { name: "say".into(), description: "Says a word.".into(), parameters };
+            let text = |tools: &[Tool]| {
+                self.render_with(&[Message::new("user", "x")], tools, GenerationPrompt::Add, UNIX_EPOCH).ok()
+            };
+            text(std::slice::from_ref(&tool)).is_some_and(|with| text(&[]).as_ref() != Some(&with))
+        })
     }
 }
 
@@ -231,6 +331,46 @@ mod tests {
         let render = |template: ChatTemplate| template.render(&[], GenerationPrompt::Omit, UNIX_EPOCH).unwrap();
         let text = |add_bos| render(template("{{ bos_token }}x", add_bos).unwrap());
         assert_eq!((&*text(false), &*text(true)), ("<s>x", "x"));
+    }
+
+    /// In the form of Qwen's, Mistral's and gpt-oss's templates.
+    const TOOLS: &str = "{%- for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
+        {%- for m in messages %}[{{ m.role }}{% if m.name is defined %} {{ m.name }}/{{ m.tool_call_id }}{% endif %}]{{ m.content }}\
+        {%- if m.thinking is defined %}({{ m.thinking }}){% endif %}\
+        {%- for call in m.tool_calls %}{% set f = call.function %}<{{ call.id }} {{ f.name }} {{ f.arguments | tojson }} {{ (f | tojson)[:-1] }}>\
+        {%- endfor %}{% endfor %}";
+
+    fn call(id: &str, name: &str, arguments: &str) -> ToolCall {
+        ToolCall { id: id.into(), name: name.into(), arguments: serde_json::from_str(arguments).unwrap() }
+    }
+
+    #[test]
+    fn tools_calls_and_results_are_as_hugging_face_gives_them() {
+        let template = template(TOOLS, false).unwrap();
+        let parameters = json!({"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "number"}}});
+        let tool = Tool { name: "look".into(), description: "<It> isn't \u{e9}".into(), parameters };
+        let mut asks = Message::new("assistant", "");
+        asks.reasoning = "hm".into();
+        asks.calls = vec![call("1", "look", r#"{"z": "x & y", "a": 1}"#), call("2", "look", "{}")];
+        let mut both = Message { content: "so".into(), ..asks.clone() };
+        both.calls.truncate(1);
+        let messages = [Message::new("user", "Hi"), asks, Message::result("1", "look", "it"), both];
+        let text = template.render_with(&messages, &[tool], GenerationPrompt::Omit, UNIX_EPOCH).unwrap();
+        let expected = r#"{"type": "function", "function": {"name": "look", "description": "<It> isn't \u00e9", "parameters": {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "number"}}}}}
+[user]Hi[assistant](hm)<1 look {"z": "x & y", "a": 1} {"name": "look", "arguments": {"z": "x & y", "a": 1}><2 look {} {"name": "look", "arguments": {}>[tool look/1]it[assistant]so<1 look {"z": "x & y", "a": 1} {"name": "look", "arguments": {"z": "x & y", "a": 1}>"#;
+        assert_eq!(text, expected.replace("\\u00e9", "\u{e9}"));
+        let plain = template.render(&messages[..1], GenerationPrompt::Omit, UNIX_EPOCH).unwrap();
+        assert_eq!(plain, "[user]Hi");
+        assert!(template.knows_tools());
+    }
+
+    #[test]
+    fn whether_a_template_knows_tools_is_seen_by_what_it_writes() {
+        let knows = |source| template(source, false).unwrap().knows_tools();
+        assert!(!knows("{% for m in messages %}{{ m.content }}{% endfor %}"));
+        assert!(!knows("{% if tools %}{{ raise_exception('no tools') }}{% endif %}x"));
+        assert!(knows("{% if not tools %}{{ raise_exception('no chats') }}{% endif %}x"));
+        assert!(knows("{% if tools is not none %}{{ tools | length }}{% endif %}"));
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub struct GenerateOptions {
     /// Added to the logits of each token, one number for each of the vocabulary; minus infinity excludes one. They go to the device with the logits
     /// at every token.
     pub bias: Option<Arc<[f32]>>,
+    /// Control tokens that are part of the text, as the vocabulary writes them: those by which a model says what it writes, such as a call of a tool.
+    /// Others stand for nothing.
+    pub shown: Arc<[u32]>,
 }
 
 impl Default for GenerateOptions {
@@ -44,6 +47,7 @@ impl Default for GenerateOptions {
             stop: Vec::new(),
             log_probs: false,
             bias: None,
+            shown: Arc::default(),
         }
     }
 }
@@ -193,6 +197,7 @@ fn check_prompt(model: &PlacedModel, sequence: Sequence, prompt: &[u32]) -> Resu
 struct Writer<'t> {
     tokenizer: &'t Tokenizer,
     ignore_eos: bool,
+    shown: Arc<[u32]>,
     stream: TextStream,
     filter: StopFilter,
     text: String,
@@ -201,7 +206,8 @@ struct Writer<'t> {
 impl<'t> Writer<'t> {
     fn new(tokenizer: &'t Tokenizer, options: &GenerateOptions) -> Writer<'t> {
         let (stream, filter) = (TextStream::new(), StopFilter::new(&options.stop));
-        Writer { tokenizer, ignore_eos: options.ignore_eos, stream, filter, text: String::new() }
+        let (ignore_eos, shown) = (options.ignore_eos, options.shown.clone());
+        Writer { tokenizer, ignore_eos, shown, stream, filter, text: String::new() }
     }
 
     /// Takes a token; gives the reason if the text ends with it.
@@ -209,7 +215,8 @@ impl<'t> Writer<'t> {
         if self.tokenizer.is_eog(id) && !self.ignore_eos {
             return Some(Finish::Eos);
         }
-        let text = self.filter.push(&self.stream.push(self.tokenizer, id, SpecialTokens::Skip));
+        let special = if self.shown.contains(&id) { SpecialTokens::Show } else { SpecialTokens::Skip };
+        let text = self.filter.push(&self.stream.push(self.tokenizer, id, special));
         if self.emit(&text, on_text).is_break() {
             return Some(Finish::Cancelled);
         }

@@ -25,6 +25,7 @@ pub mod perplexity;
 pub mod pipeline;
 pub mod placed_model;
 mod placement;
+mod python_json;
 pub mod route;
 mod runs;
 mod sequence;

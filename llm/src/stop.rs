@@ -41,8 +41,8 @@ impl StopFilter {
     }
 }
 
-/// Bytes of the longest end of `text` that is a beginning of `stop`.
-fn longest_overlap(text: &str, stop: &str) -> usize {
+/// Bytes of the longest end of `text` that is a beginning of `stop`, but not all of it.
+pub fn longest_overlap(text: &str, stop: &str) -> usize {
     (1..stop.len().min(text.len() + 1))
         .rev()
         .find(|&n| stop.is_char_boundary(n) && text.ends_with(&stop[..n]))

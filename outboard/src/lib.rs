@@ -33,7 +33,7 @@ pub use outboard_llm as llm;
 
 pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_core::{DType, DeviceInfo, MemoryInfo};
-pub use outboard_llm::chat::Message;
+pub use outboard_llm::chat::{Message, Tool, ToolCall};
 pub use outboard_llm::{
     DeviceLoad, Embedding, Finish, Generation, Mmap, Overrides, Pooling, Prefixes, Recovery, Room, Scale, Stall,
 };

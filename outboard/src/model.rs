@@ -2,7 +2,7 @@
 
 use crate::digests::Remembered;
 use crate::error::{Error, Result};
-use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
+use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message, Tool};
 use outboard_llm::gguf::{Gguf, GgufError};
 use outboard_llm::tokenizer::{Bos, SpecialText, Tokenizer};
 use outboard_system::open_mapped;
@@ -18,6 +18,8 @@ pub struct Model {
     path: PathBuf,
     model: Arc<outboard_llm::Model>,
     tokenizer: Arc<Tokenizer>,
+    /// Or why it has none that is usable.
+    template: Arc<std::result::Result<ChatTemplate, outboard_llm::Error>>,
     digests: Option<Arc<Remembered>>,
 }
 
@@ -36,8 +38,9 @@ impl Model {
         let gguf = open_gguf(path)?;
         let wrong = |e| Error::of_model(path, e);
         let tokenizer = Tokenizer::from_gguf(&gguf).map_err(wrong)?;
-        let model = outboard_llm::Model::new(gguf).map_err(wrong)?;
-        Ok(Model { path: path.to_owned(), model: Arc::new(model), tokenizer: Arc::new(tokenizer), digests: None })
+        let template = Arc::new(ChatTemplate::from_gguf(&gguf, &tokenizer));
+        let model = Arc::new(outboard_llm::Model::new(gguf).map_err(wrong)?);
+        Ok(Model { path: path.to_owned(), model, tokenizer: Arc::new(tokenizer), template, digests: None })
     }
 
     /// As [`Model::open`], and remembers in a folder the digests of the tensors that servers were asked for, so that the next time they can be
@@ -45,11 +48,11 @@ impl Model {
     pub fn open_with_digests(path: impl AsRef<Path>, dir: impl Into<PathBuf>) -> Result<Model> {
         let opened = Model::open(path)?;
         let Some(digests) = Remembered::open(dir.into(), opened.model.gguf().paths()) else { return Ok(opened) };
-        let Model { path, model, tokenizer, .. } = opened;
+        let Model { path, model, tokenizer, template, .. } = opened;
         // Nobody else has it yet.
         let model = Arc::into_inner(model).ok_or_else(|| Error::Bug("a model has two owners".into()))?;
         let model = Arc::new(model.with_digests(digests.load()));
-        Ok(Model { path, model, tokenizer, digests: Some(Arc::new(digests)) })
+        Ok(Model { path, model, tokenizer, template, digests: Some(Arc::new(digests)) })
     }
 
     /// The file that was opened.
@@ -92,11 +95,19 @@ impl Model {
         Ok(tokens)
     }
 
+    /// What makes prompts of chats. Fails if the file has none, or one that is not usable.
+    pub fn template(&self) -> Result<&ChatTemplate> {
+        self.template.as_ref().as_ref().map_err(|e| Error::of_model(&self.path, e.clone()))
+    }
+
     /// The prompt of a chat, in the words that the model was trained with: for [`Model::encode`].
     pub fn chat(&self, messages: &[Message]) -> Result<String> {
-        let template = ChatTemplate::from_gguf(self.model.gguf(), &self.tokenizer);
-        let template = template.map_err(|e| Error::of_model(&self.path, e))?;
-        Ok(template.render(messages, GenerationPrompt::Add, SystemTime::now())?)
+        self.chat_with(messages, &[])
+    }
+
+    /// The same with tools that the model may call. A template that knows of none leaves them out: [`ChatTemplate::knows_tools`].
+    pub fn chat_with(&self, messages: &[Message], tools: &[Tool]) -> Result<String> {
+        Ok(self.template()?.render_with(messages, tools, GenerationPrompt::Add, SystemTime::now())?)
     }
 }
 

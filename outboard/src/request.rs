@@ -91,6 +91,14 @@ impl Request {
         self
     }
 
+    /// Makes control tokens a part of the text, as the vocabulary writes them: those by which a model says what it writes, such as a call of a tool.
+    /// Without more being said they stand for nothing.
+    #[must_use]
+    pub fn show(mut self, tokens: impl Into<Arc<[u32]>>) -> Request {
+        self.options.shown = tokens.into();
+        self
+    }
+
     /// In the model's tokens.
     pub(crate) fn encode(self, model: &Model) -> Result<TextRequest> {
         let prompt = match self.prompt {

@@ -6,6 +6,7 @@
 mod access;
 mod api;
 mod body;
+mod channels;
 mod connection;
 mod embed;
 mod error;
@@ -21,8 +22,11 @@ mod room;
 mod server;
 mod service;
 mod settings;
+mod split;
 mod stream;
+mod style;
 mod texts;
+mod tools;
 mod work;
 
 pub use limits::Limits;

@@ -64,6 +64,8 @@ pub(crate) const TOKENS: usize = 1 << 17;
 pub(crate) const PIECES: usize = 1 << 16;
 /// Lists and objects of a body: a small one takes hundreds of bytes when it is parsed.
 pub(crate) const CONTAINERS: usize = 1 << 16;
+/// Tools of one request, and calls of one message.
+pub(crate) const TOOLS: usize = 128;
 /// Messages of one chat.
 pub(crate) const MESSAGES: usize = 4096;
 /// Tokens that penalties look back at, at most.
@@ -113,6 +115,7 @@ mod tests {
             ("tokens of `/detokenize`", TOKENS.to_string(), String::new()),
             ("tokens of `/tokenize` with pieces", PIECES.to_string(), String::new()),
             ("messages of a chat", MESSAGES.to_string(), String::new()),
+            ("tools of a request", TOOLS.to_string(), String::new()),
         ] {
             let row = format!("| {what} | {client} | {server} |").replace("|  |", "| |");
             assert!(table.contains(&row.as_str()), "there should be {row}");

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
 /// An object of parameters. `null` is as if a parameter were not there.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Params {
     map: Map<String, Value>,
     /// What stands before names in errors, such as `messages[2].`.
@@ -52,6 +52,11 @@ impl Params {
     /// Takes one of any kind.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.map.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Looks at one that is not taken.
+    pub(crate) fn seen(&self, name: &str) -> Option<&Value> {
+        self.map.get(name).filter(|value| !value.is_null())
     }
 
     /// The same, which has to be there.
@@ -111,6 +116,11 @@ impl Params {
             Some(Value::String(value)) => Ok(Some(value)),
             Some(other) => Err(self.wrong(name, "a string", &other)),
         }
+    }
+
+    /// The same, which has to be there.
+    pub(crate) fn required_string(&mut self, name: &str) -> Result<String> {
+        self.string(name)?.ok_or_else(|| self.missing(name))
     }
 
     /// A list, with at most so many values.

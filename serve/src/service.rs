@@ -10,7 +10,10 @@ use crate::page::Page;
 use crate::queue::Client;
 use crate::room::{Room, Rooms};
 use crate::settings::Settings;
+use crate::split::Splitter;
+use crate::style::Style;
 use crate::texts::{Answers, Engine};
+use crate::tools::Offer;
 use crate::work::Workers;
 use axum::Router;
 use http::HeaderValue;
@@ -185,11 +188,19 @@ impl Service {
         self.0.workers.run(room, move || work(&model)).await
     }
 
-    /// The tokens of a chat.
-    pub(crate) async fn encode_chat(&self, room: &Arc<Room>, messages: Vec<Message>) -> crate::error::Result<Vec<u32>> {
+    /// The tokens of a chat, and what takes the answer to it apart.
+    pub(crate) async fn encode_chat(
+        &self,
+        room: &Arc<Room>,
+        messages: Vec<Message>,
+        offer: &Offer,
+    ) -> crate::error::Result<(Vec<u32>, Splitter)> {
+        let Offer { tools, calls, .. } = offer.clone();
+        let style = self.style().clone();
         self.work(room, move |model| {
-            let prompt = model.chat(&messages).map_err(|e| of_messages(e.into()))?;
-            Ok(model.encode(&prompt)?)
+            let prompt = model.chat_with(&messages, &tools).map_err(|e| of_messages(e.into()))?;
+            let splitter = Splitter::new(&style, &tools, calls, style.is_reasoning(&prompt));
+            Ok((model.encode(&prompt)?, splitter))
         })
         .await
     }
@@ -200,6 +211,11 @@ impl Service {
             return Err(ApiError::stopping());
         }
         self.engine().embed(client, inputs).await
+    }
+
+    /// How the model writes.
+    pub(crate) fn style(&self) -> &Style {
+        &self.engine().style
     }
 
     /// Begins texts, unless the server is about to stop.

@@ -23,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) penalties: Option<Penalties>,
     /// Added to logits.
     pub(crate) bias: Option<Arc<[f32]>>,
+    /// Control tokens that are seen.
+    pub(crate) shown: Arc<[u32]>,
 }
 
 impl Settings {
@@ -42,13 +44,23 @@ impl Settings {
         };
         let ignore_eos = params.boolean("ignore_eos")?.unwrap_or(false);
         let (stop, penalties) = (stops(params, stop)?, penalties(params)?);
-        Ok(Settings { n: 1, most, stop, log_probs: false, ignore_eos, sampler, penalties, bias: None })
+        Ok(Settings {
+            n: 1,
+            most,
+            stop,
+            log_probs: false,
+            ignore_eos,
+            sampler,
+            penalties,
+            bias: None,
+            shown: Arc::default(),
+        })
     }
 
     /// The request for the text with this number behind a prompt: each has another seed.
     pub(crate) fn request(&self, prompt: Vec<u32>, number: usize) -> Request {
         let sampler = Sampler { seed: self.sampler.seed.wrapping_add(number as u64), ..self.sampler };
-        let mut request = Request::tokens(prompt).sampler(sampler);
+        let mut request = Request::tokens(prompt).sampler(sampler).show(self.shown.clone());
         if let Some(most) = self.most {
             request = request.max_tokens(most);
         }

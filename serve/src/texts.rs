@@ -4,6 +4,7 @@ use crate::error::{ApiError, Result};
 use crate::metrics::ModelMetrics;
 use crate::queue::{Client, Full, Place, Queue, Turn};
 use crate::settings::Settings;
+use crate::style::Style;
 use futures_core::Stream;
 use http::StatusCode;
 use outboard::{Generation, Piece, Request, Runner, TextStream};
@@ -26,6 +27,8 @@ pub(crate) struct Engine {
     pub(crate) runner: Runner,
     pub(crate) queue: Arc<Queue>,
     pub(crate) metrics: ModelMetrics,
+    /// How the model writes.
+    pub(crate) style: Style,
     /// Says that texts end now, whatever they have.
     ended: watch::Sender<bool>,
     /// What texts take, a moving mean in microseconds; 0 before the first has ended.
@@ -75,7 +78,8 @@ impl Engine {
         let slots = (0..places).map(|_| Mutex::new(None)).collect();
         let queue = Queue::new(places, waiting, waiting_each);
         let (ended, _) = watch::channel(false);
-        Engine { runner, queue, metrics, ended, mean: AtomicU64::new(0), slots, under_way: AtomicUsize::new(0) }
+        let style = Style::of(runner.model());
+        Engine { runner, queue, metrics, style, ended, mean: AtomicU64::new(0), slots, under_way: AtomicUsize::new(0) }
     }
 
     /// Begins the texts behind some prompts, `settings.n` behind each, when it is their turn. Fails if one cannot fit, and if too many wait.

@@ -173,7 +173,7 @@ fn generate_options(args: &Args) -> Result<GenerateOptions> {
         ignore_eos: args.ignore_eos,
         stop: args.stop.clone(),
         log_probs: args.json,
-        bias: None,
+        ..GenerateOptions::default()
     })
 }
 

@@ -313,6 +313,7 @@ pub(crate) fn sampled() -> GenerateOptions {
         stop: Vec::new(),
         log_probs: true,
         bias: None,
+        ..GenerateOptions::default()
     }
 }
 

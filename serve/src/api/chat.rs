@@ -1,8 +1,8 @@
 //! `/v1/chat/completions`.
 
 use super::usual::{
-    Delivery, FINGERPRINT, Used, finish_reason, id, is_of_text, json_response, now, take_absent, take_delivery,
-    text_of, token,
+    Delivery, FINGERPRINT, Used, call_id, finish_reason_with, id, is_of_text, json_response, now, take_absent,
+    take_delivery, text_of, token,
 };
 use crate::body;
 use crate::error::{ApiError, Result};
@@ -11,17 +11,21 @@ use crate::params::{Params, is_nothing};
 use crate::queue::Client;
 use crate::service::Service;
 use crate::settings::{Settings, take_bias, take_n};
+use crate::split::{Call, Part, Splitter, Whole};
 use crate::stream::{self, Out, Writer, data};
+use crate::style::Style;
+use crate::tools::{History, Offer, take_calls};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::response::sse::Event;
-use outboard::{Generation, Message, Model, Piece};
+use outboard::{Message, Model, Piece};
 use serde_json::{Value, json};
 
 /// What is asked for.
 struct Asked {
     messages: Vec<Message>,
+    offer: Offer,
     settings: Settings,
     delivery: Delivery,
 }
@@ -32,26 +36,30 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { messages, settings, delivery } = parse(&service, params)?;
-    let prompt = service.encode_chat(&room, messages).await?;
+    let Asked { messages, offer, settings, delivery } = parse(&service, params)?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (id, created, prompt_tokens) = (id("chatcmpl-"), now(), answers.prompt_tokens);
-    let head = Head { id, created, model: service.model().clone(), name: service.name().to_owned() };
+    let (model, style) = (service.model().clone(), service.style().clone());
+    let head = Head { id, created, model, style, name: service.name().to_owned() };
     if delivery != Delivery::Whole {
         let writer = Chunks {
             head,
             with_usage: delivery == Delivery::StreamWithUsage,
             with_log_probs: settings.log_probs,
             ends_at_eog: !settings.ignore_eos,
-            texts: settings.n,
+            texts: vec![(splitter, 0); settings.n],
             used: Used::by(prompt_tokens),
         };
         return Ok(stream::respond(answers, writer));
     }
-    let texts = answers.complete().await?;
+    let texts = Whole::all(answers, &splitter).await?;
     let mut used = Used::by(prompt_tokens);
-    texts.iter().for_each(|text| used.add(text));
+    for whole in &texts {
+        used.add(&whole.text);
+        used.add_reasoning(whole.reasoning_tokens, &head.style);
+    }
     let choices: Vec<Value> = texts.iter().enumerate().map(|(i, text)| choice(&head, &settings, i, text)).collect();
     let mut body = head.object("chat.completion", choices.into());
     body["usage"] = used.openai();
@@ -63,42 +71,87 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     settings.n = take_n(&mut params)?;
     settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;
     settings.log_probs = params.boolean("logprobs")?.unwrap_or(false);
+    settings.shown = service.style().shown.clone();
     let delivery = take_delivery(&mut params)?;
+    let offer = Offer::of_chat(&mut params, service.style())?;
     take_absent(&mut params)?;
     let list = params.required_list("messages", MESSAGES)?;
     params.finish()?;
-    Ok(Asked { messages: messages(list)?, settings, delivery })
+    Ok(Asked { messages: messages(list, service.style())?, offer, settings, delivery })
 }
 
 /// The messages of a chat.
-fn messages(list: Vec<Value>) -> Result<Vec<Message>> {
+fn messages(list: Vec<Value>, style: &Style) -> Result<Vec<Message>> {
     if list.is_empty() {
         return Err(ApiError::of_param("messages", "'messages' must have one message at least"));
     }
-    list.into_iter().enumerate().map(|(i, value)| message(Params::of(value, &format!("messages[{i}]"))?)).collect()
+    let mut history = History::new(style);
+    for (i, value) in list.into_iter().enumerate() {
+        message(Params::of(value, &format!("messages[{i}]"))?, &mut history)?;
+    }
+    Ok(history.messages)
 }
 
-fn message(mut params: Params) -> Result<Message> {
+fn message(mut params: Params, history: &mut History<'_>) -> Result<()> {
     let role = params.string("role")?.unwrap_or_default();
     let role = match role.as_str() {
-        "system" | "user" | "assistant" => role,
+        "system" | "user" => role,
         // What it is called for models that templates do not know of.
         "developer" => "system".to_owned(),
-        "tool" | "function" => return Err(ApiError::unsupported(params.name("role"), "calls of tools are not parsed")),
+        "assistant" => return of_assistant(params, history),
+        "tool" => return result(params, history),
+        "function" => {
+            return Err(ApiError::unsupported(params.name("role"), "it is of an earlier form of the API; use 'tool'"));
+        }
         _ => {
             let name = params.name("role");
             return Err(ApiError::of_param(
                 name.clone(),
-                format!("'{name}' must be system, developer, user or assistant"),
+                format!("'{name}' must be system, developer, user, assistant or tool"),
             ));
         }
     };
-    for name in ["tool_calls", "function_call", "tool_call_id", "audio", "refusal", "name", "annotations"] {
-        params.absent(name, "templates get the role and the text of a message", is_nothing)?;
-    }
+    only_text(&mut params, &["tool_calls", "tool_call_id", "name"])?;
     let (at, content) = (params.name("content"), params.required("content")?);
     params.finish()?;
-    Ok(Message::new(role, text_of(content, &at, &["text"])?))
+    history.push(Message::new(role, text_of(content, &at, &["text"])?), &at)
+}
+
+/// What templates do not get.
+fn only_text(params: &mut Params, names: &[&str]) -> Result<()> {
+    for name in names.iter().chain(&["function_call", "audio", "refusal", "annotations"]) {
+        params.absent(
+            name,
+            "templates get the role and the text of a message, and calls of the assistant's",
+            is_nothing,
+        )?;
+    }
+    Ok(())
+}
+
+/// A message of the assistant's, which may have calls in place of a text.
+fn of_assistant(mut params: Params, history: &mut History<'_>) -> Result<()> {
+    only_text(&mut params, &["tool_call_id", "name"])?;
+    let (at, at_calls) = (params.name("content"), params.name("tool_calls"));
+    // Whether they mean something to the model comes before what is wrong in them.
+    let calls = take_calls(&mut params).or_else(|e| history.check(&at_calls).and(Err(e)))?;
+    let content = if calls.is_empty() { Some(params.required("content")?) } else { params.take("content") };
+    let content = content.map(|content| text_of(content, &at, &["text"])).transpose()?.unwrap_or_default();
+    let reasoning = params.string("reasoning_content")?.unwrap_or_default();
+    params.finish()?;
+    history.push(Message { calls, reasoning, ..Message::new("assistant", content) }, &at_calls)
+}
+
+/// What a tool has answered.
+fn result(mut params: Params, history: &mut History<'_>) -> Result<()> {
+    history.check(&params.name("role"))?;
+    only_text(&mut params, &["tool_calls"])?;
+    // The name is that of the call.
+    params.without_effect(&["name"]);
+    let (at, at_id) = (params.name("content"), params.name("tool_call_id"));
+    let (id, content) = (params.required_string("tool_call_id")?, params.required("content")?);
+    params.finish()?;
+    history.push_result(&id, text_of(content, &at, &["text"])?, &at_id)
 }
 
 /// What all parts of an answer begin with.
@@ -106,6 +159,7 @@ struct Head {
     id: String,
     created: u64,
     model: Model,
+    style: Style,
     name: String,
 }
 
@@ -121,19 +175,35 @@ impl Head {
         let (text, bytes) = token(&self.model, id);
         json!({"token": text, "logprob": log_prob, "bytes": bytes, "top_logprobs": []})
     }
+
+    fn call(&self, call: &Call) -> Value {
+        let function = json!({"name": call.name, "arguments": call.json()});
+        json!({"id": call_id("call_", &self.style), "type": "function", "function": function})
+    }
 }
 
-fn choice(head: &Head, settings: &Settings, index: usize, text: &Generation) -> Value {
+fn choice(head: &Head, settings: &Settings, index: usize, whole: &Whole) -> Value {
+    let text = &whole.text;
     let log_probs = settings.log_probs.then(|| {
         let both = text.tokens.iter().zip(&text.log_probs);
         let of_text = both.filter(|(id, _)| is_of_text(head.model.tokenizer(), **id, settings.ignore_eos));
         let content: Vec<Value> = of_text.map(|(&id, &log_prob)| head.log_prob(id, log_prob)).collect();
         json!({"content": content, "refusal": null})
     });
-    json!({
-        "index": index, "message": {"role": "assistant", "content": text.text, "refusal": null},
-        "logprobs": log_probs, "finish_reason": finish_reason(text.finish),
-    })
+    let calls: Vec<Value> = whole.calls().map(|call| head.call(call)).collect();
+    let finish = finish_reason_with(text.finish, !calls.is_empty());
+    let mut message = json!({"role": "assistant", "content": whole.said(), "refusal": null});
+    let reasoning = whole.reasoning();
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.into();
+    }
+    if !calls.is_empty() {
+        if message["content"] == "" {
+            message["content"] = Value::Null;
+        }
+        message["tool_calls"] = calls.into();
+    }
+    json!({"index": index, "message": message, "logprobs": log_probs, "finish_reason": finish})
 }
 
 /// An answer as it comes.
@@ -142,7 +212,8 @@ struct Chunks {
     with_usage: bool,
     with_log_probs: bool,
     ends_at_eog: bool,
-    texts: usize,
+    /// What takes each text apart, and how many calls there were.
+    texts: Vec<(Splitter, usize)>,
     used: Used,
 }
 
@@ -158,12 +229,27 @@ impl Chunks {
     fn delta(&self, index: usize, delta: &Value, log_probs: &Value, finish: Option<&str>) -> Event {
         data(&self.chunk(json!([{"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": finish}])))
     }
+
+    /// What a part adds to a message. A call, with this number, comes with its id and name first, and then its arguments.
+    fn deltas(&self, part: Part, number: usize) -> Vec<Value> {
+        match part {
+            Part::Text(text) => vec![json!({"content": text})],
+            Part::Reasoning(text) => vec![json!({"reasoning_content": text})],
+            Part::Call(call) => {
+                let mut first = self.head.call(&call);
+                first["index"] = number.into();
+                let arguments = std::mem::replace(&mut first["function"]["arguments"], "".into());
+                let rest = json!({"index": number, "function": {"arguments": arguments}});
+                vec![json!({"tool_calls": [first]}), json!({"tool_calls": [rest]})]
+            }
+        }
+    }
 }
 
 impl Writer for Chunks {
     fn begin(&mut self, out: &mut Out) {
         let first = json!({"role": "assistant", "content": ""});
-        out.extend((0..self.texts).map(|index| self.delta(index, &first, &Value::Null, None)));
+        out.extend((0..self.texts.len()).map(|index| self.delta(index, &first, &Value::Null, None)));
     }
 
     fn piece(&mut self, number: usize, piece: Piece, out: &mut Out) {
@@ -173,13 +259,31 @@ impl Writer for Chunks {
             }
             _ => None,
         };
-        if !piece.text.is_empty() || (self.with_log_probs && log_prob.is_some()) {
-            let log_probs = log_prob.map_or(Value::Null, |one| json!({"content": [one], "refusal": null}));
-            out.push_back(self.delta(number, &json!({"content": piece.text}), &log_probs, None));
+        let Some((splitter, calls)) = self.texts.get_mut(number) else { return };
+        let parts = splitter.piece(&piece);
+        let (reasoning, first) = (splitter.reasoning_tokens, *calls);
+        *calls += parts.iter().filter(|part| matches!(part, Part::Call(_))).count();
+        let (mut next, called) = (first, *calls > 0);
+        let mut deltas = Vec::new();
+        for part in parts {
+            let is_call = matches!(part, Part::Call(_));
+            deltas.extend(self.deltas(part, next));
+            next += usize::from(is_call);
+        }
+        // A token that gives nothing now has a probability all the same.
+        if deltas.is_empty() && self.with_log_probs && log_prob.is_some() {
+            deltas.push(json!({"content": ""}));
+        }
+        let mut log_probs = log_prob.map_or(Value::Null, |one| json!({"content": [one], "refusal": null}));
+        for delta in deltas {
+            out.push_back(self.delta(number, &delta, &log_probs, None));
+            log_probs = Value::Null;
         }
         if let Some(end) = piece.end {
             self.used.add(&end);
-            out.push_back(self.delta(number, &json!({}), &Value::Null, Some(finish_reason(end.finish))));
+            self.used.add_reasoning(reasoning, &self.head.style);
+            let finish = finish_reason_with(end.finish, called);
+            out.push_back(self.delta(number, &json!({}), &Value::Null, Some(finish)));
         }
     }
 

@@ -1,20 +1,23 @@
 //! Anthropic's `/v1/messages` and `/v1/messages/count_tokens`.
 
-use super::usual::{id, json_response, text_of};
+use super::usual::{call_id, id, json_response, shown_text, text_of};
 use crate::body;
 use crate::error::{ApiError, Result};
 use crate::limits::MESSAGES;
-use crate::params::{Params, is_nothing};
+use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
 use crate::service::Service;
 use crate::settings::Settings;
+use crate::split::{Part, Splitter, Whole};
 use crate::stream::{self, Out, Writer, named};
+use crate::style::Style;
+use crate::tools::{History, Offer};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use outboard::llm::tokenizer::SpecialTokens;
-use outboard::{Finish, Generation, Message, Model, Piece};
+use outboard::{Finish, Generation, Message, Model, Piece, ToolCall};
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// What this API calls the strings that end a text.
 const STOPS: &str = "stop_sequences";
@@ -26,48 +29,71 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (service, mut params, room) = body::read(service, request).await?;
     params.check_there("max_tokens")?;
-    let settings = Settings::take(&mut params, &["max_tokens"], STOPS, 1)?;
+    let mut settings = Settings::take(&mut params, &["max_tokens"], STOPS, 1)?;
+    settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
-    let messages = take_messages(params)?;
-    let prompt = service.encode_chat(&room, messages).await?;
+    let Asked { messages, offer, thinking } = take_asked(&service, params)?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (model, name, input) = (service.model().clone(), service.name().to_owned(), answers.prompt_tokens);
-    let head = Head { id: id("msg_"), name, input, stops: settings.stop, model };
+    let (style, shown) = (service.style().clone(), settings.shown);
+    let head = Head { id: id("msg_"), name, input, stops: settings.stop, shown, style, thinking, model };
     if streams {
-        return Ok(stream::respond(answers, Events { head }));
+        return Ok(stream::respond(answers, Events { head, splitter, open: None, blocks: 0, called: false }));
     }
-    let text = answers.complete().await?.pop().unwrap_or_default();
-    let (reason, stop) = head.why(&text);
-    let content = json!([{"type": "text", "text": text.text}]);
-    Ok(json_response(&head.message(&content, reason, stop, &head.usage(&text))))
+    let Some(whole) = Whole::all(answers, &splitter).await?.pop() else { return Ok(json_response(&Value::Null)) };
+    let mut content: Vec<Value> = whole.parts.iter().filter_map(|part| head.block(part)).collect();
+    if content.is_empty() {
+        content.push(json!({"type": "text", "text": ""}));
+    }
+    let (reason, stop) = head.why(&whole.text, whole.calls().next().is_some());
+    Ok(json_response(&head.message(&content.into(), reason, stop, &head.usage(&whole.text))))
 }
 
 pub(crate) async fn count(State(service): State<Service>, request: Request) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let prompt = service.encode_chat(&room, take_messages(params)?).await?;
+    let Asked { messages, offer, .. } = take_asked(&service, params)?;
+    let (prompt, _) = service.encode_chat(&room, messages, &offer).await?;
     Ok(json_response(&json!({"input_tokens": prompt.len()})))
 }
 
+/// What is asked for.
+struct Asked {
+    messages: Vec<Message>,
+    offer: Offer,
+    thinking: Thinking,
+}
+
+/// Whether an answer has the model's reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thinking {
+    Shown,
+    LeftOut,
+}
+
 /// Takes the messages, the system's among them, and all that is left.
-fn take_messages(mut params: Params) -> Result<Vec<Message>> {
-    for name in
-        ["tools", "tool_choice", "mcp_servers", "container", "context_management", "output_config", "output_format"]
-    {
-        params.absent(name, "a model here writes text, and calls nothing", is_nothing)?;
+fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
+    let style = service.style();
+    let offer = Offer::of_messages(&mut params, style)?;
+    for name in ["mcp_servers", "container", "context_management", "output_config", "output_format"] {
+        params.absent(name, "a model here writes text and calls of tools", is_nothing)?;
     }
-    params.absent("thinking", "models are asked as their template says", |value| value["type"] == "disabled")?;
+    let thinking = take_thinking(&mut params, style)?;
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "standard_only")?;
     params.without_effect(&["metadata", "cache_control"]);
     let system = params.take("system").map(|system| text_of(system, "system", &["text"])).transpose()?;
     let list = params.required_list("messages", MESSAGES)?;
     params.finish()?;
-    let mut messages: Vec<Message> = system.into_iter().map(|text| Message::new("system", text)).collect();
-    for (i, value) in list.into_iter().enumerate() {
-        messages.push(message(Params::of(value, &format!("messages[{i}]"))?)?);
+    let mut history = History::new(style);
+    if let Some(text) = system {
+        history.push(Message::new("system", text), "system")?;
     }
-    match messages.last().map(|message| message.role.as_str()) {
-        Some("user") => Ok(messages),
+    for (i, value) in list.into_iter().enumerate() {
+        message(Params::of(value, &format!("messages[{i}]"))?, &mut history)?;
+    }
+    match history.messages.last().map(|message| message.role.as_str()) {
+        Some("user" | "tool") => Ok(Asked { messages: history.messages, offer, thinking }),
         Some("assistant") => Err(ApiError::unsupported(
             "messages",
             "a last message of the assistant's, to go on from; the last one must be the user's",
@@ -76,14 +102,85 @@ fn take_messages(mut params: Params) -> Result<Vec<Message>> {
     }
 }
 
-fn message(mut params: Params) -> Result<Message> {
+/// `thinking`: whether a model reasons, and for how long, its template says and the model; whether the answer shows it, the request.
+fn take_thinking(params: &mut Params, style: &Style) -> Result<Thinking> {
+    let Some(mut thinking) = params.object("thinking")? else { return Ok(Thinking::LeftOut) };
+    let kind = thinking.required_string("type")?;
+    thinking.count("budget_tokens", 1..=i64::from(i32::MAX))?;
+    let display = thinking.string("display")?;
+    thinking.finish()?;
+    match kind.as_str() {
+        "disabled" => Ok(Thinking::LeftOut),
+        "enabled" | "adaptive" if !style.reasons() => {
+            Err(ApiError::unsupported("thinking", "this model writes no reasoning that its template knows of"))
+        }
+        "enabled" | "adaptive" if display.as_deref() == Some("omitted") => Ok(Thinking::LeftOut),
+        "enabled" | "adaptive" => Ok(Thinking::Shown),
+        _ => Err(ApiError::of_param("thinking.type", "'thinking.type' must be enabled, adaptive or disabled")),
+    }
+}
+
+/// A message: the texts in it, and beside them calls of the assistant's, or results of the user's tools.
+fn message(mut params: Params, history: &mut History<'_>) -> Result<()> {
     let (name, role) = (params.name("role"), params.string("role")?.unwrap_or_default());
     if role != "user" && role != "assistant" {
         return Err(ApiError::of_param(name.clone(), format!("'{name}' must be user or assistant")));
     }
     let (at, content) = (params.name("content"), params.required("content")?);
     params.finish()?;
-    Ok(Message::new(role, text_of(content, &at, &["text"])?))
+    let Value::Array(blocks) = content else {
+        return history.push(Message::new(role, text_of(content, &at, &["text"])?), &at);
+    };
+    let mut message = Message::new(role, "");
+    let mut texts = Vec::new();
+    // A message of results alone says nothing itself.
+    let mut says = blocks.is_empty();
+    for (i, block) in blocks.into_iter().enumerate() {
+        let at = format!("{at}[{i}]");
+        match (block["type"].as_str().unwrap_or_default(), message.role.as_str()) {
+            ("tool_result", "user") => {
+                result(Params::of(block, &at)?, history)?;
+                continue;
+            }
+            ("tool_use", "assistant") => message.calls.push(call(Params::of(block, &at)?)?),
+            ("thinking", "assistant") => message.reasoning += &thought(Params::of(block, &at)?)?,
+            _ => texts.push(text_of(Value::Array(vec![block]), &at, &["text"])?),
+        }
+        says = true;
+    }
+    message.content = texts.join("\n");
+    if says { history.push(message, &at) } else { Ok(()) }
+}
+
+/// A `tool_result`.
+fn result(mut params: Params, history: &mut History<'_>) -> Result<()> {
+    // That something went wrong, the text says.
+    params.without_effect(&["type", "cache_control", "is_error"]);
+    let (at, at_id) = (params.name("content"), params.name("tool_use_id"));
+    let id = params.required_string("tool_use_id")?;
+    let content = params.take("content").map(|content| text_of(content, &at, &["text"])).transpose()?;
+    params.finish()?;
+    history.push_result(&id, content.unwrap_or_default(), &at_id)
+}
+
+/// A `tool_use`.
+fn call(mut params: Params) -> Result<ToolCall> {
+    params.without_effect(&["type", "cache_control", "caller"]);
+    let (id, name, at) = (params.required_string("id")?, params.required_string("name")?, params.name("input"));
+    let arguments = match params.required("input")? {
+        Value::Object(map) => map,
+        other => return Err(ApiError::of_param(at.clone(), format!("'{at}' must be an object, not {}", kind(&other)))),
+    };
+    params.finish()?;
+    Ok(ToolCall { id, name, arguments })
+}
+
+/// A `thinking` of an earlier answer.
+fn thought(mut params: Params) -> Result<String> {
+    params.without_effect(&["type", "signature", "cache_control"]);
+    let text = params.required_string("thinking")?;
+    params.finish()?;
+    Ok(text)
 }
 
 /// What all parts of an answer have in common.
@@ -93,6 +190,10 @@ struct Head {
     /// Tokens of the prompt.
     input: usize,
     stops: Vec<String>,
+    /// Control tokens that are part of texts.
+    shown: Arc<[u32]>,
+    style: Style,
+    thinking: Thinking,
     model: Model,
 }
 
@@ -105,6 +206,19 @@ impl Head {
         })
     }
 
+    /// A part of an answer, unless it is left out.
+    fn block(&self, part: &Part) -> Option<Value> {
+        match part {
+            Part::Text(text) => Some(json!({"type": "text", "text": text})),
+            Part::Reasoning(_) if self.thinking == Thinking::LeftOut => None,
+            Part::Reasoning(text) => Some(json!({"type": "thinking", "thinking": text, "signature": ""})),
+            Part::Call(call) => {
+                let id = call_id("toolu_", &self.style);
+                Some(json!({"type": "tool_use", "id": id, "name": call.name, "input": call.arguments}))
+            }
+        }
+    }
+
     /// What a text has used. Tokens that the cache had are counted for themselves.
     fn usage(&self, text: &Generation) -> Value {
         json!({
@@ -114,8 +228,9 @@ impl Head {
     }
 
     /// Why a text has ended, and with which string.
-    fn why(&self, text: &Generation) -> (Option<&'static str>, Option<&str>) {
+    fn why(&self, text: &Generation, called: bool) -> (Option<&'static str>, Option<&str>) {
         match text.finish {
+            Finish::Eos | Finish::Stop if called => (Some("tool_use"), None),
             Finish::Eos => (Some("end_turn"), None),
             Finish::Stop => (Some("stop_sequence"), self.stop(text)),
             Finish::Length | Finish::Context | Finish::Cancelled => (Some("max_tokens"), None),
@@ -124,7 +239,7 @@ impl Head {
 
     /// The string that stands behind a text.
     fn stop(&self, text: &Generation) -> Option<&str> {
-        let whole = self.model.tokenizer().decode(&text.tokens, SpecialTokens::Skip);
+        let whole = shown_text(self.model.tokenizer(), &text.tokens, &self.shown);
         let rest = whole.strip_prefix(&text.text)?;
         self.stops.iter().find(|stop| rest.starts_with(stop.as_str())).map(String::as_str)
     }
@@ -133,33 +248,92 @@ impl Head {
 /// An answer as it comes.
 struct Events {
     head: Head,
+    splitter: Splitter,
+    /// What the block that is open has: its type.
+    open: Option<&'static str>,
+    /// How many were begun.
+    blocks: usize,
+    called: bool,
+}
+
+impl Events {
+    fn say(name: &str, mut event: Value, out: &mut Out) {
+        event["type"] = name.into();
+        out.push_back(named(name, &event));
+    }
+
+    /// The number of the block that was begun last.
+    fn index(&self) -> usize {
+        self.blocks.saturating_sub(1)
+    }
+
+    fn begin_block(&mut self, kind: &'static str, block: &Value, out: &mut Out) {
+        self.end_block(out);
+        (self.open, self.blocks) = (Some(kind), self.blocks + 1);
+        let event = json!({"index": self.index(), "content_block": block});
+        Events::say("content_block_start", event, out);
+    }
+
+    fn end_block(&mut self, out: &mut Out) {
+        if self.open.take().is_some() {
+            Events::say("content_block_stop", json!({"index": self.index()}), out);
+        }
+    }
+
+    fn delta(&self, delta: &Value, out: &mut Out) {
+        Events::say("content_block_delta", json!({"index": self.index(), "delta": delta}), out);
+    }
+
+    fn part(&mut self, part: &Part, out: &mut Out) {
+        let Some(mut block) = self.head.block(part) else { return };
+        match part {
+            Part::Text(text) => {
+                if self.open != Some("text") {
+                    self.begin_block("text", &json!({"type": "text", "text": ""}), out);
+                }
+                self.delta(&json!({"type": "text_delta", "text": text}), out);
+            }
+            Part::Reasoning(text) => {
+                if self.open != Some("thinking") {
+                    let block = json!({"type": "thinking", "thinking": "", "signature": ""});
+                    self.begin_block("thinking", &block, out);
+                }
+                self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
+            }
+            Part::Call(call) => {
+                self.called = true;
+                block["input"] = json!({});
+                self.begin_block("tool_use", &block, out);
+                self.delta(&json!({"type": "input_json_delta", "partial_json": call.json()}), out);
+                self.end_block(out);
+            }
+        }
+    }
 }
 
 impl Writer for Events {
     fn begin(&mut self, out: &mut Out) {
         let message = self.head.message(&json!([]), None, None, &self.head.usage(&Generation::default()));
-        out.push_back(named("message_start", &json!({"type": "message_start", "message": message})));
-        let block = json!({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}});
-        out.push_back(named("content_block_start", &block));
+        Events::say("message_start", json!({"message": message}), out);
     }
 
     fn piece(&mut self, _: usize, piece: Piece, out: &mut Out) {
-        if !piece.text.is_empty() {
-            let delta = json!({"type": "text_delta", "text": piece.text});
-            let event = json!({"type": "content_block_delta", "index": 0, "delta": delta});
-            out.push_back(named("content_block_delta", &event));
+        for part in self.splitter.piece(&piece) {
+            self.part(&part, out);
         }
         if let Some(end) = piece.end {
-            out.push_back(named("content_block_stop", &json!({"type": "content_block_stop", "index": 0})));
-            let (reason, stop) = self.head.why(&end);
+            if self.blocks == 0 {
+                self.begin_block("text", &json!({"type": "text", "text": ""}), out);
+            }
+            self.end_block(out);
+            let (reason, stop) = self.head.why(&end, self.called);
             let delta = json!({"stop_reason": reason, "stop_sequence": stop});
-            let usage = self.head.usage(&end);
-            out.push_back(named("message_delta", &json!({"type": "message_delta", "delta": delta, "usage": usage})));
+            Events::say("message_delta", json!({"delta": delta, "usage": self.head.usage(&end)}), out);
         }
     }
 
     fn end(&mut self, out: &mut Out) {
-        out.push_back(named("message_stop", &json!({"type": "message_stop"})));
+        Events::say("message_stop", json!({}), out);
     }
 
     fn failed(&mut self, error: &ApiError, out: &mut Out) {

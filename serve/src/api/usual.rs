@@ -2,6 +2,7 @@
 
 use crate::error::{ApiError, Result};
 use crate::params::{Params, is_nothing, kind};
+use crate::style::{Form, Style};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use outboard::llm::tokenizer::{SpecialTokens, Tokenizer};
@@ -40,18 +41,50 @@ pub(crate) fn finish_reason(finish: Finish) -> &'static str {
     }
 }
 
+/// The same of a text in which there are calls of tools: it ends with them, if the model has ended it.
+pub(crate) fn finish_reason_with(finish: Finish, called: bool) -> &'static str {
+    match finish {
+        Finish::Eos | Finish::Stop if called => "tool_calls",
+        finish => finish_reason(finish),
+    }
+}
+
+/// An id for a call of a tool; templates of Mistral's models take nine letters and digits only.
+pub(crate) fn call_id(prefix: &str, style: &Style) -> String {
+    if style.form == Some(Form::Bracketed) { format!("{:09x}", rand::random::<u32>()) } else { id(prefix) }
+}
+
+/// The text of tokens as an answer has it, with what is behind its end.
+pub(crate) fn shown_text(tokenizer: &Tokenizer, tokens: &[u32], shown: &[u32]) -> String {
+    let mut bytes = Vec::new();
+    for id in tokens {
+        let special = if shown.contains(id) { SpecialTokens::Show } else { SpecialTokens::Skip };
+        tokenizer.token_bytes(*id, special, &mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
 /// What texts have used: tokens of their prompts, those of them that the cache had already, and tokens that were generated.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Used {
     pub(crate) prompt: usize,
     pub(crate) cached: usize,
     pub(crate) generated: usize,
+    /// Those of them that are reasoning, if the model may reason.
+    pub(crate) reasoning: Option<usize>,
 }
 
 impl Used {
     /// By a prompt, so far.
     pub(crate) fn by(prompt: usize) -> Used {
         Used { prompt, ..Used::default() }
+    }
+
+    /// By reasoning.
+    pub(crate) fn add_reasoning(&mut self, tokens: usize, style: &Style) {
+        if style.reasons() {
+            self.reasoning = Some(self.reasoning.unwrap_or(0) + tokens);
+        }
     }
 
     /// By a text that is complete.
@@ -62,17 +95,21 @@ impl Used {
 
     /// As OpenAI's API says it. A prompt with several texts is counted once.
     pub(crate) fn openai(self) -> Value {
-        let Used { prompt, cached, generated } = self;
-        json!({
+        let Used { prompt, cached, generated, reasoning } = self;
+        let mut used = json!({
             "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": cached.min(prompt)},
-        })
+        });
+        if let Some(reasoning) = reasoning {
+            used["completion_tokens_details"] = json!({"reasoning_tokens": reasoning});
+        }
+        used
     }
 }
 
 /// Takes the parameters of OpenAI's APIs for texts that are not here.
 pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
-    const NO_TOOLS: &str = "calls of tools are not parsed";
+    const NO_TOOLS: &str = "tools are for chats: /v1/chat/completions, /v1/responses and /v1/messages";
     params.absent("tools", NO_TOOLS, is_nothing)?;
     params.absent("functions", NO_TOOLS, is_nothing)?;
     let none = |value: &Value| value == "none" || value == "auto";

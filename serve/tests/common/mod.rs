@@ -2,15 +2,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unreachable_pub, missing_docs)]
 
 mod http;
+mod scripted;
 #[path = "../../../integration/src/small.rs"]
 mod small;
 
 pub use http::{Answer, Events, write_request};
 use outboard::{Model, PlaceOptions, Runner, devices};
 use outboard_serve::{ServeOptions, Server, Service};
+pub use scripted::{Kind, STOP, scripted_model};
 use serde_json::Value;
 pub use small::small_model;
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Nothing here takes as long.
@@ -24,10 +27,14 @@ pub struct Served {
     _dir: tempfile::TempDir,
 }
 
-pub fn runner(dir: &std::path::Path, sequences: usize, context: usize) -> Runner {
+pub fn runner(dir: &Path, sequences: usize, context: usize) -> Runner {
+    runner_of(&small_model(dir), sequences, context)
+}
+
+fn runner_of(model: &Path, sequences: usize, context: usize) -> Runner {
     let options = PlaceOptions { sequences, context: Some(context), ..PlaceOptions::default() };
     let devices = devices::local(Some(1)).unwrap();
-    Model::open(small_model(dir)).unwrap().place(&devices, &options).unwrap().run().unwrap()
+    Model::open(model).unwrap().place(&devices, &options).unwrap().run().unwrap()
 }
 
 impl Served {
@@ -37,7 +44,19 @@ impl Served {
 
     pub fn with_context(sequences: usize, context: usize, options: ServeOptions) -> Served {
         let dir = tempfile::tempdir().unwrap();
-        let service = Service::new(runner(dir.path(), sequences, context), options).unwrap();
+        let runner = runner(dir.path(), sequences, context);
+        Served::of(runner, dir, options)
+    }
+
+    /// Of a model that always writes the same.
+    pub fn scripted(template: &str, answer: &str, kind: Kind) -> Served {
+        let dir = tempfile::tempdir().unwrap();
+        let runner = runner_of(&scripted_model(dir.path(), template, answer, kind), 2, 2048);
+        Served::of(runner, dir, ServeOptions::default())
+    }
+
+    fn of(runner: Runner, dir: tempfile::TempDir, options: ServeOptions) -> Served {
+        let service = Service::new(runner, options).unwrap();
         let server = Server::start(service.clone(), ([127, 0, 0, 1], 0).into(), None).unwrap();
         Served { addr: server.local_addr(), server: Some(server), service, _dir: dir }
     }

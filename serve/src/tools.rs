@@ -1,0 +1,368 @@
+//! Tools that a request offers to the model, and what its messages say of calls.
+
+use crate::error::{ApiError, Result};
+use crate::limits::TOOLS;
+use crate::params::{Params, is_nothing, kind};
+use crate::split::Calls;
+use crate::style::Style;
+use outboard::{Message, Tool, ToolCall};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Characters of a tool's name.
+const NAME: usize = 128;
+
+/// What a request offers.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Offer {
+    /// None: the model is told of none, and writes no calls.
+    pub(crate) tools: Arc<[Tool]>,
+    pub(crate) calls: Calls,
+    /// As the request says it, for answers that repeat it.
+    pub(crate) said: Value,
+}
+
+/// Whether the model is to call something.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Choice {
+    /// As it likes.
+    #[default]
+    Auto,
+    /// It is told of no tools.
+    None,
+    /// It must call one.
+    Required,
+    /// It must call this one.
+    Named(String),
+}
+
+impl Offer {
+    /// OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`: of chats, where a function is in an object of its own.
+    pub(crate) fn of_chat(params: &mut Params, style: &Style) -> Result<Offer> {
+        for (name, instead) in [("functions", "tools"), ("function_call", "tool_choice")] {
+            params.absent(name, &format!("it is of an earlier form of the API; use '{instead}'"), |value| {
+                is_nothing(value) || value == "none" || value == "auto"
+            })?;
+        }
+        Offer::of_openai(params, style, |params| {
+            check_type(params, "function")?;
+            let at = params.name("function");
+            let inner = Params::of(params.required("function")?, &at)?;
+            Ok(std::mem::replace(params, inner))
+        })
+    }
+
+    /// The same of responses, where the type and the function are in one object.
+    pub(crate) fn of_responses(params: &mut Params, style: &Style) -> Result<Offer> {
+        Offer::of_openai(params, style, |params| {
+            check_type(params, "function")?;
+            Ok(Params::default())
+        })
+    }
+
+    /// `unwrap` leaves the function in the parameters, and gives what is around it.
+    fn of_openai(params: &mut Params, style: &Style, unwrap: impl Fn(&mut Params) -> Result<Params>) -> Result<Offer> {
+        let parallel = params.boolean("parallel_tool_calls")?.unwrap_or(true);
+        let choice = match params.take("tool_choice") {
+            None => Choice::Auto,
+            Some(Value::String(text)) => match text.as_str() {
+                "auto" => Choice::Auto,
+                "none" => Choice::None,
+                "required" => Choice::Required,
+                _ => {
+                    let message = "'tool_choice' must be none, auto, required or a function";
+                    return Err(ApiError::of_param("tool_choice", message));
+                }
+            },
+            Some(value) => {
+                let mut params = Params::of(value, "tool_choice")?;
+                let around = unwrap(&mut params)?;
+                let name = params.required_string("name")?;
+                params.finish()?;
+                around.finish()?;
+                Choice::Named(name)
+            }
+        };
+        let list = params.list("tools", TOOLS)?.unwrap_or_default();
+        let said = Value::Array(list.clone());
+        let tool = |(i, value): (usize, Value)| {
+            let mut params = Params::of(value, &format!("tools[{i}]"))?;
+            let around = unwrap(&mut params)?;
+            let tool = tool(&mut params, "parameters")?;
+            params.finish()?;
+            around.finish()?;
+            Ok(tool)
+        };
+        let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<Tool>>>()?;
+        Offer::new(tools, &choice, if parallel { Calls::Any } else { Calls::One }, said, style)
+    }
+
+    /// Anthropic's `tools` and `tool_choice`.
+    pub(crate) fn of_messages(params: &mut Params, style: &Style) -> Result<Offer> {
+        let (mut choice, mut calls) = (Choice::Auto, Calls::Any);
+        if let Some(mut params) = params.object("tool_choice")? {
+            choice = match params.required_string("type")?.as_str() {
+                "auto" => Choice::Auto,
+                "none" => Choice::None,
+                "any" => Choice::Required,
+                "tool" => Choice::Named(params.required_string("name")?),
+                _ => {
+                    let message = "'tool_choice.type' must be auto, any, tool or none";
+                    return Err(ApiError::of_param("tool_choice.type", message));
+                }
+            };
+            if params.boolean("disable_parallel_tool_use")?.unwrap_or(false) {
+                calls = Calls::One;
+            }
+            params.finish()?;
+        }
+        let list = params.list("tools", TOOLS)?.unwrap_or_default();
+        let tool = |(i, value): (usize, Value)| {
+            let mut params = Params::of(value, &format!("tools[{i}]"))?;
+            check_type(&mut params, "custom")?;
+            params.without_effect(&["cache_control"]);
+            let tool = tool(&mut params, "input_schema")?;
+            params.finish()?;
+            Ok(tool)
+        };
+        let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<Tool>>>()?;
+        Offer::new(tools, &choice, calls, Value::Null, style)
+    }
+
+    fn new(tools: Vec<Tool>, choice: &Choice, calls: Calls, said: Value, style: &Style) -> Result<Offer> {
+        for (i, tool) in tools.iter().enumerate() {
+            if tools[..i].iter().any(|other| other.name == tool.name) {
+                let message = format!("two tools have the name '{}'", tool.name);
+                return Err(ApiError::of_param(format!("tools[{i}]"), message));
+            }
+        }
+        constrain(choice)?;
+        if tools.is_empty() || *choice == Choice::None {
+            return Ok(Offer { calls, said, ..Offer::default() });
+        }
+        if !style.knows_tools {
+            return Err(ApiError::unsupported("tools", "the chat template of this model does not tell it of tools"));
+        }
+        if style.form.is_none() {
+            let why = "it is not known here how this model writes calls: its chat template says none of the forms that are read";
+            return Err(ApiError::unsupported("tools", why));
+        }
+        Ok(Offer { tools: tools.into(), calls, said })
+    }
+}
+
+/// What a choice asks of the model beyond its own will. A grammar of the calls that a [`Style`] reads would go here: there is none yet.
+fn constrain(choice: &Choice) -> Result<()> {
+    const FREE: &str = "a model is not made to call a tool; it is asked with 'auto'";
+    match choice {
+        Choice::Auto | Choice::None => Ok(()),
+        Choice::Required => Err(ApiError::unsupported("tool_choice", FREE)),
+        Choice::Named(name) => {
+            let name: String = name.chars().take(NAME).collect();
+            Err(ApiError::unsupported("tool_choice", &format!("{FREE}, and may call others than '{name}'")))
+        }
+    }
+}
+
+fn check_type(params: &mut Params, only: &str) -> Result<()> {
+    let found = params.string("type")?.unwrap_or_else(|| only.to_owned());
+    if found == only {
+        return Ok(());
+    }
+    let found: String = found.chars().take(40).collect();
+    Err(ApiError::unsupported(params.name("type"), &format!("'{found}'; there is '{only}'")))
+}
+
+/// A tool of an API that calls the schema of its arguments this.
+fn tool(params: &mut Params, schema: &str) -> Result<Tool> {
+    let at = params.name("name");
+    let name = params.required_string("name")?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if name.is_empty() || name.len() > NAME || !name.chars().all(is_name) {
+        let message = format!("'{at}' must be 1 to {NAME} letters, digits, '_', '-' and '.'");
+        return Err(ApiError::of_param(at, message));
+    }
+    let description = params.string("description")?.unwrap_or_default();
+    // The one place for a grammar of its arguments, too.
+    params.absent("strict", "calls are read and not constrained: a model may leave a schema", is_nothing)?;
+    let parameters = match params.take(schema) {
+        None => json!({"type": "object", "properties": {}}),
+        Some(Value::Object(map)) => Value::Object(map),
+        Some(other) => {
+            let at = params.name(schema);
+            let message = format!("'{at}' must be a JSON schema, not {}", kind(&other));
+            return Err(ApiError::of_param(at, message));
+        }
+    };
+    Ok(Tool { name, description, parameters })
+}
+
+/// The messages of a chat that are being read, with the calls in them.
+#[derive(Debug)]
+pub(crate) struct History<'s> {
+    style: &'s Style,
+    pub(crate) messages: Vec<Message>,
+    /// Names of tools that were called, by the ids of calls.
+    called: HashMap<String, String>,
+}
+
+impl<'s> History<'s> {
+    /// None yet, for a model that writes like this.
+    pub(crate) fn new(style: &'s Style) -> History<'s> {
+        History { style, messages: Vec::new(), called: HashMap::new() }
+    }
+
+    /// One more. `at` is the parameter that has its calls.
+    pub(crate) fn push(&mut self, message: Message, at: &str) -> Result<()> {
+        if !message.calls.is_empty() {
+            self.check(at)?;
+        }
+        self.called.extend(message.calls.iter().map(|call| (call.id.clone(), call.name.clone())));
+        self.messages.push(message);
+        Ok(())
+    }
+
+    /// A call more of the last message, if that is the assistant's, or of a new one.
+    pub(crate) fn push_call(&mut self, call: ToolCall, reasoning: String, at: &str) -> Result<()> {
+        let last = self.messages.pop_if(|last| last.role == "assistant");
+        let mut message = last.unwrap_or_else(|| Message::new("assistant", ""));
+        message.reasoning += &reasoning;
+        message.calls.push(call);
+        self.push(message, at)
+    }
+
+    /// What the tool of a call has answered; `at` is the parameter that has the call's id.
+    pub(crate) fn push_result(&mut self, id: &str, content: String, at: &str) -> Result<()> {
+        self.check(at)?;
+        let Some(name) = self.called.get(id) else {
+            let id: String = id.chars().take(NAME).collect();
+            let message = format!("'{at}' is '{id}', and no message before has a call with this id");
+            return Err(ApiError::of_param(at, message));
+        };
+        self.messages.push(Message::result(id, name.as_str(), content));
+        Ok(())
+    }
+
+    /// An error about a parameter, if the model's template knows no calls.
+    pub(crate) fn check(&self, at: &str) -> Result<()> {
+        const WHY: &str = "the chat template of this model does not tell it of tools, their calls and results";
+        if self.style.knows_tools { Ok(()) } else { Err(ApiError::unsupported(at, WHY)) }
+    }
+}
+
+/// OpenAI's `tool_calls` of an assistant's message.
+pub(crate) fn take_calls(params: &mut Params) -> Result<Vec<ToolCall>> {
+    let at = params.name("tool_calls");
+    let list = params.list("tool_calls", TOOLS)?.unwrap_or_default();
+    let call = |(i, value): (usize, Value)| {
+        let mut params = Params::of(value, &format!("{at}[{i}]"))?;
+        check_type(&mut params, "function")?;
+        params.without_effect(&["index"]);
+        let id = params.required_string("id")?;
+        let at = params.name("function");
+        let mut function = Params::of(params.required("function")?, &at)?;
+        params.finish()?;
+        let call = take_call(&mut function, id)?;
+        function.finish()?;
+        Ok(call)
+    };
+    list.into_iter().enumerate().map(call).collect()
+}
+
+/// The name and the arguments of a call, which are JSON in a string.
+pub(crate) fn take_call(params: &mut Params, id: String) -> Result<ToolCall> {
+    let (at, name) = (params.name("arguments"), params.required_string("name")?);
+    let text = params.string("arguments")?.unwrap_or_default();
+    let wrong = |e| ApiError::of_param(at.clone(), format!("'{at}' must be a string with a JSON object in it: {e}"));
+    let arguments = if text.trim().is_empty() { Map::new() } else { serde_json::from_str(&text).map_err(wrong)? };
+    Ok(ToolCall { id, name, arguments })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::style::Form;
+
+    fn style() -> Style {
+        Style { form: Some(Form::Tagged), knows_tools: true, ..Style::default() }
+    }
+
+    fn chat(body: &Value, style: &Style) -> Result<Offer> {
+        let mut params = Params::parse(body.to_string().as_bytes()).unwrap();
+        let offer = Offer::of_chat(&mut params, style)?;
+        params.finish().map(|()| offer)
+    }
+
+    fn param(error: &ApiError) -> String {
+        error.openai()["error"]["param"].as_str().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn what_the_apis_call_a_tool_is_the_same_tool() {
+        let schema = json!({"type": "object", "properties": {"z": {}, "a": {}}});
+        let function = json!({"name": "f", "description": "d", "parameters": schema});
+        let offer = chat(&json!({"tools": [{"type": "function", "function": function}]}), &style()).unwrap();
+        assert_eq!((offer.tools[0].description.as_str(), offer.calls), ("d", Calls::Any));
+        // In the order in which they were given.
+        assert_eq!(offer.tools[0].parameters.to_string(), schema.to_string());
+        let of = |body: Value| Params::parse(body.to_string().as_bytes()).unwrap();
+        let flat = json!({"type": "function", "name": "f", "description": "d", "parameters": schema, "strict": false});
+        let mut params = of(json!({"tools": [flat], "parallel_tool_calls": false}));
+        let responses = Offer::of_responses(&mut params, &style()).unwrap();
+        assert_eq!((&responses.tools, responses.calls), (&offer.tools, Calls::One));
+        let tool = json!({"name": "f", "description": "d", "input_schema": schema, "cache_control": {}});
+        let choice = json!({"type": "auto", "disable_parallel_tool_use": true});
+        let mut params = of(json!({"tools": [tool], "tool_choice": choice}));
+        let messages = Offer::of_messages(&mut params, &style()).unwrap();
+        assert_eq!((&messages.tools, messages.calls), (&offer.tools, Calls::One));
+        let none = chat(&json!({"tools": [{"function": function}], "tool_choice": "none"}), &Style::default()).unwrap();
+        assert!(none.tools.is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_or_not_there_is_named() {
+        let tools = |tool: Value| json!({"tools": [{"type": "function", "function": tool}]});
+        let with = |name: &str, value: Value| {
+            let mut body = tools(json!({"name": "f"}));
+            body[name] = value;
+            body
+        };
+        for (body, at) in [
+            (tools(json!({})), "tools[0].function.name"),
+            (tools(json!({"name": "f g"})), "tools[0].function.name"),
+            (tools(json!({"name": "f", "strict": true})), "tools[0].function.strict"),
+            (tools(json!({"name": "f", "parameters": "x"})), "tools[0].function.parameters"),
+            (tools(json!({"name": "f", "more": 1})), "tools[0].function.more"),
+            (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+            (json!({"tools": [{"type": "function", "function": {"name": "f"}, "more": 1}]}), "tools[0].more"),
+            (json!({"tools": [{"function": {"name": "f"}}, {"function": {"name": "f"}}]}), "tools[1]"),
+            (json!({"functions": [{"name": "f"}]}), "functions"),
+            (json!({"function_call": {"name": "f"}}), "function_call"),
+            (with("tool_choice", json!("required")), "tool_choice"),
+            (with("tool_choice", json!("other")), "tool_choice"),
+            (with("tool_choice", json!({"type": "function", "function": {"name": "f"}})), "tool_choice"),
+            (with("tool_choice", json!({"type": "allowed_tools"})), "tool_choice.type"),
+        ] {
+            assert_eq!(param(&chat(&body, &style()).unwrap_err()), at, "{body}");
+        }
+        let error = |style: &Style| param(&chat(&tools(json!({"name": "f"})), style).unwrap_err());
+        assert_eq!(error(&Style { knows_tools: false, ..style() }), "tools");
+        assert_eq!(error(&Style { form: None, ..style() }), "tools");
+    }
+
+    #[test]
+    fn results_belong_to_calls() {
+        let style = style();
+        let mut history = History::new(&style);
+        let call = |id: &str| ToolCall { id: id.into(), name: "f".into(), arguments: Map::new() };
+        history.push_call(call("1"), "hm".into(), "a").unwrap();
+        history.push_call(call("2"), String::new(), "a").unwrap();
+        history.push_result("2", "two".into(), "b").unwrap();
+        assert_eq!(param(&history.push_result("3", "three".into(), "b").unwrap_err()), "b");
+        let [calls, result] = history.messages.as_slice() else { panic!("{history:?}") };
+        assert_eq!((calls.calls.len(), result.result_of.as_ref()), (2, Some(&("2".into(), "f".into()))));
+        let without = Style::default();
+        assert_eq!(param(&History::new(&without).push_call(call("1"), String::new(), "x").unwrap_err()), "x");
+    }
+}
