@@ -7,7 +7,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-const START_LIMIT: Duration = Duration::from_secs(20);
+/// A software driver of Vulkan may have shaders to compile first, on a busy machine.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// A server on a free port. Dropping it kills it.
 pub struct Server {
