@@ -1,6 +1,6 @@
 //! Anthropic's `/v1/messages` and `/v1/messages/count_tokens`.
 
-use super::usual::{call_id, id, json_response, shown_text, text_of};
+use super::usual::{call_id, id, json_response, shown_text, text_of, text_of_part};
 use crate::body;
 use crate::error::{ApiError, Result};
 use crate::limits::MESSAGES;
@@ -145,7 +145,7 @@ fn message(mut params: Params, history: &mut History<'_>) -> Result<()> {
             }
             ("tool_use", "assistant") => message.calls.push(call(Params::of(block, &at)?)?),
             ("thinking", "assistant") => message.reasoning += &thought(Params::of(block, &at)?)?,
-            _ => texts.push(text_of(Value::Array(vec![block]), &at, &["text"])?),
+            _ => texts.push(text_of_part(block, &at, &["text"])?),
         }
         says = true;
     }
