@@ -42,7 +42,7 @@ pub(crate) async fn answer(
     if streams {
         return Ok(stream::respond(answers, Events { head, splitter, open: None, blocks: 0, called: false }));
     }
-    let Some(whole) = Whole::all(answers, &splitter).await?.pop() else { return Ok(json_response(&Value::Null)) };
+    let whole = Whole::one(answers, &splitter).await?;
     let mut content: Vec<Value> = whole.parts.iter().filter_map(|part| head.block(part)).collect();
     if content.is_empty() {
         content.push(json!({"type": "text", "text": ""}));

@@ -52,7 +52,7 @@ pub(crate) async fn answer(
         let items = Vec::new();
         return Ok(stream::respond(answers, Events { head, splitter, number: 0, items, open: None, end: None }));
     }
-    let Some(whole) = Whole::all(answers, &splitter).await?.pop() else { return Ok(json_response(&Value::Null)) };
+    let whole = Whole::one(answers, &splitter).await?;
     let status = Head::status(&whole.text);
     let mut items: Vec<Value> = whole.parts.iter().map(|part| head.item(part, status)).collect();
     if items.is_empty() {
