@@ -194,7 +194,7 @@ impl Params {
 }
 
 /// Lists and objects of a JSON text, counted by where they begin outside of strings.
-fn containers(json: &[u8]) -> usize {
+pub(crate) fn containers(json: &[u8]) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for byte in json {
         match byte {

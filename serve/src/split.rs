@@ -4,10 +4,11 @@
 //! like one and cannot be read, or calls a tool that is not offered, is text. However a text is cut into pieces, the same comes of it.
 
 use crate::channels::Channels;
-use crate::error::Result;
+use crate::error::{ApiError, Result};
 use crate::style::{Form, Style, Tags};
 use crate::texts::Answers;
 use futures_core::Stream;
+use http::StatusCode;
 use outboard::llm::stop::longest_overlap;
 use outboard::{Generation, Piece, Tool};
 use serde_json::{Map, Value};
@@ -75,6 +76,12 @@ impl Whole {
             reasoning_tokens: splitter.reasoning_tokens,
         };
         Ok(texts.into_iter().zip(splitters).map(whole).collect())
+    }
+
+    /// The text of answers that are one.
+    pub(crate) async fn one(answers: Answers, splitter: &Splitter) -> Result<Whole> {
+        let none = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "a request for one text has none");
+        Whole::all(answers, splitter).await?.pop().ok_or_else(none)
     }
 
     /// Its text, without reasoning and calls.

@@ -1,8 +1,8 @@
 //! Tools that a request offers to the model, and what its messages say of calls.
 
 use crate::error::{ApiError, Result};
-use crate::limits::TOOLS;
-use crate::params::{Params, is_nothing, kind};
+use crate::limits::{CONTAINERS, TOOLS};
+use crate::params::{Params, containers, is_nothing, kind};
 use crate::split::Calls;
 use crate::style::Style;
 use outboard::{Message, Tool, ToolCall};
@@ -19,8 +19,6 @@ pub(crate) struct Offer {
     /// None: the model is told of none, and writes no calls.
     pub(crate) tools: Arc<[Tool]>,
     pub(crate) calls: Calls,
-    /// As the request says it, for answers that repeat it.
-    pub(crate) said: Value,
 }
 
 /// Whether the model is to call something.
@@ -85,7 +83,6 @@ impl Offer {
             }
         };
         let list = params.list("tools", TOOLS)?.unwrap_or_default();
-        let said = Value::Array(list.clone());
         let tool = |(i, value): (usize, Value)| {
             let mut params = Params::of(value, &format!("tools[{i}]"))?;
             let around = unwrap(&mut params)?;
@@ -95,7 +92,7 @@ impl Offer {
             Ok(tool)
         };
         let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<Tool>>>()?;
-        Offer::new(tools, &choice, if parallel { Calls::Any } else { Calls::One }, said, style)
+        Offer::new(tools, &choice, if parallel { Calls::Any } else { Calls::One }, style)
     }
 
     /// Anthropic's `tools` and `tool_choice`.
@@ -127,10 +124,10 @@ impl Offer {
             Ok(tool)
         };
         let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<Tool>>>()?;
-        Offer::new(tools, &choice, calls, Value::Null, style)
+        Offer::new(tools, &choice, calls, style)
     }
 
-    fn new(tools: Vec<Tool>, choice: &Choice, calls: Calls, said: Value, style: &Style) -> Result<Offer> {
+    fn new(tools: Vec<Tool>, choice: &Choice, calls: Calls, style: &Style) -> Result<Offer> {
         for (i, tool) in tools.iter().enumerate() {
             if tools[..i].iter().any(|other| other.name == tool.name) {
                 let message = format!("two tools have the name '{}'", tool.name);
@@ -139,7 +136,7 @@ impl Offer {
         }
         constrain(choice)?;
         if tools.is_empty() || *choice == Choice::None {
-            return Ok(Offer { calls, said, ..Offer::default() });
+            return Ok(Offer { calls, ..Offer::default() });
         }
         if !style.knows_tools {
             return Err(ApiError::unsupported("tools", "the chat template of this model does not tell it of tools"));
@@ -148,7 +145,7 @@ impl Offer {
             let why = "it is not known here how this model writes calls: its chat template says none of the forms that are read";
             return Err(ApiError::unsupported("tools", why));
         }
-        Ok(Offer { tools: tools.into(), calls, said })
+        Ok(Offer { tools: tools.into(), calls })
     }
 }
 
@@ -205,12 +202,14 @@ pub(crate) struct History<'s> {
     pub(crate) messages: Vec<Message>,
     /// Names of tools that were called, by the ids of calls.
     called: HashMap<String, String>,
+    /// Lists and objects in arguments, which are JSON in strings.
+    containers: usize,
 }
 
 impl<'s> History<'s> {
     /// None yet, for a model that writes like this.
     pub(crate) fn new(style: &'s Style) -> History<'s> {
-        History { style, messages: Vec::new(), called: HashMap::new() }
+        History { style, messages: Vec::new(), called: HashMap::new(), containers: 0 }
     }
 
     /// One more. `at` is the parameter that has its calls.
@@ -252,7 +251,7 @@ impl<'s> History<'s> {
 }
 
 /// OpenAI's `tool_calls` of an assistant's message.
-pub(crate) fn take_calls(params: &mut Params) -> Result<Vec<ToolCall>> {
+pub(crate) fn take_calls(params: &mut Params, history: &mut History<'_>) -> Result<Vec<ToolCall>> {
     let at = params.name("tool_calls");
     let list = params.list("tool_calls", TOOLS)?.unwrap_or_default();
     let call = |(i, value): (usize, Value)| {
@@ -263,7 +262,7 @@ pub(crate) fn take_calls(params: &mut Params) -> Result<Vec<ToolCall>> {
         let at = params.name("function");
         let mut function = Params::of(params.required("function")?, &at)?;
         params.finish()?;
-        let call = take_call(&mut function, id)?;
+        let call = take_call(&mut function, id, history)?;
         function.finish()?;
         Ok(call)
     };
@@ -271,9 +270,14 @@ pub(crate) fn take_calls(params: &mut Params) -> Result<Vec<ToolCall>> {
 }
 
 /// The name and the arguments of a call, which are JSON in a string.
-pub(crate) fn take_call(params: &mut Params, id: String) -> Result<ToolCall> {
+pub(crate) fn take_call(params: &mut Params, id: String, history: &mut History<'_>) -> Result<ToolCall> {
     let (at, name) = (params.name("arguments"), params.required_string("name")?);
     let text = params.string("arguments")?.unwrap_or_default();
+    history.containers += containers(text.as_bytes());
+    if history.containers > CONTAINERS {
+        let message = format!("the arguments of all calls have at most {CONTAINERS} lists and objects");
+        return Err(ApiError::of_param(at, message));
+    }
     let wrong = |e| ApiError::of_param(at.clone(), format!("'{at}' must be a string with a JSON object in it: {e}"));
     let arguments = if text.trim().is_empty() { Map::new() } else { serde_json::from_str(&text).map_err(wrong)? };
     Ok(ToolCall { id, name, arguments })
@@ -362,6 +366,10 @@ mod tests {
         assert_eq!(param(&history.push_result("3", "three".into(), "b").unwrap_err()), "b");
         let [calls, result] = history.messages.as_slice() else { panic!("{history:?}") };
         assert_eq!((calls.calls.len(), result.result_of.as_ref()), (2, Some(&("2".into(), "f".into()))));
+        let many = json!({"name": "f", "arguments": format!("{{\"a\": [{}]}}", vec!["[]"; CONTAINERS / 2].join(","))});
+        let mut take = || take_call(&mut Params::of(many.clone(), "c").unwrap(), "4".into(), &mut history);
+        assert!(take().is_ok());
+        assert_eq!(param(&take().unwrap_err()), "c.arguments");
         let without = Style::default();
         assert_eq!(param(&History::new(&without).push_call(call("1"), String::new(), "x").unwrap_err()), "x");
     }

@@ -134,7 +134,7 @@ fn of_assistant(mut params: Params, history: &mut History<'_>) -> Result<()> {
     only_text(&mut params, &["tool_call_id", "name"])?;
     let (at, at_calls) = (params.name("content"), params.name("tool_calls"));
     // Whether they mean something to the model comes before what is wrong in them.
-    let calls = take_calls(&mut params).or_else(|e| history.check(&at_calls).and(Err(e)))?;
+    let calls = take_calls(&mut params, history).or_else(|e| history.check(&at_calls).and(Err(e)))?;
     let content = if calls.is_empty() { Some(params.required("content")?) } else { params.take("content") };
     let content = content.map(|content| text_of(content, &at, &["text"])).transpose()?.unwrap_or_default();
     let reasoning = params.string("reasoning_content")?.unwrap_or_default();

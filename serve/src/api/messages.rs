@@ -1,6 +1,6 @@
 //! Anthropic's `/v1/messages` and `/v1/messages/count_tokens`.
 
-use super::usual::{call_id, id, json_response, shown_text, text_of};
+use super::usual::{call_id, id, json_response, shown_text, text_of, text_of_part};
 use crate::body;
 use crate::error::{ApiError, Result};
 use crate::limits::MESSAGES;
@@ -42,7 +42,7 @@ pub(crate) async fn answer(
     if streams {
         return Ok(stream::respond(answers, Events { head, splitter, open: None, blocks: 0, called: false }));
     }
-    let Some(whole) = Whole::all(answers, &splitter).await?.pop() else { return Ok(json_response(&Value::Null)) };
+    let whole = Whole::one(answers, &splitter).await?;
     let mut content: Vec<Value> = whole.parts.iter().filter_map(|part| head.block(part)).collect();
     if content.is_empty() {
         content.push(json!({"type": "text", "text": ""}));
@@ -144,7 +144,7 @@ fn message(mut params: Params, history: &mut History<'_>) -> Result<()> {
             }
             ("tool_use", "assistant") => message.calls.push(call(Params::of(block, &at)?)?),
             ("thinking", "assistant") => message.reasoning += &thought(Params::of(block, &at)?)?,
-            _ => texts.push(text_of(Value::Array(vec![block]), &at, &["text"])?),
+            _ => texts.push(text_of_part(block, &at, &["text"])?),
         }
         says = true;
     }

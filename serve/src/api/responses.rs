@@ -28,19 +28,30 @@ pub(crate) async fn answer(
     let style = service.style();
     settings.shown = style.shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
-    let choice = params.seen("tool_choice").cloned().unwrap_or_else(|| "auto".into());
+    let said = |name: &str, default: Value| params.seen(name).cloned().unwrap_or(default);
+    let repeated = (said("tools", json!([])), said("tool_choice", "auto".into()));
     let offer = Offer::of_responses(&mut params, style)?;
     let (messages, instructions) = take_messages(params, style)?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (input, style, name) = (answers.prompt_tokens, style.clone(), service.name().to_owned());
-    let head = Head { id: id("resp_"), created: now(), name, style, instructions, input, offer, choice, settings };
+    let head = Head {
+        id: id("resp_"),
+        created: now(),
+        name,
+        style,
+        instructions,
+        input,
+        calls: offer.calls,
+        repeated,
+        settings,
+    };
     if streams {
         let items = Vec::new();
         return Ok(stream::respond(answers, Events { head, splitter, number: 0, items, open: None, end: None }));
     }
-    let Some(whole) = Whole::all(answers, &splitter).await?.pop() else { return Ok(json_response(&Value::Null)) };
+    let whole = Whole::one(answers, &splitter).await?;
     let status = Head::status(&whole.text);
     let mut items: Vec<Value> = whole.parts.iter().map(|part| head.item(part, status)).collect();
     if items.is_empty() {
@@ -108,7 +119,7 @@ fn item(mut params: Params, reasoning: &mut String, history: &mut History<'_>) -
         "function_call" => {
             history.check(&at_type)?;
             let id = params.required_string("call_id")?;
-            let call = take_call(&mut params, id)?;
+            let call = take_call(&mut params, id, history)?;
             params.finish()?;
             history.push_call(call, std::mem::take(reasoning), &at_type)
         }
@@ -169,9 +180,9 @@ struct Head {
     instructions: Option<String>,
     /// Tokens of the prompt.
     input: usize,
-    offer: Offer,
-    /// As the request says it.
-    choice: Value,
+    calls: Calls,
+    /// Tools, and whether one is to be called, as the request says it.
+    repeated: (Value, Value),
     settings: Settings,
 }
 
@@ -182,10 +193,10 @@ impl Head {
         json!({
             "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": null,
             "incomplete_details": cut, "instructions": self.instructions, "max_output_tokens": self.settings.most,
-            "model": self.name, "output": output, "parallel_tool_calls": self.offer.calls == Calls::Any,
+            "model": self.name, "output": output, "parallel_tool_calls": self.calls == Calls::Any,
             "previous_response_id": null, "reasoning": {"effort": null, "summary": null}, "store": false,
             "temperature": self.settings.sampler.temperature, "text": {"format": {"type": "text"}},
-            "tool_choice": self.choice, "tools": self.offer.said, "top_p": self.settings.sampler.top_p,
+            "tools": self.repeated.0, "tool_choice": self.repeated.1, "top_p": self.settings.sampler.top_p,
             "truncation": "disabled", "usage": usage, "user": null, "metadata": {}, "background": false,
         })
     }

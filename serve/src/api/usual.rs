@@ -181,28 +181,27 @@ pub(crate) fn text_of(content: Value, at: &str, types: &[&str]) -> Result<String
             ));
         }
     };
-    let mut text = String::new();
-    for (i, part) in parts.into_iter().enumerate() {
-        let at = format!("{at}[{i}]");
-        let mut part = Params::of(part, &at)?;
-        let kind = part.string("type")?.unwrap_or_default();
-        if !types.contains(&kind.as_str()) {
-            let kind: String = kind.chars().take(40).collect();
-            let why = format!("a part of type '{kind}'; a model here reads {}", types.join(" and "));
-            return Err(ApiError::unsupported(at, &why));
-        }
-        if i > 0 {
-            text.push('\n');
-        }
-        text +=
-            &part.string("text")?.ok_or_else(|| ApiError::of_param(part.name("text"), "a part must have a text"))?;
-        // Prompts are kept for others that begin alike, whatever is said of it.
-        part.without_effect(&["cache_control"]);
-        for name in ["annotations", "logprobs", "citations"] {
-            part.absent(name, "only the text of a message is read", is_nothing)?;
-        }
-        part.finish()?;
+    let part = |(i, part)| text_of_part(part, &format!("{at}[{i}]"), types);
+    let texts: Vec<String> = parts.into_iter().enumerate().map(part).collect::<Result<_>>()?;
+    Ok(texts.join("\n"))
+}
+
+/// The text of one part of a message.
+pub(crate) fn text_of_part(part: Value, at: &str, types: &[&str]) -> Result<String> {
+    let mut part = Params::of(part, at)?;
+    let kind = part.string("type")?.unwrap_or_default();
+    if !types.contains(&kind.as_str()) {
+        let kind: String = kind.chars().take(40).collect();
+        let why = format!("a part of type '{kind}'; a model here reads {}", types.join(" and "));
+        return Err(ApiError::unsupported(at, &why));
     }
+    let text = part.string("text")?.ok_or_else(|| ApiError::of_param(part.name("text"), "a part must have a text"))?;
+    // Prompts are kept for others that begin alike, whatever is said of it.
+    part.without_effect(&["cache_control"]);
+    for name in ["annotations", "logprobs", "citations"] {
+        part.absent(name, "only the text of a message is read", is_nothing)?;
+    }
+    part.finish()?;
     Ok(text)
 }
 

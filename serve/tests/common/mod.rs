@@ -1,5 +1,5 @@
 //! A service over a small model, and a client that speaks HTTP by hand.
-#![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unreachable_pub, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::expect_used, dead_code, unreachable_pub, unused_imports, missing_docs)]
 
 mod http;
 mod scripted;
