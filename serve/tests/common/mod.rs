@@ -45,20 +45,14 @@ impl Served {
     pub fn with_context(sequences: usize, context: usize, options: ServeOptions) -> Served {
         let dir = tempfile::tempdir().unwrap();
         let runner = runner(dir.path(), sequences, context);
-        Served::of(runner, dir, options)
+        Served::of(Service::new(runner, options).unwrap(), dir)
     }
 
     /// Of a model that always writes the same.
     pub fn scripted(template: &str, answer: &str, kind: Kind) -> Served {
         let dir = tempfile::tempdir().unwrap();
         let runner = runner_of(&scripted_model(dir.path(), template, answer, kind), 2, 2048);
-        Served::of(runner, dir, ServeOptions::default())
-    }
-
-    fn of(runner: Runner, dir: tempfile::TempDir, options: ServeOptions) -> Served {
-        let service = Service::new(runner, options).unwrap();
-        let server = Server::start(service.clone(), ([127, 0, 0, 1], 0).into(), None).unwrap();
-        Served { addr: server.local_addr(), server: Some(server), service, _dir: dir }
+        Served::of(Service::new(runner, ServeOptions::default()).unwrap(), dir)
     }
 
     /// Over what was made elsewhere, of files in this folder.
