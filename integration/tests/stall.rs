@@ -95,7 +95,7 @@ impl World {
             ignore_eos: true,
             stop: Vec::new(),
             log_probs: true,
-            bias: None,
+            ..GenerateOptions::default()
         };
         let mut pieces = 0;
         if at == 0 {

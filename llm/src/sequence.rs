@@ -35,6 +35,14 @@ pub(crate) enum Next {
     Step(usize),
 }
 
+/// What is added to the logits of one token of a sequence that waits for somebody after each.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    /// The token's position.
+    pub(crate) at: usize,
+    pub(crate) bias: Arc<[f32]>,
+}
+
 /// A sequence's state.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -51,6 +59,8 @@ pub(crate) struct State {
     pub(crate) job: Option<Job>,
     /// Added to its logits.
     pub(crate) bias: Option<Arc<[f32]>>,
+    /// It waits for somebody after each token. The last that was said stays, so that its token can be sampled again after a fault.
+    pub(crate) held: Option<Held>,
     /// Goes up when steps under way are dropped: ids of an older epoch are ignored.
     pub(crate) epoch: u64,
     /// Tokens that came since the last prompt.
@@ -77,6 +87,7 @@ impl State {
             sampled: None,
             job: None,
             bias: None,
+            held: None,
             epoch: 0,
             answered: 0,
             blocks: Vec::new(),
@@ -91,17 +102,29 @@ impl State {
     pub(crate) fn next(&self) -> Next {
         match &self.job {
             Some(job) if self.sampled == Some(self.n_past) => {
-                if job.left > 0 {
+                if job.left > 0 && self.may_sample(self.n_past + 1) {
                     Next::Step(self.n_past)
                 } else {
                     Next::Nothing
                 }
             }
             Some(_) if self.sampled.is_none() && self.n_past < self.text.len() => {
-                Next::Read(self.text.batch(self.n_past))
+                let range = self.text.batch(self.n_past);
+                let samples = range.end == self.text.len();
+                if samples && !self.may_sample(range.end) { Next::Nothing } else { Next::Read(range) }
             }
             _ => Next::Nothing,
         }
+    }
+
+    /// Whether the token at a position may be sampled, and does not wait for somebody.
+    fn may_sample(&self, at: usize) -> bool {
+        self.held.as_ref().is_none_or(|held| held.at == at)
+    }
+
+    /// What is added to the logits of its next token.
+    pub(crate) fn next_bias(&self) -> Option<Arc<[f32]>> {
+        self.held.as_ref().map(|held| held.bias.clone()).or_else(|| self.bias.clone())
     }
 
     /// Whether its steps are under way, or about to be.

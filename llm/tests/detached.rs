@@ -25,8 +25,15 @@ fn text(engine: &mut PlacedModel) -> (Vec<u32>, Vec<f32>) {
     let prompt: Vec<u32> = (0..30).map(|i| i * 37 % 128).collect();
     let sampler = Sampler { temperature: 0.9, top_k: 20, seed: 7, ..Sampler::GREEDY };
     let (n_predict, stop) = (Some(12), Vec::new());
-    let options =
-        GenerateOptions { n_predict, sampler, penalties: None, ignore_eos: true, stop, log_probs: true, bias: None };
+    let options = GenerateOptions {
+        n_predict,
+        sampler,
+        penalties: None,
+        ignore_eos: true,
+        stop,
+        log_probs: true,
+        ..GenerateOptions::default()
+    };
     let seq = engine.open().unwrap();
     let done =
         generate(engine, seq, &small::tokenizer(), &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();

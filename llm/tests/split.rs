@@ -50,8 +50,15 @@ fn run(engine: &mut PlacedModel, tokenizer: &Tokenizer) -> Outcome {
     let sampler = Sampler { temperature: 0.9, top_k: 20, seed: 7, ..Sampler::GREEDY };
     let penalties = Some(Penalties { last_n: 16, repeat: 1.3, frequency: 0.1, presence: 0.1 });
     let (n_predict, stop) = (Some(12), Vec::new());
-    let options =
-        GenerateOptions { n_predict, sampler, penalties, ignore_eos: true, stop, log_probs: true, bias: None };
+    let options = GenerateOptions {
+        n_predict,
+        sampler,
+        penalties,
+        ignore_eos: true,
+        stop,
+        log_probs: true,
+        ..GenerateOptions::default()
+    };
     let generation = generate(engine, seq, tokenizer, &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
     Outcome { logits, tokens, generated: (generation.tokens, generation.log_probs) }
 }

@@ -32,5 +32,7 @@ pub use outboard_llm as llm;
 pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_core::{DType, DeviceInfo, MemoryInfo};
 pub use outboard_llm::chat::Message;
-pub use outboard_llm::{DeviceLoad, Finish, Generation, Mmap, Overrides, Prefixes, Recovery, Room, Stall};
+pub use outboard_llm::{
+    Constraint, DeviceLoad, Finish, Form, Generation, Mmap, Overrides, Prefixes, Recovery, Room, Stall,
+};
 pub use outboard_rpc_client::{ClientOptions as ConnectOptions, ClientTls, Endpoint, NetStats, TlsFiles, Token};

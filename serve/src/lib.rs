@@ -8,6 +8,7 @@ mod api;
 mod body;
 mod connection;
 mod error;
+mod form;
 mod kept;
 mod limits;
 mod metrics;

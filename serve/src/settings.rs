@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Result};
 use crate::limits::{BIASES, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
 use crate::params::Params;
-use outboard::{Penalties, Request, Sampler};
+use outboard::{Constraint, Penalties, Request, Sampler};
 use std::sync::Arc;
 
 /// Tokens that count for penalties if nothing is said, as in `outboard run`.
@@ -23,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) penalties: Option<Penalties>,
     /// Added to logits.
     pub(crate) bias: Option<Arc<[f32]>>,
+    /// The form that they have.
+    pub(crate) constraint: Option<Constraint>,
 }
 
 impl Settings {
@@ -42,7 +44,17 @@ impl Settings {
         };
         let ignore_eos = params.boolean("ignore_eos")?.unwrap_or(false);
         let (stop, penalties) = (stops(params, stop)?, penalties(params)?);
-        Ok(Settings { n: 1, most, stop, log_probs: false, ignore_eos, sampler, penalties, bias: None })
+        Ok(Settings {
+            n: 1,
+            most,
+            stop,
+            log_probs: false,
+            ignore_eos,
+            sampler,
+            penalties,
+            bias: None,
+            constraint: None,
+        })
     }
 
     /// The request for the text with this number behind a prompt: each has another seed.
@@ -63,6 +75,9 @@ impl Settings {
         }
         if let Some(bias) = &self.bias {
             request = request.bias(bias.clone());
+        }
+        if let Some(constraint) = &self.constraint {
+            request = request.constraint(constraint.clone());
         }
         self.stop.iter().fold(request, |request, stop| request.stop(stop.as_str()))
     }

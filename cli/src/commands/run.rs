@@ -174,6 +174,7 @@ fn generate_options(args: &Args) -> Result<GenerateOptions> {
         stop: args.stop.clone(),
         log_probs: args.json,
         bias: None,
+        constraint: None,
     })
 }
 

@@ -6,6 +6,7 @@ use super::usual::{
 };
 use crate::body;
 use crate::error::{ApiError, Result};
+use crate::form::{self, Wanted};
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing};
 use crate::queue::Client;
@@ -24,6 +25,7 @@ struct Asked {
     messages: Vec<Message>,
     settings: Settings,
     delivery: Delivery,
+    form: Option<Wanted>,
 }
 
 pub(crate) async fn answer(
@@ -32,7 +34,8 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<Response> {
     let (params, room) = body::read(&service, request).await?;
-    let Asked { messages, settings, delivery } = parse(&service, params)?;
+    let Asked { messages, mut settings, delivery, form } = parse(&service, params)?;
+    settings.constraint = form::compile(&service, &room, form).await?;
     let prompt = service.encode_chat(&room, messages).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
@@ -65,10 +68,11 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;
     settings.log_probs = params.boolean("logprobs")?.unwrap_or(false);
     let delivery = take_delivery(&mut params)?;
+    let form = form::take(&mut params)?;
     take_absent(&mut params)?;
     let list = params.required_list("messages", MESSAGES)?;
     params.finish()?;
-    Ok(Asked { messages: messages(list)?, settings, delivery })
+    Ok(Asked { messages: messages(list)?, settings, delivery, form })
 }
 
 /// The messages of a chat.

@@ -3,6 +3,7 @@
 use super::usual::{id, is_zero, json_response, now, take_absent, text_of};
 use crate::body;
 use crate::error::{ApiError, Result};
+use crate::form;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
@@ -22,15 +23,19 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (mut params, room) = body::read(&service, request).await?;
     service.check_model(params.string("model")?.as_deref())?;
-    let settings = Settings::take(&mut params, &["max_output_tokens"], "stop", 1)?;
+    let mut settings = Settings::take(&mut params, &["max_output_tokens"], "stop", 1)?;
+    let form = form::take_text(&mut params)?;
     let streams = params.boolean("stream")?.unwrap_or(false);
     let (messages, instructions) = take_messages(params)?;
+    let format = form.as_ref().map_or_else(|| json!({"type": "text"}), form::Wanted::format);
+    settings.constraint = form::compile(&service, &room, form).await?;
     let prompt = service.encode_chat(&room, messages).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let input = answers.prompt_tokens;
     let (id, item) = (id("resp_"), id("msg_"));
-    let head = Head { id, item, created: now(), name: service.name().to_owned(), instructions, input, settings };
+    let head =
+        Head { id, item, created: now(), name: service.name().to_owned(), instructions, input, settings, format };
     if streams {
         return Ok(stream::respond(answers, Events { head, number: 0, text: String::new(), end: None }));
     }
@@ -44,7 +49,6 @@ fn take_messages(mut params: Params) -> Result<(Vec<Message>, Option<String>)> {
     for name in ["previous_response_id", "conversation", "prompt", "background"] {
         params.absent(name, NOT_STORED, is_nothing)?;
     }
-    params.absent("text", "texts are not constrained to a form", |v| *v == json!({"format": {"type": "text"}}))?;
     params.absent("truncation", "an input that is too long is an error", |value| value == "disabled")?;
     params.absent("include", "there is nothing more to say than the text", is_nothing)?;
     params.absent("reasoning", "models are asked as their template says", is_nothing)?;
@@ -114,6 +118,8 @@ struct Head {
     /// Tokens of the prompt.
     input: usize,
     settings: Settings,
+    /// The form of the text.
+    format: Value,
 }
 
 impl Head {
@@ -125,7 +131,7 @@ impl Head {
             "incomplete_details": cut, "instructions": self.instructions, "max_output_tokens": self.settings.most,
             "model": self.name, "output": output, "parallel_tool_calls": true, "previous_response_id": null,
             "reasoning": {"effort": null, "summary": null}, "store": false,
-            "temperature": self.settings.sampler.temperature, "text": {"format": {"type": "text"}}, "tool_choice": "auto",
+            "temperature": self.settings.sampler.temperature, "text": {"format": self.format}, "tool_choice": "auto",
             "tools": [], "top_p": self.settings.sampler.top_p, "truncation": "disabled", "usage": usage, "user": null,
             "metadata": {}, "background": false,
         })
