@@ -228,7 +228,7 @@ fn said(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let text = ["\n<", "<non-verbose"].iter().fold(text.as_str(), |text, mark| text.split(mark).next().unwrap_or(text));
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().take(MOST_SAID).collect()
+    line.replace(" without 'referencing' feature", "").chars().take(MOST_SAID).collect()
 }
 
 /// Tokens, as bits: bit `id % 32` of number `id / 32` is that of token `id`.

