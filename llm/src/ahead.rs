@@ -5,7 +5,7 @@
 //! back, no more, because what runs behind the end of a text is thrown away.
 
 use crate::arch::net::{self, Sampling};
-use crate::batch::{Batch, Draw, Request};
+use crate::batch::{Batch, Bias, Draw, Request};
 use crate::constraint::Allowed;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
@@ -284,10 +284,10 @@ impl PlacedModel {
         if state.under_way() + ready > 0 {
             return Err(Error::Request("the sequence has tokens behind which nobody can know what may follow".into()));
         }
-        let bias = allowed.bias(n_vocab, state.bias.as_deref());
-        if bias.iter().all(|added| *added == f32::NEG_INFINITY) {
+        if !allowed.has_any(n_vocab, state.bias.as_deref()) {
             return Err(Error::Request("no token is allowed: the form and the bias exclude all".into()));
         }
+        let bias = Bias::of(allowed, n_vocab, state.bias.as_deref());
         state.held = Some(Held { at: state.text.len(), bias });
         Ok(())
     }

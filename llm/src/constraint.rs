@@ -266,6 +266,34 @@ impl Allowed {
         self.0.iter().all(|word| *word == 0)
     }
 
+    /// The same of a vocabulary of `n_vocab`.
+    pub(crate) fn resized(&self, n_vocab: usize) -> Allowed {
+        let words = n_vocab.div_ceil(32);
+        if words == self.0.len() {
+            return self.clone();
+        }
+        Allowed((0..words).map(|i| self.0.get(i).copied().unwrap_or(0)).collect())
+    }
+
+    /// Whether there is one of them below `n_vocab` that the numbers do not exclude.
+    pub(crate) fn has_any(&self, n_vocab: usize, bias: Option<&[f32]>) -> bool {
+        let excluded = |id: usize| bias.and_then(|bias| bias.get(id)) == Some(&f32::NEG_INFINITY);
+        (0..n_vocab).any(|id| self.has(id as u32) && !excluded(id))
+    }
+
+    /// As blocks of Q4_0, which are -65536 for all others.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = [u8; 18]> {
+        self.0.iter().map(|word| {
+            // 8192 as an f16; of it there is -8 or, for these, 0.
+            let mut block = [0; 18];
+            block[1] = 0x70;
+            for (i, byte) in block[2..].iter_mut().enumerate() {
+                *byte = ((word >> i & 1) << 3 | (word >> (i + 16) & 1) << 7) as u8;
+            }
+            block
+        })
+    }
+
     /// What is added to the logits of a vocabulary of `n_vocab`: minus infinity for all others, and for these what `bias` says, or nothing.
     pub(crate) fn bias(&self, n_vocab: usize, bias: Option<&[f32]>) -> Arc<[f32]> {
         let added = |id: usize| bias.and_then(|bias| bias.get(id)).copied().unwrap_or(0.0);

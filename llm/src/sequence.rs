@@ -1,6 +1,7 @@
 //! Sequences: what each has in the cache, and what is still to come of it.
 
 use crate::arch::net::Sampling;
+use crate::batch::Bias;
 use crate::blocks::{Blocks, PrefixHash, blocks_of, prefix_hash};
 use crate::error::{Error, Result};
 use crate::text::Text;
@@ -40,7 +41,7 @@ pub(crate) enum Next {
 pub(crate) struct Held {
     /// The token's position.
     pub(crate) at: usize,
-    pub(crate) bias: Arc<[f32]>,
+    pub(crate) bias: Bias,
 }
 
 /// A sequence's state.
@@ -123,8 +124,11 @@ impl State {
     }
 
     /// What is added to the logits of its next token.
-    pub(crate) fn next_bias(&self) -> Option<Arc<[f32]>> {
-        self.held.as_ref().map(|held| held.bias.clone()).or_else(|| self.bias.clone())
+    pub(crate) fn next_bias(&self) -> Option<Bias> {
+        match &self.held {
+            Some(held) => Some(held.bias.clone()),
+            None => self.bias.clone().map(Bias::Numbers),
+        }
     }
 
     /// Whether its steps are under way, or about to be.

@@ -275,7 +275,11 @@ fn which() {
         let mut model = load("llama-dense", cpus(n), n_seqs);
         let want: Vec<(usize, Tokens)> =
             requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
-        println!("{n}: {:?} {:?}", requests.iter().map(|r| r.1.prompt.len()).collect::<Vec<_>>(), want.iter().map(|w| w.1.1[0]).collect::<Vec<_>>());
+        println!(
+            "{n}: {:?} {:?}",
+            requests.iter().map(|r| r.1.prompt.len()).collect::<Vec<_>>(),
+            want.iter().map(|w| w.1.1[0]).collect::<Vec<_>>()
+        );
         let again: Vec<(usize, Tokens)> =
             requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
         println!("again {}", want == again);
@@ -283,7 +287,8 @@ fn which() {
             let mut got = run(&mut model, &tokenizer, &requests);
             got.sort_by_key(|(number, _)| *number);
             for (got, want) in got.iter().zip(&want) {
-                let at: Vec<_> = (0..got.1.1.len()).filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0)).collect();
+                let at: Vec<_> =
+                    (0..got.1.1.len()).filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0)).collect();
                 if got != want {
                     println!("{n} round {round}: {} of {} differs at {at:?}", got.0, got.1.1.len());
                 }
@@ -296,7 +301,9 @@ fn which() {
                     for got in run(&mut model, &tokenizer, &pair) {
                         let want = &want[got.0];
                         if got != *want {
-                            let at: Vec<_> = (0..got.1.1.len()).filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0)).collect();
+                            let at: Vec<_> = (0..got.1.1.len())
+                                .filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0))
+                                .collect();
                             println!("{n} pair {i} {j}: {} differs at {at:?}", got.0);
                         }
                     }
