@@ -43,7 +43,8 @@ pub(crate) enum Bias {
 impl Bias {
     /// These tokens alone, of `n_vocab`, and what else is added.
     pub(crate) fn of(allowed: &Allowed, n_vocab: usize, numbers: Option<&[f32]>) -> Bias {
-        if numbers.is_none() && n_vocab.is_multiple_of(DType::Q4_0.block_len()) {
+        // Rows of two blocks begin at whole words.
+        if numbers.is_none() && n_vocab.is_multiple_of(2 * DType::Q4_0.block_len()) {
             Bias::Mask(allowed.resized(n_vocab))
         } else {
             Bias::Numbers(allowed.bias(n_vocab, numbers))

@@ -45,8 +45,7 @@ fn requests(n: usize, forms: &[Constraint], random: &mut Random) -> Vec<TextRequ
             sampler: Sampler { temperature: 1.2, top_k: 0, top_p: 0.98, min_p: 0.0, seed: i as u64 },
             log_probs: true,
             ignore_eos: i % 2 == 0,
-            constraint: (i % 2 == 1 && std::env::var("FORMS_FREE").is_err())
-                .then(|| forms[i / 2 % forms.len()].clone()),
+            constraint: (i % 2 == 1).then(|| forms[i / 2 % forms.len()].clone()),
             ..GenerateOptions::default()
         },
     };
@@ -100,7 +99,6 @@ fn check(name: &str, devices: &dyn Fn() -> Vec<Arc<dyn Device>>, n_seqs: usize) 
     let (forms, mut random) = (forms(&tokenizer), Random(n_seqs as u64));
     let requests: Vec<(usize, TextRequest)> = requests(14, &forms, &mut random).into_iter().enumerate().collect();
     let mut model = load(name, devices(), n_seqs);
-    println!("{:?}", requests.iter().map(|r| r.1.prompt.len()).collect::<Vec<_>>());
     let want: Vec<(usize, Tokens)> =
         requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
     for round in 0..2 {
@@ -251,8 +249,9 @@ fn texts_go_on_behind_a_fault() {
     };
     let want = sorted(run(&mut model(world.pair(0, i64::MAX).0), &world.tokenizer, &requests));
     let mut faults = 0;
-    for (runs, forgets) in (0..20).flat_map(|runs| [(runs, false), (runs, true)]) {
-        let (devices, fate) = world.pair(runs as usize % 2, runs);
+    for runs in 0..14 {
+        let (unlucky, forgets) = (runs as usize % 2, runs / 2 % 2 == 0);
+        let (devices, fate) = world.pair(unlucky, runs);
         fate.forgets.store(forgets, Ordering::SeqCst);
         let mut engine = model(devices);
         let helper = Helper::default();
@@ -261,53 +260,24 @@ fn texts_go_on_behind_a_fault() {
         assert_eq!(got, want, "lost after {runs} graphs, without its memory: {forgets}");
         faults += helper.told.lock().unwrap().len();
     }
-    assert!(faults >= 30, "{faults} faults");
+    assert!(faults >= 12, "{faults} faults");
 }
 
 #[test]
 #[ignore = "for a look"]
 fn which() {
-    let tokenizer = words::ascii();
-    let n_seqs: usize = 9;
-    let (forms, mut random) = (forms(&tokenizer), Random(n_seqs as u64));
-    let requests: Vec<(usize, TextRequest)> = requests(14, &forms, &mut random).into_iter().enumerate().collect();
-    for n in [1, 2, 3, 4] {
-        let mut model = load("llama-dense", cpus(n), n_seqs);
-        let want: Vec<(usize, Tokens)> =
-            requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
-        println!(
-            "{n}: {:?} {:?}",
-            requests.iter().map(|r| r.1.prompt.len()).collect::<Vec<_>>(),
-            want.iter().map(|w| w.1.1[0]).collect::<Vec<_>>()
-        );
-        let again: Vec<(usize, Tokens)> =
-            requests.iter().flat_map(|one| run(&mut model, &tokenizer, std::slice::from_ref(one))).collect();
-        println!("again {}", want == again);
-        for round in 0..3 {
-            let mut got = run(&mut model, &tokenizer, &requests);
-            got.sort_by_key(|(number, _)| *number);
-            for (got, want) in got.iter().zip(&want) {
-                let at: Vec<_> =
-                    (0..got.1.1.len()).filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0)).collect();
-                if got != want {
-                    println!("{n} round {round}: {} of {} differs at {at:?}", got.0, got.1.1.len());
-                }
-            }
-        }
-        for i in 0..14 {
-            for j in 0..14 {
-                if i != j {
-                    let pair = [requests[i].clone(), requests[j].clone()];
-                    for got in run(&mut model, &tokenizer, &pair) {
-                        let want = &want[got.0];
-                        if got != *want {
-                            let at: Vec<_> = (0..got.1.1.len())
-                                .filter(|i| got.1.1[*i] != want.1.1.get(*i).copied().unwrap_or(0))
-                                .collect();
-                            println!("{n} pair {i} {j}: {} differs at {at:?}", got.0);
-                        }
-                    }
-                }
+    for name in ["llama-dense", "qwen3-dense"] {
+        for n_seqs in [1, 2] {
+            for (n_ubatch, rest) in [(24, 3), (71, 4), (14, 5), (23, 6), (17, 7), (67, 8), (59, 16), (75, 75)] {
+                let options = LoadOptions { n_ctx: 256, n_seqs, n_ubatch, split: vec![1.0], ..LoadOptions::default() };
+                let mut model = PlacedModel::load(small::model(name), cpus(1), &options, &|_, _| {}).unwrap();
+                let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+                let sequence = model.open().unwrap();
+                model.begin(sequence, &(0..75).map(|i| i * 7 % 120).collect::<Vec<u32>>(), sampling, 2).unwrap();
+                let tokens: Vec<_> = std::iter::from_fn(|| model.next_token().unwrap())
+                    .map(|t| (t.id, t.log_prob.unwrap().to_bits()))
+                    .collect();
+                eprintln!("{name} {n_seqs} rest {rest}: {tokens:?}");
             }
         }
     }

@@ -99,23 +99,18 @@ impl<'s> Counter<'s> {
         size
     }
 
-    /// Each alternative of one with each of the others; of two, only the parts that both have are merged.
+    /// Each alternative of one with each of the others; the parts of the largest meet those of the others alone.
     fn merge(&mut self, at_once: &[Size]) -> Size {
         let alternatives = at_once.iter().fold(1, |all: u64, size| all.saturating_mul(size.alternatives));
-        let largest = at_once.iter().map(|size| size.schemas).max().unwrap_or(1);
-        let schemas = at_once.iter().fold(0, |all: u64, size| all.saturating_add(size.schemas));
-        let mut others: Vec<u64> = at_once.iter().map(|size| size.schemas).collect();
-        others.sort_unstable();
-        others.pop();
-        let merged = others.iter().filter(|&&size| size > 1).fold(0, |all: u64, size| all.saturating_add(*size));
-        if merged > 0 || alternatives > 1 {
-            let each = if merged == 0 { 1 } else { merged };
-            let is_merger = at_once.iter().filter(|size| size.schemas > 1 || size.alternatives > 1).count() > 1;
-            if is_merger {
-                self.mergers = self.mergers.saturating_add(alternatives.saturating_mul(each));
-            }
+        let mut schemas: Vec<u64> = at_once.iter().map(|size| size.schemas).collect();
+        schemas.sort_unstable();
+        let all = |schemas: &[u64]| schemas.iter().fold(0, |all: u64, schemas| all.saturating_add(*schemas));
+        let size = Size { alternatives, schemas: all(&schemas) };
+        if at_once.iter().filter(|size| size.alternatives > 1 || size.schemas > 1).count() > 1 {
+            schemas.pop();
+            self.mergers = self.mergers.saturating_add(alternatives.saturating_mul(all(&schemas)));
         }
-        Size { alternatives, schemas: schemas.max(largest) }
+        size
     }
 }
 
