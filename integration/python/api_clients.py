@@ -1,12 +1,15 @@
 """Uses a server as programs do, with the clients of OpenAI and Anthropic: URL KEY CA."""
 
 import json
+import re
 import ssl
 import sys
 import time
+from typing import Literal
 
 import anthropic
 import openai
+import pydantic
 from langchain_openai import ChatOpenAI
 
 url, key, ca = sys.argv[1:]
@@ -74,13 +77,35 @@ with client.responses.stream(model="smollm2", instructions=question[0]["content"
     deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
 assert deltas == said
 
+# Answers that have a form.
+class Town(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=30)
+    inhabitants: int = pydantic.Field(ge=0, le=50_000_000)
+    kind: Literal["port", "capital", "village"]
+    twins: list[str] = pydantic.Field(max_length=2)
+
+
+about = [{"role": "user", "content": "Describe a town as JSON."}]
+for temperature in (0, 1):
+    town = client.chat.completions.parse(model="smollm2", messages=about, response_format=Town, max_tokens=400, temperature=temperature, seed=3)
+    assert town.choices[0].finish_reason == "stop" and isinstance(town.choices[0].message.parsed, Town), town
+print("town:", town.choices[0].message.parsed)
+with client.chat.completions.stream(model="smollm2", messages=about, response_format=Town, max_tokens=400, temperature=1, seed=3) as stream:
+    assert stream.get_final_completion().choices[0].message.parsed == town.choices[0].message.parsed
+town = client.responses.parse(model="smollm2", input=about[0]["content"], text_format=Town, max_output_tokens=400, temperature=0)
+assert isinstance(town.output_parsed, Town), town
+lines = client.chat.completions.create(
+    model="smollm2", messages=about, max_tokens=40, extra_body={"grammar": 'start: "yes" | "no" ", " WORD\nWORD: /[a-z]{3,8}/'}
+)
+assert re.fullmatch("yes|no, [a-z]{3,8}", lines.choices[0].message.content), lines
+
 # Errors.
 tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 ask = lambda **more: client.chat.completions.create(**{"model": "smollm2", "messages": question, "max_tokens": 4, **more})
 assert expect(openai.BadRequestError, "tools", lambda: ask(tools=tools)).param == "tools"
 assert expect(openai.BadRequestError, "top_logprobs", lambda: ask(logprobs=True, top_logprobs=2)).code == "unsupported_parameter"
 expect(openai.BadRequestError, "logit_bias", lambda: ask(logit_bias={"1": 1000}))
-expect(openai.BadRequestError, "response_format", lambda: ask(response_format={"type": "json_object"}))
+expect(openai.BadRequestError, "uniqueItems", lambda: ask(extra_body={"guided_json": {"type": "array", "uniqueItems": True}}))
 expect(openai.NotFoundError, "gpt-9", lambda: ask(model="gpt-9"))
 long = [{"role": "user", "content": "sea " * 4000}]
 assert expect(openai.BadRequestError, "context", lambda: ask(messages=long)).code == "context_length_exceeded"

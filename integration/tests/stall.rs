@@ -95,7 +95,6 @@ impl World {
             ignore_eos: true,
             stop: Vec::new(),
             log_probs: true,
-            bias: None,
             ..GenerateOptions::default()
         };
         let mut pieces = 0;

@@ -5,12 +5,13 @@
 //! back, no more, because what runs behind the end of a text is thrown away.
 
 use crate::arch::net::{self, Sampling};
-use crate::batch::{Batch, Draw, Request};
+use crate::batch::{Batch, Bias, Draw, Request};
+use crate::constraint::Allowed;
 use crate::embed::Rows;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::runs::Run;
-use crate::sequence::{Job, Sequence, State};
+use crate::sequence::{Held, Job, Sequence, State};
 use bytes::Bytes;
 use outboard_core::device::RoundTrips;
 use outboard_core::{Pending, Queue, try_at_once};
@@ -155,8 +156,10 @@ impl StepsAhead {
     }
 
     /// Whether one more step of a group should be enqueued before the next ids are waited for, so many groups being at work.
+    ///
+    /// Parts of prompts count as steps: where every sequence that decodes waits for somebody, no other steps are there to bound them.
     pub(crate) fn has_time(&self, group: usize, groups: usize) -> bool {
-        let under_way = self.steps.iter().filter(|step| step.group == group && step.gives.is_tokens()).count();
+        let under_way = self.steps.iter().filter(|step| step.group == group).count();
         under_way < self.depth(groups)
     }
 
@@ -241,6 +244,7 @@ impl PlacedModel {
             return Err(full);
         }
         state.job = Some(Job { sampling, left: most });
+        state.held = None;
         state.begun = begun;
         state.answered = 0;
         Ok(most)
@@ -267,8 +271,8 @@ impl PlacedModel {
     /// Adds numbers to a sequence's logits, one for each token of the vocabulary, from its next token on that is not under way. Minus infinity
     /// excludes a token. `None` adds nothing.
     ///
-    /// What depends on the token before (a grammar) is set token by token: [`PlacedModel::begin`] with `most` 1, [`PlacedModel::next_token`], this,
-    /// and then `begin` with no tokens. The numbers go to the device with the logits for every token.
+    /// What depends on the token before (a grammar) is said token by token: [`PlacedModel::allow`]. The numbers go to the device with the logits for
+    /// every token.
     pub fn set_bias(&mut self, sequence: Sequence, bias: Option<Arc<[f32]>>) -> Result<()> {
         let n_vocab = self.model.hparams().n_vocab;
         if let Some(given) = bias.as_ref().map(|bias| bias.len()).filter(|given| *given != n_vocab) {
@@ -276,6 +280,27 @@ impl PlacedModel {
         }
         let (state, _) = self.state_and_blocks(sequence)?;
         state.bias = bias;
+        Ok(())
+    }
+
+    /// Says which tokens may come next in a sequence, behind those that [`PlacedModel::next_token`] has given.
+    ///
+    /// From then on the sequence waits after each of its tokens until this has been said for the next one; others run ahead as before. It is said first
+    /// behind [`PlacedModel::begin`], and lasts until the next `begin`. What [`PlacedModel::set_bias`] has added is added as well.
+    ///
+    /// Fails if the sequence has tokens that were not given to anybody, or that are under way, and if no token is allowed.
+    pub fn allow(&mut self, sequence: Sequence, allowed: &Allowed) -> Result<()> {
+        let n_vocab = self.model.hparams().n_vocab;
+        let ready = self.ahead.ready_of(sequence);
+        let (state, _) = self.state_and_blocks(sequence)?;
+        if state.under_way() + ready > 0 {
+            return Err(Error::Request("the sequence has tokens behind which nobody can know what may follow".into()));
+        }
+        if !allowed.has_any(n_vocab, state.bias.as_deref()) {
+            return Err(Error::Request("no token is allowed: the form and the bias exclude all".into()));
+        }
+        let bias = Bias::of(allowed, n_vocab, state.bias.as_deref());
+        state.held = Some(Held { at: state.text.len(), bias });
         Ok(())
     }
 

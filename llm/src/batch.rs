@@ -1,10 +1,11 @@
 //! The rows of a run, of any number of sequences, and the inputs that say what they are.
 
-use crate::arch::net::{self, Cache, Feed, GraphShape, Outputs, Sampling};
+use crate::arch::net::{self, Added, Cache, Feed, GraphShape, Outputs, Sampling};
+use crate::constraint::Allowed;
 use crate::embed::Hidden;
 use bytes::Bytes;
 use outboard_core::op::Penalties;
-use outboard_core::{Graph, TensorId};
+use outboard_core::{DType, Graph, TensorId};
 use std::sync::Arc;
 
 /// A row: a token of a sequence.
@@ -28,7 +29,70 @@ pub(crate) struct Draw {
     /// `None`: nobody wants it, it makes up a number.
     pub(crate) sampling: Option<Sampling>,
     /// Added to its logits.
-    pub(crate) bias: Option<Arc<[f32]>>,
+    pub(crate) bias: Option<Bias>,
+}
+
+/// What is added to the logits of a token.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Bias {
+    /// Numbers, one for each token of the vocabulary.
+    Numbers(Arc<[f32]>),
+    /// Nothing for these, minus infinity for the others. The vocabulary is one of whole blocks.
+    Mask(Allowed),
+}
+
+impl Bias {
+    /// These tokens alone, of `n_vocab`, and what else is added.
+    pub(crate) fn of(allowed: &Allowed, n_vocab: usize, numbers: Option<&[f32]>) -> Bias {
+        // Rows of two blocks begin at whole words.
+        if numbers.is_none() && n_vocab.is_multiple_of(2 * DType::Q4_0.block_len()) {
+            Bias::Mask(allowed.resized(n_vocab))
+        } else {
+            Bias::Numbers(allowed.bias(n_vocab, numbers))
+        }
+    }
+}
+
+/// The sets of tokens of some draws: at least one, and for each draw which one it has.
+struct Masks<'d> {
+    masks: Vec<&'d Allowed>,
+    /// Behind the masks is one that excludes nothing.
+    which: Vec<usize>,
+}
+
+impl<'d> Masks<'d> {
+    /// `None` if there are none, or if one of the draws has numbers.
+    fn of(draws: &'d [Draw]) -> Option<Masks<'d>> {
+        let (mut masks, mut which) = (Vec::new(), Vec::new());
+        for draw in draws {
+            match &draw.bias {
+                Some(Bias::Numbers(_)) => return None,
+                Some(Bias::Mask(allowed)) => {
+                    which.push(masks.len());
+                    masks.push(allowed);
+                }
+                // Of a token that nobody wants it does not matter.
+                None if draw.sampling.is_none() => which.push(0),
+                None => which.push(usize::MAX),
+            }
+        }
+        let free = masks.len();
+        which.iter_mut().for_each(|which| *which = (*which).min(free));
+        (free > 0).then_some(Masks { masks, which })
+    }
+
+    /// Rows of the input: each number of them is a graph to compile.
+    fn rows(&self) -> usize {
+        let used = self.which.iter().max().map_or(0, |most| most + 1);
+        used.max(self.masks.len()).next_power_of_two()
+    }
+
+    /// The rows as they are in memory: zeros exclude nothing.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes: Vec<u8> = self.masks.iter().flat_map(|mask| mask.blocks()).flatten().collect();
+        bytes.resize(bytes.len() / self.masks.len() * self.rows(), 0);
+        bytes
+    }
 }
 
 /// What a run is to give back.
@@ -107,8 +171,12 @@ impl Batch {
             Request::Sample(draws) => {
                 let wanted = || draws.iter().filter_map(|draw| draw.sampling);
                 let penalties = wanted().any(|sampling| sampling.penalties.is_some());
-                let bias = draws.iter().any(|draw| draw.bias.is_some());
-                Outputs::Sample { rows: draws.len(), penalties, bias, log_prob: wanted().any(|s| s.log_prob) }
+                let added = match Masks::of(draws) {
+                    Some(masks) => Added::Masks(masks.rows()),
+                    None if draws.iter().any(|draw| draw.bias.is_some()) => Added::Numbers,
+                    None => Added::Nothing,
+                };
+                Outputs::Sample { rows: draws.len(), penalties, added, log_prob: wanted().any(|s| s.log_prob) }
             }
         };
         GraphShape { n_tokens: self.rows.len(), cache, feed: self.feed(), history: self.history, outputs }
@@ -199,13 +267,32 @@ impl InputBytes<'_> {
         self.floats(net::SAMPLE_PARAMS, samplers().flat_map(|(_, sampler)| sampler.params()));
         self.ints(net::SAMPLE_DRAWS, samplers().flat_map(|(draw, sampler)| sampler.draw_of(draw.position as i32)));
         self.floats(net::PENALTY_PARAMS, penalties.flat_map(|penalties| penalties.params()));
-        if let Some(n_vocab) = draws.iter().find_map(|draw| Some(draw.bias.as_ref()?.len())) {
-            let none: Arc<[f32]> = vec![0.0; n_vocab].into();
-            let rows = draws.iter().map(|draw| draw.bias.as_ref().unwrap_or(&none));
-            self.floats(net::VOCAB_BIAS, rows.flat_map(|row| row.iter().copied()));
-        }
+        self.added(draws);
         let (last, slots) = (draws.iter().map(|draw| draw.position), draws.iter().map(|draw| draw.slot));
         self.ints(net::PENALTY_STEPS, last.chain(slots).map(|v| v as i32));
+    }
+
+    fn added(&mut self, draws: &[Draw]) {
+        if let Some(masks) = Masks::of(draws) {
+            self.ints(net::MASK_ROWS, masks.which.iter().map(|which| *which as i32));
+            if let Some(id) = self.graph.find(net::MASKS) {
+                self.inputs.push((id, masks.bytes().into()));
+            }
+            return;
+        }
+        let numbers = |draw: &Draw| match &draw.bias {
+            Some(Bias::Numbers(numbers)) => Some(numbers.len()),
+            _ => None,
+        };
+        let Some(n_vocab) = draws.iter().find_map(numbers) else { return };
+        let none: Arc<[f32]> = vec![0.0; n_vocab].into();
+        let row = |draw: &Draw| match &draw.bias {
+            Some(Bias::Numbers(numbers)) => numbers.clone(),
+            Some(Bias::Mask(allowed)) => allowed.bias(n_vocab, None),
+            None => none.clone(),
+        };
+        let rows: Vec<Arc<[f32]>> = draws.iter().map(row).collect();
+        self.floats(net::VOCAB_BIAS, rows.iter().flat_map(|row| row.iter().copied()));
     }
 }
 
@@ -222,6 +309,31 @@ mod tests {
 
     fn spare() -> impl Iterator<Item = Row> + Clone {
         (0..2).map(|i| row(Some(0), 0, 8 + i))
+    }
+
+    #[test]
+    fn sets_of_tokens_are_sent_once_and_as_blocks() {
+        let draw = |bias: Option<Bias>, sampling| Draw { row: 0, slot: 0, position: 0, sampling, bias };
+        let mask = |ids: &[u32]| Some(Bias::of(&Allowed::new(64, ids.iter().copied()), 64, None));
+        let wanted = Some(SAMPLING);
+        let draws = [draw(None, wanted), draw(mask(&[0, 33]), wanted), draw(None, None), draw(mask(&[63]), wanted)];
+        let masks = Masks::of(&draws).unwrap();
+        assert_eq!((masks.which.as_slice(), masks.rows()), (&[2, 0, 0, 1][..], 4));
+        let bytes = masks.bytes();
+        assert_eq!(bytes.len(), 4 * 2 * 18);
+        let mut values = vec![0.0; 4 * 64];
+        outboard_core::quant::dequantize_row(DType::Q4_0, &bytes, &mut values).unwrap();
+        for (row, allowed) in values.chunks(64).zip([&[0, 33][..], &[63]]) {
+            for (id, value) in row.iter().enumerate() {
+                assert_eq!(*value, if allowed.contains(&id) { 0.0 } else { net::EXCLUDED });
+                assert_eq!(value * f32::MAX, if allowed.contains(&id) { 0.0 } else { f32::NEG_INFINITY });
+            }
+        }
+        assert!(values[2 * 64..].iter().all(|value| *value == 0.0));
+        // Alone it is one row; beside numbers, numbers.
+        assert_eq!(Masks::of(&draws[1..3]).unwrap().rows(), 1);
+        let numbers = draw(Some(Bias::Numbers(vec![0.5; 64].into())), wanted);
+        assert!(Masks::of(&[draws[1].clone(), numbers]).is_none() && Masks::of(&draws[..1]).is_none());
     }
 
     #[test]

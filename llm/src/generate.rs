@@ -2,6 +2,7 @@
 
 use crate::ahead::Token;
 use crate::arch::net::Sampling;
+use crate::constraint::{Constraint, FormedText};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::sequence::Sequence;
@@ -34,6 +35,8 @@ pub struct GenerateOptions {
     /// Control tokens that are part of the text, as the vocabulary writes them: those by which a model says what it writes, such as a call of a tool.
     /// Others stand for nothing.
     pub shown: Arc<[u32]>,
+    /// The form that the text has. It waits for this process after each token, which other texts do not.
+    pub constraint: Option<Constraint>,
 }
 
 impl Default for GenerateOptions {
@@ -48,6 +51,7 @@ impl Default for GenerateOptions {
             log_probs: false,
             bias: None,
             shown: Arc::default(),
+            constraint: None,
         }
     }
 }
@@ -55,7 +59,7 @@ impl Default for GenerateOptions {
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it.
+    /// The model ended it, or it is complete: nothing can follow in its form.
     Eos,
     /// A stop string came.
     Stop,
@@ -107,6 +111,9 @@ pub fn generate(
                 if let Some(finish) = text.push(token, on_text) {
                     break finish;
                 }
+                if let Some(finish) = text.go_on(model, token)? {
+                    break finish;
+                }
             }
             Ok(None) => return Err(Error::Internal("a text has not ended, and nothing is under way".into())),
             Err(error) if is_cancelled(&error) => break Finish::Cancelled,
@@ -123,6 +130,8 @@ pub(crate) struct Ongoing<'t> {
     before: usize,
     /// Most tokens, and why it ends with them.
     most: (usize, Finish),
+    /// How far it has come in its form.
+    form: Option<FormedText>,
     writer: Writer<'t>,
     out: Generation,
     start: Instant,
@@ -138,6 +147,11 @@ impl<'t> Ongoing<'t> {
         options: &GenerateOptions,
     ) -> Result<Ongoing<'t>> {
         let limit = options.n_predict.unwrap_or(usize::MAX);
+        if let Some(form) = &options.constraint
+            && form.n_vocab() != tokenizer.n_vocab()
+        {
+            return Err(Error::Request("the form was compiled for another model".into()));
+        }
         let before = check_prompt(model, sequence, prompt)? + prompt.len();
         let start = Instant::now();
         let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
@@ -146,8 +160,12 @@ impl<'t> Ongoing<'t> {
         }
         let most = model.begin(sequence, prompt, sampling, limit)?;
         let most = (most, if most < limit { Finish::Context } else { Finish::Length });
+        let form = options.constraint.as_ref().map(Constraint::begin);
+        if let Some(form) = &form {
+            model.allow(sequence, &form.first())?;
+        }
         let (writer, out) = (Writer::new(tokenizer, options), Generation::default());
-        Ok(Ongoing { sequence, before, most, writer, out, start, decode_start: start })
+        Ok(Ongoing { sequence, before, most, form, writer, out, start, decode_start: start })
     }
 
     /// Takes a token; gives the reason if the text ends with it.
@@ -162,6 +180,19 @@ impl<'t> Ongoing<'t> {
         let finish = self.writer.push(token.id, on_text);
         let (most, end) = self.most;
         finish.or((self.out.tokens.len() >= most).then_some(end))
+    }
+
+    /// Has the next token come behind one that did not end it; gives the reason if nothing can follow in its form. An error is one of the form.
+    pub(crate) fn go_on(&mut self, model: &mut PlacedModel, token: Token) -> Result<Option<Finish>> {
+        let Some(form) = &mut self.form else { return Ok(None) };
+        // It ends here even where the caller wants to go on behind it.
+        if self.writer.tokenizer.is_eog(token.id) {
+            return Ok(Some(Finish::Eos));
+        }
+        match form.push(token.id)? {
+            Some(allowed) => model.allow(self.sequence, &allowed).map(|()| None),
+            None => Ok(Some(Finish::Eos)),
+        }
     }
 
     /// The text. Its sequence is as if it had never run too far: the last token has not gone through the model, those behind it never were.

@@ -10,6 +10,7 @@ pub mod arch;
 mod batch;
 mod blocks;
 pub mod chat;
+pub mod constraint;
 mod describe;
 pub mod division;
 mod embed;
@@ -44,6 +45,7 @@ pub use outboard_gguf as gguf;
 
 pub use ahead::Token;
 pub use arch::net::{Cache, Sampling};
+pub use constraint::{Allowed, Constraint, Form, FormedText, Vocabulary};
 pub use describe::StepCopy;
 pub use embed::{EmbedRequest, Embedding, Pooling, Scale};
 pub use error::{Error, Result, Room};

@@ -1,6 +1,7 @@
 //! Sequences: what each has in the cache, and what is still to come of it.
 
 use crate::arch::net::Sampling;
+use crate::batch::Bias;
 use crate::blocks::{Blocks, PrefixHash, blocks_of, prefix_hash};
 use crate::embed::Pool;
 use crate::error::{Error, Result};
@@ -36,6 +37,14 @@ pub(crate) enum Next {
     Step(usize),
 }
 
+/// What is added to the logits of one token of a sequence that waits for somebody after each.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    /// The token's position.
+    pub(crate) at: usize,
+    pub(crate) bias: Bias,
+}
+
 /// A sequence's state.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -54,6 +63,8 @@ pub(crate) struct State {
     pub(crate) bias: Option<Arc<[f32]>>,
     /// Its rows are to become an embedding.
     pub(crate) pool: Option<Pool>,
+    /// It waits for somebody after each token. The last that was said stays, so that its token can be sampled again after a fault.
+    pub(crate) held: Option<Held>,
     /// Goes up when steps under way are dropped: ids of an older epoch are ignored.
     pub(crate) epoch: u64,
     /// Tokens that came since the last prompt.
@@ -81,6 +92,7 @@ impl State {
             job: None,
             bias: None,
             pool: None,
+            held: None,
             epoch: 0,
             answered: 0,
             blocks: Vec::new(),
@@ -99,14 +111,16 @@ impl State {
         }
         match &self.job {
             Some(job) if self.sampled == Some(self.n_past) => {
-                if job.left > 0 {
+                if job.left > 0 && self.may_sample(self.n_past + 1) {
                     Next::Step(self.n_past)
                 } else {
                     Next::Nothing
                 }
             }
             Some(_) if self.sampled.is_none() && self.n_past < self.text.len() => {
-                Next::Read(self.text.batch(self.n_past))
+                let range = self.text.batch(self.n_past);
+                let samples = range.end == self.text.len();
+                if samples && !self.may_sample(range.end) { Next::Nothing } else { Next::Read(range) }
             }
             _ => Next::Nothing,
         }
@@ -115,6 +129,19 @@ impl State {
     /// Whether its rows are to become an embedding.
     pub(crate) fn embeds(&self) -> bool {
         self.pool.is_some()
+    }
+
+    /// Whether the token at a position may be sampled, and does not wait for somebody.
+    fn may_sample(&self, at: usize) -> bool {
+        self.held.as_ref().is_none_or(|held| held.at == at)
+    }
+
+    /// What is added to the logits of its next token.
+    pub(crate) fn next_bias(&self) -> Option<Bias> {
+        match &self.held {
+            Some(held) => Some(held.bias.clone()),
+            None => self.bias.clone().map(Bias::Numbers),
+        }
     }
 
     /// Whether its steps are under way, or about to be.

@@ -229,11 +229,11 @@ impl<'t, K> Texts<'t, K> {
                 continue;
             }
             let opened = match &request {
-                Wanted::Text(text) => open(model, self.tokenizer, text).map(Opened::Text),
+                Wanted::Text(text) => open(model, self.tokenizer, text).map(|text| Opened::Text(Box::new(text))),
                 Wanted::Embedding(text) => open_embedding(model, text).map(Opened::Embedding),
             };
             match opened {
-                Ok(Opened::Text(text)) => self.ongoing.push((key, text)),
+                Ok(Opened::Text(text)) => self.ongoing.push((key, *text)),
                 Ok(Opened::Embedding(sequence)) => self.embedding.push((key, sequence)),
                 // Somebody ends, or nobody is there to wait for.
                 Err(Error::CacheFull { needed, total, .. }) if needed <= total && !self.is_idle() => {
@@ -297,10 +297,30 @@ impl<'t, K> Texts<'t, K> {
         });
         let event = TextEvent::Token { id: token.id, log_prob: token.log_prob, text: new };
         let finish = if on_event(key, event).is_break() { Some(Finish::Cancelled) } else { finish };
+        let finish = match finish {
+            Some(finish) => Ok(Some(finish)),
+            None => text.go_on(model, token),
+        };
         match finish {
-            Some(finish) => self.end(model, at, finish, on_event),
-            None => Ok(()),
+            Ok(Some(finish)) => self.end(model, at, finish, on_event),
+            Ok(None) => Ok(()),
+            // Of its form: nobody else is to end with it.
+            Err(error) => self.drop_text(model, at, error, on_event),
         }
+    }
+
+    /// Ends one with an error that is its own.
+    fn drop_text(
+        &mut self,
+        model: &mut PlacedModel,
+        at: usize,
+        error: Error,
+        on_event: &mut OnEvent<'_, K>,
+    ) -> Result<()> {
+        self.is_full = false;
+        let (key, text) = self.ongoing.remove(at);
+        let _ = on_event(&key, TextEvent::Failed(error));
+        model.close(text.sequence)
     }
 
     fn end(&mut self, model: &mut PlacedModel, at: usize, finish: Finish, on_event: &mut OnEvent<'_, K>) -> Result<()> {
@@ -346,7 +366,7 @@ impl<'t, K> Texts<'t, K> {
 
 /// What has begun.
 enum Opened<'t> {
-    Text(Ongoing<'t>),
+    Text(Box<Ongoing<'t>>),
     Embedding(Sequence),
 }
 

@@ -132,7 +132,7 @@ impl PlacedModel {
             self.grow(slot, position + 1)?;
             let (state, _) = self.slot_and_blocks(slot)?;
             let sampling = state.job.map(|job| job.sampling);
-            draws.push(Draw { row: rows.len(), slot, position, sampling, bias: state.bias.clone() });
+            draws.push(Draw { row: rows.len(), slot, position, sampling, bias: state.next_bias() });
             rows.push(Row { token: None, position, cache_row: state.cache_row(position), slot });
             state.note_history(history, 1);
             state.enqueued(1, true);
@@ -159,7 +159,7 @@ impl PlacedModel {
             let samples = end == state.text.len();
             if samples {
                 let sampling = state.job.map(|job| job.sampling);
-                let bias = state.bias.clone();
+                let bias = state.next_bias();
                 draws.push(Draw { row: rows.len() - 1, slot, position: end - 1, sampling, bias });
             }
             state.note_history(history, n);

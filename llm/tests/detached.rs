@@ -32,7 +32,6 @@ fn text(engine: &mut PlacedModel) -> (Vec<u32>, Vec<f32>) {
         ignore_eos: true,
         stop,
         log_probs: true,
-        bias: None,
         ..GenerateOptions::default()
     };
     let seq = engine.open().unwrap();

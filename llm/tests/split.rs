@@ -57,7 +57,6 @@ fn run(engine: &mut PlacedModel, tokenizer: &Tokenizer) -> Outcome {
         ignore_eos: true,
         stop,
         log_probs: true,
-        bias: None,
         ..GenerateOptions::default()
     };
     let generation = generate(engine, seq, tokenizer, &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();

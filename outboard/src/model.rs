@@ -5,11 +5,12 @@ use crate::error::{Error, Result};
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message, Tool};
 use outboard_llm::gguf::{Gguf, GgufError};
 use outboard_llm::tokenizer::{Bos, SpecialText, Tokenizer};
+use outboard_llm::{Constraint, Form, Vocabulary};
 use outboard_system::open_mapped;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 /// A model whose file, or files, have been read and checked. Clones are the same model.
@@ -21,6 +22,8 @@ pub struct Model {
     /// Or why it has none that is usable.
     template: Arc<std::result::Result<ChatTemplate, outboard_llm::Error>>,
     digests: Option<Arc<Remembered>>,
+    /// Made when somebody wants a text of a form.
+    vocabulary: Arc<OnceLock<outboard_llm::Result<Arc<Vocabulary>>>>,
 }
 
 impl fmt::Debug for Model {
@@ -39,8 +42,9 @@ impl Model {
         let wrong = |e| Error::of_model(path, e);
         let tokenizer = Tokenizer::from_gguf(&gguf).map_err(wrong)?;
         let template = Arc::new(ChatTemplate::from_gguf(&gguf, &tokenizer));
-        let model = Arc::new(outboard_llm::Model::new(gguf).map_err(wrong)?);
-        Ok(Model { path: path.to_owned(), model, tokenizer: Arc::new(tokenizer), template, digests: None })
+        let model = outboard_llm::Model::new(gguf).map_err(wrong)?;
+        let (path, model, tokenizer) = (path.to_owned(), Arc::new(model), Arc::new(tokenizer));
+        Ok(Model { path, model, tokenizer, template, digests: None, vocabulary: Arc::default() })
     }
 
     /// As [`Model::open`], and remembers in a folder the digests of the tensors that servers were asked for, so that the next time they can be
@@ -48,11 +52,11 @@ impl Model {
     pub fn open_with_digests(path: impl AsRef<Path>, dir: impl Into<PathBuf>) -> Result<Model> {
         let opened = Model::open(path)?;
         let Some(digests) = Remembered::open(dir.into(), opened.model.gguf().paths()) else { return Ok(opened) };
-        let Model { path, model, tokenizer, template, .. } = opened;
+        let Model { path, model, tokenizer, template, vocabulary, .. } = opened;
         // Nobody else has it yet.
         let model = Arc::into_inner(model).ok_or_else(|| Error::Bug("a model has two owners".into()))?;
         let model = Arc::new(model.with_digests(digests.load()));
-        Ok(Model { path, model, tokenizer, template, digests: Some(Arc::new(digests)) })
+        Ok(Model { path, model, tokenizer, template, digests: Some(Arc::new(digests)), vocabulary })
     }
 
     /// The file that was opened.
@@ -98,6 +102,14 @@ impl Model {
     /// What makes prompts of chats. Fails if the file has none, or one that is not usable.
     pub fn template(&self) -> Result<&ChatTemplate> {
         self.template.as_ref().as_ref().map_err(|e| Error::of_model(&self.path, e.clone()))
+    }
+
+    /// Compiles a form that texts are to have, for [`Request::constraint`](crate::Request::constraint). It may take long: the first time a second for a
+    /// large vocabulary, and each time up to seconds for a large form. Fails with [`Error::Request`], which says what is wrong with the form.
+    pub fn constraint(&self, form: &Form) -> Result<Constraint> {
+        let vocabulary = self.vocabulary.get_or_init(|| Vocabulary::new(&self.tokenizer).map(Arc::new));
+        let vocabulary = vocabulary.as_ref().map_err(|e| Error::of_model(&self.path, e.clone()))?;
+        Ok(vocabulary.constraint(form)?)
     }
 
     /// The prompt of a chat, in the words that the model was trained with: for [`Model::encode`].

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::model::Model;
 use outboard_core::op::{Penalties, Sampler};
 use outboard_llm::chat::Message;
-use outboard_llm::{GenerateOptions, TextRequest};
+use outboard_llm::{Constraint, GenerateOptions, TextRequest};
 use std::sync::Arc;
 
 /// A text to generate. Without more being said it takes the most probable token each time, until the model ends the text or the context is full.
@@ -96,6 +96,13 @@ impl Request {
     #[must_use]
     pub fn show(mut self, tokens: impl Into<Arc<[u32]>>) -> Request {
         self.options.shown = tokens.into();
+        self
+    }
+
+    /// Has the text have a form: see [`Model::constraint`]. It waits for this process after each of its tokens, which other texts do not.
+    #[must_use]
+    pub fn constraint(mut self, constraint: Constraint) -> Request {
+        self.options.constraint = Some(constraint);
         self
     }
 

@@ -10,6 +10,7 @@ mod channels;
 mod connection;
 mod embed;
 mod error;
+mod form;
 mod kept;
 mod limits;
 mod metrics;

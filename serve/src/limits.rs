@@ -116,6 +116,7 @@ mod tests {
             ("tokens of `/tokenize` with pieces", PIECES.to_string(), String::new()),
             ("messages of a chat", MESSAGES.to_string(), String::new()),
             ("tools of a request", TOOLS.to_string(), String::new()),
+            ("bytes of a form", bytes(outboard::llm::constraint::MOST_FORM_BYTES), String::new()),
         ] {
             let row = format!("| {what} | {client} | {server} |").replace("|  |", "| |");
             assert!(table.contains(&row.as_str()), "there should be {row}");

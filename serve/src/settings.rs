@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Result};
 use crate::limits::{BIASES, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
 use crate::params::Params;
-use outboard::{Penalties, Request, Sampler};
+use outboard::{Constraint, Penalties, Request, Sampler};
 use std::sync::Arc;
 
 /// Tokens that count for penalties if nothing is said, as in `outboard run`.
@@ -25,6 +25,8 @@ pub(crate) struct Settings {
     pub(crate) bias: Option<Arc<[f32]>>,
     /// Control tokens that are seen.
     pub(crate) shown: Arc<[u32]>,
+    /// The form that they have.
+    pub(crate) constraint: Option<Constraint>,
 }
 
 impl Settings {
@@ -54,6 +56,7 @@ impl Settings {
             penalties,
             bias: None,
             shown: Arc::default(),
+            constraint: None,
         })
     }
 
@@ -75,6 +78,9 @@ impl Settings {
         }
         if let Some(bias) = &self.bias {
             request = request.bias(bias.clone());
+        }
+        if let Some(constraint) = &self.constraint {
+            request = request.constraint(constraint.clone());
         }
         self.stop.iter().fold(request, |request, stop| request.stop(stop.as_str()))
     }

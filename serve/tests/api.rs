@@ -166,8 +166,11 @@ fn what_is_not_there_is_refused_by_its_name() {
         ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
         ("functions", json!([{"name": "f"}])),
         ("tool_choice", json!("required")),
-        ("response_format", json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {}}})),
-        ("response_format", json!({"type": "json_object"})),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"name": "x", "schema": {"uniqueItems": true}}}),
+        ),
+        ("response_format", json!({"type": "yaml"})),
         ("logit_bias", json!({"5": "much"})),
         ("logit_bias", json!({"5": 101})),
         ("logit_bias", json!({"128": 1})),

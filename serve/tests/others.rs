@@ -128,7 +128,7 @@ fn responses_are_answered_whole_and_as_they_come() {
     for (name, value) in [
         ("previous_response_id", json!("resp_1")),
         ("tools", json!([{"type": "web_search"}])),
-        ("text", json!({"format": {"type": "json_object"}})),
+        ("text", json!({"format": {"type": "yaml"}})),
         ("store", json!(true)),
         ("background", json!(true)),
         ("input", json!([{"type": "function_call_output", "output": "x"}])),

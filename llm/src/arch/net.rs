@@ -41,6 +41,12 @@ pub const PENALTY_PARAMS: &str = "penalty_params";
 pub const PENALTY_STEPS: &str = "penalty_steps";
 /// Name of the input of what is added to logits before a token is drawn: F32 `[n_vocab, n_outputs]`.
 pub const VOCAB_BIAS: &str = "vocab_bias";
+/// Name of the input of sets of tokens, Q4_0 `[n_vocab, n_masks]`: 0 for those that may be drawn, [`EXCLUDED`] for the others.
+pub const MASKS: &str = "masks";
+/// Name of the input that says which of [`MASKS`] each row of logits has, I32 `[n_outputs]`.
+pub const MASK_ROWS: &str = "mask_rows";
+/// What a mask has for a token that may not be drawn. It becomes minus infinity, which blocks of numbers cannot say.
+pub const EXCLUDED: f32 = -65536.0;
 /// Name of the input of the tokens that [`Outputs::Scores`] asks for, I32 `[n_outputs]`.
 pub const TARGETS: &str = "targets";
 /// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
@@ -71,11 +77,22 @@ pub enum Outputs {
         rows: usize,
         /// Whether penalties are applied, over [`State::History`].
         penalties: bool,
-        /// Whether an input is added to the logits ([`VOCAB_BIAS`]).
-        bias: bool,
+        /// What is added to the logits.
+        added: Added,
         /// The tokens' log-probabilities (before penalties) as well.
         log_prob: bool,
     },
+}
+
+/// What is added to logits before a token is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Added {
+    /// Nothing.
+    Nothing,
+    /// Numbers, for each row of logits ([`VOCAB_BIAS`]).
+    Numbers,
+    /// Nothing or minus infinity, as one of so many [`MASKS`] says.
+    Masks(usize),
 }
 
 impl Outputs {
@@ -597,16 +614,14 @@ impl Net<'_> {
 
     /// Tokens from the logits of some rows of x, and what the next steps need of them.
     fn sample(&mut self, x: TensorId) -> Result<()> {
-        let Outputs::Sample { rows, penalties, bias, log_prob } = self.shape.outputs else { return Ok(()) };
+        let Outputs::Sample { rows, penalties, added, log_prob } = self.shape.outputs else { return Ok(()) };
         let logits = self.logits(x, rows)?;
         let mut weighed = match self.history {
             Some(history) if penalties => self.weigh(logits, history, rows)?,
             None if penalties => return Err(Error::Internal("a penalty needs the history of tokens".into())),
             _ => logits,
         };
-        if bias {
-            let n_vocab = self.g.ne(logits)[0];
-            let added = self.g.input(VOCAB_BIAS, DType::F32, &[n_vocab, rows])?;
+        if let Some(added) = self.added(added, self.g.ne(logits)[0], rows)? {
             weighed = self.add(weighed, added)?;
         }
         let params = self.g.input(SAMPLE_PARAMS, DType::F32, &[4, rows])?;
@@ -628,6 +643,21 @@ impl Net<'_> {
         let fed = self.g.push(op::SetRows, &[next, ids, slots])?;
         self.g.name(fed, "next_token.written");
         Ok(())
+    }
+
+    /// What is added to some rows of logits of so many tokens.
+    fn added(&mut self, added: Added, n_vocab: usize, rows: usize) -> Result<Option<TensorId>> {
+        Ok(match added {
+            Added::Nothing => None,
+            Added::Numbers => Some(self.g.input(VOCAB_BIAS, DType::F32, &[n_vocab, rows])?),
+            Added::Masks(masks) => {
+                let masks = self.g.input(MASKS, DType::Q4_0, &[n_vocab, masks])?;
+                let which = self.g.input(MASK_ROWS, DType::I32, &[rows])?;
+                let finite = self.g.push(op::GetRows, &[masks, which])?;
+                // What is not 0 is beyond what a float can be.
+                Some(self.g.push(op::Scale { scale: f32::MAX, bias: 0.0 }, &[finite])?)
+            }
+        })
     }
 
     /// Logits, of which those are smaller whose tokens were used a short while ago.

@@ -312,7 +312,6 @@ pub(crate) fn sampled() -> GenerateOptions {
         ignore_eos: true,
         stop: Vec::new(),
         log_probs: true,
-        bias: None,
         ..GenerateOptions::default()
     }
 }

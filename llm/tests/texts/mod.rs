@@ -1,5 +1,5 @@
 //! Texts of many sequences, alone and side by side: what tests of one process and of servers have in common.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, dead_code)]
 
 use outboard_llm::{PlacedModel, Sampling, Sequence, Token};
 use std::collections::HashMap;

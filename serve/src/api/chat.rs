@@ -6,6 +6,7 @@ use super::usual::{
 };
 use crate::body;
 use crate::error::{ApiError, Result};
+use crate::form::{self, Wanted};
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing};
 use crate::queue::Client;
@@ -28,6 +29,7 @@ struct Asked {
     offer: Offer,
     settings: Settings,
     delivery: Delivery,
+    form: Option<Wanted>,
 }
 
 pub(crate) async fn answer(
@@ -36,7 +38,8 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { messages, offer, settings, delivery } = parse(&service, params)?;
+    let Asked { messages, offer, mut settings, delivery, form } = parse(&service, params)?;
+    settings.constraint = form::compile(&service, &room, form).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
@@ -74,10 +77,11 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     settings.shown = service.style().shown.clone();
     let delivery = take_delivery(&mut params)?;
     let offer = Offer::of_chat(&mut params, service.style())?;
+    let form = form::take(&mut params)?;
     take_absent(&mut params)?;
     let list = params.required_list("messages", MESSAGES)?;
     params.finish()?;
-    Ok(Asked { messages: messages(list, service.style())?, offer, settings, delivery })
+    Ok(Asked { messages: messages(list, service.style())?, offer, settings, delivery, form })
 }
 
 /// The messages of a chat.

@@ -6,6 +6,7 @@ use super::usual::{
 };
 use crate::body;
 use crate::error::{ApiError, Result};
+use crate::form::{self, Wanted};
 use crate::limits::TEXTS;
 use crate::params::{Params, kind};
 use crate::queue::Client;
@@ -28,6 +29,7 @@ struct Asked {
     settings: Settings,
     delivery: Delivery,
     echo: bool,
+    form: Option<Wanted>,
 }
 
 enum Prompt {
@@ -41,7 +43,8 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { prompts, settings, delivery, echo } = parse(&service, params)?;
+    let Asked { prompts, mut settings, delivery, echo, form } = parse(&service, params)?;
+    settings.constraint = form::compile(&service, &room, form).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);
     let answers = service.begin(&client, &prompts, &settings)?;
@@ -103,6 +106,7 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     }
     params.absent("suffix", "texts are written from their beginning", |value| value == "")?;
     let delivery = take_delivery(&mut params)?;
+    let form = form::take(&mut params)?;
     take_absent(&mut params)?;
     let prompts = prompts(params.required("prompt")?, service.model().tokenizer().n_vocab())?;
     params.finish()?;
@@ -110,7 +114,7 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
         let message = format!("{} prompts times 'n' {} is more than {TEXTS} texts", prompts.len(), settings.n);
         return Err(ApiError::of_param("n", message));
     }
-    Ok(Asked { prompts, settings, delivery, echo })
+    Ok(Asked { prompts, settings, delivery, echo, form })
 }
 
 /// A text, several, the tokens of one, or of several.

@@ -3,6 +3,7 @@
 use super::usual::{call_id, id, is_zero, json_response, now, take_absent, text_of};
 use crate::body;
 use crate::error::{ApiError, Result};
+use crate::form;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
@@ -27,11 +28,14 @@ pub(crate) async fn answer(
     let mut settings = Settings::take(&mut params, &["max_output_tokens"], "stop", 1)?;
     let style = service.style();
     settings.shown = style.shown.clone();
+    let form = form::take_text(&mut params)?;
     let streams = params.boolean("stream")?.unwrap_or(false);
     let said = |name: &str, default: Value| params.seen(name).cloned().unwrap_or(default);
     let repeated = (said("tools", json!([])), said("tool_choice", "auto".into()));
     let offer = Offer::of_responses(&mut params, style)?;
     let (messages, instructions) = take_messages(params, style)?;
+    let format = form.as_ref().map_or_else(|| json!({"type": "text"}), form::Wanted::format);
+    settings.constraint = form::compile(&service, &room, form).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
@@ -46,6 +50,7 @@ pub(crate) async fn answer(
         calls: offer.calls,
         repeated,
         settings,
+        format,
     };
     if streams {
         let items = Vec::new();
@@ -66,7 +71,6 @@ fn take_messages(mut params: Params, style: &Style) -> Result<(Vec<Message>, Opt
     for name in ["previous_response_id", "conversation", "prompt", "background"] {
         params.absent(name, NOT_STORED, is_nothing)?;
     }
-    params.absent("text", "texts are not constrained to a form", |v| *v == json!({"format": {"type": "text"}}))?;
     params.absent("truncation", "an input that is too long is an error", |value| value == "disabled")?;
     params.absent("include", "there is nothing more to say than the text", is_nothing)?;
     params.absent("reasoning", "models are asked as their template says", is_nothing)?;
@@ -184,6 +188,8 @@ struct Head {
     /// Tools, and whether one is to be called, as the request says it.
     repeated: (Value, Value),
     settings: Settings,
+    /// The form of the text.
+    format: Value,
 }
 
 impl Head {
@@ -195,7 +201,7 @@ impl Head {
             "incomplete_details": cut, "instructions": self.instructions, "max_output_tokens": self.settings.most,
             "model": self.name, "output": output, "parallel_tool_calls": self.calls == Calls::Any,
             "previous_response_id": null, "reasoning": {"effort": null, "summary": null}, "store": false,
-            "temperature": self.settings.sampler.temperature, "text": {"format": {"type": "text"}},
+            "temperature": self.settings.sampler.temperature, "text": {"format": self.format},
             "tools": self.repeated.0, "tool_choice": self.repeated.1, "top_p": self.settings.sampler.top_p,
             "truncation": "disabled", "usage": usage, "user": null, "metadata": {}, "background": false,
         })

@@ -116,12 +116,6 @@ pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
     params.absent("tool_choice", NO_TOOLS, none)?;
     params.absent("function_call", NO_TOOLS, none)?;
     params.absent("parallel_tool_calls", NO_TOOLS, Value::is_boolean)?;
-    let text = |value: &Value| value == &json!({"type": "text"});
-    params.absent(
-        "response_format",
-        "texts are not constrained to a form; the only one is {\"type\": \"text\"}",
-        text,
-    )?;
     params.absent(
         "top_logprobs",
         "only the probability of the token that was chosen is known; the only value is 0",

@@ -1,0 +1,148 @@
+//! What a JSON schema costs to compile, before anybody does it.
+//!
+//! Schemas that have to hold at once (`allOf`, `$ref` beside others) are merged, alternative by alternative and property by property, and nothing is
+//! remembered: a few hundred bytes can ask for as many mergers as there are atoms. So mergers are counted first, from above.
+
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+
+/// Mergers, at most: some hundred milliseconds.
+const MOST: u64 = 20_000;
+
+/// Fails with what is wrong if a schema costs too much.
+pub(super) fn check(schema: &Value) -> Result<(), String> {
+    let mut counter = Counter { root: schema, known: HashMap::new(), mergers: 0 };
+    counter.count(schema);
+    if counter.mergers > MOST {
+        return Err(format!(
+            "its alternatives and properties that have to hold at once ('allOf') come to more than {MOST} mergers"
+        ));
+    }
+    Ok(())
+}
+
+/// How large a schema is, with what it refers to written out.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    /// Alternatives of itself, or of one of its parts.
+    alternatives: u64,
+    /// Schemas in it; the most if it refers to itself.
+    schemas: u64,
+}
+
+const ONE: Size = Size { alternatives: 1, schemas: 1 };
+const ENDLESS: Size = Size { alternatives: 1, schemas: u64::MAX };
+
+struct Counter<'s> {
+    root: &'s Value,
+    /// Those of references. One that is being counted is endless.
+    known: HashMap<&'s str, Size>,
+    mergers: u64,
+}
+
+impl<'s> Counter<'s> {
+    fn count(&mut self, schema: &'s Value) -> Size {
+        let Value::Object(keys) = schema else { return ONE };
+        // What has to hold at once.
+        let mut at_once = vec![self.parts(keys)];
+        for name in ["anyOf", "oneOf"] {
+            if let Some(Value::Array(options)) = keys.get(name) {
+                let sizes: Vec<Size> = options.iter().map(|option| self.count(option)).collect();
+                at_once.push(sum(&sizes));
+            }
+        }
+        if let Some(Value::Array(all)) = keys.get("allOf") {
+            at_once.extend(all.iter().map(|one| self.count(one)).collect::<Vec<_>>());
+        }
+        if let Some(Value::String(to)) = keys.get("$ref") {
+            at_once.push(self.reference(to));
+        }
+        for name in ["$defs", "definitions"] {
+            if let Some(Value::Object(defs)) = keys.get(name) {
+                for def in defs.values() {
+                    self.count(def);
+                }
+            }
+        }
+        self.merge(&at_once)
+    }
+
+    /// What its own keywords say of parts of a value.
+    fn parts(&mut self, keys: &'s Map<String, Value>) -> Size {
+        let mut parts: Vec<&'s Value> = Vec::new();
+        for name in ["properties", "patternProperties"] {
+            parts.extend(keys.get(name).and_then(Value::as_object).into_iter().flat_map(Map::values));
+        }
+        parts.extend(keys.get("prefixItems").and_then(Value::as_array).into_iter().flatten());
+        for name in ["items", "additionalItems", "additionalProperties"] {
+            match keys.get(name) {
+                Some(Value::Array(list)) => parts.extend(list),
+                Some(part) => parts.push(part),
+                None => {}
+            }
+        }
+        let sizes: Vec<Size> = parts.into_iter().map(|part| self.count(part)).collect();
+        let alternatives = sizes.iter().map(|size| size.alternatives).max().unwrap_or(1);
+        Size { alternatives, ..sum(&sizes) }
+    }
+
+    fn reference(&mut self, to: &'s str) -> Size {
+        if let Some(known) = self.known.get(to) {
+            return *known;
+        }
+        let target = to.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        // What does not exist is an error elsewhere.
+        let Some(target) = target else { return ONE };
+        self.known.insert(to, ENDLESS);
+        let size = self.count(target);
+        self.known.insert(to, size);
+        size
+    }
+
+    /// Each alternative of one with each of the others; the parts of the largest meet those of the others alone.
+    fn merge(&mut self, at_once: &[Size]) -> Size {
+        let alternatives = at_once.iter().fold(1, |all: u64, size| all.saturating_mul(size.alternatives));
+        let mut schemas: Vec<u64> = at_once.iter().map(|size| size.schemas).collect();
+        schemas.sort_unstable();
+        let all = |schemas: &[u64]| schemas.iter().fold(0, |all: u64, schemas| all.saturating_add(*schemas));
+        let size = Size { alternatives, schemas: all(&schemas) };
+        if at_once.iter().filter(|size| size.alternatives > 1 || size.schemas > 1).count() > 1 {
+            schemas.pop();
+            self.mergers = self.mergers.saturating_add(alternatives.saturating_mul(all(&schemas)));
+        }
+        size
+    }
+}
+
+fn sum(sizes: &[Size]) -> Size {
+    let add = |of: fn(&Size) -> u64| sizes.iter().fold(0, |all: u64, size| all.saturating_add(of(size)));
+    Size { alternatives: add(|size| size.alternatives).max(1), schemas: add(|size| size.schemas).saturating_add(1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mergers(text: &str) -> u64 {
+        let schema: Value = serde_json::from_str(text).unwrap();
+        let mut counter = Counter { root: &schema, known: HashMap::new(), mergers: 0 };
+        counter.count(&schema);
+        counter.mergers
+    }
+
+    #[test]
+    fn only_what_has_to_hold_at_once_is_merged() {
+        assert_eq!(
+            mergers(r#"{"anyOf": [{"type": "object", "properties": {"a": {"anyOf": [true, false]}}}, true]}"#),
+            0
+        );
+        assert_eq!(mergers("true"), 0);
+        let options = r#"{"anyOf": [{"properties": {"a": true}}, {"properties": {"b": true}}, {"type": "null"}]}"#;
+        let four = mergers(&format!(r#"{{"allOf": [{options}, {options}, {options}, {options}]}}"#));
+        assert!((81..5000).contains(&four), "{four}");
+        // A class that extends one that refers to itself.
+        let extended = r##"{"$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+            "allOf": [{"$ref": "#/$defs/node"}, {"properties": {"name": {"type": "string"}}}]}"##;
+        assert!((1..10).contains(&mergers(extended)), "{}", mergers(extended));
+    }
+}

@@ -1,0 +1,182 @@
+//! The form that an answer is to have: `response_format` and `text.format` of OpenAI's APIs, and what llama-server and vLLM call the same.
+
+use crate::error::{ApiError, Result};
+use crate::params::Params;
+use crate::room::Room;
+use crate::service::Service;
+use outboard::{Constraint, Error, Form, Model};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// A form, and the parameter that asks for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    form: Form,
+    param: String,
+    /// What was said of the schema.
+    name: Option<String>,
+}
+
+impl Wanted {
+    fn new(form: Form, param: impl Into<String>) -> Wanted {
+        Wanted { form, param: param.into(), name: None }
+    }
+
+    /// As answers of `/v1/responses` say it.
+    pub(crate) fn format(&self) -> Value {
+        match &self.form {
+            Form::JsonObject => json!({"type": "json_object"}),
+            Form::JsonSchema(schema) => {
+                let schema: Value = serde_json::from_str(schema).unwrap_or_default();
+                json!({"type": "json_schema", "name": self.name.as_deref().unwrap_or("answer"), "schema": schema, "strict": true})
+            }
+            Form::Regex(_) | Form::Lark(_) => json!({"type": "text"}),
+        }
+    }
+}
+
+/// Takes what says which form an answer is to have: none if it may be any text.
+pub(crate) fn take(params: &mut Params) -> Result<Option<Wanted>> {
+    let mut wanted = Vec::new();
+    if let Some(format) = params.object("response_format")? {
+        wanted.extend(take_format(format, "json_schema")?);
+    }
+    for name in ["json_schema", "guided_json"] {
+        let form = params.take(name).map(|value| match value {
+            // vLLM takes its text as well.
+            Value::String(text) => Form::JsonSchema(text),
+            schema => Form::JsonSchema(schema.to_string()),
+        });
+        wanted.extend(form.map(|form| Wanted::new(form, params.name(name))));
+    }
+    for (name, form) in [
+        ("regex", Form::Regex as fn(String) -> Form),
+        ("guided_regex", Form::Regex),
+        ("grammar", Form::Lark),
+        ("guided_grammar", Form::Lark),
+    ] {
+        let text = params.string(name)?;
+        wanted.extend(text.map(|text| Wanted::new(form(text), params.name(name))));
+    }
+    match wanted.len() {
+        0 | 1 => Ok(wanted.pop()),
+        _ => {
+            let message = format!("a text has one form: '{}' and '{}' are two", wanted[0].param, wanted[1].param);
+            Err(ApiError::of_param(wanted[1].param.clone(), message))
+        }
+    }
+}
+
+/// The same of `/v1/responses`, whose schema is beside its type.
+pub(crate) fn take_text(params: &mut Params) -> Result<Option<Wanted>> {
+    let Some(mut text) = params.object("text")? else { return take(params) };
+    text.absent("verbosity", "models are asked as their template says", |_| false)?;
+    let format = text.object("format")?;
+    text.finish()?;
+    let format = format.map(|format| take_format(format, "")).transpose()?.flatten();
+    match (format, take(params)?) {
+        (Some(format), Some(other)) => {
+            let message = format!("a text has one form: '{}' and '{}' are two", format.param, other.param);
+            Err(ApiError::of_param(other.param, message))
+        }
+        (format, other) => Ok(format.or(other)),
+    }
+}
+
+/// A format, whose schema is in the object `within`, or beside its type.
+fn take_format(mut format: Params, within: &str) -> Result<Option<Wanted>> {
+    let (name, kind) = (format.name("type"), format.string("type")?.unwrap_or_default());
+    let wanted = match kind.as_str() {
+        "text" => None,
+        "json_object" => Some(Wanted::new(Form::JsonObject, name)),
+        "json_schema" if within.is_empty() => Some(take_schema(&mut format)?),
+        "json_schema" => {
+            format.check_there(within)?;
+            let Some(mut within) = format.object(within)? else { return Ok(None) };
+            let wanted = take_schema(&mut within)?;
+            within.finish()?;
+            Some(wanted)
+        }
+        _ => {
+            let message = format!("'{name}' must be text, json_object or json_schema");
+            return Err(ApiError::of_param(name, message));
+        }
+    };
+    format.finish()?;
+    Ok(wanted)
+}
+
+/// The schema, and what is said of it. An answer has the form whether `strict` is said or not.
+fn take_schema(params: &mut Params) -> Result<Wanted> {
+    let name = params.string("name")?;
+    params.string("description")?;
+    params.boolean("strict")?;
+    let (param, schema) = (params.name("schema"), params.take("schema"));
+    // Without one, any JSON, as in OpenAI's API.
+    let schema = schema.unwrap_or_else(|| json!({}));
+    Ok(Wanted { name, ..Wanted::new(Form::JsonSchema(schema.to_string()), param) })
+}
+
+/// Compiles a form, which may take long. An error names the parameter.
+pub(crate) async fn compile(service: &Service, room: &Arc<Room>, wanted: Option<Wanted>) -> Result<Option<Constraint>> {
+    let Some(Wanted { form, param, .. }) = wanted else { return Ok(None) };
+    let wrong = move |error: Error| match error {
+        Error::Request(why) => ApiError::of_param(param.clone(), format!("'{param}': {why}")),
+        other => other.into(),
+    };
+    let compile = move |model: &Model| model.constraint(&form).map_err(wrong);
+    service.work(room, compile).await.map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(text: &str, of: fn(&mut Params) -> Result<Option<Wanted>>) -> Result<Option<Wanted>> {
+        let mut params = Params::parse(text.as_bytes()).unwrap();
+        let wanted = of(&mut params)?;
+        params.finish().map(|()| wanted)
+    }
+
+    #[test]
+    fn a_form_is_said_in_many_ways() {
+        let schema = |param: &str| Some(Wanted::new(Form::JsonSchema(r#"{"type":"null"}"#.into()), param));
+        let named = |param: &str| schema(param).map(|wanted| Wanted { name: Some("x".into()), ..wanted });
+        for (text, want) in [
+            ("{}", None),
+            (r#"{"response_format": {"type": "text"}}"#, None),
+            (
+                r#"{"response_format": {"type": "json_object"}}"#,
+                Some(Wanted::new(Form::JsonObject, "response_format.type")),
+            ),
+            (
+                r#"{"response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": {"type": "null"}}}}"#,
+                named("response_format.json_schema.schema"),
+            ),
+            (r#"{"guided_json": {"type": "null"}}"#, schema("guided_json")),
+            (r#"{"guided_json": "{\"type\":\"null\"}"}"#, schema("guided_json")),
+            (r#"{"regex": "a+"}"#, Some(Wanted::new(Form::Regex("a+".into()), "regex"))),
+            (r#"{"grammar": "start: \"a\""}"#, Some(Wanted::new(Form::Lark("start: \"a\"".into()), "grammar"))),
+        ] {
+            assert_eq!(wanted(text, take), Ok(want), "{text}");
+        }
+        let of_responses = r#"{"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "null"}}}}"#;
+        assert_eq!(wanted(of_responses, take_text), Ok(named("text.format.schema")));
+        assert_eq!(wanted(r#"{"text": {}}"#, take_text), Ok(None));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_format_is_named() {
+        for (text, param) in [
+            (r#"{"response_format": {"type": "yaml"}}"#, "response_format.type"),
+            (r#"{"response_format": "json"}"#, "response_format"),
+            (r#"{"response_format": {"type": "json_schema"}}"#, "response_format.json_schema"),
+            (r#"{"response_format": {"type": "json_object", "x": 1}}"#, "response_format.x"),
+            (r#"{"regex": 5}"#, "regex"),
+            (r#"{"regex": "a", "grammar": "b"}"#, "grammar"),
+        ] {
+            let error = wanted(text, take).unwrap_err().openai();
+            assert_eq!(error["error"]["param"], param, "{text}: {error}");
+        }
+    }
+}
