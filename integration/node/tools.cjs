@@ -34,7 +34,10 @@ async function main() {
   const events = client.responses.stream({ model: "qwen2.5-coder", input: messages, tools: flat, temperature: 0, max_output_tokens: 64 });
   const item = (await events.finalResponse()).output.find(({ type }) => type === "function_call");
   assert.deepEqual(JSON.parse(item.arguments), paris);
-  await assert.rejects(client.chat.completions.create({ ...request, tool_choice: "required" }), (e) => e.status === 400 && e.param === "tool_choice");
+  const made = (await client.chat.completions.create({ ...request, tool_choice: "required" })).choices[0];
+  assert.ok(JSON.parse(made.message.tool_calls[0].function.arguments).city);
+  const other = { type: "function", function: { name: "other" } };
+  await assert.rejects(client.chat.completions.create({ ...request, tool_choice: other }), (e) => e.status === 400 && e.param === "tool_choice");
   console.log(JSON.stringify({ ok: true, cities }));
 }
 

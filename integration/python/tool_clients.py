@@ -7,6 +7,7 @@ import anthropic
 import openai
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
 url = sys.argv[1]
 client = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=240)
@@ -46,7 +47,10 @@ none = client.chat.completions.create(**ask, tool_choice="none").choices[0]
 assert none.message.content and not none.message.tool_calls, none
 forced = {"type": "function", "function": {"name": "get_weather"}}
 for choice in ["required", forced]:
-    assert expect(openai.BadRequestError, "tool_choice", lambda: client.chat.completions.create(**ask, tool_choice=choice)).param == "tool_choice"
+    made = client.chat.completions.create(**ask, tool_choice=choice).choices[0]
+    assert made.finish_reason == "tool_calls" and json.loads(made.message.tool_calls[0].function.arguments)["city"], made
+other = {"type": "function", "function": {"name": "other"}}
+assert expect(openai.BadRequestError, "tool_choice", lambda: client.chat.completions.create(**ask, tool_choice=other)).param == "tool_choice"
 
 # Responses, whole and as they come.
 request = {"model": "qwen2.5-coder", "input": question, "temperature": 0, "max_output_tokens": 64}
@@ -87,7 +91,16 @@ def get_weather(city: str) -> str:
     return "21"
 
 
-chain = ChatOpenAI(model="qwen2.5-coder", base_url=url + "/v1", api_key="none", temperature=0, max_tokens=64, max_retries=0).bind_tools([get_weather])
+class Place(BaseModel):
+    """A place."""
+
+    city: str
+
+
+model = ChatOpenAI(model="qwen2.5-coder", base_url=url + "/v1", api_key="none", temperature=0, max_tokens=64, max_retries=0)
+for method in ["function_calling", "json_schema"]:
+    assert model.with_structured_output(Place, method=method).invoke(question[0]["content"]).city, method
+chain = model.bind_tools([get_weather])
 answer = chain.invoke(question[0]["content"])
 assert [(call["name"], call["args"]) for call in answer.tool_calls] == [("get_weather", PARIS)], answer
 whole = None

@@ -18,8 +18,13 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    fn new(form: Form, param: impl Into<String>) -> Wanted {
+    pub(crate) fn new(form: Form, param: impl Into<String>) -> Wanted {
         Wanted { form, param: param.into(), name: None }
+    }
+
+    /// What asks for it.
+    pub(crate) fn param(&self) -> &str {
+        &self.param
     }
 
     /// As answers of `/v1/responses` say it.

@@ -195,11 +195,16 @@ impl Service {
         messages: Vec<Message>,
         offer: &Offer,
     ) -> crate::error::Result<(Vec<u32>, Splitter)> {
-        let Offer { tools, calls, .. } = offer.clone();
+        let Offer { tools, calls, form } = offer.clone();
         let style = self.style().clone();
         self.work(room, move |model| {
             let prompt = model.chat_with(&messages, &tools).map_err(|e| of_messages(e.into()))?;
-            let splitter = Splitter::new(&style, &tools, calls, style.is_reasoning(&prompt));
+            let is_reasoning = style.is_reasoning(&prompt);
+            if is_reasoning && form.is_some() {
+                let why = "the template of this model begins its reasoning, and a call cannot be all of the answer";
+                return Err(ApiError::unsupported("tool_choice", why));
+            }
+            let splitter = Splitter::new(&style, &tools, calls, is_reasoning);
             Ok((model.encode(&prompt)?, splitter))
         })
         .await

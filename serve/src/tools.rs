@@ -1,10 +1,11 @@
 //! Tools that a request offers to the model, and what its messages say of calls.
 
 use crate::error::{ApiError, Result};
+use crate::form::Wanted;
 use crate::limits::{CONTAINERS, TOOLS};
 use crate::params::{Params, containers, is_nothing, kind};
 use crate::split::Calls;
-use crate::style::Style;
+use crate::style::{Form, Style};
 use outboard::{Message, Tool, ToolCall};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -19,6 +20,8 @@ pub(crate) struct Offer {
     /// None: the model is told of none, and writes no calls.
     pub(crate) tools: Arc<[Tool]>,
     pub(crate) calls: Calls,
+    /// The form of an answer that is a call and nothing else.
+    pub(crate) form: Option<Wanted>,
 }
 
 /// Whether the model is to call something.
@@ -91,7 +94,7 @@ impl Offer {
             around.finish()?;
             Ok(tool)
         };
-        let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<Tool>>>()?;
+        let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<_>>>()?;
         Offer::new(tools, &choice, if parallel { Calls::Any } else { Calls::One }, style)
     }
 
@@ -123,20 +126,25 @@ impl Offer {
             params.finish()?;
             Ok(tool)
         };
-        let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<Tool>>>()?;
+        let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<_>>>()?;
         Offer::new(tools, &choice, calls, style)
     }
 
-    fn new(tools: Vec<Tool>, choice: &Choice, calls: Calls, style: &Style) -> Result<Offer> {
+    fn new(tools: Vec<Offered>, choice: &Choice, calls: Calls, style: &Style) -> Result<Offer> {
+        let loose = tools.iter().position(|tool| tool.arguments == Arguments::AsTheSchemaSays);
+        let tools: Vec<Tool> = tools.into_iter().map(|offered| offered.tool).collect();
         for (i, tool) in tools.iter().enumerate() {
             if tools[..i].iter().any(|other| other.name == tool.name) {
                 let message = format!("two tools have the name '{}'", tool.name);
                 return Err(ApiError::of_param(format!("tools[{i}]"), message));
             }
         }
-        constrain(choice)?;
-        if tools.is_empty() || *choice == Choice::None {
+        if *choice == Choice::None || (tools.is_empty() && *choice == Choice::Auto) {
             return Ok(Offer { calls, ..Offer::default() });
+        }
+        if let (Some(i), Choice::Auto) = (loose, choice) {
+            let why = "a model that may also write text is not made to keep to a schema; it is if 'tool_choice' makes it call";
+            return Err(ApiError::unsupported(format!("tools[{i}].strict"), why));
         }
         if !style.knows_tools {
             return Err(ApiError::unsupported("tools", "the chat template of this model does not tell it of tools"));
@@ -145,21 +153,73 @@ impl Offer {
             let why = "it is not known here how this model writes calls: its chat template says none of the forms that are read";
             return Err(ApiError::unsupported("tools", why));
         }
-        Ok(Offer { tools: tools.into(), calls })
+        let form = forced(&tools, choice, style)?;
+        Ok(Offer { tools: tools.into(), calls, form })
+    }
+
+    /// The form of the answer: of the call that it has to be, or what else was asked for.
+    pub(crate) fn form_or(&self, wanted: Option<Wanted>) -> Result<Option<Wanted>> {
+        match (&self.form, wanted) {
+            (Some(_), Some(other)) => Err(ApiError::of_param(
+                other.param(),
+                format!("an answer that has to be a call has no other form, such as '{}'", other.param()),
+            )),
+            (form, wanted) => Ok(wanted.or_else(|| form.clone())),
+        }
     }
 }
 
-/// What a choice asks of the model beyond its own will. A grammar of the calls that a [`Style`] reads would go here: there is none yet.
-fn constrain(choice: &Choice) -> Result<()> {
-    const FREE: &str = "a model is not made to call a tool; it is asked with 'auto'";
-    match choice {
-        Choice::Auto | Choice::None => Ok(()),
-        Choice::Required => Err(ApiError::unsupported("tool_choice", FREE)),
-        Choice::Named(name) => {
-            let name: String = name.chars().take(NAME).collect();
-            Err(ApiError::unsupported("tool_choice", &format!("{FREE}, and may call others than '{name}'")))
-        }
+/// The form of an answer that has to be a call: the object that models of these styles write, which is read without tags as well.
+fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wanted>> {
+    let among: Vec<&Tool> = match choice {
+        Choice::Auto | Choice::None => return Ok(None),
+        Choice::Required => tools.iter().collect(),
+        Choice::Named(name) => tools.iter().filter(|tool| tool.name == *name).collect(),
+    };
+    if among.is_empty() {
+        return Err(ApiError::of_param(
+            "tool_choice",
+            "'tool_choice' wants a call of a tool that is not among 'tools'",
+        ));
     }
+    let arguments = match style.form {
+        Some(Form::Tagged) => "arguments",
+        Some(Form::Bare) => "parameters",
+        _ => {
+            let why = "a model that writes calls like this one is not made to call a tool; it is asked with 'auto'";
+            return Err(ApiError::unsupported("tool_choice", why));
+        }
+    };
+    let mut definitions = Map::new();
+    let call = |tool: &&Tool| {
+        let mut parameters = tool.parameters.clone();
+        // They are found from the root of a schema.
+        for name in ["$defs", "definitions"] {
+            let found = parameters.as_object_mut().and_then(|keys| keys.remove(name));
+            let Some(Value::Object(found)) = found else { continue };
+            let Value::Object(known) = definitions.entry(name).or_insert_with(|| json!({})) else { continue };
+            for (name, schema) in found {
+                if known.get(&name).is_some_and(|other| *other != schema) {
+                    let why = format!("two tools have something else as '{name}' in their definitions; name one tool");
+                    return Err(ApiError::unsupported("tool_choice", &why));
+                }
+                known.insert(name, schema);
+            }
+        }
+        Ok(json!({
+            "type": "object", "properties": {"name": {"const": tool.name}, arguments: parameters},
+            "required": ["name", arguments], "additionalProperties": false,
+        }))
+    };
+    let mut calls = among.iter().map(call).collect::<Result<Vec<Value>>>()?;
+    let mut schema = match calls.len() {
+        1 => calls.remove(0),
+        _ => json!({"anyOf": calls}),
+    };
+    if let Value::Object(keys) = &mut schema {
+        keys.extend(definitions);
+    }
+    Ok(Some(Wanted::new(outboard::Form::JsonSchema(schema.to_string()), "tool_choice")))
 }
 
 fn check_type(params: &mut Params, only: &str) -> Result<()> {
@@ -171,8 +231,20 @@ fn check_type(params: &mut Params, only: &str) -> Result<()> {
     Err(ApiError::unsupported(params.name("type"), &format!("'{found}'; there is '{only}'")))
 }
 
+/// A tool, and what is asked of its calls.
+struct Offered {
+    tool: Tool,
+    arguments: Arguments,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arguments {
+    AsTheModelWrites,
+    AsTheSchemaSays,
+}
+
 /// A tool of an API that calls the schema of its arguments this.
-fn tool(params: &mut Params, schema: &str) -> Result<Tool> {
+fn tool(params: &mut Params, schema: &str) -> Result<Offered> {
     let at = params.name("name");
     let name = params.required_string("name")?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -181,8 +253,10 @@ fn tool(params: &mut Params, schema: &str) -> Result<Tool> {
         return Err(ApiError::of_param(at, message));
     }
     let description = params.string("description")?.unwrap_or_default();
-    // The one place for a grammar of its arguments, too.
-    params.absent("strict", "calls are read and not constrained: a model may leave a schema", is_nothing)?;
+    let arguments = match params.boolean("strict")? {
+        Some(true) => Arguments::AsTheSchemaSays,
+        _ => Arguments::AsTheModelWrites,
+    };
     let parameters = match params.take(schema) {
         None => json!({"type": "object", "properties": {}}),
         Some(Value::Object(map)) => Value::Object(map),
@@ -192,7 +266,7 @@ fn tool(params: &mut Params, schema: &str) -> Result<Tool> {
             return Err(ApiError::of_param(at, message));
         }
     };
-    Ok(Tool { name, description, parameters })
+    Ok(Offered { tool: Tool { name, description, parameters }, arguments })
 }
 
 /// The messages of a chat that are being read, with the calls in them.
@@ -335,7 +409,7 @@ mod tests {
         for (body, at) in [
             (tools(json!({})), "tools[0].function.name"),
             (tools(json!({"name": "f g"})), "tools[0].function.name"),
-            (tools(json!({"name": "f", "strict": true})), "tools[0].function.strict"),
+            (tools(json!({"name": "f", "strict": true})), "tools[0].strict"),
             (tools(json!({"name": "f", "parameters": "x"})), "tools[0].function.parameters"),
             (tools(json!({"name": "f", "more": 1})), "tools[0].function.more"),
             (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
@@ -343,9 +417,9 @@ mod tests {
             (json!({"tools": [{"function": {"name": "f"}}, {"function": {"name": "f"}}]}), "tools[1]"),
             (json!({"functions": [{"name": "f"}]}), "functions"),
             (json!({"function_call": {"name": "f"}}), "function_call"),
-            (with("tool_choice", json!("required")), "tool_choice"),
+            (json!({"tool_choice": "required"}), "tool_choice"),
             (with("tool_choice", json!("other")), "tool_choice"),
-            (with("tool_choice", json!({"type": "function", "function": {"name": "f"}})), "tool_choice"),
+            (with("tool_choice", json!({"type": "function", "function": {"name": "g"}})), "tool_choice"),
             (with("tool_choice", json!({"type": "allowed_tools"})), "tool_choice.type"),
         ] {
             assert_eq!(param(&chat(&body, &style()).unwrap_err()), at, "{body}");
@@ -353,6 +427,38 @@ mod tests {
         let error = |style: &Style| param(&chat(&tools(json!({"name": "f"})), style).unwrap_err());
         assert_eq!(error(&Style { knows_tools: false, ..style() }), "tools");
         assert_eq!(error(&Style { form: None, ..style() }), "tools");
+        let listed = Style { form: Some(Form::Listed), ..style() };
+        assert_eq!(param(&chat(&with("tool_choice", json!("required")), &listed).unwrap_err()), "tool_choice");
+    }
+
+    #[test]
+    fn an_answer_that_has_to_be_a_call_has_its_form() {
+        let tool = |name: &str, of: &str| {
+            let parameters =
+                json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/T"}}, "$defs": {"T": {"type": of}}});
+            json!({"type": "function", "function": {"name": name, "parameters": parameters, "strict": true}})
+        };
+        let named = json!({"type": "function", "function": {"name": "f"}});
+        let schema = |tools: Value, choice: &Value| {
+            let offer = chat(&json!({"tools": tools, "tool_choice": choice}), &style())?;
+            let format = offer.form.as_ref().map(Wanted::format).unwrap_or_default();
+            Ok::<_, ApiError>(format["schema"].clone())
+        };
+        let one = schema(json!([tool("f", "string"), tool("g", "null")]), &named).unwrap();
+        assert_eq!(
+            (&one["properties"]["name"], &one["$defs"]["T"]["type"]),
+            (&json!({"const": "f"}), &json!("string"))
+        );
+        assert_eq!(
+            one["properties"]["arguments"],
+            json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/T"}}})
+        );
+        let any = schema(json!([tool("f", "string"), tool("g", "string")]), &json!("required")).unwrap();
+        assert_eq!(any["anyOf"].as_array().unwrap().len(), 2);
+        let error = schema(json!([tool("f", "string"), tool("g", "null")]), &json!("required")).unwrap_err();
+        assert_eq!(param(&error), "tool_choice");
+        let offer = chat(&json!({"tools": [tool("f", "string")], "tool_choice": named}), &style()).unwrap();
+        assert!(offer.form_or(Some(Wanted::new(outboard::Form::JsonObject, "x"))).is_err());
     }
 
     #[test]

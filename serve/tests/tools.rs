@@ -85,10 +85,33 @@ fn a_request_says_which_calls_it_wants() {
     let other = json!([{"type": "function", "function": {"name": "other"}}]);
     let text = ask(with(chat(), "tools", other));
     assert!(text["message"]["content"].as_str().unwrap().contains("<tool_call>") && text["finish_reason"] == "stop");
+    let error = served.post(
+        "/v1/chat/completions",
+        &with(chat(), "tool_choice", json!({"type": "function", "function": {"name": "x"}})),
+    );
+    assert_eq!(error.error(400)["param"], "tool_choice");
+}
+
+#[test]
+fn a_model_is_made_to_call() {
+    let served = served();
+    let schema = json!({"type": "object", "properties": {"z": {"const": "here"}}, "required": ["z"], "additionalProperties": false});
+    let function = json!({"name": "look", "description": "Looks.", "parameters": schema, "strict": true});
+    let mut request = with(chat(), "tools", json!([{"type": "function", "function": function}]));
+    request["max_tokens"] = 1500.into();
     for choice in [json!("required"), json!({"type": "function", "function": {"name": "look"}})] {
-        let error = served.post("/v1/chat/completions", &with(chat(), "tool_choice", choice)).error(400);
-        assert_eq!((&error["param"], &error["code"]), (&json!("tool_choice"), &json!("unsupported_parameter")));
+        let answer = served.post("/v1/chat/completions", &with(request.clone(), "tool_choice", choice)).json();
+        let answer = &answer["choices"][0];
+        assert_eq!(answer["message"]["tool_calls"][0]["function"]["arguments"], r#"{"z":"here"}"#, "{answer}");
+        assert_eq!((&answer["message"]["content"], &answer["finish_reason"]), (&Value::Null, &json!("tool_calls")));
     }
+    let tool = json!({"name": "look", "input_schema": schema});
+    let messages = json!({
+        "messages": [{"role": "user", "content": "Look!"}], "max_tokens": 1500, "temperature": 0,
+        "tools": [tool], "tool_choice": {"type": "any"},
+    });
+    let answer = served.post("/v1/messages", &messages).json();
+    assert_eq!((&answer["content"][0]["input"], &answer["stop_reason"]), (&json!({"z": "here"}), &json!("tool_use")));
 }
 
 #[test]

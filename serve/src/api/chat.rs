@@ -39,7 +39,7 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { messages, offer, mut settings, delivery, form } = parse(&service, params)?;
-    settings.constraint = form::compile(&service, &room, form).await?;
+    settings.constraint = form::compile(&service, &room, offer.form_or(form)?).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;

@@ -3,6 +3,7 @@
 use super::usual::{call_id, id, json_response, shown_text, text_of, text_of_part};
 use crate::body;
 use crate::error::{ApiError, Result};
+use crate::form;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
@@ -33,6 +34,7 @@ pub(crate) async fn answer(
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
     let Asked { messages, offer, thinking } = take_asked(&service, params)?;
+    settings.constraint = form::compile(&service, &room, offer.form.clone()).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;

@@ -35,7 +35,7 @@ pub(crate) async fn answer(
     let offer = Offer::of_responses(&mut params, style)?;
     let (messages, instructions) = take_messages(params, style)?;
     let format = form.as_ref().map_or_else(|| json!({"type": "text"}), form::Wanted::format);
-    settings.constraint = form::compile(&service, &room, form).await?;
+    settings.constraint = form::compile(&service, &room, offer.form_or(form)?).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
