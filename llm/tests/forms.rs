@@ -95,11 +95,11 @@ fn run(model: &mut PlacedModel, tokenizer: &Tokenizer, requests: &[(usize, TextR
     done
 }
 
-/// Over more than two devices, the log-probability of a first token apart: where the end of a prompt is all of a run, three rows, it was seen to differ in
+/// Over several devices, the log-probability of a first token apart: where the end of a prompt is all of a run, three rows, it was seen to differ in
 /// the fourth digit, and nothing behind it. Why is not known yet.
 fn without_first(tokens: &Tokens, devices: usize) -> (Tokens, f32, usize) {
     let mut tokens = tokens.clone();
-    let first = tokens.1.first_mut().filter(|_| devices > 2).map_or(0, std::mem::take);
+    let first = tokens.1.first_mut().filter(|_| devices > 1).map_or(0, std::mem::take);
     let n = tokens.0.len();
     (tokens, f32::from_bits(first), n)
 }
