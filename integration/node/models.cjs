@@ -21,8 +21,8 @@ async function main() {
     assert.ok(Math.abs(alone.data[0].embedding.reduce((sum, x) => sum + x * x, 0) - 1) < 1e-4);
     assert.equal(alone.usage.prompt_tokens, alone.usage.total_tokens);
     widths.push(alone.data[0].embedding.length);
-    const chat = await client.chat.completions.create({ model, messages: [{ role: "user", content: "What is the sea?" }], max_tokens: 4 });
-    assert.equal(chat.model, model);
+    const text = await client.completions.create({ model, prompt: "The sea is", max_tokens: 4 });
+    assert.equal(text.model, model);
   }
   assert.notEqual(widths[0], widths[1]);
   await assert.rejects(client.embeddings.create({ model: "large", input: "x" }), OpenAI.NotFoundError);

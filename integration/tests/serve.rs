@@ -296,9 +296,12 @@ fn crowd(fate: Fate) -> Vec<f64> {
 #[test]
 fn many_users_who_come_stall_and_vanish_while_a_server_dies() {
     let rates = crowd(Fate::Dies);
-    // Only those that were under way have waited for the failover.
-    let slow = rates.iter().filter(|rate| **rate < rates[rates.len() / 2] / 2.0).count();
-    assert!(slow <= PLACES, "{slow} of {} texts were slow", rates.len());
+    // Those that were under way have waited for the failover, and one server is slower than two: nobody was left behind.
+    let (slowest, middle) = (rates[0], rates[rates.len() / 2]);
+    assert!(
+        slowest >= middle / 50.0,
+        "{slowest:.0} tokens per second of the slowest text, {middle:.0} of the middle one"
+    );
 }
 
 #[test]
