@@ -188,21 +188,22 @@ impl Service {
         self.0.workers.run(room, move || work(&model)).await
     }
 
-    /// The tokens of a chat, and what takes the answer to it apart.
+    /// The tokens of a chat, and what takes the answer to it apart. `form` is the parameter that wants a form of it.
     pub(crate) async fn encode_chat(
         &self,
         room: &Arc<Room>,
         messages: Vec<Message>,
         offer: &Offer,
+        form: Option<String>,
     ) -> crate::error::Result<(Vec<u32>, Splitter)> {
-        let Offer { tools, calls, form } = offer.clone();
+        let Offer { tools, calls, .. } = offer.clone();
         let style = self.style().clone();
         self.work(room, move |model| {
             let prompt = model.chat_with(&messages, &tools).map_err(|e| of_messages(e.into()))?;
             let is_reasoning = style.is_reasoning(&prompt);
-            if is_reasoning && form.is_some() {
-                let why = "the template of this model begins its reasoning, and a call cannot be all of the answer";
-                return Err(ApiError::unsupported("tool_choice", why));
+            if let Some(param) = form.filter(|_| is_reasoning) {
+                let why = "the template of this model begins its reasoning, and a form would begin before that ends; ask without it";
+                return Err(ApiError::unsupported(param, why));
             }
             let splitter = Splitter::new(&style, &tools, calls, is_reasoning);
             Ok((model.encode(&prompt)?, splitter))

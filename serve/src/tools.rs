@@ -193,6 +193,10 @@ fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wante
     let mut definitions = Map::new();
     let call = |tool: &&Tool| {
         let mut parameters = tool.parameters.clone();
+        if !refers_to_definitions(&parameters) {
+            let why = "a '$ref' of a tool's schema has to begin with '#/$defs/' or '#/definitions/' where a model is made to call it";
+            return Err(ApiError::unsupported("tool_choice", why));
+        }
         // They are found from the root of a schema.
         for name in ["$defs", "definitions"] {
             let found = parameters.as_object_mut().and_then(|keys| keys.remove(name));
@@ -220,6 +224,18 @@ fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wante
         keys.extend(definitions);
     }
     Ok(Some(Wanted::new(outboard::Form::JsonSchema(schema.to_string()), "tool_choice")))
+}
+
+/// Whether all references of a schema are to its definitions, which stay where they are when the schema is a part of another.
+fn refers_to_definitions(schema: &Value) -> bool {
+    match schema {
+        Value::Array(list) => list.iter().all(refers_to_definitions),
+        Value::Object(keys) => keys.iter().all(|(key, value)| match value {
+            Value::String(to) if key == "$ref" => to.starts_with("#/$defs/") || to.starts_with("#/definitions/"),
+            _ => refers_to_definitions(value),
+        }),
+        _ => true,
+    }
 }
 
 fn check_type(params: &mut Params, only: &str) -> Result<()> {
@@ -457,6 +473,9 @@ mod tests {
         assert_eq!(any["anyOf"].as_array().unwrap().len(), 2);
         let error = schema(json!([tool("f", "string"), tool("g", "null")]), &json!("required")).unwrap_err();
         assert_eq!(param(&error), "tool_choice");
+        let recursive =
+            json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"$ref": "#"}}}}});
+        assert_eq!(param(&schema(json!([recursive]), &named).unwrap_err()), "tool_choice");
         let offer = chat(&json!({"tools": [tool("f", "string")], "tool_choice": named}), &style()).unwrap();
         assert!(offer.form_or(Some(Wanted::new(outboard::Form::JsonObject, "x"))).is_err());
     }

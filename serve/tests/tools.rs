@@ -115,6 +115,15 @@ fn a_model_is_made_to_call() {
 }
 
 #[test]
+fn a_form_does_not_begin_within_reasoning() {
+    let template = "{% for m in messages %}{{ m.content }}{# </think> #}{% endfor %}<think>";
+    let served = Served::scripted(template, "x", Kind::UserDefined);
+    let request = json!({"messages": [{"role": "user", "content": "Look!"}], "max_tokens": 4, "response_format": {"type": "json_object"}});
+    let error = served.post("/v1/chat/completions", &request).error(400);
+    assert_eq!((&error["param"], &error["code"]), (&json!("response_format.type"), &json!("unsupported_parameter")));
+}
+
+#[test]
 fn the_next_turn_has_calls_and_results() {
     let served = served();
     let turn = |arguments: &str, id: &str| {

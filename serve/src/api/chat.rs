@@ -39,8 +39,10 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { messages, offer, mut settings, delivery, form } = parse(&service, params)?;
-    settings.constraint = form::compile(&service, &room, offer.form_or(form)?).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
+    let form = offer.form_or(form)?;
+    let asked = form.as_ref().map(|form| form.param().to_owned());
+    settings.constraint = form::compile(&service, &room, form).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, asked).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (id, created, prompt_tokens) = (id("chatcmpl-"), now(), answers.prompt_tokens);

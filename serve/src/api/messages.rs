@@ -34,8 +34,9 @@ pub(crate) async fn answer(
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
     let Asked { messages, offer, thinking } = take_asked(&service, params)?;
+    let asked = offer.form.as_ref().map(|form| form.param().to_owned());
     settings.constraint = form::compile(&service, &room, offer.form.clone()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, asked).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (model, name, input) = (service.model().clone(), service.name().to_owned(), answers.prompt_tokens);
@@ -56,7 +57,7 @@ pub(crate) async fn answer(
 pub(crate) async fn count(State(service): State<Service>, request: Request) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { messages, offer, .. } = take_asked(&service, params)?;
-    let (prompt, _) = service.encode_chat(&room, messages, &offer).await?;
+    let (prompt, _) = service.encode_chat(&room, messages, &offer, None).await?;
     Ok(json_response(&json!({"input_tokens": prompt.len()})))
 }
 

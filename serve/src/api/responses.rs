@@ -35,8 +35,10 @@ pub(crate) async fn answer(
     let offer = Offer::of_responses(&mut params, style)?;
     let (messages, instructions) = take_messages(params, style)?;
     let format = form.as_ref().map_or_else(|| json!({"type": "text"}), form::Wanted::format);
-    settings.constraint = form::compile(&service, &room, offer.form_or(form)?).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer).await?;
+    let form = offer.form_or(form)?;
+    let asked = form.as_ref().map(|form| form.param().to_owned());
+    settings.constraint = form::compile(&service, &room, form).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, asked).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (input, style, name) = (answers.prompt_tokens, style.clone(), service.name().to_owned());
