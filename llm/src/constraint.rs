@@ -78,6 +78,10 @@ impl Form {
                 "it is GBNF, which is not taken here: write it as a Lark grammar, with `start:` in place of `root ::=`"
                     .into(),
             ),
+            // What schemas cost is counted for those that are asked for by themselves.
+            Form::Lark(text) if text.contains("%json") => {
+                Err("'%json' is not taken within a grammar: ask for a JSON schema by itself".into())
+            }
             Form::Lark(text) => Ok(TopLevelGrammar::from_lark(text.clone())),
         }
     }

@@ -60,6 +60,10 @@ impl Engine {
                     *place = Some(embedding);
                 }
             }
+            // Lanes that still wait for a place have nothing left to do.
+            if done.iter().all(Option::is_some) {
+                break;
+            }
         }
         done.into_iter().collect::<Option<_>>().ok_or_else(lost)
     }

@@ -90,7 +90,7 @@ impl<'s> Counter<'s> {
         if let Some(known) = self.known.get(to) {
             return *known;
         }
-        let target = to.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        let target = target(self.root, to);
         // What does not exist is an error elsewhere.
         let Some(target) = target else { return ONE };
         self.known.insert(to, ENDLESS);
@@ -117,6 +117,17 @@ impl<'s> Counter<'s> {
 fn sum(sizes: &[Size]) -> Size {
     let add = |of: fn(&Size) -> u64| sizes.iter().fold(0, |all: u64, size| all.saturating_add(of(size)));
     Size { alternatives: add(|size| size.alternatives).max(1), schemas: add(|size| size.schemas).saturating_add(1) }
+}
+
+/// What a reference means to llguidance, which takes the names between slashes as they are.
+fn target<'s>(root: &'s Value, to: &str) -> Option<&'s Value> {
+    if to == "#" || to == "#/" {
+        return Some(root);
+    }
+    to.strip_prefix("#/")?.split('/').try_fold(root, |value, name| match value {
+        Value::Array(list) => list.get(name.parse::<usize>().ok()?),
+        other => other.get(name),
+    })
 }
 
 #[cfg(test)]
