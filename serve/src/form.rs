@@ -1,7 +1,7 @@
 //! The form that an answer is to have: `response_format` and `text.format` of OpenAI's APIs, and what llama-server and vLLM call the same.
 
 use crate::error::{ApiError, Result};
-use crate::params::Params;
+use crate::params::{BY_TEMPLATE, Params};
 use crate::room::Room;
 use crate::service::Service;
 use outboard::{Constraint, Error, Form, Model};
@@ -65,25 +65,25 @@ pub(crate) fn take(params: &mut Params) -> Result<Option<Wanted>> {
     }
     match wanted.len() {
         0 | 1 => Ok(wanted.pop()),
-        _ => {
-            let message = format!("a text has one form: '{}' and '{}' are two", wanted[0].param, wanted[1].param);
-            Err(ApiError::of_param(wanted[1].param.clone(), message))
-        }
+        _ => Err(two(&wanted[0], &wanted[1])),
     }
+}
+
+/// The error of a request that wants two forms.
+fn two(first: &Wanted, second: &Wanted) -> ApiError {
+    let message = format!("a text has one form: '{}' and '{}' are two", first.param, second.param);
+    ApiError::of_param(second.param.clone(), message)
 }
 
 /// The same of `/v1/responses`, whose schema is beside its type.
 pub(crate) fn take_text(params: &mut Params) -> Result<Option<Wanted>> {
     let Some(mut text) = params.object("text")? else { return take(params) };
-    text.absent("verbosity", "models are asked as their template says", |_| false)?;
+    text.absent("verbosity", BY_TEMPLATE, |_| false)?;
     let format = text.object("format")?;
     text.finish()?;
     let format = format.map(|format| take_format(format, "")).transpose()?.flatten();
     match (format, take(params)?) {
-        (Some(format), Some(other)) => {
-            let message = format!("a text has one form: '{}' and '{}' are two", format.param, other.param);
-            Err(ApiError::of_param(other.param, message))
-        }
+        (Some(format), Some(other)) => Err(two(&format, &other)),
         (format, other) => Ok(format.or(other)),
     }
 }
@@ -123,8 +123,12 @@ fn take_schema(params: &mut Params) -> Result<Wanted> {
 }
 
 /// Compiles a form, which may take long. An error names the parameter.
-pub(crate) async fn compile(service: &Service, room: &Arc<Room>, wanted: Option<Wanted>) -> Result<Option<Constraint>> {
-    let Some(Wanted { form, param, .. }) = wanted else { return Ok(None) };
+pub(crate) async fn compile(
+    service: &Service,
+    room: &Arc<Room>,
+    wanted: Option<&Wanted>,
+) -> Result<Option<Constraint>> {
+    let Some(Wanted { form, param, .. }) = wanted.cloned() else { return Ok(None) };
     let wrong = move |error: Error| match error {
         Error::Request(why) => ApiError::of_param(param.clone(), format!("'{param}': {why}")),
         other => other.into(),

@@ -34,10 +34,11 @@ impl ServedModel {
         }
         ServedModel { runner, names }
     }
+}
 
-    fn name(&self) -> &str {
-        self.names.first().map_or("model", String::as_str)
-    }
+/// The name that clients are told.
+fn told(names: &[String]) -> &str {
+    names.first().map_or("model", String::as_str)
 }
 
 /// One of them, with places and a queue of its own.
@@ -49,7 +50,7 @@ pub(crate) struct Named {
 
 impl Named {
     pub(crate) fn name(&self) -> &str {
-        self.names.first().map_or("model", String::as_str)
+        told(&self.names)
     }
 }
 
@@ -63,7 +64,7 @@ pub(crate) fn named(models: Vec<ServedModel>, limits: &Limits) -> outboard::Resu
     if let Some(twice) = models.iter().flat_map(|model| &model.names).find(|name| !known.insert(name.as_str())) {
         return Err(Error::Request(format!("two models are called '{twice}': give each a name of its own")));
     }
-    let names: Vec<&str> = models.iter().map(ServedModel::name).collect();
+    let names: Vec<&str> = models.iter().map(|model| told(&model.names)).collect();
     let (metrics, each) = Metrics::new(&names);
     let named = |(ServedModel { runner, names }, metrics)| {
         let engine = Arc::new(Engine::new(runner, limits.waiting, limits.waiting_each, metrics));

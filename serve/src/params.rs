@@ -6,6 +6,9 @@ use http::StatusCode;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
+/// Why a parameter is not taken that says how a model is asked.
+pub(crate) const BY_TEMPLATE: &str = "models are asked as their template says";
+
 /// An object of parameters. `null` is as if a parameter were not there.
 #[derive(Debug, Default)]
 pub(crate) struct Params {

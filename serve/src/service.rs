@@ -3,6 +3,7 @@
 use crate::api;
 use crate::embed::Inputs;
 use crate::error::ApiError;
+use crate::form::Wanted;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::models::{Named, ServedModel, named};
@@ -188,16 +189,16 @@ impl Service {
         self.0.workers.run(room, move || work(&model)).await
     }
 
-    /// The tokens of a chat, and what takes the answer to it apart. `form` is the parameter that wants a form of it.
+    /// The tokens of a chat, and what takes the answer to it apart. `form` is the form that the answer is to have.
     pub(crate) async fn encode_chat(
         &self,
         room: &Arc<Room>,
         messages: Vec<Message>,
         offer: &Offer,
-        form: Option<String>,
+        form: Option<&Wanted>,
     ) -> crate::error::Result<(Vec<u32>, Splitter)> {
         let Offer { tools, calls, .. } = offer.clone();
-        let style = self.style().clone();
+        let (style, form) = (self.style().clone(), form.map(|form| form.param().to_owned()));
         self.work(room, move |model| {
             let prompt = model.chat_with(&messages, &tools).map_err(|e| of_messages(e.into()))?;
             let is_reasoning = style.is_reasoning(&prompt);

@@ -1,8 +1,8 @@
 //! `/v1/chat/completions`.
 
 use super::usual::{
-    Delivery, FINGERPRINT, Used, call_id, finish_reason_with, id, is_of_text, json_response, now, take_absent,
-    take_delivery, text_of, token,
+    Delivery, FINGERPRINT, Used, call_id, end_chunks, finish_reason_with, id, is_of_text, json_response, now,
+    take_absent, take_delivery, text_of, token,
 };
 use crate::body;
 use crate::error::{ApiError, Result};
@@ -40,9 +40,8 @@ pub(crate) async fn answer(
     let (service, params, room) = body::read(service, request).await?;
     let Asked { messages, offer, mut settings, delivery, form } = parse(&service, params)?;
     let form = offer.form_or(form)?;
-    let asked = form.as_ref().map(|form| form.param().to_owned());
-    settings.constraint = form::compile(&service, &room, form).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, asked).await?;
+    settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (id, created, prompt_tokens) = (id("chatcmpl-"), now(), answers.prompt_tokens);
@@ -294,12 +293,7 @@ impl Writer for Chunks {
     }
 
     fn end(&mut self, out: &mut Out) {
-        if self.with_usage {
-            let mut last = self.chunk(json!([]));
-            last["usage"] = self.used.openai();
-            out.push_back(data(&last));
-        }
-        out.push_back(Event::default().data("[DONE]"));
+        end_chunks(self.with_usage.then(|| self.chunk(json!([]))), self.used, out);
     }
 
     fn failed(&mut self, error: &ApiError, out: &mut Out) {

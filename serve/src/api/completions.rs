@@ -1,8 +1,8 @@
 //! `/v1/completions`.
 
 use super::usual::{
-    Delivery, FINGERPRINT, Used, finish_reason, id, ids, is_of_text, is_zero, json_response, now, take_absent,
-    take_delivery, token,
+    Delivery, FINGERPRINT, Used, end_chunks, finish_reason, id, ids, is_of_text, is_zero, json_response, now,
+    take_absent, take_delivery, token,
 };
 use crate::body;
 use crate::error::{ApiError, Result};
@@ -44,7 +44,7 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { prompts, mut settings, delivery, echo, form } = parse(&service, params)?;
-    settings.constraint = form::compile(&service, &room, form).await?;
+    settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);
     let answers = service.begin(&client, &prompts, &settings)?;
@@ -241,12 +241,7 @@ impl Writer for Chunks {
     }
 
     fn end(&mut self, out: &mut Out) {
-        if self.with_usage {
-            let mut last = self.chunk(json!([]));
-            last["usage"] = self.used.openai();
-            out.push_back(data(&last));
-        }
-        out.push_back(Event::default().data("[DONE]"));
+        end_chunks(self.with_usage.then(|| self.chunk(json!([]))), self.used, out);
     }
 
     fn failed(&mut self, error: &ApiError, out: &mut Out) {

@@ -34,9 +34,8 @@ pub(crate) async fn answer(
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
     let Asked { messages, offer, thinking } = take_asked(&service, params)?;
-    let asked = offer.form.as_ref().map(|form| form.param().to_owned());
-    settings.constraint = form::compile(&service, &room, offer.form.clone()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, asked).await?;
+    settings.constraint = form::compile(&service, &room, offer.form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, offer.form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (model, name, input) = (service.model().clone(), service.name().to_owned(), answers.prompt_tokens);

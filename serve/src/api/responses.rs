@@ -5,7 +5,7 @@ use crate::body;
 use crate::error::{ApiError, Result};
 use crate::form;
 use crate::limits::MESSAGES;
-use crate::params::{Params, is_nothing, kind};
+use crate::params::{BY_TEMPLATE, Params, is_nothing, kind};
 use crate::queue::Client;
 use crate::service::Service;
 use crate::settings::Settings;
@@ -36,9 +36,8 @@ pub(crate) async fn answer(
     let (messages, instructions) = take_messages(params, style)?;
     let format = form.as_ref().map_or_else(|| json!({"type": "text"}), form::Wanted::format);
     let form = offer.form_or(form)?;
-    let asked = form.as_ref().map(|form| form.param().to_owned());
-    settings.constraint = form::compile(&service, &room, form).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, asked).await?;
+    settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (input, style, name) = (answers.prompt_tokens, style.clone(), service.name().to_owned());
@@ -75,7 +74,7 @@ fn take_messages(mut params: Params, style: &Style) -> Result<(Vec<Message>, Opt
     }
     params.absent("truncation", "an input that is too long is an error", |value| value == "disabled")?;
     params.absent("include", "there is nothing more to say than the text", is_nothing)?;
-    params.absent("reasoning", "models are asked as their template says", is_nothing)?;
+    params.absent("reasoning", BY_TEMPLATE, is_nothing)?;
     params.absent("max_tool_calls", "it is about tools of the server, and there are none", is_zero)?;
     if let Some(mut options) = params.object("stream_options")? {
         options.absent("include_obfuscation", "events are as long as their text", is_nothing)?;

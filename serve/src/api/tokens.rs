@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 
 pub(crate) async fn tokenize(State(service): State<Service>, request: Request) -> Result<Response> {
     let (service, mut params, room) = body::read(service, request).await?;
-    let missing = || ApiError::of_param("content", "'content' is missing").with_code("missing_required_parameter");
-    let content = params.string("content")?.ok_or_else(missing)?;
+    let content = params.required_string("content")?;
     let bos = if params.boolean("add_special")?.unwrap_or(false) { Bos::Add } else { Bos::Omit };
     let parses = params.boolean("parse_special")?.unwrap_or(true);
     let special = if parses { SpecialText::Parse } else { SpecialText::Literal };

@@ -1,8 +1,10 @@
 //! What the APIs have in common.
 
 use crate::error::{ApiError, Result};
-use crate::params::{Params, is_nothing, kind};
+use crate::params::{BY_TEMPLATE, Params, is_nothing, kind};
+use crate::stream::{Out, data};
 use crate::style::{Form, Style};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use outboard::llm::tokenizer::{SpecialTokens, Tokenizer};
@@ -126,8 +128,8 @@ pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
     params.absent("prediction", "it would change nothing of the text, and nothing is gained by it", is_nothing)?;
     params.absent("store", "nothing is stored", is_nothing)?;
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "default")?;
-    params.absent("reasoning_effort", "models are asked as their template says", is_nothing)?;
-    params.absent("verbosity", "models are asked as their template says", is_nothing)?;
+    params.absent("reasoning_effort", BY_TEMPLATE, is_nothing)?;
+    params.absent("verbosity", BY_TEMPLATE, is_nothing)?;
     params.absent("web_search_options", "nothing is searched for", is_nothing)?;
     params.without_effect(&["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]);
     Ok(())
@@ -135,6 +137,15 @@ pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
 
 pub(crate) fn is_zero(value: &Value) -> bool {
     value.as_f64() == Some(0.0)
+}
+
+/// The end of a stream of OpenAI's chunks. `last` is the chunk that says what was used, if that is wanted.
+pub(crate) fn end_chunks(last: Option<Value>, used: Used, out: &mut Out) {
+    if let Some(mut last) = last {
+        last["usage"] = used.openai();
+        out.push_back(data(&last));
+    }
+    out.push_back(Event::default().data("[DONE]"));
 }
 
 /// How an answer is sent.
