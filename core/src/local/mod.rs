@@ -9,7 +9,9 @@ mod completions;
 mod device;
 mod exchange;
 mod fair;
+mod health;
 mod host;
+
 mod memory;
 mod queue;
 mod speed;
@@ -21,6 +23,7 @@ mod worker;
 pub use device::{Backend, Context, LocalDevice};
 pub use exchange::OFFERED_BYTES;
 pub use fair::fair_limit;
+pub use health::CardHealth;
 pub use host::Host;
 pub use memory::{CardPool, FixedPool, Funds, MemoryPool, Payment};
 pub use stream::{Later, Outcome, Span, Stream};

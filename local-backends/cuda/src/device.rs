@@ -79,7 +79,7 @@ impl Backend for Cuda {
 
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
         let mut gpu = lock(&self.gpu);
-        if gpu.is_lost() {
+        if gpu.health.is_over() {
             match Gpu::open(&self.found, &self.id, self.options.patience) {
                 Ok(again) => *gpu = again,
                 // Whoever uses it is told that it is lost.
@@ -130,7 +130,10 @@ impl Context for GpuContext {
     }
 
     fn check(&self) -> Result<()> {
-        let end = self.gpu.upgrade().map_or_else(|| Some("its context has failed".into()), |gpu| gpu.end());
+        let end = self
+            .gpu
+            .upgrade()
+            .map_or_else(|| Some("its context has failed".into()), |gpu| gpu.health.end().map(str::to_owned));
         match end {
             Some(detail) => Err(Error::Peer { endpoint: self.funds.info().id.clone(), detail }),
             None => Ok(()),

@@ -128,7 +128,7 @@ impl Mark {
             self.gpu.check(begun)?;
             std::thread::sleep((begun.elapsed() / PART).clamp(PAUSES[0], PAUSES[1]));
         }
-        self.gpu.goes_on();
+        self.gpu.health.goes_on();
         Ok(())
     }
 

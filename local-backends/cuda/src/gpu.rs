@@ -7,10 +7,11 @@ use crate::reaper::{Context, Reaper};
 use crate::recording::Recorded;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
+use outboard_core::local::CardHealth;
 use outboard_core::{Error, MemoryInfo, Result};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long an allocation waits for memory that others have given back.
@@ -21,13 +22,6 @@ const TAIL: u64 = 16;
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// It is used.
-const OPEN: u8 = 0;
-/// It is not used any more, and may still be at what it was given.
-const GIVEN_UP: u8 = 1;
-/// Its context has an error that it keeps: it does nothing any more.
-const LOST: u8 = 2;
 
 /// A context of a card. What is of it keeps it; when nothing is left, it is freed, with whatever a fault had kept from being freed before.
 pub(crate) struct Gpu {
@@ -43,14 +37,8 @@ pub(crate) struct Gpu {
     pub(crate) flops_of_ms: u64,
     /// Pinned memory that nobody uses.
     pub(crate) pinned: Mutex<Vec<crate::pinned::Piece>>,
-    /// [`OPEN`], [`GIVEN_UP`] or [`LOST`].
-    state: AtomicU8,
-    /// What the driver first said of a context that is lost.
-    cause: OnceLock<String>,
-    /// How long nothing may come to an end.
-    pub(crate) patience: Duration,
-    /// When something last did.
-    ended: Mutex<Instant>,
+    /// Whether it is used. It is lost when its context has an error that it keeps.
+    pub(crate) health: CardHealth,
 }
 
 impl fmt::Debug for Gpu {
@@ -94,10 +82,7 @@ impl Gpu {
             recorded: Mutex::default(),
             flops_of_ms: found.flops_of_ms,
             pinned: Mutex::default(),
-            state: AtomicU8::new(OPEN),
-            cause: OnceLock::new(),
-            patience,
-            ended: Mutex::new(Instant::now()),
+            health: CardHealth::new(patience),
         }))
     }
 
@@ -116,52 +101,24 @@ impl Gpu {
     /// The same of a call without which nobody knows any more when what was given is done: then nothing of the context may be freed but all of it.
     pub(crate) fn lost(&self, what: &str, error: DriverError) -> Error {
         let detail = format!("{what}: {}", words(error));
-        let _ = self.cause.set(detail.clone());
-        self.state.store(LOST, Ordering::Release);
+        self.health.lose(format!("its context has failed: {detail}"));
         self.error(detail)
     }
 
     /// Makes the context that of this thread. An error if it is not used any more.
     pub(crate) fn enter(&self) -> Result<()> {
-        if let Some(why) = self.end() {
+        if let Some(why) = self.health.end() {
             return Err(self.error(format!("{why}; it is given nothing more")));
         }
         // SAFETY: the context lives as long as this.
         unsafe { result::ctx::set_current(self.context.0) }.map_err(|e| self.lost("its context", e))
     }
 
-    /// Why it cannot be used any more, if that is so.
-    pub(crate) fn end(&self) -> Option<String> {
-        match self.state.load(Ordering::Acquire) {
-            LOST => Some(format!("its context has failed: {}", self.cause.get().map_or("", String::as_str))),
-            GIVEN_UP => Some("it hung, and was given up".into()),
-            _ => None,
-        }
-    }
-
-    /// Whether it is lost, or was given up.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != OPEN
-    }
-
-    /// Something that it was given has come to an end.
-    pub(crate) fn goes_on(&self) {
-        *lock(&self.ended) = Instant::now();
-    }
-
     /// An error if there is nothing to wait for any more: the context has failed, or nothing has come to an end for too long since the wait began,
     /// and it is given up.
     pub(crate) fn check(&self, waits_since: Instant) -> Result<()> {
-        if let Some(why) = self.end() {
-            return Err(self.error(format!("{why} while this waited")));
-        }
-        let last = waits_since.max(*lock(&self.ended));
-        if last.elapsed() < self.patience {
-            return Ok(());
-        }
-        let open = self.state.compare_exchange(OPEN, GIVEN_UP, Ordering::Relaxed, Ordering::Relaxed);
-        open.inspect(|_| tracing::warn!("{}: it hangs, and is given up", self.id)).ok();
-        Err(self.error(format!("nothing that it was given came to an end within {:?}: it is given up", self.patience)))
+        let given_up = || tracing::warn!("{}: it hangs, and is given up", self.id);
+        self.health.check(waits_since, given_up).map_err(|detail| self.error(detail))
     }
 
     /// The card's memory, as its driver sees it.
@@ -223,7 +180,7 @@ pub(crate) struct Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // That of a context that was lost or given up is freed with it.
-        if !self.gpu.is_lost() {
+        if !self.gpu.health.is_over() {
             self.gpu.reaper.free(self.address);
         }
     }

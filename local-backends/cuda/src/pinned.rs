@@ -94,7 +94,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let Some(piece) = self.piece.take() else { return };
         // That of a context that was lost or given up is freed with it.
-        if self.gpu.is_lost() {
+        if self.gpu.health.is_over() {
             return;
         }
         let mut free = lock(&self.gpu.pinned);

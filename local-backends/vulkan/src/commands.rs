@@ -118,7 +118,7 @@ impl Timeline {
 
     /// Whether its device is lost: nothing signals it any more.
     pub(crate) fn is_gone(&self) -> bool {
-        self.gpu.is_gone()
+        self.gpu.health.is_lost()
     }
 
     /// What it has reached.
@@ -137,7 +137,7 @@ impl Timeline {
             }
             self.gpu.check(begun)?;
         }
-        self.gpu.goes_on();
+        self.gpu.health.goes_on();
         Ok(())
     }
 
@@ -185,13 +185,13 @@ pub(crate) fn keep_until_done<T: Send + 'static>(
     value: u64,
     used: T,
 ) {
-    if gpu.is_gone() {
+    if gpu.health.is_lost() {
         return;
     }
     tracing::warn!("{}: it does not end what it was given; its memory is kept until it does", gpu.id);
     // Where no thread can be had, for good.
     let used = ManuallyDrop::new((timeline, used));
-    let pause = gpu.patience.min(LONGEST_PAUSE);
+    let pause = gpu.health.patience().min(LONGEST_PAUSE);
     let keep = move || {
         while !is_done(used.0.borrow(), value, pause) {}
         drop(ManuallyDrop::into_inner(used));

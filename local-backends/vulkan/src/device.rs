@@ -113,7 +113,7 @@ impl Backend for Vulkan {
 
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
         let mut gpu = lock(&self.gpu);
-        if gpu.is_lost() {
+        if gpu.health.is_over() {
             match Gpu::open(self.number, &self.id, &self.options) {
                 Ok(again) => *gpu = again,
                 // Whoever uses it is told that it is lost.
@@ -174,9 +174,9 @@ impl Context for GpuContext {
 
     fn check(&self) -> Result<()> {
         let id = &self.funds.info().id;
-        match self.gpu.end() {
+        match self.gpu.health.end() {
             None => Ok(()),
-            Some(why) if self.gpu.is_gone() => Err(Error::Peer { endpoint: id.clone(), detail: why.into() }),
+            Some(why) if self.gpu.health.is_lost() => Err(Error::Peer { endpoint: id.clone(), detail: why.into() }),
             // It would hang again.
             Some(why) => Err(Error::Timeout { what: format!("{id}: {why}"), after: Duration::ZERO }),
         }

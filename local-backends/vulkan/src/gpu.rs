@@ -9,10 +9,11 @@ use crate::units::{UNITS, Units};
 use ash::vk;
 use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
+use outboard_core::local::CardHealth;
 use outboard_core::{Error, Result};
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,20 +45,9 @@ pub(crate) struct Gpu {
     saving: AtomicBool,
     /// Matrix units that were seen to compute what they should.
     units: OnceLock<Units>,
-    /// [`OPEN`], [`GIVEN_UP`] or [`LOST`].
-    state: AtomicU8,
-    /// How long nothing may come to an end.
-    pub(crate) patience: Duration,
-    /// When something last did.
-    ended: Mutex<Instant>,
+    /// Whether it is used. It is lost when its driver says so.
+    pub(crate) health: CardHealth,
 }
-
-/// It is used.
-const OPEN: u8 = 0;
-/// It is not used any more, and may still be at what it was given.
-const GIVEN_UP: u8 = 1;
-/// Its driver says so: it does nothing any more.
-const LOST: u8 = 2;
 
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -137,9 +127,7 @@ impl Gpu {
                 file,
                 saving: AtomicBool::new(false),
                 units: OnceLock::new(),
-                state: AtomicU8::new(OPEN),
-                patience: options.patience,
-                ended: Mutex::new(Instant::now()),
+                health: CardHealth::new(options.patience),
             }
             .with_units_checked(options.units)),
             Err(error) => {
@@ -203,48 +191,16 @@ impl Gpu {
     /// A failed call as an error. A lost device stays lost.
     pub(crate) fn failed(&self, what: &str, result: vk::Result) -> Error {
         if result == vk::Result::ERROR_DEVICE_LOST {
-            self.state.store(LOST, Ordering::Relaxed);
+            self.health.lose("its driver has lost it");
         }
         self.error(format!("{what}: {result}"))
-    }
-
-    /// Why it cannot be used any more, if that is so.
-    pub(crate) fn end(&self) -> Option<&'static str> {
-        match self.state.load(Ordering::Relaxed) {
-            LOST => Some("its driver has lost it"),
-            GIVEN_UP => Some("it hung, and was given up"),
-            _ => None,
-        }
-    }
-
-    /// Whether it is lost, or was given up.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != OPEN
-    }
-
-    /// Whether its driver says that it is lost: then it does nothing any more, and needs no memory.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == LOST
-    }
-
-    /// Something that it was given has come to an end.
-    pub(crate) fn goes_on(&self) {
-        *lock(&self.ended) = Instant::now();
     }
 
     /// An error if there is nothing to wait for any more: the device was lost, or nothing has come to an end for too long since the wait began,
     /// and it is given up.
     pub(crate) fn check(&self, waits_since: Instant) -> Result<()> {
-        if let Some(why) = self.end() {
-            return Err(self.error(format!("{why} while this waited")));
-        }
-        let last = waits_since.max(*lock(&self.ended));
-        if last.elapsed() < self.patience {
-            return Ok(());
-        }
-        let open = self.state.compare_exchange(OPEN, GIVEN_UP, Ordering::Relaxed, Ordering::Relaxed);
-        open.inspect(|_| tracing::warn!("{}: it hangs, and is given up", self.id)).ok();
-        Err(self.error(format!("nothing that it was given came to an end within {:?}: it is given up", self.patience)))
+        let given_up = || tracing::warn!("{}: it hangs, and is given up", self.id);
+        self.health.check(waits_since, given_up).map_err(|detail| self.error(detail))
     }
 
     /// Gives the device command buffers, behind everything that it was given before; the semaphore gets the value when they are done.
@@ -253,7 +209,7 @@ impl Gpu {
         let mut timeline = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&values);
         let submit =
             vk::SubmitInfo::default().command_buffers(commands).signal_semaphores(&signals).push_next(&mut timeline);
-        if let Some(why) = self.end() {
+        if let Some(why) = self.health.end() {
             return Err(self.error(format!("{why}, and is given nothing more")));
         }
         let queue = lock(&self.queue);

@@ -398,7 +398,7 @@ impl Stream for GpuStream {
 impl Drop for GpuStream {
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
-        if !is_done(&parts.timeline, parts.value, LAST_WAIT.min(self.gpu.patience)) {
+        if !is_done(&parts.timeline, parts.value, LAST_WAIT.min(self.gpu.health.patience())) {
             keep_until_done(&self.gpu, parts.timeline.clone(), parts.value, parts);
         }
     }
