@@ -144,6 +144,9 @@ impl Vocabulary {
             // 40 MiB.
             max_lexer_states: 30_000,
             max_grammar_size: 200_000,
+            // An ambiguous grammar has many readings of each byte, and all texts wait while they are found.
+            max_items_in_row: 500,
+            step_max_items: 20_000,
             verbose_errors: false,
             ..ParserLimits::default()
         };

@@ -262,6 +262,7 @@ impl PlacedModel {
 
     /// Rows of a run have come.
     pub(crate) fn note_rows(&mut self, of: Vec<Rows>, bytes: &Bytes) -> Result<()> {
+        let mut came = false;
         let row_bytes = size_of::<f32>() * self.model.hparams().n_embd;
         for Rows { sequence, epoch, positions, at } in of {
             let range = at * row_bytes..(at + positions.len()) * row_bytes;
@@ -270,13 +271,18 @@ impl PlacedModel {
             let Ok((state, _)) = self.state_and_blocks(sequence) else { continue };
             let (len, cached) = (state.text.len(), state.shared);
             let Some(pool) = state.pool.as_mut().filter(|_| state.epoch == epoch) else { continue };
+            let before = pool.taken;
             for (position, row) in positions.zip(rows.chunks_exact(row_bytes)) {
                 pool.add(position, row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
             }
+            came |= pool.taken > before;
             if let Some(pool) = state.pool.take_if(|pool| pool.taken == len) {
                 let done = pool.finish(len).map(|values| Embedding { values, cached });
                 self.embeddings.ready.push_back((sequence, done));
             }
+        }
+        // What comes again behind a fault is no progress.
+        if came {
             self.recoveries = 0;
         }
         Ok(())

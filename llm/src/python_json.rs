@@ -29,6 +29,9 @@ pub(crate) fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     String::from_utf8(out).map_err(|e| wrong(&e))
 }
 
+/// Lists and objects in one another: whoever writes deeper ones recurses, and what a template builds has no end of its own.
+const MOST_DEPTH: usize = 200;
+
 struct Python {
     /// Between values, and between a key and its value.
     item: String,
@@ -49,6 +52,9 @@ impl Python {
     }
 
     fn begin<W: ?Sized + Write>(&mut self, out: &mut W, bracket: &[u8]) -> io::Result<()> {
+        if self.depth == MOST_DEPTH {
+            return Err(io::Error::other(format!("there are more than {MOST_DEPTH} lists and objects in one another")));
+        }
         self.depth += 1;
         self.is_empty = true;
         out.write_all(bracket)
@@ -179,12 +185,19 @@ mod tests {
     }
 
     #[test]
-    fn arguments_that_are_not_known_are_errors() {
+    fn what_cannot_be_written_is_an_error() {
         let mut environment = Environment::new();
         environment.add_filter("tojson", to_json);
         let render = |text: &str| environment.render_str(text, ()).map_err(|e| e.to_string());
         assert!(render("{{ [1] | tojson(sort_keys=true) }}").unwrap_err().contains("sort_keys"));
         assert!(render("{{ [1] | tojson(separators=[',']) }}").unwrap_err().contains("two"));
         assert_eq!(render("{{ [1] | tojson(indent=none) }}").unwrap(), "[1]");
+        let nested = |n: usize| {
+            render(&format!(
+                "{{% set x = namespace(v=[]) %}}{{% for i in range({n}) %}}{{% set x.v = [x.v] %}}{{% endfor %}}{{{{ x.v | tojson }}}}"
+            ))
+        };
+        assert!(nested(MOST_DEPTH - 1).is_ok());
+        assert!(nested(MOST_DEPTH).unwrap_err().contains("more than 200"));
     }
 }

@@ -8,14 +8,21 @@ use std::collections::HashMap;
 
 /// Mergers, at most: some hundred milliseconds.
 const MOST: u64 = 20_000;
+/// Schemas that are written once more for each alternative that they have to hold with, at most: some dozens of MiB.
+const MOST_COPIES: u64 = 100_000;
 
 /// Fails with what is wrong if a schema costs too much.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
-    let mut counter = Counter { root: schema, known: HashMap::new(), mergers: 0 };
+    let mut counter = Counter { root: schema, known: HashMap::new(), mergers: 0, copies: 0 };
     counter.count(schema);
     if counter.mergers > MOST {
         return Err(format!(
             "its alternatives and properties that have to hold at once ('allOf') come to more than {MOST} mergers"
+        ));
+    }
+    if counter.copies > MOST_COPIES {
+        return Err(format!(
+            "what has to hold with each of its alternatives ('anyOf' beside other keywords) comes to more than {MOST_COPIES} copies"
         ));
     }
     Ok(())
@@ -28,16 +35,19 @@ struct Size {
     alternatives: u64,
     /// Schemas in it; the most if it refers to itself.
     schemas: u64,
+    /// Schemas in a copy of it: what refers to itself stays a reference.
+    copied: u64,
 }
 
-const ONE: Size = Size { alternatives: 1, schemas: 1 };
-const ENDLESS: Size = Size { alternatives: 1, schemas: u64::MAX };
+const ONE: Size = Size { alternatives: 1, schemas: 1, copied: 1 };
+const ENDLESS: Size = Size { alternatives: 1, schemas: u64::MAX, copied: 1 };
 
 struct Counter<'s> {
     root: &'s Value,
     /// Those of references. One that is being counted is endless.
     known: HashMap<&'s str, Size>,
     mergers: u64,
+    copies: u64,
 }
 
 impl<'s> Counter<'s> {
@@ -105,10 +115,13 @@ impl<'s> Counter<'s> {
         let mut schemas: Vec<u64> = at_once.iter().map(|size| size.schemas).collect();
         schemas.sort_unstable();
         let all = |schemas: &[u64]| schemas.iter().fold(0, |all: u64, schemas| all.saturating_add(*schemas));
-        let size = Size { alternatives, schemas: all(&schemas) };
+        let copied = at_once.iter().fold(0, |all: u64, size| all.saturating_add(size.copied));
+        let size = Size { alternatives, schemas: all(&schemas), copied };
         if at_once.iter().filter(|size| size.alternatives > 1 || size.schemas > 1).count() > 1 {
             schemas.pop();
             self.mergers = self.mergers.saturating_add(alternatives.saturating_mul(all(&schemas)));
+            let largest = at_once.iter().map(|size| size.copied).max().unwrap_or(0);
+            self.copies = self.copies.saturating_add((alternatives - 1).saturating_mul(largest));
         }
         size
     }
@@ -116,7 +129,11 @@ impl<'s> Counter<'s> {
 
 fn sum(sizes: &[Size]) -> Size {
     let add = |of: fn(&Size) -> u64| sizes.iter().fold(0, |all: u64, size| all.saturating_add(of(size)));
-    Size { alternatives: add(|size| size.alternatives).max(1), schemas: add(|size| size.schemas).saturating_add(1) }
+    Size {
+        alternatives: add(|size| size.alternatives).max(1),
+        schemas: add(|size| size.schemas).saturating_add(1),
+        copied: add(|size| size.copied).saturating_add(1),
+    }
 }
 
 /// What a reference means to llguidance, which takes the names between slashes as they are.
@@ -134,11 +151,36 @@ fn target<'s>(root: &'s Value, to: &str) -> Option<&'s Value> {
 mod tests {
     use super::*;
 
-    fn mergers(text: &str) -> u64 {
+    fn mergers_and_copies(text: &str) -> (u64, u64) {
         let schema: Value = serde_json::from_str(text).unwrap();
-        let mut counter = Counter { root: &schema, known: HashMap::new(), mergers: 0 };
+        let mut counter = Counter { root: &schema, known: HashMap::new(), mergers: 0, copies: 0 };
         counter.count(&schema);
-        counter.mergers
+        (counter.mergers, counter.copies)
+    }
+
+    fn mergers(text: &str) -> u64 {
+        mergers_and_copies(text).0
+    }
+
+    #[test]
+    fn what_holds_with_each_alternative_is_copied() {
+        let properties = |n: usize| {
+            let properties: Vec<String> = (0..n).map(|i| format!(r#""p{i}": {{"type": "string"}}"#)).collect();
+            format!(r#""properties": {{{}}}"#, properties.join(","))
+        };
+        let options = |n: usize| {
+            let options: Vec<String> = (0..n).map(|i| format!(r#"{{"required": ["p{i}"]}}"#)).collect();
+            format!(r#""anyOf": [{}]"#, options.join(","))
+        };
+        let schema = |m: usize, n: usize| format!("{{{}, {}}}", properties(m), options(n));
+        assert_eq!(mergers_and_copies(&schema(100, 10)).1, 9 * 101);
+        let check = |text: &str| check(&serde_json::from_str(text).unwrap());
+        assert!(check(&schema(100, 10)).is_ok());
+        assert!(check(&schema(1000, 120)).unwrap_err().contains("copies"), "few mergers, and large copies");
+        // What refers to itself is not written out.
+        let recursive =
+            r##"{"properties": {"a": {"$ref": "#"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}"##;
+        assert!(mergers_and_copies(recursive).1 < 100);
     }
 
     #[test]
