@@ -118,7 +118,7 @@ impl CacheType {
 /// How a model is placed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
-    /// A GGUF file, or a name of the catalogue (see `outboard fetch`)
+    /// A GGUF file, or a name of the catalogue (see `outboard fetch`); `outboard serve` takes several, each as NAME=MODEL if it is to be called so
     #[arg(short, long = "model", value_name = "MODEL", required = true)]
     pub(crate) models: Vec<String>,
     /// Tokens of context of each sequence; 0 for what the model was trained with [default: 4096, or less if the model was]

@@ -192,7 +192,8 @@ impl Runner {
 
     fn checked(&self, request: Request) -> Result<TextRequest> {
         if !self.0.model.writes_text() {
-            return Err(Error::Request("the model gives embeddings, and no text".into()));
+            let why = "the model gives embeddings, and no text: ask for those (Runner::embed, /v1/embeddings), or take another model";
+            return Err(Error::Request(why.into()));
         }
         let request = request.encode(&self.0.model)?;
         self.0.capacity.check(&request)?;
