@@ -6,7 +6,7 @@ use crate::params::Params;
 use crate::queue::Client;
 use crate::room::Room;
 use crate::service::Service;
-use crate::work::LARGE;
+use crate::work::Length;
 use axum::extract::Request;
 use http::StatusCode;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
@@ -26,9 +26,9 @@ pub(crate) async fn read(service: Service, request: Request) -> Result<(Service,
     let (bytes, room) = tokio::time::timeout(limits.body_time, reading).await.map_err(late)??;
     let room = Arc::new(room);
     // Large ones are parsed where no connection waits for it.
-    let mut params = match bytes.len() {
-        0..=LARGE => Params::parse(&bytes)?,
-        _ => service.work(&room, move |_| Params::parse(&bytes)).await?,
+    let mut params = match Length::of(&room) {
+        Length::Short => Params::parse(&bytes)?,
+        Length::Long => service.work(&room, move |_| Params::parse(&bytes)).await?,
     };
     Ok((service.of(&mut params)?, params, room))
 }

@@ -8,6 +8,9 @@ use outboard::{Constraint, Error, Form, Model};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
+/// Bytes of a schema's name.
+const MOST_NAME: usize = 256;
+
 /// A form, and the parameter that asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
@@ -113,7 +116,10 @@ fn take_format(mut format: Params, within: &str) -> Result<Option<Wanted>> {
 
 /// The schema, and what is said of it. An answer has the form whether `strict` is said or not.
 fn take_schema(params: &mut Params) -> Result<Wanted> {
-    let name = params.string("name")?;
+    let (at, name) = (params.name("name"), params.string("name")?);
+    if name.as_ref().is_some_and(|name| name.len() > MOST_NAME) {
+        return Err(ApiError::of_param(at.clone(), format!("'{at}' has at most {MOST_NAME} bytes")));
+    }
     params.string("description")?;
     params.boolean("strict")?;
     let (param, schema) = (params.name("schema"), params.take("schema"));
@@ -134,7 +140,7 @@ pub(crate) async fn compile(
         other => other.into(),
     };
     let compile = move |model: &Model| model.constraint(&form).map_err(wrong);
-    service.work(room, compile).await.map(Some)
+    service.long_work(room, compile).await.map(Some)
 }
 
 #[cfg(test)]
@@ -176,12 +182,15 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_a_format_is_named() {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "x".repeat(MOST_NAME + 1)}});
+        let long_name = json!({"response_format": format}).to_string();
         for (text, param) in [
             (r#"{"response_format": {"type": "yaml"}}"#, "response_format.type"),
             (r#"{"response_format": "json"}"#, "response_format"),
             (r#"{"response_format": {"type": "json_schema"}}"#, "response_format.json_schema"),
             (r#"{"response_format": {"type": "json_object", "x": 1}}"#, "response_format.x"),
             (r#"{"regex": 5}"#, "regex"),
+            (&long_name, "response_format.json_schema.name"),
             (r#"{"regex": "a", "grammar": "b"}"#, "grammar"),
         ] {
             let error = wanted(text, take).unwrap_err().openai();

@@ -6,7 +6,6 @@
 mod access;
 mod api;
 mod body;
-mod channels;
 mod connection;
 mod embed;
 mod error;

@@ -66,6 +66,8 @@ pub(crate) const PIECES: usize = 1 << 16;
 pub(crate) const CONTAINERS: usize = 1 << 16;
 /// Tools of one request, and calls of one message.
 pub(crate) const TOOLS: usize = 128;
+/// Bytes of all tools of one request as JSON: they are kept until its texts have ended.
+pub(crate) const TOOL_BYTES: usize = 256 << 10;
 /// Messages of one chat.
 pub(crate) const MESSAGES: usize = 4096;
 /// Tokens that penalties look back at, at most.
@@ -116,6 +118,7 @@ mod tests {
             ("tokens of `/tokenize` with pieces", PIECES.to_string(), String::new()),
             ("messages of a chat", MESSAGES.to_string(), String::new()),
             ("tools of a request", TOOLS.to_string(), String::new()),
+            ("bytes of its tools", bytes(TOOL_BYTES), String::new()),
             ("bytes of a form", bytes(outboard::llm::constraint::MOST_FORM_BYTES), String::new()),
         ] {
             let row = format!("| {what} | {client} | {server} |").replace("|  |", "| |");

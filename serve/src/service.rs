@@ -11,11 +11,11 @@ use crate::page::Page;
 use crate::queue::Client;
 use crate::room::{Room, Rooms};
 use crate::settings::Settings;
-use crate::split::Splitter;
+use crate::split::{Callable, Splitter};
 use crate::style::Style;
 use crate::texts::{Answers, Engine};
 use crate::tools::Offer;
-use crate::work::Workers;
+use crate::work::{Length, Workers};
 use axum::Router;
 use http::HeaderValue;
 use outboard::{Embedding, Error, Message, Model, Result, Runner};
@@ -186,7 +186,17 @@ impl Service {
         work: impl FnOnce(&Model) -> crate::error::Result<T> + Send + 'static,
     ) -> crate::error::Result<T> {
         let model = self.model().clone();
-        self.0.workers.run(room, move || work(&model)).await
+        self.0.workers.run(Length::of(room), room, move || work(&model)).await
+    }
+
+    /// The same of what takes long however small the request is.
+    pub(crate) async fn long_work<T: Send + 'static>(
+        &self,
+        room: &Arc<Room>,
+        work: impl FnOnce(&Model) -> crate::error::Result<T> + Send + 'static,
+    ) -> crate::error::Result<T> {
+        let model = self.model().clone();
+        self.0.workers.run(Length::Long, room, move || work(&model)).await
     }
 
     /// The tokens of a chat, and what takes the answer to it apart. `form` is the form that the answer is to have.
@@ -206,7 +216,7 @@ impl Service {
                 let why = "the template of this model begins its reasoning, and a form would begin before that ends; ask without it";
                 return Err(ApiError::unsupported(param, why));
             }
-            let splitter = Splitter::new(&style, &tools, calls, is_reasoning);
+            let splitter = Splitter::new(&style, Callable::of(&tools), calls, is_reasoning);
             Ok((model.encode(&prompt)?, splitter))
         })
         .await

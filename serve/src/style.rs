@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// How calls are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum CallSyntax {
     /// `<tool_call>{"name": "f", "arguments": {}}</tool_call>`, or `<function=f>` with `<parameter=p>` in it: Hermes, Qwen, SmolLM3. Small ones forget
     /// the tags.
     Tagged,
@@ -27,7 +27,7 @@ pub(crate) type Tags = (&'static str, &'static str);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Style {
     /// How it writes calls; `None` where that is not known.
-    pub(crate) form: Option<Form>,
+    pub(crate) calls: Option<CallSyntax>,
     /// What is around its reasoning, if that is not a channel.
     pub(crate) thinks: Option<Tags>,
     /// Whether its template tells it of tools.
@@ -40,20 +40,20 @@ impl Style {
     /// That of a model; nothing is known of one without a template.
     pub(crate) fn of(model: &Model) -> Style {
         let source = model.inner().gguf().str("tokenizer.chat_template").unwrap_or_default();
-        let (form, thinks) = told_by(source, &model.inner().hparams().arch);
+        let (calls, thinks) = told_by(source, &model.inner().hparams().arch);
         let tokenizer = model.tokenizer();
         let control = |mark: &&str| match tokenizer.encode(mark, SpecialText::Parse, Bos::Omit).as_deref() {
             Ok(&[id]) if tokenizer.kind(id) == Some(TokenKind::Control) => Some(id),
             _ => None,
         };
-        let shown = marks(form, thinks).iter().filter_map(control).collect();
+        let shown = marks(calls, thinks).iter().filter_map(control).collect();
         let knows_tools = model.template().is_ok_and(|template| template.knows_tools());
-        Style { form, thinks, knows_tools, shown }
+        Style { calls, thinks, knows_tools, shown }
     }
 
     /// Whether it may write reasoning.
     pub(crate) fn reasons(&self) -> bool {
-        self.thinks.is_some() || self.form == Some(Form::Channels)
+        self.thinks.is_some() || self.calls == Some(CallSyntax::Channels)
     }
 
     /// Whether a prompt ends within reasoning: templates of some models begin it.
@@ -63,36 +63,36 @@ impl Style {
 }
 
 /// What a template, and the name of an architecture, say.
-fn told_by(source: &str, arch: &str) -> (Option<Form>, Option<Tags>) {
+fn told_by(source: &str, arch: &str) -> (Option<CallSyntax>, Option<Tags>) {
     let has = |text: &str| source.contains(text);
     if arch == "gpt-oss" || has("<|channel|>") {
-        return (Some(Form::Channels), None);
+        return (Some(CallSyntax::Channels), None);
     }
-    let form = if has("[TOOL_CALLS]") {
-        Some(Form::Bracketed)
+    let calls = if has("[TOOL_CALLS]") {
+        Some(CallSyntax::Bracketed)
     } else if has("<|tool_call|>") {
-        Some(Form::Listed)
+        Some(CallSyntax::Listed)
     } else if has("<tool_call>") {
-        Some(Form::Tagged)
+        Some(CallSyntax::Tagged)
     } else if has("<|python_tag|>") || has("Environment: ipython") {
-        Some(Form::Bare)
+        Some(CallSyntax::Bare)
     } else {
         None
     };
     // The opening one is often the model's own, which no template has.
     let thinks = [("<think>", "</think>"), ("[THINK]", "[/THINK]")].into_iter().find(|(_, close)| has(close));
-    (form, thinks)
+    (calls, thinks)
 }
 
 /// Whatever may be a token of its own and is looked for in texts.
-fn marks(form: Option<Form>, thinks: Option<Tags>) -> Vec<&'static str> {
-    let mut marks: Vec<&str> = match form {
+fn marks(calls: Option<CallSyntax>, thinks: Option<Tags>) -> Vec<&'static str> {
+    let mut marks: Vec<&str> = match calls {
         None => Vec::new(),
-        Some(Form::Tagged) => vec!["<tool_call>", "</tool_call>"],
-        Some(Form::Bare) => vec!["<|python_tag|>"],
-        Some(Form::Bracketed) => vec!["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
-        Some(Form::Listed) => vec!["<|tool_call|>", "<|/tool_call|>"],
-        Some(Form::Channels) => {
+        Some(CallSyntax::Tagged) => vec!["<tool_call>", "</tool_call>"],
+        Some(CallSyntax::Bare) => vec!["<|python_tag|>"],
+        Some(CallSyntax::Bracketed) => vec!["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
+        Some(CallSyntax::Listed) => vec!["<|tool_call|>", "<|/tool_call|>"],
+        Some(CallSyntax::Channels) => {
             vec!["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"]
         }
     };
@@ -107,16 +107,21 @@ mod tests {
     #[test]
     fn a_template_tells_how_a_model_writes() {
         const THINK: Tags = ("<think>", "</think>");
-        for (source, arch, form, thinks) in [
+        for (source, arch, calls, thinks) in [
             ("{{ messages }}", "llama", None, None),
-            ("for each call return <tool_call>\\n{..}\\n</tool_call>", "qwen2", Some(Form::Tagged), None),
-            ("content.split('</think>')[-1] <tool_call>", "qwen3", Some(Form::Tagged), Some(THINK)),
-            ("{{ 'Environment: ipython' }} {\"name\": .., \"parameters\": ..}", "llama", Some(Form::Bare), None),
-            ("'[TOOL_CALLS][' '[THINK]' '[/THINK]'", "mistral3", Some(Form::Bracketed), Some(("[THINK]", "[/THINK]"))),
-            ("respond only with <|tool_call|> followed by a list", "granite", Some(Form::Listed), None),
-            ("anything", "gpt-oss", Some(Form::Channels), None),
+            ("for each call return <tool_call>\\n{..}\\n</tool_call>", "qwen2", Some(CallSyntax::Tagged), None),
+            ("content.split('</think>')[-1] <tool_call>", "qwen3", Some(CallSyntax::Tagged), Some(THINK)),
+            ("{{ 'Environment: ipython' }} {\"name\": .., \"parameters\": ..}", "llama", Some(CallSyntax::Bare), None),
+            (
+                "'[TOOL_CALLS][' '[THINK]' '[/THINK]'",
+                "mistral3",
+                Some(CallSyntax::Bracketed),
+                Some(("[THINK]", "[/THINK]")),
+            ),
+            ("respond only with <|tool_call|> followed by a list", "granite", Some(CallSyntax::Listed), None),
+            ("anything", "gpt-oss", Some(CallSyntax::Channels), None),
         ] {
-            assert_eq!(told_by(source, arch), (form, thinks), "{source}");
+            assert_eq!(told_by(source, arch), (calls, thinks), "{source}");
         }
     }
 

@@ -2,10 +2,10 @@
 
 use crate::error::{ApiError, Result};
 use crate::form::Wanted;
-use crate::limits::{CONTAINERS, TOOLS};
+use crate::limits::{CONTAINERS, TOOL_BYTES, TOOLS};
 use crate::params::{Params, containers, is_nothing, kind};
 use crate::split::Calls;
-use crate::style::{Form, Style};
+use crate::style::{CallSyntax, Style};
 use outboard::{Message, Tool, ToolCall};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 /// Characters of a tool's name.
 const NAME: usize = 128;
+
+const TELLS_NOT_OF_TOOLS: &str = "the chat template of this model does not tell it of tools, their calls and results; ask without them, or another model";
 
 /// What a request offers.
 #[derive(Clone, Debug, Default)]
@@ -131,6 +133,7 @@ impl Offer {
     }
 
     fn new(tools: Vec<Offered>, choice: &Choice, calls: Calls, style: &Style) -> Result<Offer> {
+        check_bytes(&tools)?;
         let loose = tools.iter().position(|tool| tool.arguments == Arguments::AsTheSchemaSays);
         let tools: Vec<Tool> = tools.into_iter().map(|offered| offered.tool).collect();
         for (i, tool) in tools.iter().enumerate() {
@@ -147,9 +150,9 @@ impl Offer {
             return Err(ApiError::unsupported(format!("tools[{i}].strict"), why));
         }
         if !style.knows_tools {
-            return Err(ApiError::unsupported("tools", "the chat template of this model does not tell it of tools"));
+            return Err(ApiError::unsupported("tools", TELLS_NOT_OF_TOOLS));
         }
-        if style.form.is_none() {
+        if style.calls.is_none() {
             let why = "it is not known here how this model writes calls: its chat template says none of the forms that are read";
             return Err(ApiError::unsupported("tools", why));
         }
@@ -169,12 +172,25 @@ impl Offer {
     }
 }
 
+/// Refuses tools that take too much: they are kept until the texts have ended.
+fn check_bytes(tools: &[Offered]) -> Result<()> {
+    let size =
+        |Offered { tool, .. }: &Offered| tool.name.len() + tool.description.len() + tool.parameters.to_string().len();
+    let bytes: usize = tools.iter().map(size).sum();
+    if bytes <= TOOL_BYTES {
+        return Ok(());
+    }
+    let message =
+        format!("'tools' have {bytes} bytes of names, descriptions and schemas, and at most {TOOL_BYTES} are taken");
+    Err(ApiError::of_param("tools", message))
+}
+
 /// The form of an answer that has to be a call: the object that models of these styles write, which is read without tags as well.
 fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wanted>> {
-    let among: Vec<&Tool> = match choice {
+    let among: Vec<(usize, &Tool)> = match choice {
         Choice::Auto | Choice::None => return Ok(None),
-        Choice::Required => tools.iter().collect(),
-        Choice::Named(name) => tools.iter().filter(|tool| tool.name == *name).collect(),
+        Choice::Required => tools.iter().enumerate().collect(),
+        Choice::Named(name) => tools.iter().enumerate().filter(|(_, tool)| tool.name == *name).collect(),
     };
     if among.is_empty() {
         return Err(ApiError::of_param(
@@ -182,20 +198,21 @@ fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wante
             "'tool_choice' wants a call of a tool that is not among 'tools'",
         ));
     }
-    let arguments = match style.form {
-        Some(Form::Tagged) => "arguments",
-        Some(Form::Bare) => "parameters",
+    let arguments = match style.calls {
+        Some(CallSyntax::Tagged) => "arguments",
+        Some(CallSyntax::Bare) => "parameters",
         _ => {
             let why = "a model that writes calls like this one is not made to call a tool; it is asked with 'auto'";
             return Err(ApiError::unsupported("tool_choice", why));
         }
     };
     let mut definitions = Map::new();
-    let call = |tool: &&Tool| {
+    let call = |&(i, tool): &(usize, &Tool)| {
         let mut parameters = tool.parameters.clone();
+        check_object(&mut parameters, &format!("tools[{i}]"))?;
         if !refers_to_definitions(&parameters) {
             let why = "a '$ref' of a tool's schema has to begin with '#/$defs/' or '#/definitions/' where a model is made to call it";
-            return Err(ApiError::unsupported("tool_choice", why));
+            return Err(ApiError::unsupported(format!("tools[{i}]"), why));
         }
         // They are found from the root of a schema.
         for name in ["$defs", "definitions"] {
@@ -204,8 +221,9 @@ fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wante
             let Value::Object(known) = definitions.entry(name).or_insert_with(|| json!({})) else { continue };
             for (name, schema) in found {
                 if known.get(&name).is_some_and(|other| *other != schema) {
-                    let why = format!("two tools have something else as '{name}' in their definitions; name one tool");
-                    return Err(ApiError::unsupported("tool_choice", &why));
+                    let why =
+                        format!("an earlier tool has something else as '{name}' in its definitions; name one tool");
+                    return Err(ApiError::unsupported(format!("tools[{i}]"), &why));
                 }
                 known.insert(name, schema);
             }
@@ -223,7 +241,26 @@ fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wante
     if let Value::Object(keys) = &mut schema {
         keys.extend(definitions);
     }
-    Ok(Some(Wanted::new(outboard::Form::JsonSchema(schema.to_string()), "tool_choice")))
+    let param = match among[..] {
+        [(i, _)] => format!("tools[{i}]"),
+        _ => "tools".to_owned(),
+    };
+    Ok(Some(Wanted::new(outboard::Form::JsonSchema(schema.to_string()), param)))
+}
+
+/// Makes a schema of arguments one of an object, which arguments are. `at` is the tool.
+fn check_object(parameters: &mut Value, at: &str) -> Result<()> {
+    let is_object =
+        |kind: &Value| kind == "object" || kind.as_array().is_some_and(|kinds| kinds.contains(&"object".into()));
+    let Value::Object(keys) = parameters else { return Ok(()) };
+    if keys.get("type").is_some_and(|kind| !is_object(kind)) {
+        return Err(ApiError::of_param(
+            at,
+            format!("'{at}': the arguments of a call are an object, and its schema has another 'type'"),
+        ));
+    }
+    keys.insert("type".into(), "object".into());
+    Ok(())
 }
 
 /// Whether all references of a schema are to its definitions, which stay where they are when the schema is a part of another.
@@ -335,8 +372,7 @@ impl<'s> History<'s> {
 
     /// An error about a parameter, if the model's template knows no calls.
     pub(crate) fn check(&self, at: &str) -> Result<()> {
-        const WHY: &str = "the chat template of this model does not tell it of tools, their calls and results";
-        if self.style.knows_tools { Ok(()) } else { Err(ApiError::unsupported(at, WHY)) }
+        if self.style.knows_tools { Ok(()) } else { Err(ApiError::unsupported(at, TELLS_NOT_OF_TOOLS)) }
     }
 }
 
@@ -376,10 +412,10 @@ pub(crate) fn take_call(params: &mut Params, id: String, history: &mut History<'
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::style::Form;
+    use crate::style::CallSyntax;
 
     fn style() -> Style {
-        Style { form: Some(Form::Tagged), knows_tools: true, ..Style::default() }
+        Style { calls: Some(CallSyntax::Tagged), knows_tools: true, ..Style::default() }
     }
 
     fn chat(body: &Value, style: &Style) -> Result<Offer> {
@@ -440,10 +476,12 @@ mod tests {
         ] {
             assert_eq!(param(&chat(&body, &style()).unwrap_err()), at, "{body}");
         }
+        let large = "x".repeat(TOOL_BYTES);
+        assert_eq!(param(&chat(&tools(json!({"name": "f", "description": large})), &style()).unwrap_err()), "tools");
         let error = |style: &Style| param(&chat(&tools(json!({"name": "f"})), style).unwrap_err());
         assert_eq!(error(&Style { knows_tools: false, ..style() }), "tools");
-        assert_eq!(error(&Style { form: None, ..style() }), "tools");
-        let listed = Style { form: Some(Form::Listed), ..style() };
+        assert_eq!(error(&Style { calls: None, ..style() }), "tools");
+        let listed = Style { calls: Some(CallSyntax::Listed), ..style() };
         assert_eq!(param(&chat(&with("tool_choice", json!("required")), &listed).unwrap_err()), "tool_choice");
     }
 
@@ -472,10 +510,16 @@ mod tests {
         let any = schema(json!([tool("f", "string"), tool("g", "string")]), &json!("required")).unwrap();
         assert_eq!(any["anyOf"].as_array().unwrap().len(), 2);
         let error = schema(json!([tool("f", "string"), tool("g", "null")]), &json!("required")).unwrap_err();
-        assert_eq!(param(&error), "tool_choice");
+        assert_eq!(param(&error), "tools[1]");
+        let typed = |parameters: Value| schema(json!([{"function": {"name": "f", "parameters": parameters}}]), &named);
+        for parameters in [json!({}), json!({"type": "object"}), json!({"type": ["null", "object"]})] {
+            let kind = typed(parameters).map(|schema| schema["properties"]["arguments"]["type"].clone());
+            assert_eq!(kind, Ok(json!("object")));
+        }
+        assert_eq!(param(&typed(json!({"type": "string"})).unwrap_err()), "tools[0]");
         let recursive =
             json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"$ref": "#"}}}}});
-        assert_eq!(param(&schema(json!([recursive]), &named).unwrap_err()), "tool_choice");
+        assert_eq!(param(&schema(json!([recursive]), &named).unwrap_err()), "tools[0]");
         let offer = chat(&json!({"tools": [tool("f", "string")], "tool_choice": named}), &style()).unwrap();
         assert!(offer.form_or(Some(Wanted::new(outboard::Form::JsonObject, "x"))).is_err());
     }

@@ -16,7 +16,21 @@ const SHORT: usize = 2;
 /// Threads that all of it takes.
 pub(crate) const THREADS: usize = LONG + SHORT;
 /// Work on a request of more bytes is long.
-pub(crate) const LARGE: usize = 64 << 10;
+const LARGE: usize = 64 << 10;
+
+/// How long a piece of work takes, as far as can be said before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Short,
+    Long,
+}
+
+impl Length {
+    /// Of work that reads the request once.
+    pub(crate) fn of(room: &Room) -> Length {
+        if room.bytes() > LARGE { Length::Long } else { Length::Short }
+    }
+}
 
 /// Places for work.
 #[derive(Debug)]
@@ -35,11 +49,15 @@ impl Workers {
     /// Does something for the request that has this room, when it is its client's turn.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
+        length: Length,
         room: &Arc<Room>,
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let failed = || ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be worked on");
-        let queue = if room.bytes() > LARGE { &self.long } else { &self.short };
+        let queue = match length {
+            Length::Long => &self.long,
+            Length::Short => &self.short,
+        };
         let turn = queue.enter(room.client(), 1).ok().and_then(|mut turns| turns.pop()).ok_or_else(failed)?;
         let held = (turn.await, room.clone());
         let work = move || {
@@ -84,7 +102,7 @@ mod tests {
                             let _ = ended.recv();
                             Ok(())
                         };
-                        workers.run(&room, work).await
+                        workers.run(Length::of(&room), &room, work).await
                     })
                 })
                 .collect();
@@ -92,7 +110,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             let one = room(&rooms, "one", 10);
-            let short = workers.run(&one, || Ok(7));
+            let short = workers.run(Length::of(&one), &one, || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(20), short).await.unwrap(), Ok(7));
             drop(one);
             tasks.iter().for_each(tokio::task::JoinHandle::abort);
@@ -103,7 +121,7 @@ mod tests {
             assert!(rooms.enter(Client::Unknown).grow((1 << 30) - held + 1).is_err(), "what has begun holds its room");
             assert!(rooms.enter(Client::Unknown).grow((1 << 30) - held).is_ok(), "what has not, holds none");
             drop(ends);
-            let after = workers.run(&room(&rooms, "many", LARGE + 1), || Ok(8)).await;
+            let after = workers.run(Length::Long, &room(&rooms, "many", 1), || Ok(8)).await;
             assert_eq!((after, begun.load(Ordering::Relaxed)), (Ok(8), LONG));
         });
     }

@@ -17,6 +17,7 @@ use base64::engine::general_purpose::STANDARD;
 use outboard::{Embedding, Model, Pooling, Scale};
 use serde_json::{Value, json};
 use std::fmt::Write;
+use std::sync::Arc;
 
 /// What is asked for.
 struct Asked {
@@ -67,6 +68,7 @@ pub(crate) async fn answer(
     }
     let mut held = service.rooms().enter(client.clone());
     held.grow(input.len() * width * size_of::<f32>())?;
+    let held = Arc::new(held);
     let encode = |model: &Model, input| match input {
         Input::Text(text) => model.encode_whole(&text).map_err(|e| ApiError::from(e).about("input")),
         Input::Tokens(tokens) => Ok(tokens),
@@ -76,7 +78,9 @@ pub(crate) async fn answer(
     drop(room);
     let prompt_tokens: usize = tokens.iter().map(Vec::len).sum();
     let embeddings = service.embed(&client, Inputs { tokens, pooling, scale }).await?;
-    let json = written(&embeddings, format, service.name(), prompt_tokens);
+    let name = service.name().to_owned();
+    let write = move |_: &Model| Ok(written(&embeddings, format, &name, prompt_tokens));
+    let json = service.work(&held, write).await?;
     json_answer(json, service.rooms().enter(client))
 }
 

@@ -17,7 +17,7 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use outboard::{Finish, Generation, Message, Piece};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 pub(crate) async fn answer(
     State(service): State<Service>,
@@ -30,11 +30,12 @@ pub(crate) async fn answer(
     settings.shown = style.shown.clone();
     let form = form::take_text(&mut params)?;
     let streams = params.boolean("stream")?.unwrap_or(false);
-    let said = |name: &str, default: Value| params.seen(name).cloned().unwrap_or(default);
-    let repeated = (said("tools", json!([])), said("tool_choice", "auto".into()));
+    let said =
+        |name: &str, default: &str| params.seen(name).map_or_else(|| default.to_owned(), Value::to_string).into();
+    let repeated = Repeated { tools: said("tools", "[]"), tool_choice: said("tool_choice", "\"auto\"") };
     let offer = Offer::of_responses(&mut params, style)?;
     let (messages, instructions) = take_messages(params, style)?;
-    let format = form.as_ref().map_or_else(|| json!({"type": "text"}), form::Wanted::format);
+    let format = form.clone();
     let form = offer.form_or(form)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
@@ -186,24 +187,31 @@ struct Head {
     /// Tokens of the prompt.
     input: usize,
     calls: Calls,
-    /// Tools, and whether one is to be called, as the request says it.
-    repeated: (Value, Value),
+    repeated: Repeated,
     settings: Settings,
     /// The form of the text.
-    format: Value,
+    format: Option<form::Wanted>,
+}
+
+/// What the request says of tools, as JSON: parsed it takes far more, and many texts may wait.
+struct Repeated {
+    tools: Box<str>,
+    tool_choice: Box<str>,
 }
 
 impl Head {
     /// The answer as it is, with these items.
     fn response(&self, status: &str, output: &Value, usage: &Value) -> Value {
+        let parsed = |json: &str| serde_json::from_str::<Value>(json).unwrap_or_default();
+        let format = self.format.as_ref().map_or_else(|| json!({"type": "text"}), form::Wanted::format);
         let cut = (status == "incomplete").then(|| json!({"reason": "max_output_tokens"}));
         json!({
             "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": null,
             "incomplete_details": cut, "instructions": self.instructions, "max_output_tokens": self.settings.most,
             "model": self.name, "output": output, "parallel_tool_calls": self.calls == Calls::Any,
             "previous_response_id": null, "reasoning": {"effort": null, "summary": null}, "store": false,
-            "temperature": self.settings.sampler.temperature, "text": {"format": self.format},
-            "tools": self.repeated.0, "tool_choice": self.repeated.1, "top_p": self.settings.sampler.top_p,
+            "temperature": self.settings.sampler.temperature, "text": {"format": format},
+            "tools": parsed(&self.repeated.tools), "tool_choice": parsed(&self.repeated.tool_choice), "top_p": self.settings.sampler.top_p,
             "truncation": "disabled", "usage": usage, "user": null, "metadata": {}, "background": false,
         })
     }
@@ -244,6 +252,11 @@ impl Head {
         });
         self.response(Head::status(text), &items.into(), &usage)
     }
+}
+
+/// An event about a response, which is not copied: it may be large.
+fn about(response: Value) -> Value {
+    Map::from_iter([("response".to_owned(), response)]).into()
 }
 
 fn part_of(text: &str) -> Value {
@@ -370,8 +383,9 @@ impl Events {
 impl Writer for Events {
     fn begin(&mut self, out: &mut Out) {
         let response = self.head.response("in_progress", &json!([]), &Value::Null);
-        self.say("response.created", json!({"response": response}), out);
-        self.say("response.in_progress", json!({"response": response}), out);
+        let event = about(response);
+        self.say("response.created", event.clone(), out);
+        self.say("response.in_progress", event, out);
     }
 
     fn piece(&mut self, _: usize, piece: Piece, out: &mut Out) {
@@ -390,7 +404,7 @@ impl Writer for Events {
         self.end_item(status, out);
         let name = if status == "completed" { "response.completed" } else { "response.incomplete" };
         let response = self.head.done(&self.items, &end, self.splitter.reasoning_tokens);
-        self.say(name, json!({"response": response}), out);
+        self.say(name, about(response), out);
     }
 
     fn failed(&mut self, error: &ApiError, out: &mut Out) {

@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Result};
 use crate::params::{BY_TEMPLATE, Params, is_nothing, kind};
 use crate::stream::{Out, data};
-use crate::style::{Form, Style};
+use crate::style::{CallSyntax, Style};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -53,7 +53,7 @@ pub(crate) fn finish_reason_with(finish: Finish, called: bool) -> &'static str {
 
 /// An id for a call of a tool; templates of Mistral's models take nine letters and digits only.
 pub(crate) fn call_id(prefix: &str, style: &Style) -> String {
-    if style.form == Some(Form::Bracketed) { format!("{:09x}", rand::random::<u32>()) } else { id(prefix) }
+    if style.calls == Some(CallSyntax::Bracketed) { format!("{:09x}", rand::random::<u32>()) } else { id(prefix) }
 }
 
 /// The text of tokens as an answer has it, with what is behind its end.

@@ -4,8 +4,7 @@
 //! <|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{"a": 1}<|call|>
 //! ```
 
-use crate::split::{Call, Part};
-use outboard::Tool;
+use super::{Call, Callable, Part};
 use outboard::llm::stop::longest_overlap;
 use std::sync::Arc;
 
@@ -18,7 +17,7 @@ const LONGEST_HEAD: usize = 512;
 /// Takes such an answer apart.
 #[derive(Clone, Debug)]
 pub(crate) struct Channels {
-    tools: Arc<[Tool]>,
+    tools: Arc<[Callable]>,
     at: At,
     /// What has come and is not given yet.
     held: String,
@@ -42,12 +41,17 @@ enum At {
 }
 
 impl Channels {
-    pub(crate) fn new(tools: Arc<[Tool]>) -> Channels {
+    pub(crate) fn new(tools: Arc<[Callable]>) -> Channels {
         Channels { tools, at: At::Head, held: String::new(), said: [false; 2], begun: false }
     }
 
     pub(crate) fn is_reasoning(&self) -> bool {
         self.at == At::Reasoning
+    }
+
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
     }
 
     pub(crate) fn push(&mut self, piece: &str) -> Vec<Part> {
@@ -96,6 +100,11 @@ impl Channels {
 
     /// Reads the head of a message, if there is one.
     fn head(&mut self) -> bool {
+        // White space before a head says nothing.
+        let space = self.held.len() - self.held.trim_start().len();
+        if self.held.len() > LONGEST_HEAD {
+            self.held.drain(..space);
+        }
         let start = self.held.trim_start();
         if start.is_empty() {
             return false;
@@ -121,7 +130,7 @@ impl Channels {
             behind.split(|c: char| c.is_whitespace() || c == '<').next().map(str::to_owned)
         };
         let called = word("to=").and_then(|to| to.strip_prefix("functions.").map(str::to_owned));
-        let called = called.filter(|name| self.tools.iter().any(|tool| tool.name == *name));
+        let called = called.filter(|name| self.tools.iter().any(|tool| tool.name() == name));
         self.at = match called {
             Some(name) => At::Call { name, head },
             None if word("<|channel|>").as_deref() == Some("analysis") => At::Reasoning,
