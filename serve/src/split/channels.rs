@@ -100,16 +100,13 @@ impl Channels {
 
     /// Reads the head of a message, if there is one.
     fn head(&mut self) -> bool {
-        // White space before a head says nothing.
-        let space = self.held.len() - self.held.trim_start().len();
-        if self.held.len() > LONGEST_HEAD {
-            self.held.drain(..space);
-        }
         let start = self.held.trim_start();
-        if start.is_empty() {
+        // More white space than a head may have is text, however much of it has come yet.
+        let is_space = self.held.len() - start.len() > LONGEST_HEAD;
+        if start.is_empty() && !is_space {
             return false;
         }
-        if !may_be_head(start) {
+        if is_space || !may_be_head(start) {
             self.at = At::Text;
             return true;
         }

@@ -170,8 +170,6 @@ fn what_waits_is_bounded() {
     use CallSyntax::{Bare, Bracketed, Channels, Tagged};
     let space = " ".repeat(MOST_SPACE + 100);
     let many = |beginning: &str, end: &str| format!("{beginning}{space}{end}");
-    let pieces =
-        |text: &str| text.as_bytes().chunks(7).map(|c| String::from_utf8_lossy(c).into_owned()).collect::<Vec<_>>();
     for (syntax, thinks, text, is_text) in [
         (Tagged, Some(THINK), many("", "<think>x</think>y"), true),
         (Tagged, Some(THINK), many("<think>x", "</think>y"), false),
@@ -184,13 +182,39 @@ fn what_waits_is_bounded() {
     ] {
         let whole = split(splitter(syntax, thinks), &[&text]);
         assert_eq!(whole == [Part::Text(text.clone())], is_text, "{syntax:?}: {}", shown(&whole));
+        comes_apart_alike(syntax, thinks, &text);
+    }
+}
+
+/// Whether pieces of a text give what the whole gives, with little that waits.
+fn comes_apart_alike(syntax: CallSyntax, thinks: Option<Tags>, text: &str) {
+    let whole = split(splitter(syntax, thinks), &[text]);
+    for size in [1, 7] {
         let (mut splitter, mut parts) = (splitter(syntax, thinks), Vec::new());
-        for piece in pieces(&text) {
+        for piece in text.as_bytes().chunks(size).map(String::from_utf8_lossy) {
             splitter.push(&piece).into_iter().for_each(|part| join(&mut parts, part));
             assert!(splitter.held() <= MOST_SPACE + 600, "{syntax:?}: {} bytes wait", splitter.held());
         }
         splitter.finish().into_iter().for_each(|part| join(&mut parts, part));
         assert_eq!(shown(&parts), shown(&whole), "{syntax:?}");
+    }
+}
+
+#[test]
+fn where_waiting_ends_pieces_still_give_what_the_whole_gives() {
+    use CallSyntax::{Bare, Bracketed, Channels, Tagged};
+    for (syntax, thinks, most, beginning, end) in [
+        (Tagged, Some(THINK), MOST_SPACE, "", "<think>x</think>y"),
+        (Tagged, Some(THINK), MOST_SPACE, "<think>x", "</think>y"),
+        (Tagged, None, MOST_SPACE, "x", "<tool_call>{\"name\":\"f\"}</tool_call>"),
+        (Bare, None, MOST_SPACE, "{\"name\": \"f\"};", "{\"name\": \"g\"}"),
+        (Bracketed, None, MOST_SPACE, "[TOOL_CALLS]", "[{\"name\": \"f\"}]"),
+        (Channels, None, 512, "", "Hi, this is long enough to be no head"),
+        (Channels, None, 512, "", "<|channel|>final<|message|>Hi"),
+    ] {
+        for spaces in most - 10..most + 3 {
+            comes_apart_alike(syntax, thinks, &format!("{beginning}{}{end}", " ".repeat(spaces)));
+        }
     }
 }
 
