@@ -4,6 +4,7 @@ use crate::error::{ApiError, Result};
 use crate::params::{BY_TEMPLATE, Params};
 use crate::room::Room;
 use crate::service::Service;
+use crate::work::Length;
 use outboard::{Constraint, Error, Form, Model};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -140,7 +141,7 @@ pub(crate) async fn compile(
         other => other.into(),
     };
     let compile = move |model: &Model| model.constraint(&form).map_err(wrong);
-    service.long_work(room, compile).await.map(Some)
+    service.work_of(Length::Long, room, compile).await.map(Some)
 }
 
 #[cfg(test)]

@@ -185,18 +185,18 @@ impl Service {
         room: &Arc<Room>,
         work: impl FnOnce(&Model) -> crate::error::Result<T> + Send + 'static,
     ) -> crate::error::Result<T> {
-        let model = self.model().clone();
-        self.0.workers.run(Length::of(room), room, move || work(&model)).await
+        self.work_of(Length::of(room), room, work).await
     }
 
-    /// The same of what takes long however small the request is.
-    pub(crate) async fn long_work<T: Send + 'static>(
+    /// The same of work whose length the size of the request does not tell.
+    pub(crate) async fn work_of<T: Send + 'static>(
         &self,
+        length: Length,
         room: &Arc<Room>,
         work: impl FnOnce(&Model) -> crate::error::Result<T> + Send + 'static,
     ) -> crate::error::Result<T> {
         let model = self.model().clone();
-        self.0.workers.run(Length::Long, room, move || work(&model)).await
+        self.0.workers.run(length, room, move || work(&model)).await
     }
 
     /// The tokens of a chat, and what takes the answer to it apart. `form` is the form that the answer is to have.

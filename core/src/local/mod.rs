@@ -11,7 +11,6 @@ mod exchange;
 mod fair;
 mod health;
 mod host;
-
 mod memory;
 mod queue;
 mod speed;
