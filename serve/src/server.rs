@@ -151,7 +151,7 @@ impl Accepting {
             Err(e) => return tracing::error!("cannot accept connections: {e}"),
         };
         let (alive, mut gone) = mpsc::channel::<()>(1);
-        let watched = phase.clone();
+        let (tell, told) = watch::channel(Phase::Open);
         let room = Arc::new(Semaphore::new(self.limits.connections.min(Semaphore::MAX_PERMITS)));
         let next = async || {
             let room = room.clone().acquire_owned().await;
@@ -161,7 +161,7 @@ impl Accepting {
             tokio::select! {
                 _ = phase.wait_for(|&phase| phase > Phase::Open) => break,
                 next = next() => match next {
-                    (Ok(place), Ok((socket, peer))) => self.begin(socket, peer, (place, alive.clone()), &watched),
+                    (Ok(place), Ok((socket, peer))) => self.begin(socket, peer, (place, alive.clone()), &told),
                     (_, Err(e)) => {
                         tracing::debug!("a connection was not accepted: {e}");
                         tokio::time::sleep(PAUSE).await;
@@ -171,8 +171,11 @@ impl Accepting {
                 },
             }
         }
+        // Connections are told after it: a client whose connection ends here and that comes again is refused, and goes elsewhere.
         drop((alive, listener));
+        tell.send_replace(Phase::Draining);
         let _ = phase.wait_for(|&phase| phase == Phase::Ended).await;
+        tell.send_replace(Phase::Ended);
         let _ = tokio::time::timeout(ENDING, gone.recv()).await;
     }
 
