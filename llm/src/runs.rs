@@ -51,7 +51,8 @@ impl<T> Runs<T> {
     }
 
     /// Enqueues the beginning of one more. The rest of older ones is enqueued when too many have begun, and at once where this one needs what those
-    /// of its group sample. They are given to `ended` before the results of another run take the place of theirs.
+    /// of its group sample, or would come before them on a device: what it attends to, they write. They are given to
+    /// `ended` before the results of another run take the place of theirs.
     pub(crate) fn push(
         &mut self,
         model: &mut PlacedModel,
@@ -63,7 +64,10 @@ impl<T> Runs<T> {
         let (program, inputs) = model.program_of(batch)?;
         let samples_before = batch.feed() != Feed::Input;
         let Turn { group, lead } = turn;
-        while self.unfinished.len() > lead || samples_before && self.unfinished.iter().any(|run| run.group == group) {
+        let needs = |run: &UnfinishedRun<T>| {
+            samples_before && run.group == group || !program.may_begin_before_rest_of(&run.program)
+        };
+        while self.unfinished.len() > lead || self.unfinished.iter().any(needs) {
             self.end(model, ended)?;
         }
         if lead == 0 {

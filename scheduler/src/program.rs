@@ -51,6 +51,15 @@ impl Program {
         self.has_constants.store(self.constants.is_empty(), Ordering::Relaxed);
     }
 
+    /// Whether a run may [begin](Scheduler::begin) while one of another program has begun and not ended: no device has anything to do
+    /// for the beginning of this one that comes before what that one has not enqueued there. (What both do on the devices where both begin, the
+    /// rest of the other one does behind this one's beginning.)
+    pub fn may_begin_before_rest_of(&self, other: &Program) -> bool {
+        let (begun, rest) = other.steps.split_at(other.leading.min(other.steps.len()));
+        let has = |steps: &[Step], device| steps.iter().any(|step| step.device == device);
+        self.steps.iter().take(self.leading).all(|step| has(begun, step.device) || !has(rest, step.device))
+    }
+
     /// The plan it was made from.
     pub fn plan(&self) -> &Plan {
         &self.plan

@@ -86,11 +86,15 @@ pub struct Splits {
 
 impl Splits {
     /// How many splits, the first ones, may be run a while before the rest, with others in between that use the same memory for results:
-    /// those up to the first one on the device of the last one, if they leave nothing for the rest, or for readers of the graph, but what
-    /// is copied from device to device. 0 if there are none such.
+    /// those up to the first one on the device of the last one, or those on the first device if nothing comes back to one, if they leave
+    /// nothing for the rest, or for readers of the graph, but what is copied from device to device. 0 if there are none such.
     pub fn leading(&self, graph: &Graph) -> usize {
-        let Some(last) = self.splits.last() else { return 0 };
-        let n = self.splits.iter().take_while(|split| split.device != last.device).count() + 1;
+        let (Some(first), Some(last)) = (self.splits.first(), self.splits.last()) else { return 0 };
+        let not_on = |device| self.splits.iter().take_while(move |split| split.device != device).count();
+        let n = match not_on(last.device) + 1 {
+            all if all == self.splits.len() => self.splits.iter().take_while(|s| s.device == first.device).count(),
+            n => n,
+        };
         let (leading, rest) = self.splits.split_at(n);
         let computed: HashSet<&TensorId> = leading.iter().flat_map(|split| &split.nodes).collect();
         let left = |place: &Place| match place {

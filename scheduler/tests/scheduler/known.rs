@@ -12,7 +12,7 @@ use outboard_core::{
 use outboard_host::MemoryBudget;
 use outboard_scheduler::memory::MemoryRules;
 use outboard_scheduler::split::Place;
-use outboard_scheduler::{DeviceView, Hints, Observer, Plan, PlanError, Scheduler, SchedulerOptions, Verdict};
+use outboard_scheduler::{DeviceView, Hints, Observer, Plan, PlanError, Program, Scheduler, SchedulerOptions, Verdict};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -460,6 +460,38 @@ fn running_far_ahead_is_bounded() {
     assert_eq!(vec![(sum, result)], last.unwrap());
     let most = open.lock().unwrap().1;
     assert!(most > 1 && most <= 256, "{most} transfers at once");
+}
+
+/// A program of nodes on these devices, each of what the one before gives.
+fn line_of(scheduler: &mut Scheduler, devices: &[usize]) -> Program {
+    let mut g = GraphBuilder::new();
+    let mut last = g.input("x", DType::F32, &[8]).unwrap();
+    let mut pins = Vec::new();
+    for &device in devices {
+        last = g.push(Scale { scale: 3.0, bias: 1.0 }, &[last]).unwrap();
+        pins.push((last, device));
+    }
+    g.output(last);
+    let plan = scheduler.plan(finish(g), &hints(&[], &pins)).unwrap();
+    scheduler.prepare(plan, &HashMap::new()).unwrap()
+}
+
+/// A run does not begin on a device where an older one, which it may depend on, has enqueued nothing yet.
+#[test]
+fn runs_do_not_begin_before_what_others_do_there() {
+    let (host, budget) = (Host::new(), MemoryBudget::new(None));
+    let devices = ["A", "B", "C"].map(|name| device(&host, name, DeviceKind::Cpu, MEMORY, &budget, |_| true));
+    let mut scheduler = Scheduler::new(devices.into(), SchedulerOptions { deadline: DEADLINE }).unwrap();
+    let [ring, line, alone, elsewhere, late] =
+        [&[0, 1, 0][..], &[0, 1], &[0], &[1, 2], &[1, 0, 2, 0]].map(|devices| line_of(&mut scheduler, devices));
+    let leading = |program: &Program| program.plan().splits.leading(program.graph());
+    assert_eq!([&ring, &line, &alone, &elsewhere, &late].map(leading), [1, 1, 0, 1, 2]);
+    let may = |new: &Program, old: &Program| new.may_begin_before_rest_of(old);
+    assert!(may(&ring, &ring) && may(&ring, &line) && may(&line, &ring), "all begin on A, in their order");
+    assert!(!may(&ring, &alone), "it has enqueued nothing");
+    assert!(may(&alone, &ring), "nothing begins");
+    assert!(!may(&elsewhere, &line), "B has not got what the line does there");
+    assert!(!may(&late, &line), "nor here, where A is begun");
 }
 
 /// x on B, doubled on A, and again on B: runs begin on B before others come back to it.
