@@ -56,7 +56,7 @@ impl PlacedModel {
         }));
     }
 
-    /// Waits for a result, for as long as devices get further; ends early if the run is cancelled.
+    /// Waits for a result, for as long as devices get further; ends early if the run is cancelled, or a device is lost.
     pub(crate) fn wait(&self, mut pending: Pending<Bytes>) -> Result<Bytes> {
         let start = Instant::now();
         let mut late: Option<Late<'_>> = None;
@@ -69,6 +69,9 @@ impl PlacedModel {
             let after = start.elapsed();
             if self.scheduler().cancel_token().load(Ordering::Relaxed) {
                 return Err(outboard_core::Error::Cancelled.into());
+            }
+            if let Some(error) = self.scheduler().failure() {
+                return Err(error.into());
             }
             let patience = patience.get_or_insert_with(|| self.scheduler().patience());
             if let Some(after) = patience.over(Instant::now(), self.scheduler().progress()) {

@@ -10,6 +10,7 @@ use outboard_core::op::Sampler;
 use outboard_llm::{Finish, GenerateOptions, LoadOptions, PlacedModel, Prefixes, Sampling, Sequence};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Graphs that one of two devices runs for the prompt and the text, and some that are run too far.
 const RUNS: i64 = 3 + 12 + 1;
@@ -405,4 +406,24 @@ fn a_wait_is_told_of_and_can_be_cancelled() {
     let stalls = stalls.lock().unwrap();
     println!("{stalls:?}");
     assert!(stalls.len() == 1 && stalls[0].starts_with("waiting 5 s for B ("), "{stalls:?}");
+}
+
+/// The one that is waited for may itself wait for what the lost one was to hand it, and be patient.
+#[test]
+fn a_wait_for_one_device_ends_when_another_one_is_lost() {
+    let world = World::new();
+    let (devices, fates): (Vec<_>, Vec<_>) = ["A", "B"].map(|name| world.device(name, None)).into_iter().unzip();
+    let mut engine = world.engine(devices);
+    fates[1].delay.store(600_000, Ordering::SeqCst);
+    let cancel = engine.cancel_token();
+    engine.set_watch(Arc::new(move |_| cancel.store(true, Ordering::SeqCst)));
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // By then all is enqueued.
+            std::thread::sleep(Duration::from_millis(500));
+            fates[0].is_cut.store(true, Ordering::SeqCst);
+        });
+        world.run(&mut engine, &PROMPT, &greedy()).map(|text| text.finish)
+    });
+    assert_eq!(error.unwrap_err().to_string(), "A: the connection was lost");
 }

@@ -391,6 +391,10 @@ impl Queue for RemoteQueue {
         Ok(pending)
     }
 
+    fn failure(&self) -> Option<Error> {
+        self.inner.check().err()
+    }
+
     fn set_trace(&self, _: TraceHook) -> Result<()> {
         let id = &self.inner.device;
         Err(Error::Misuse(format!("{id}: its server keeps the times of its commands (Trace)")))

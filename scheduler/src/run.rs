@@ -252,6 +252,9 @@ impl Scheduler {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
+            if let Some(error) = self.failure() {
+                return Err(error);
+            }
             if let Some(after) = patience.over(Instant::now(), self.progress()) {
                 return Err(Error::Timeout { what: format!("{id} to get any further"), after });
             }
@@ -421,6 +424,11 @@ impl Scheduler {
     /// Waits until everything enqueued on a queue is done.
     pub fn finish_queue(&self, queue: &dyn Queue) -> Result<()> {
         progress::finish(queue, self.options.deadline, || self.progress())
+    }
+
+    /// The error of a queue that has failed. A wait for another one ends with it: that one may wait for what will not come.
+    pub fn failure(&self) -> Option<Error> {
+        self.queues.iter().find_map(|queue| queue.failure())
     }
 
     /// A number that changes while any device gets further, as far as they say.

@@ -1,7 +1,7 @@
 //! The line of commands of a device, the points on it, and how bytes go from one device to another.
 
 use super::{Device, Pending, Slice};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::progress::Progress;
 use bytes::Bytes;
 use std::any::Any;
@@ -102,6 +102,11 @@ pub trait Queue: Send + Sync {
     /// Waits until everything enqueued so far is done, at most `timeout`.
     fn finish(&self, timeout: Duration) -> Result<()> {
         self.marker()?.wait(timeout)
+    }
+    /// The error that its commands give from now on, if it has failed; `None` if that is not known. Who waits for another queue, which may wait for
+    /// what this one was to hand it, looks at it.
+    fn failure(&self) -> Option<Error> {
+        None
     }
     /// How far it is, to be looked at while it works; `None` if it cannot say, as where its commands run on another host.
     fn progress(&self) -> Option<Arc<Progress>> {

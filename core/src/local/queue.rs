@@ -192,6 +192,10 @@ impl Queue for LocalQueue {
         Ok(pending)
     }
 
+    fn failure(&self) -> Option<Error> {
+        self.common.timeline.error()
+    }
+
     fn progress(&self) -> Option<Arc<Progress>> {
         Some(self.common.progress.clone())
     }

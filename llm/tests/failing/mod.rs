@@ -155,6 +155,9 @@ impl Queue for RemoteQueue {
         self.check()?;
         self.inner.write_later(dst, data)
     }
+    fn failure(&self) -> Option<Error> {
+        self.check().err()
+    }
     fn marker(&self) -> Result<Pending<()>> {
         self.check()?;
         self.inner.marker()
