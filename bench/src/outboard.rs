@@ -6,7 +6,7 @@ use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::Gguf;
-use outboard_llm::{LoadOptions, Model, PlacedModel, Sampler, Sampling, Sequence};
+use outboard_llm::{LoadOptions, LogProbs, Model, PlacedModel, Sampler, Sampling, Sequence};
 use outboard_system::open_mapped;
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl Side for Outboard {
     }
 
     fn side_by_side(&mut self, tokens: &[u32], steps: u32) -> Result<()> {
-        let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+        let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
         let sequences = tokens.iter().map(|_| Ok(self.engine.open()?)).collect::<Result<Vec<_>>>()?;
         for (&sequence, token) in sequences.iter().zip(tokens) {
             self.engine.begin(sequence, std::slice::from_ref(token), sampling, steps as usize)?;

@@ -12,7 +12,7 @@ use anyhow::{Result, bail};
 use outboard::{Devices, Model};
 use outboard_core::device::RoundTrips;
 use outboard_core::op::Sampler;
-use outboard_llm::{GenerateOptions, PlacedModel, Sampling, Sequence, generate};
+use outboard_llm::{GenerateOptions, LogProbs, PlacedModel, Sampling, Sequence, generate};
 use outboard_output as output;
 use outboard_rpc_client::RemoteDevice;
 use std::ops::ControlFlow;
@@ -177,7 +177,7 @@ impl Side {
 /// Runs a test in these sequences: from when to when their tokens were read, or came behind the first of each.
 fn measure_many(engine: &mut PlacedModel, sequences: &[Sequence], test: Test, round: u64) -> Result<Range> {
     let n_vocab = engine.model().hparams().n_vocab;
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
     let mut random = Random(round + 1);
     let (prompt, most) = match test {
         Test::Prompt(n) => (n, 1),

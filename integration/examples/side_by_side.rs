@@ -7,7 +7,7 @@ use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::Gguf;
-use outboard_llm::{LoadOptions, Model, PlacedModel, Prefixes, Sampling, Sequence};
+use outboard_llm::{LoadOptions, LogProbs, Model, PlacedModel, Prefixes, Sampling, Sequence};
 use outboard_system::open_mapped;
 use std::collections::HashMap;
 use std::error::Error;
@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const SAMPLING: Sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+const SAMPLING: Sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
 /// Sequences that decode.
 const BESIDE: usize = 7;
 /// Tokens of the prompt that arrives.

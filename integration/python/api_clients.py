@@ -99,11 +99,19 @@ lines = client.chat.completions.create(
 )
 assert re.fullmatch("yes|no, [a-z]{3,8}", lines.choices[0].message.content), lines
 
+top = client.chat.completions.create(
+    model="smollm2", messages=question, max_tokens=6, temperature=0, logprobs=True, top_logprobs=2
+)
+for one in top.choices[0].logprobs.content:
+    assert len(one.top_logprobs) == 2 and one.top_logprobs[0].token == one.token, one
+    assert one.top_logprobs[0].logprob == one.logprob >= one.top_logprobs[1].logprob, one
+
 # Errors.
 tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 ask = lambda **more: client.chat.completions.create(**{"model": "smollm2", "messages": question, "max_tokens": 4, **more})
 assert expect(openai.BadRequestError, "tools", lambda: ask(tools=tools)).param == "tools"
-assert expect(openai.BadRequestError, "top_logprobs", lambda: ask(logprobs=True, top_logprobs=2)).code == "unsupported_parameter"
+assert expect(openai.BadRequestError, "store", lambda: ask(store=True)).code == "unsupported_parameter"
+expect(openai.BadRequestError, "top_logprobs", lambda: ask(logprobs=True, top_logprobs=21))
 expect(openai.BadRequestError, "logit_bias", lambda: ask(logit_bias={"1": 1000}))
 expect(openai.BadRequestError, "uniqueItems", lambda: ask(extra_body={"guided_json": {"type": "array", "uniqueItems": True}}))
 expect(openai.NotFoundError, "gpt-9", lambda: ask(model="gpt-9"))

@@ -15,7 +15,7 @@ use outboard_host::MemoryBudget;
 use outboard_integration::{Server, fault_tries, model};
 use outboard_llm::gguf::Gguf;
 use outboard_llm::tokenizer::{Bos, SpecialText, Tokenizer};
-use outboard_llm::{Failover, LoadOptions, Model, PlacedModel, Prefixes, Recovery, Sampling};
+use outboard_llm::{Failover, LoadOptions, LogProbs, Model, PlacedModel, Prefixes, Recovery, Sampling};
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use outboard_system::open_mapped;
 use proxy::Proxy;
@@ -47,7 +47,7 @@ impl World {
                 (i % 4 == 1).then_some(Penalties { last_n: 64, repeat: 1.2, frequency: 0.0, presence: 0.3 });
             Request {
                 prompt: tokenizer.encode(&text, SpecialText::Literal, Bos::Add).unwrap(),
-                sampling: Sampling { sampler, penalties, log_prob: true },
+                sampling: Sampling { sampler, penalties, log_probs: LogProbs::Chosen },
                 most: 1 + random.below(24),
             }
         };
@@ -187,7 +187,7 @@ fn a_long_beginning_is_read_once() {
         ..LoadOptions::default()
     };
     let mut model = PlacedModel::load(world.model.clone(), connected(&addrs(&servers)), &options, &|_, _| {}).unwrap();
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let mut texts = Vec::new();
     for i in 0..3 {
         let free = model.free_tokens();

@@ -14,7 +14,8 @@ use outboard_host::MemoryBudget;
 use outboard_llm::gguf::Gguf;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Error, Failover, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sequence, generate,
+    Error, Failover, GenerateOptions, Generation, LoadOptions, LogProbs, Model, PlacedModel, Recovery, Sequence,
+    generate,
 };
 use outboard_rpc_client::{ClientOptions, Endpoint, connect};
 use outboard_rpc_server::{Limits, Server, ServerConfig, Trust};
@@ -94,7 +95,7 @@ impl World {
             penalties: Some(Penalties { last_n: 16, repeat: 1.3, frequency: 0.2, presence: 0.1 }),
             ignore_eos: true,
             stop: Vec::new(),
-            log_probs: true,
+            log_probs: LogProbs::Chosen,
             ..GenerateOptions::default()
         };
         let mut pieces = 0;

@@ -4,7 +4,7 @@
 //! next step does not need this process. It enqueues steps ahead and reads ids as they come: as many as hide the way there and
 //! back, no more, because what runs behind the end of a text is thrown away.
 
-use crate::arch::net::{self, Sampling};
+use crate::arch::net::{self, LogProbs, Sampling};
 use crate::batch::{Batch, Bias, Draw, Request};
 use crate::constraint::Allowed;
 use crate::embed::Rows;
@@ -30,7 +30,7 @@ const RECENT: usize = 9;
 const SHORTEST_READ: f64 = 0.005;
 
 /// A token that was sampled.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// The sequence that it goes on.
     pub sequence: Sequence,
@@ -38,6 +38,8 @@ pub struct Token {
     pub id: u32,
     /// Its log-probability before penalties, if that was asked for.
     pub log_prob: Option<f32>,
+    /// The most probable tokens in its place, most probable first, with their log-probabilities, if they were asked for.
+    pub top_log_probs: Vec<(u32, f32)>,
 }
 
 /// A token that a run samples.
@@ -50,7 +52,7 @@ pub(crate) struct Expected {
     at: usize,
     /// Its number among those that the run samples.
     number: usize,
-    log_prob: bool,
+    log_probs: LogProbs,
 }
 
 /// What a group waits for of a run.
@@ -92,8 +94,7 @@ struct Step {
 enum Gives {
     Tokens {
         expected: Vec<Expected>,
-        ids: Pending<Bytes>,
-        log_probs: Option<Pending<Bytes>>,
+        sampled: Sampled<Pending<Bytes>>,
     },
     /// Rows for embeddings.
     Rows {
@@ -102,6 +103,14 @@ enum Gives {
     },
     /// No token: this comes when the device with the last layers is through.
     End(Pending<Bytes>),
+}
+
+/// What comes with the ids that a run samples.
+struct Sampled<T> {
+    ids: T,
+    log_probs: Option<T>,
+    /// Ids of the most probable ones, and their log-probabilities.
+    top: Option<[T; 2]>,
 }
 
 impl Gives {
@@ -366,12 +375,12 @@ impl PlacedModel {
     /// The tokens that a batch samples and somebody wants.
     fn expected(&self, batch: &Batch) -> Result<Vec<Expected>> {
         let Request::Sample(draws) = &batch.request else { return Ok(Vec::new()) };
-        let expected = |(number, draw, log_prob): (usize, &Draw, bool)| {
+        let expected = |(number, draw, log_probs): (usize, &Draw, LogProbs)| {
             let state = self.slot(draw.slot)?;
             let sequence = Sequence { slot: draw.slot, generation: state.generation };
-            Ok(Expected { sequence, epoch: state.epoch, at: draw.position + 1, number, log_prob })
+            Ok(Expected { sequence, epoch: state.epoch, at: draw.position + 1, number, log_probs })
         };
-        let wanted = draws.iter().enumerate().filter_map(|(i, draw)| Some((i, draw, draw.sampling?.log_prob)));
+        let wanted = draws.iter().enumerate().filter_map(|(i, draw)| Some((i, draw, draw.sampling?.log_probs)));
         wanted.map(expected).collect()
     }
 
@@ -382,10 +391,14 @@ impl PlacedModel {
         } else if expected.is_empty() {
             Gives::End(self.end_of_last_device()?)
         } else {
-            let ids = self.read(&run.program, net::SAMPLED)?;
-            let wanted = expected.iter().any(|expected| expected.log_prob);
-            let log_probs = if wanted { Some(self.read(&run.program, net::LOG_PROBS)?) } else { None };
-            Gives::Tokens { expected, ids, log_probs }
+            let wanted = expected.iter().map(|expected| expected.log_probs).max().unwrap_or_default();
+            let read = |name: &str, least: LogProbs| {
+                let read = (wanted >= least).then(|| self.read(&run.program, name));
+                read.transpose()
+            };
+            let (ids, log_probs) = (self.read(&run.program, net::SAMPLED)?, read(net::LOG_PROBS, LogProbs::Chosen)?);
+            let top = read(net::TOP_IDS, LogProbs::Top)?.zip(read(net::TOP_LOG_PROBS, LogProbs::Top)?);
+            Gives::Tokens { expected, sampled: Sampled { ids, log_probs, top: top.map(<[_; 2]>::from) } }
         };
         self.ahead.steps.push_back(Step { run, group, gives });
         Ok(())
@@ -420,12 +433,14 @@ impl PlacedModel {
                 self.ahead.reading.note(Instant::now(), more);
                 self.note_rows(of, &bytes)?;
             }
-            Gives::Tokens { expected, ids, log_probs } => {
+            Gives::Tokens { expected, sampled: Sampled { ids, log_probs, top } } => {
                 let ids = self.wait(ids)?;
                 let log_probs = log_probs.map(|p| self.wait(p)).transpose()?;
+                let top =
+                    top.map(|[ids, log_probs]| Ok::<_, Error>([self.wait(ids)?, self.wait(log_probs)?])).transpose()?;
                 let more = self.ahead.steps.iter().any(|step| step.gives.is_tokens());
                 self.ahead.pace.note(Instant::now(), more);
-                self.note_tokens(expected, &ids, log_probs.as_ref())?;
+                self.note_tokens(expected, &Sampled { ids, log_probs, top })?;
             }
         }
         // What came before this run has been handed over by now.
@@ -434,39 +449,62 @@ impl PlacedModel {
     }
 
     /// Tokens of a run have come, each four bytes.
-    fn note_tokens(&mut self, expected: Vec<Expected>, ids: &Bytes, log_probs: Option<&Bytes>) -> Result<()> {
+    fn note_tokens(&mut self, expected: Vec<Expected>, sampled: &Sampled<Bytes>) -> Result<()> {
+        let n_vocab = self.model.hparams().n_vocab;
         for expected in expected {
-            let number = |bytes: &Bytes| {
-                let four = bytes.as_chunks().0.get(expected.number).copied();
-                four.ok_or_else(|| Error::Internal("a device gave fewer numbers than it was asked for".into()))
-            };
-            let id = i32::from_le_bytes(number(ids)?);
-            let n_vocab = self.model.hparams().n_vocab;
-            let known = u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
-            let id = known.ok_or_else(|| {
-                Error::Request(format!(
-                    "a device gave token {id}, which is outside the model's vocabulary of {n_vocab}"
-                ))
-            })?;
-            let log_probs = log_probs.filter(|_| expected.log_prob);
-            let log_prob = log_probs.map(number).transpose()?.map(f32::from_le_bytes);
-            self.note_token(expected, id, log_prob);
+            let Expected { sequence, number, log_probs, .. } = expected;
+            let id = known(i32::from_le_bytes(one(&sampled.ids, number)?), n_vocab)?;
+            let given = sampled.log_probs.as_ref().filter(|_| log_probs >= LogProbs::Chosen);
+            let log_prob = given.map(|given| one(given, number)).transpose()?.map(f32::from_le_bytes);
+            let mut top_log_probs = Vec::new();
+            if let (Some([ids, given]), LogProbs::Top) = (&sampled.top, log_probs) {
+                let k = net::N_TOP.min(n_vocab);
+                for (top, given) in some(ids, number, k)?.iter().zip(some(given, number, k)?) {
+                    let top = known(i32::from_le_bytes(*top), n_vocab)?;
+                    // The sampled one has one number, not two that are rounded in two ways.
+                    let own = log_prob.filter(|_| top == id);
+                    top_log_probs.push((top, own.unwrap_or(f32::from_le_bytes(*given))));
+                }
+            }
+            self.note_token(expected, Token { sequence, id, log_prob, top_log_probs });
         }
         Ok(())
     }
 
     /// A token has come. Nobody wants it if its sequence was truncated, or closed, since it was enqueued.
-    fn note_token(&mut self, expected: Expected, id: u32, log_prob: Option<f32>) {
+    fn note_token(&mut self, expected: Expected, token: Token) {
         let Expected { sequence, epoch, at, .. } = expected;
         let Ok((state, _)) = self.state_and_blocks(sequence) else { return };
         if state.epoch != epoch {
             return;
         }
-        state.text.sampled(at, id);
+        state.text.sampled(at, token.id);
         state.answered += 1;
         self.recoveries = 0;
-        self.ahead.ready.push_back(Token { sequence, id, log_prob });
+        self.ahead.ready.push_back(token);
     }
+}
+
+/// Four bytes, by their number.
+fn one(bytes: &Bytes, number: usize) -> Result<[u8; 4]> {
+    bytes.as_chunks().0.get(number).copied().ok_or_else(too_few)
+}
+
+/// `count` times four bytes, by their number among as many.
+fn some(bytes: &Bytes, number: usize, count: usize) -> Result<&[[u8; 4]]> {
+    bytes.as_chunks().0.get(number * count..(number + 1) * count).ok_or_else(too_few)
+}
+
+fn too_few() -> Error {
+    Error::Internal("a device gave fewer numbers than it was asked for".into())
+}
+
+/// A token that a device gave, if the vocabulary has it.
+fn known(id: i32, n_vocab: usize) -> Result<u32> {
+    let known = u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
+    known.ok_or_else(|| {
+        Error::Request(format!("a device gave token {id}, which is outside the model's vocabulary of {n_vocab}"))
+    })
 }
 
 #[cfg(test)]

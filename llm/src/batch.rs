@@ -176,7 +176,8 @@ impl Batch {
                     None if draws.iter().any(|draw| draw.bias.is_some()) => Added::Numbers,
                     None => Added::Nothing,
                 };
-                Outputs::Sample { rows: draws.len(), penalties, added, log_prob: wanted().any(|s| s.log_prob) }
+                let log_probs = wanted().map(|s| s.log_probs).max().unwrap_or_default();
+                Outputs::Sample { rows: draws.len(), penalties, added, log_probs }
             }
         };
         GraphShape { n_tokens: self.rows.len(), cache, feed: self.feed(), history: self.history, outputs }
@@ -299,9 +300,10 @@ impl InputBytes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arch::net::LogProbs;
     use outboard_core::op::Sampler;
 
-    const SAMPLING: Sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    const SAMPLING: Sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
 
     fn row(token: Option<u32>, position: usize, slot: usize) -> Row {
         Row { token, position, cache_row: 100 * slot + position, slot }

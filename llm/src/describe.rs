@@ -1,6 +1,6 @@
 //! What a step does on its devices, for people and for measurements.
 
-use crate::arch::net::{Added, Feed, GraphShape, Outputs};
+use crate::arch::net::{Added, Feed, GraphShape, LogProbs, Outputs};
 use crate::error::Result;
 use crate::placed_model::PlacedModel;
 use outboard_scheduler::Program;
@@ -44,7 +44,7 @@ impl PlacedModel {
     /// The program of a greedy step of one sequence.
     fn step_program(&mut self) -> Result<Arc<Program>> {
         let rows = self.least_rows;
-        let outputs = Outputs::Sample { rows, penalties: false, added: Added::Nothing, log_prob: false };
+        let outputs = Outputs::Sample { rows, penalties: false, added: Added::Nothing, log_probs: LogProbs::None };
         let cache = self.cache;
         self.program(GraphShape { n_tokens: rows, cache, feed: Feed::Sampled, history: false, outputs })
     }

@@ -1,6 +1,6 @@
 //! One sequence at a time: tokens through the model, and what comes of the last ones.
 
-use crate::arch::net::{self, Sampling};
+use crate::arch::net::{self, LogProbs, Sampling};
 use crate::batch::Request;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
@@ -12,7 +12,7 @@ impl PlacedModel {
     /// Reads tokens behind those of a sequence and samples one. Gives its id and its log-probability. It does not become a part of the sequence:
     /// who wants that passes it to the next call.
     pub fn eval(&mut self, sequence: Sequence, tokens: &[u32], sampler: Sampler) -> Result<(u32, f32)> {
-        self.begin(sequence, tokens, Sampling { sampler, penalties: None, log_prob: true }, 1)?;
+        self.begin(sequence, tokens, Sampling { sampler, penalties: None, log_probs: LogProbs::Chosen }, 1)?;
         let found = self.next_token_of(sequence)?.ok_or_else(|| Error::Internal("no token has come".into()))?;
         let len = self.len(sequence)?;
         self.truncate(sequence, len.saturating_sub(1))?;

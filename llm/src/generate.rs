@@ -1,7 +1,7 @@
 //! From a prompt to a text.
 
 use crate::ahead::Token;
-use crate::arch::net::Sampling;
+use crate::arch::net::{LogProbs, Sampling};
 use crate::constraint::{Constraint, FormedText};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
@@ -27,8 +27,8 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// Strings that end it; they are not part of the text.
     pub stop: Vec<String>,
-    /// Log-probabilities as well.
-    pub log_probs: bool,
+    /// Which log-probabilities are given as well.
+    pub log_probs: LogProbs,
     /// Added to the logits of each token, one number for each of the vocabulary; minus infinity excludes one. They go to the device with the logits
     /// at every token.
     pub bias: Option<Arc<[f32]>>,
@@ -48,7 +48,7 @@ impl Default for GenerateOptions {
             penalties: None,
             ignore_eos: false,
             stop: Vec::new(),
-            log_probs: false,
+            log_probs: LogProbs::None,
             bias: None,
             shown: Arc::default(),
             constraint: None,
@@ -81,6 +81,8 @@ pub struct Generation {
     pub tokens: Vec<u32>,
     /// Their log-probabilities, if they were asked for.
     pub log_probs: Vec<f32>,
+    /// In the place of each token the most probable ones, most probable first, with their log-probabilities, if they were asked for.
+    pub top_log_probs: Vec<Vec<(u32, f32)>>,
     /// Why it ended.
     pub finish: Finish,
     /// Tokens of the prompt that the cache had from others, and that were not read again.
@@ -108,10 +110,10 @@ pub fn generate(
     let finish = loop {
         match model.next_token_of(sequence) {
             Ok(Some(token)) => {
-                if let Some(finish) = text.push(token, on_text) {
+                if let Some(finish) = text.push(&token, on_text) {
                     break finish;
                 }
-                if let Some(finish) = text.go_on(model, token)? {
+                if let Some(finish) = text.go_on(model, &token)? {
                     break finish;
                 }
             }
@@ -154,7 +156,8 @@ impl<'t> Ongoing<'t> {
         }
         let before = check_prompt(model, sequence, prompt)? + prompt.len();
         let start = Instant::now();
-        let sampling = Sampling { sampler: options.sampler, penalties: options.penalties, log_prob: options.log_probs };
+        let sampling =
+            Sampling { sampler: options.sampler, penalties: options.penalties, log_probs: options.log_probs };
         if options.bias.is_some() {
             model.set_bias(sequence, options.bias.clone())?;
         }
@@ -169,7 +172,7 @@ impl<'t> Ongoing<'t> {
     }
 
     /// Takes a token; gives the reason if the text ends with it.
-    pub(crate) fn push(&mut self, token: Token, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Option<Finish> {
+    pub(crate) fn push(&mut self, token: &Token, on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Option<Finish> {
         let out = &mut self.out;
         if out.tokens.is_empty() {
             out.prompt_time = self.start.elapsed();
@@ -177,13 +180,16 @@ impl<'t> Ongoing<'t> {
         }
         out.tokens.push(token.id);
         out.log_probs.extend(token.log_prob);
+        if !token.top_log_probs.is_empty() {
+            out.top_log_probs.push(token.top_log_probs.clone());
+        }
         let finish = self.writer.push(token.id, on_text);
         let (most, end) = self.most;
         finish.or((self.out.tokens.len() >= most).then_some(end))
     }
 
     /// Has the next token come behind one that did not end it; gives the reason if nothing can follow in its form. An error is one of the form.
-    pub(crate) fn go_on(&mut self, model: &mut PlacedModel, token: Token) -> Result<Option<Finish>> {
+    pub(crate) fn go_on(&mut self, model: &mut PlacedModel, token: &Token) -> Result<Option<Finish>> {
         let Some(form) = &mut self.form else { return Ok(None) };
         // It ends here even where the caller wants to go on behind it.
         if self.writer.tokenizer.is_eog(token.id) {

@@ -44,7 +44,7 @@ pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_gguf as gguf;
 
 pub use ahead::Token;
-pub use arch::net::{Cache, Sampling};
+pub use arch::net::{Cache, LogProbs, N_TOP, Sampling};
 pub use constraint::{Allowed, Constraint, Form, FormedText, Vocabulary};
 pub use describe::StepCopy;
 pub use embed::{EmbedRequest, Embedding, Pooling, Scale};

@@ -1,6 +1,6 @@
 //! What each part of a model weighs, and how much of it a token reads: what a split divides, and what predictions are made of.
 
-use crate::arch::net::{Added, Cache, Feed, GraphShape, ModelGraph, ModelPart, Outputs, State, Stored};
+use crate::arch::net::{Added, Cache, Feed, GraphShape, LogProbs, ModelGraph, ModelPart, Outputs, State, Stored};
 use crate::blocks::blocks_of;
 use crate::error::Result;
 use crate::hparams::Hparams;
@@ -49,7 +49,7 @@ pub struct Parts {
 impl Parts {
     /// The parts of a model with such a cache, on devices whose attention costs so much ([`Costs::attention`](outboard_core::Costs::attention)).
     pub fn new(model: &Model, cache: Cache, attention: f32) -> Result<Parts> {
-        let outputs = Outputs::Sample { rows: 1, penalties: false, added: Added::Nothing, log_prob: false };
+        let outputs = Outputs::Sample { rows: 1, penalties: false, added: Added::Nothing, log_probs: LogProbs::None };
         let (n_ctx, rows) = (cache.n_ctx, cache.rows());
         let shape = GraphShape { n_tokens: 1, cache, feed: Feed::Input, history: true, outputs };
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);

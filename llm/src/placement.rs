@@ -2,7 +2,7 @@
 
 use crate::ahead::round_trip;
 use crate::allocate::{Bound, Item, Mapped, allocate, import};
-use crate::arch::net::{self, Added, Cache, Feed, GraphShape, ModelGraph, Outputs, State, Stored};
+use crate::arch::net::{self, Added, Cache, Feed, GraphShape, LogProbs, ModelGraph, Outputs, State, Stored};
 use crate::batch::{MAX_PADDING, padded_rows};
 use crate::blocks::blocks_of;
 use crate::division::{Member, divide};
@@ -259,7 +259,7 @@ impl LargestGraphs {
         let n_ubatch = options.n_ubatch;
         // A step of all sequences, with as much padding as there may be.
         let rows = if options.n_seqs > 1 { padded_rows(options.n_seqs.max(cache.spare)).min(n_ubatch) } else { 1 };
-        let outputs = Outputs::Sample { rows, penalties: true, added: Added::Nothing, log_prob: true };
+        let outputs = Outputs::Sample { rows, penalties: true, added: Added::Nothing, log_probs: LogProbs::Top };
         let feed = if cache.slots > 1 { Feed::Mixed } else { Feed::Input };
         let prompt = GraphShape { n_tokens: n_ubatch, cache, feed, history: true, outputs };
         let step = model.graph(GraphShape { n_tokens: rows, feed: Feed::Sampled, ..prompt })?;

@@ -97,6 +97,8 @@ pub enum TextEvent {
         id: u32,
         /// Its log-probability, if that was asked for.
         log_prob: Option<f32>,
+        /// The most probable tokens in its place, most probable first, with their log-probabilities, if they were asked for.
+        top_log_probs: Vec<(u32, f32)>,
         /// The text that is known since the last event.
         text: String,
     },
@@ -291,15 +293,20 @@ impl<'t, K> Texts<'t, K> {
         let Some(at) = self.ongoing.iter().position(|(_, text)| text.sequence == token.sequence) else { return Ok(()) };
         let (key, text) = &mut self.ongoing[at];
         let mut new = String::new();
-        let finish = text.push(token, &mut |text| {
+        let finish = text.push(&token, &mut |text| {
             new.push_str(text);
             ControlFlow::Continue(())
         });
-        let event = TextEvent::Token { id: token.id, log_prob: token.log_prob, text: new };
+        let event = TextEvent::Token {
+            id: token.id,
+            log_prob: token.log_prob,
+            top_log_probs: token.top_log_probs.clone(),
+            text: new,
+        };
         let finish = if on_event(key, event).is_break() { Some(Finish::Cancelled) } else { finish };
         let finish = match finish {
             Some(finish) => Ok(Some(finish)),
-            None => text.go_on(model, token),
+            None => text.go_on(model, &token),
         };
         match finish {
             Ok(Some(finish)) => self.end(model, at, finish, on_event),

@@ -10,7 +10,7 @@ use outboard_core::{DType, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::{Gguf, GgufWriter};
-use outboard_llm::{LoadOptions, Mmap, Model, PlacedModel, Sampler, Sampling, Sequence};
+use outboard_llm::{LoadOptions, LogProbs, Mmap, Model, PlacedModel, Sampler, Sampling, Sequence};
 use outboard_reference::reference_device;
 use outboard_system::open_mapped;
 use std::path::Path;
@@ -111,7 +111,7 @@ fn check_together(name: &str) {
 /// The log-probabilities of what each sequence says, and the reference's.
 fn follow(model: &mut PlacedModel, Reference { tokens, logits }: &Reference) -> (Vec<f32>, Vec<f32>) {
     let n_vocab = model.model().hparams().n_vocab;
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let mut followers: Vec<Follower> = [(0, 3), (1, 1), (3, 7), (6, 18)]
         .map(|(start, given)| Follower { sequence: model.open().unwrap(), start, given, said: 0 })
         .into();

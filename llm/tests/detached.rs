@@ -7,7 +7,7 @@ use outboard_core::op::Sampler;
 use outboard_core::{Device, Host, WeightTail};
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::{GenerateOptions, LoadOptions, Model, PlacedModel, generate};
+use outboard_llm::{GenerateOptions, LoadOptions, LogProbs, Model, PlacedModel, generate};
 use outboard_reference::reference_device;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn text(engine: &mut PlacedModel) -> (Vec<u32>, Vec<f32>) {
         penalties: None,
         ignore_eos: true,
         stop,
-        log_probs: true,
+        log_probs: LogProbs::Chosen,
         ..GenerateOptions::default()
     };
     let seq = engine.open().unwrap();

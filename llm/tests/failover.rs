@@ -7,7 +7,7 @@ mod small;
 use failing::{Fate, Helper, PROMPT, World, greedy, sampled};
 use outboard_core::Device;
 use outboard_core::op::Sampler;
-use outboard_llm::{Finish, GenerateOptions, LoadOptions, PlacedModel, Prefixes, Sampling, Sequence};
+use outboard_llm::{Finish, GenerateOptions, LoadOptions, LogProbs, PlacedModel, Prefixes, Sampling, Sequence};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn side_by_side(engine: &mut PlacedModel) -> Vec<Vec<(u32, u32)>> {
         let GenerateOptions { sampler, penalties, .. } = if i == 2 { greedy() } else { sampled() };
         let sampler = Sampler { seed: i as u64, ..sampler };
         let sequence = engine.open().unwrap();
-        let sampling = Sampling { sampler, penalties: penalties.filter(|_| i != 1), log_prob: true };
+        let sampling = Sampling { sampler, penalties: penalties.filter(|_| i != 1), log_probs: LogProbs::Chosen };
         engine.begin(sequence, &PROMPT[i..], sampling, 4 + 2 * i).unwrap();
         sequence
     };
@@ -110,7 +110,7 @@ fn texts_side_by_side_go_on_behind_a_fault() {
 /// calls that enqueue something and wait for nothing. Gives all tokens.
 fn cut_before(engine: &mut PlacedModel, fate: &Fate, moment: usize) -> Vec<u32> {
     let prompt: Vec<u32> = (0..300).map(|i| 1 + i * 7 % 90).collect();
-    let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_prob: false };
+    let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_probs: LogProbs::None };
     let cut = |at: usize| {
         fate.is_cut.fetch_or(at == moment, Ordering::SeqCst);
     };
@@ -304,7 +304,7 @@ fn a_model_that_had_no_place_goes_on_when_its_device_is_back() {
     let mut engine = load(vec![small, large], &[0.0, 1.0]);
     let helper = Helper::default();
     engine.set_failover(Box::new(helper.clone()));
-    let sampling = Sampling { sampler: sampled().sampler, penalties: sampled().penalties, log_prob: false };
+    let sampling = Sampling { sampler: sampled().sampler, penalties: sampled().penalties, log_probs: LogProbs::None };
     let sequence = engine.open().unwrap();
     engine.begin(sequence, &PROMPT, sampling, 12).unwrap();
     let mut tokens = Vec::new();
@@ -363,7 +363,7 @@ fn a_sequence_is_closed_in_any_case() {
     let (devices, fate) = world.pair(0, i64::MAX);
     let options = LoadOptions { n_ctx: 256, n_seqs: 3, n_ubatch: 8, split: vec![1.0; 2], ..LoadOptions::default() };
     let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
-    let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_prob: false };
+    let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_probs: LogProbs::None };
     let all: Vec<Sequence> = (0..3).map(|_| engine.open().unwrap()).collect();
     for sequence in &all {
         engine.begin(*sequence, &PROMPT, sampling, 30).unwrap();

@@ -14,8 +14,8 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Allowed, Constraint, Finish, Form, GenerateOptions, Generation, LoadOptions, PlacedModel, Sampling, TextEvent,
-    TextRequest, Texts, Vocabulary,
+    Allowed, Constraint, Finish, Form, GenerateOptions, Generation, LoadOptions, LogProbs, PlacedModel, Sampling,
+    TextEvent, TextRequest, Texts, Vocabulary,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn requests(n: usize, forms: &[Constraint], random: &mut Random) -> Vec<TextRequ
         options: GenerateOptions {
             n_predict: Some(5 + random.below(50)),
             sampler: Sampler { temperature: 1.2, top_k: 0, top_p: 0.98, min_p: 0.0, seed: i as u64 },
-            log_probs: true,
+            log_probs: LogProbs::Chosen,
             ignore_eos: i % 2 == 0,
             constraint: (i % 2 == 1).then(|| forms[i / 2 % forms.len()].clone()),
             ..GenerateOptions::default()
@@ -179,7 +179,7 @@ fn a_long_prompt_does_not_hold_up_a_text_that_has_a_form() {
         let runs = || fates[0].runs.load(Ordering::SeqCst);
         let options = LoadOptions { n_ctx: 256, n_seqs: 4, n_ubatch: 8, split: vec![1.0; n], ..LoadOptions::default() };
         let mut model = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
-        let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+        let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
         let [held, long] = [(); 2].map(|()| model.open().unwrap());
         model.begin(held, &[1, 2, 3, 4], sampling, 20).unwrap();
         model.allow(held, &Allowed::new(128, 7..9)).unwrap();
@@ -203,7 +203,7 @@ fn a_long_prompt_does_not_hold_up_a_text_that_has_a_form() {
 #[test]
 fn what_may_come_is_said_when_it_is_known() {
     let mut model = load("llama-dense", cpus(1), 2);
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
     let sequence = model.open().unwrap();
     model.begin(sequence, &[1, 2, 3, 4], sampling, 5).unwrap();
     let none = model.allow(sequence, &Allowed::new(128, [])).unwrap_err().to_string();

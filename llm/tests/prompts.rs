@@ -6,7 +6,7 @@ mod small;
 
 use failing::{World, greedy};
 use outboard_core::Device;
-use outboard_llm::{GenerateOptions, LoadOptions, PlacedModel, TextEvent, TextRequest, Texts};
+use outboard_llm::{GenerateOptions, LoadOptions, LogProbs, PlacedModel, TextEvent, TextRequest, Texts};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,7 @@ impl<'w> Talk<'w> {
     }
 
     fn push(&mut self, number: usize, prompt: &[u32], n_predict: usize) {
-        let options = GenerateOptions { n_predict: Some(n_predict), log_probs: true, ..greedy() };
+        let options = GenerateOptions { n_predict: Some(n_predict), log_probs: LogProbs::Chosen, ..greedy() };
         self.texts.push(number, TextRequest { prompt: prompt.to_vec(), options });
     }
 

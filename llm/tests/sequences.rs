@@ -9,7 +9,9 @@ use outboard_core::{Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
-use outboard_llm::{Error, LoadOptions, Penalties, PlacedModel, Prefixes, Sampler, Sampling, Sequence};
+use outboard_llm::{
+    Error, LoadOptions, LogProbs, N_TOP, Penalties, PlacedModel, Prefixes, Sampler, Sampling, Sequence,
+};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +29,7 @@ fn requests(n: usize, random: &mut Random) -> Vec<Request> {
                     _ => Sampler { temperature: 1.2, top_k: 30, top_p: 0.95, min_p: 0.01, seed: i as u64 },
                 },
                 penalties: (i % 4 == 1).then_some(Penalties { last_n: 40, repeat: 1.2, frequency: 0.1, presence: 0.1 }),
-                log_prob: i % 2 == 0,
+                log_probs: [LogProbs::Chosen, LogProbs::None, LogProbs::Top, LogProbs::None][i % 4],
             },
             most: 1 + random.below(30),
         })
@@ -94,7 +96,7 @@ fn the_same_over_several_devices() {
 fn a_beginning_in_common_is_read_and_kept_once() {
     let mut random = Random(3);
     let beginning: Vec<u32> = (0..600).map(|_| random.below(128) as u32).collect();
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let request = |rest: &[u32]| Request { prompt: [&beginning, rest].concat(), sampling, most: 5 };
     let requests = [request(&[1, 2, 3]), request(&[7, 8, 9, 10]), request(&[]), request(&[1, 2, 3])];
     let options = LoadOptions { n_ctx: 1024, ..options(3, 1) };
@@ -135,7 +137,7 @@ fn a_cache_that_is_full_says_so_and_has_room_later() {
     let options = LoadOptions { cache_tokens: 300, ..options(4, 1) };
     let mut model = load("llama-dense", cpus(1), &options);
     assert_eq!(model.cache_tokens(), 384, "in whole blocks");
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
     let [a, b] = [(); 2].map(|()| model.open().unwrap());
     model.begin(a, &[1; 100], sampling, 29).unwrap();
     model.begin(b, &[2; 100], sampling, 100).unwrap();
@@ -159,7 +161,7 @@ fn a_cache_that_is_full_says_so_and_has_room_later() {
 #[test]
 fn handles_are_of_no_use_once_they_are_closed() {
     let mut model = load("llama-dense", cpus(1), &options(1, 1));
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: false };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
     let a = model.open().unwrap();
     let many = model.open().unwrap_err().to_string();
     assert!(many.contains("1 sequences at a time"), "{many}");
@@ -196,8 +198,11 @@ fn a_bias_is_of_one_sequence() {
     assert!(wrong.contains("bias of 3 tokens"), "{wrong}");
     model.set_bias(bound, Some(only(5))).unwrap();
     model.begin(free, &request.prompt, request.sampling, request.most).unwrap();
-    let sampling =
-        Sampling { sampler: Sampler { temperature: 1.0, ..Sampler::GREEDY }, penalties: None, log_prob: false };
+    let sampling = Sampling {
+        sampler: Sampler { temperature: 1.0, ..Sampler::GREEDY },
+        penalties: None,
+        log_probs: LogProbs::None,
+    };
     model.begin(bound, &[1, 2, 3, 4], sampling, 6).unwrap();
     let mut texts: HashMap<Sequence, Text> = HashMap::new();
     while let Some(token) = model.next_token().unwrap() {
@@ -215,11 +220,56 @@ fn a_bias_is_of_one_sequence() {
     assert_eq!(model.len(bound).unwrap(), 4 + 6 + 3);
 }
 
+/// They are those of the model, most probable first, whatever is wanted beside them.
+#[test]
+fn the_most_probable_tokens_come_with_a_token() {
+    for n in 1..=2 {
+        let mut model = load("llama-dense", cpus(n), &options(3, n));
+        let sampler = Sampler { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 3 };
+        let of = |log_probs| Sampling { sampler, penalties: None, log_probs };
+        let prompt = [1, 2, 3, 4, 5];
+        let wanted = [LogProbs::None, LogProbs::Top, LogProbs::Chosen];
+        let open = wanted.map(|log_probs| {
+            let sequence = model.open().unwrap();
+            model.begin(sequence, &prompt, of(log_probs), 12).unwrap();
+            sequence
+        });
+        let mut tokens = [const { Vec::new() }; 3];
+        while let Some(token) = model.next_token().unwrap() {
+            tokens[open.iter().position(|sequence| *sequence == token.sequence).unwrap()].push(token);
+        }
+        let [none, top, chosen] = &tokens;
+        assert!(none.iter().all(|token| token.log_prob.is_none() && token.top_log_probs.is_empty()));
+        assert!(chosen.iter().all(|token| token.top_log_probs.is_empty()));
+        assert_eq!(top.iter().map(bits).collect::<Text>(), chosen.iter().map(bits).collect::<Text>());
+        let ids: Vec<u32> = top.iter().map(|token| token.id).collect();
+        model.close(open[0]).unwrap();
+        let again = model.open().unwrap();
+        let logits = model.logits(again, &[&prompt[..], &ids[..11]].concat()).unwrap();
+        let mut drawn_below = 0;
+        for (token, logits) in top.iter().zip(logits.chunks(128).skip(4)) {
+            let sum = logits.iter().map(|logit| logit.exp()).sum::<f32>().ln();
+            let given = &token.top_log_probs;
+            assert!(given.len() == N_TOP && given.is_sorted_by(|a, b| a.1 >= b.1), "{token:?}");
+            let is_near = |(id, log_prob): &(u32, f32)| (logits[*id as usize] - sum - log_prob).abs() < 0.01;
+            assert!(given.iter().all(is_near), "{token:?}");
+            let is_given = |id: usize| given.iter().any(|(given, _)| *given as usize == id);
+            let least = given[N_TOP - 1].1;
+            assert!((0..128).all(|id| is_given(id) || logits[id] - sum < least + 0.01), "{token:?}");
+            match given.iter().find(|(id, _)| *id == token.id) {
+                Some((_, own)) => assert_eq!(Some(*own), token.log_prob),
+                None => drawn_below += 1,
+            }
+        }
+        assert!((1..12).contains(&drawn_below), "{drawn_below}");
+    }
+}
+
 /// What a cancelled run has not read, nobody shares, and the sequence reads it later.
 #[test]
 fn a_run_that_was_cancelled_leaves_nothing_half_read() {
     let prompt: Vec<u32> = (0..600).map(|i| i * 37 % 128).collect();
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let request = Request { prompt, sampling, most: 5 };
     let options = LoadOptions { n_ctx: 1024, prefixes: Prefixes::Shared, ..options(2, 2) };
     let want = alone(&mut load("llama-dense", cpus(2), &options), &request);
@@ -245,7 +295,7 @@ fn a_run_that_was_cancelled_leaves_nothing_half_read() {
 fn a_cancelled_run_behind_a_step_back_is_read_again() {
     let prompt: Vec<u32> = (0..300).map(|i| i * 37 % 128).collect();
     let more: Vec<u32> = (0..50).map(|i| i * 11 % 128).collect();
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let options = LoadOptions { n_ctx: 1024, prefixes: Prefixes::Shared, ..options(2, 1) };
     let text = |model: &mut PlacedModel, is_cancelled: bool| {
         let sequence = model.open().unwrap();
@@ -270,7 +320,7 @@ fn a_cancelled_run_behind_a_step_back_is_read_again() {
 /// After an error, what reads a whole text leaves the sequence as it was.
 #[test]
 fn what_was_not_read_to_its_end_is_not_there() {
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let options = LoadOptions { scores: 24, ..options(1, 1) };
     let text = |model: &mut PlacedModel, cancel: &dyn Fn(&mut PlacedModel, Sequence)| {
         let sequence = model.open().unwrap();
@@ -297,7 +347,7 @@ fn what_was_not_read_to_its_end_is_not_there() {
 /// A sequence goes on behind the tokens that were given to somebody, however many are under way or have come.
 #[test]
 fn a_prompt_comes_behind_the_tokens_that_were_given() {
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let text = |model: &mut PlacedModel, waits: usize| {
         let [a, b] = [(); 2].map(|()| model.open().unwrap());
         model.begin(a, &[1, 2, 3, 4], sampling, 20).unwrap();
@@ -324,7 +374,7 @@ fn a_prompt_comes_behind_the_tokens_that_were_given() {
 /// Penalties count a sequence's own tokens, whoever had its blocks before.
 #[test]
 fn penalties_do_not_count_what_others_have_left() {
-    let plain = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let plain = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let penalties = Penalties { last_n: 256, repeat: 4.0, frequency: 1.0, presence: 1.0 };
     let weighed = Sampling { penalties: Some(penalties), ..plain };
     let text = |model: &mut PlacedModel| {
@@ -349,7 +399,7 @@ fn nobody_writes_to_a_block_that_is_shared() {
     let options = LoadOptions { prefixes: Prefixes::Shared, ..options(3, 1) };
     let mut model = load("llama-dense", cpus(1), &options);
     let prompt: Vec<u32> = (0..128).map(|i| i * 3 % 128).collect();
-    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_prob: true };
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
     let longer = Request { prompt: [&prompt[..], &[1, 2, 3, 4]].concat(), sampling, most: 6 };
     let want = alone(&mut model, &longer);
     let one = model.open().unwrap();

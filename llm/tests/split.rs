@@ -9,7 +9,7 @@ use outboard_core::op::{Penalties, Sampler};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{Cache, GenerateOptions, LoadOptions, Model, Parts, PlacedModel, generate};
+use outboard_llm::{Cache, GenerateOptions, LoadOptions, LogProbs, Model, Parts, PlacedModel, generate};
 use small::model;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -56,7 +56,7 @@ fn run(engine: &mut PlacedModel, tokenizer: &Tokenizer) -> Outcome {
         penalties,
         ignore_eos: true,
         stop,
-        log_probs: true,
+        log_probs: LogProbs::Chosen,
         ..GenerateOptions::default()
     };
     let generation = generate(engine, seq, tokenizer, &prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();

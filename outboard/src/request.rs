@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::model::Model;
 use outboard_core::op::{Penalties, Sampler};
 use outboard_llm::chat::Message;
-use outboard_llm::{Constraint, GenerateOptions, TextRequest};
+use outboard_llm::{Constraint, GenerateOptions, LogProbs, TextRequest};
 use std::sync::Arc;
 
 /// A text to generate. Without more being said it takes the most probable token each time, until the model ends the text or the context is full.
@@ -79,7 +79,14 @@ impl Request {
     /// Gives the log-probability of each token as well.
     #[must_use]
     pub fn log_probs(mut self) -> Request {
-        self.options.log_probs = true;
+        self.options.log_probs = self.options.log_probs.max(LogProbs::Chosen);
+        self
+    }
+
+    /// Gives the log-probabilities of the [`N_TOP`](outboard_llm::N_TOP) most probable tokens in the place of each token, and its own, as well.
+    #[must_use]
+    pub fn top_log_probs(mut self) -> Request {
+        self.options.log_probs = LogProbs::Top;
         self
     }
 

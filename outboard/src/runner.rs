@@ -307,9 +307,11 @@ fn tell(to: &Destination, event: TextEvent) -> ControlFlow<()> {
         Destination::Embedding(embedded) => return tell_embedding(embedded, event),
     };
     let piece = match event {
-        TextEvent::Token { id, log_prob, text } => Ok(Piece { text, token: Some(id), log_prob, end: None }),
+        TextEvent::Token { id, log_prob, top_log_probs, text } => {
+            Ok(Piece { text, token: Some(id), log_prob, top_log_probs, end: None })
+        }
         TextEvent::Ended { rest, generation } => {
-            Ok(Piece { text: rest, token: None, log_prob: None, end: Some(Box::new(generation)) })
+            Ok(Piece { text: rest, end: Some(Box::new(generation)), ..Piece::default() })
         }
         TextEvent::Embedded(_) => Err(Error::Bug("a text has become an embedding".into())),
         TextEvent::Failed(e) => Err(e.into()),

@@ -23,6 +23,8 @@ pub struct Piece {
     pub token: Option<u32>,
     /// The token's log-probability, if that was asked for.
     pub log_prob: Option<f32>,
+    /// The most probable tokens in its place, most probable first, with their log-probabilities, if they were asked for.
+    pub top_log_probs: Vec<(u32, f32)>,
     /// In the last piece the whole: text, tokens, why it ended, how long it took.
     pub end: Option<Box<Generation>>,
 }

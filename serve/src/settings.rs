@@ -17,7 +17,8 @@ pub(crate) struct Settings {
     /// Most tokens of each.
     pub(crate) most: Option<usize>,
     pub(crate) stop: Vec<String>,
-    pub(crate) log_probs: bool,
+    /// How many of the most probable tokens come with each token and its log-probability; `None`: not even that.
+    pub(crate) log_probs: Option<usize>,
     pub(crate) ignore_eos: bool,
     pub(crate) sampler: Sampler,
     pub(crate) penalties: Option<Penalties>,
@@ -50,7 +51,7 @@ impl Settings {
             n: 1,
             most,
             stop,
-            log_probs: false,
+            log_probs: None,
             ignore_eos,
             sampler,
             penalties,
@@ -73,8 +74,10 @@ impl Settings {
         if self.ignore_eos {
             request = request.ignore_eos();
         }
-        if self.log_probs {
-            request = request.log_probs();
+        match self.log_probs {
+            None => {}
+            Some(0) => request = request.log_probs(),
+            Some(_) => request = request.top_log_probs(),
         }
         if let Some(bias) = &self.bias {
             request = request.bias(bias.clone());

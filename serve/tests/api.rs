@@ -121,6 +121,56 @@ fn log_probs_of_completions_are_those_of_the_tokens() {
 }
 
 #[test]
+fn the_most_probable_tokens_come_with_each_token() {
+    let served = served();
+    let mut request =
+        json!({"messages": user("abcd"), "max_tokens": 6, "temperature": 0, "logprobs": true, "top_logprobs": 3});
+    let whole = served.post("/v1/chat/completions", &request).json();
+    let content = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(content.len(), 6);
+    for one in content {
+        let top = one["top_logprobs"].as_array().unwrap();
+        let numbers: Vec<f64> = top.iter().map(|top| top["logprob"].as_f64().unwrap()).collect();
+        assert!(top.len() == 3 && numbers.is_sorted_by(|a, b| a >= b), "{one}");
+        assert!(numbers.iter().map(|number| number.exp()).sum::<f64>() < 1.0, "{one}");
+        // The most probable one is drawn.
+        let mut own = one.clone();
+        own.as_object_mut().unwrap().remove("top_logprobs");
+        assert_eq!(top[0], own);
+    }
+    request["stream"] = true.into();
+    let events = served.stream("/v1/chat/completions", &request).all();
+    let streamed: Vec<&Value> =
+        events.iter().filter_map(|event| event["choices"][0]["logprobs"]["content"].as_array()).flatten().collect();
+    assert_eq!(streamed, content.iter().collect::<Vec<_>>());
+    // Beside one that wants none, and one that wants all there are.
+    request["stream"] = false.into();
+    request["top_logprobs"] = 20.into();
+    let all = served.post("/v1/chat/completions", &request).json();
+    for (all, three) in all["choices"][0]["logprobs"]["content"].as_array().unwrap().iter().zip(content) {
+        assert_eq!(all["top_logprobs"].as_array().unwrap()[..3], three["top_logprobs"].as_array().unwrap()[..]);
+        assert_eq!(all["top_logprobs"].as_array().unwrap().len(), 20);
+    }
+    // What is drawn at random is there as well, also where it is not among the most probable ones.
+    let mut request = json!({"prompt": "abcd", "max_tokens": 12, "temperature": 1.9, "seed": 3, "logprobs": 2});
+    let whole = served.post("/v1/completions", &request).json();
+    let log_probs = &whole["choices"][0]["logprobs"];
+    let top = log_probs["top_logprobs"].as_array().unwrap();
+    let own = log_probs["tokens"].as_array().unwrap().iter().zip(log_probs["token_logprobs"].as_array().unwrap());
+    for (top, (token, own)) in top.iter().zip(own) {
+        assert!(
+            (2..=3).contains(&top.as_object().unwrap().len()) && top[token.as_str().unwrap()] == *own,
+            "{log_probs}"
+        );
+    }
+    assert!(top.len() == 12 && top.iter().any(|top| top.as_object().unwrap().len() == 3), "{log_probs}");
+    request["stream"] = true.into();
+    let events = served.stream("/v1/completions", &request).all();
+    let streamed = events.iter().filter_map(|event| event["choices"][0]["logprobs"]["top_logprobs"].as_array());
+    assert_eq!(streamed.flatten().collect::<Vec<_>>(), top.iter().collect::<Vec<_>>());
+}
+
+#[test]
 fn a_stop_string_ends_a_text_before_it() {
     let served = served();
     let ask = |stop: Value| {
@@ -177,6 +227,8 @@ fn what_is_not_there_is_refused_by_its_name() {
         ("logit_bias", json!({"-1": 1})),
         ("logit_bias", json!([1])),
         ("top_logprobs", json!(3)),
+        ("top_logprobs", json!(21)),
+        ("logprobs", json!(2)),
         ("modalities", json!(["text", "audio"])),
         ("store", json!(true)),
         ("reasoning_effort", json!("low")),
@@ -220,9 +272,14 @@ fn what_is_not_there_is_refused_by_its_name() {
         let request = json!({"messages": messages});
         assert_eq!(served.post("/v1/chat/completions", &request).error(400)["param"], param, "{messages}");
     }
-    for (name, value) in
-        [("logprobs", json!(1)), ("best_of", json!(2)), ("suffix", json!("end")), ("prompt", json!([]))]
-    {
+    for (name, value) in [
+        ("logprobs", json!(21)),
+        ("logprobs", json!("a")),
+        ("top_logprobs", json!(1)),
+        ("best_of", json!(2)),
+        ("suffix", json!("end")),
+        ("prompt", json!([])),
+    ] {
         let mut request = json!({"prompt": "ab", "max_tokens": 1});
         request[name] = value;
         assert_eq!(served.post("/v1/completions", &request).error(400)["param"], name);

@@ -10,7 +10,7 @@ use crate::trust::TrustArgs;
 use crate::{devices, fetch, interrupt, model};
 use anyhow::{Context, Result, anyhow};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{GenerateOptions, Prefixes};
+use outboard_llm::{GenerateOptions, LogProbs, Prefixes};
 use outboard_output as output;
 use servers::Server;
 use std::process::ExitCode;
@@ -55,7 +55,11 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if show == Show::Text {
         output::out(PROMPT)?;
     }
-    let options = GenerateOptions { n_predict: Some(TOKENS), log_probs: args.json, ..GenerateOptions::default() };
+    let options = GenerateOptions {
+        n_predict: Some(TOKENS),
+        log_probs: if args.json { LogProbs::Chosen } else { LogProbs::None },
+        ..GenerateOptions::default()
+    };
     let sequence = engine.open()?;
     let generation = generate_shown(&mut engine, sequence, &loaded, &tokens, &options, show, &interrupted)?;
     let report = Report::new(&tokens, generation, load_time, &engine);

@@ -14,7 +14,7 @@ use crate::{interrupt, model, print};
 use anyhow::{Context, Result, bail};
 use outboard::Model;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
-use outboard_llm::{Finish, GenerateOptions, Generation, PlacedModel, Prefixes, Sequence, generate};
+use outboard_llm::{Finish, GenerateOptions, Generation, LogProbs, PlacedModel, Prefixes, Sequence, generate};
 use outboard_output as output;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -172,7 +172,7 @@ fn generate_options(args: &Args) -> Result<GenerateOptions> {
         penalties,
         ignore_eos: args.ignore_eos,
         stop: args.stop.clone(),
-        log_probs: args.json,
+        log_probs: if args.json { LogProbs::Chosen } else { LogProbs::None },
         ..GenerateOptions::default()
     })
 }

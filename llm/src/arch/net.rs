@@ -57,6 +57,10 @@ pub const HIDDEN: &str = "output_norm";
 pub const SAMPLED: &str = "sampled";
 /// Name of the output of log-probabilities, of the sampled ids or of [`TARGETS`], F32 `[n_outputs]`.
 pub const LOG_PROBS: &str = "log_probs";
+/// Name of the output of the most probable ids, most probable first: I32 `[k, n_outputs]`, of [`N_TOP`] or the whole vocabulary.
+pub const TOP_IDS: &str = "top_ids";
+/// Name of the output of their log-probabilities, F32 `[1, k, n_outputs]`.
+pub const TOP_LOG_PROBS: &str = "top_log_probs";
 
 /// What a graph gives back.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,8 +83,8 @@ pub enum Outputs {
         penalties: bool,
         /// What is added to the logits.
         added: Added,
-        /// The tokens' log-probabilities (before penalties) as well.
-        log_prob: bool,
+        /// Which log-probabilities come with them.
+        log_probs: LogProbs,
     },
 }
 
@@ -107,15 +111,30 @@ impl Outputs {
     }
 }
 
-/// How a token is chosen. The numbers are inputs of a run; only whether there are penalties, and a log-probability, changes its graph.
+/// Which log-probabilities come with a sampled token: those of the model, before penalties and what is added to logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogProbs {
+    /// None.
+    #[default]
+    None,
+    /// The token's own.
+    Chosen,
+    /// Its own, and those of the [most probable tokens](N_TOP).
+    Top,
+}
+
+/// Tokens that [`LogProbs::Top`] gives, fewer if the vocabulary has fewer: as many as OpenAI's API gives at most.
+pub const N_TOP: usize = 20;
+
+/// How a token is chosen. The numbers are inputs of a run; only whether there are penalties, and log-probabilities, changes its graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// The draw.
     pub sampler: op::Sampler,
     /// What makes tokens less probable before it.
     pub penalties: Option<op::Penalties>,
-    /// Gives the token's log-probability (before penalties) as well.
-    pub log_prob: bool,
+    /// Which log-probabilities come with the token.
+    pub log_probs: LogProbs,
 }
 
 /// Where token ids come from.
@@ -605,16 +624,35 @@ impl Net<'_> {
     }
 
     /// The output of the log-probabilities of these ids, one for each row of logits.
-    fn log_probs(&mut self, logits: TensorId, ids: TensorId) -> Result<()> {
+    fn log_probs(&mut self, logits: TensorId, ids: TensorId) -> Result<TensorId> {
         let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
         self.g.name(log_probs, LOG_PROBS);
+        self.g.output(log_probs);
+        Ok(log_probs)
+    }
+
+    /// The outputs of the most probable tokens of each row of logits, given one id of each row and how probable it is: a logit and its
+    /// log-probability differ by the same number in all of the row.
+    fn top(&mut self, logits: TensorId, id: TensorId, log_prob: TensorId) -> Result<()> {
+        let [n_vocab, rows, ..] = self.g.ne(logits);
+        let ids = self.g.push(op::TopK { k: N_TOP.min(n_vocab) }, &[logits])?;
+        self.g.name(ids, TOP_IDS);
+        self.g.output(ids);
+        let each = self.reshape(logits, [1, n_vocab, rows, 1])?;
+        let id = self.reshape(id, [1, rows, 1, 1])?;
+        let of_id = self.g.push(op::GetRows, &[each, id])?;
+        let log_prob = self.reshape(log_prob, [1, 1, rows, 1])?;
+        let difference = self.g.push(op::Binary { kind: BinaryKind::Sub }, &[of_id, log_prob])?;
+        let of_top = self.g.push(op::GetRows, &[each, ids])?;
+        let log_probs = self.g.push(op::Binary { kind: BinaryKind::Sub }, &[of_top, difference])?;
+        self.g.name(log_probs, TOP_LOG_PROBS);
         self.g.output(log_probs);
         Ok(())
     }
 
     /// Tokens from the logits of some rows of x, and what the next steps need of them.
     fn sample(&mut self, x: TensorId) -> Result<()> {
-        let Outputs::Sample { rows, penalties, added, log_prob } = self.shape.outputs else { return Ok(()) };
+        let Outputs::Sample { rows, penalties, added, log_probs } = self.shape.outputs else { return Ok(()) };
         let logits = self.logits(x, rows)?;
         let mut weighed = match self.history {
             Some(history) if penalties => self.weigh(logits, history, rows)?,
@@ -629,8 +667,11 @@ impl Net<'_> {
         let ids = self.g.push(op::Sample, &[weighed, params, draws])?;
         self.g.name(ids, SAMPLED);
         self.g.output(ids);
-        if log_prob {
-            self.log_probs(logits, ids)?;
+        if log_probs != LogProbs::None {
+            let log_prob = self.log_probs(logits, ids)?;
+            if log_probs == LogProbs::Top {
+                self.top(logits, ids, log_prob)?;
+            }
         }
         let next = self.next_token()?;
         // Steps sample for every row, in their order.

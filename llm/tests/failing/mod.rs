@@ -14,7 +14,7 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Failover, GenerateOptions, Generation, LoadOptions, Model, PlacedModel, Recovery, Sequence, generate,
+    Failover, GenerateOptions, Generation, LoadOptions, LogProbs, Model, PlacedModel, Recovery, Sequence, generate,
 };
 use outboard_reference::reference_device;
 use std::any::Any;
@@ -314,7 +314,7 @@ pub(crate) fn sampled() -> GenerateOptions {
         penalties: Some(Penalties { last_n: 16, repeat: 1.3, frequency: 0.2, presence: 0.1 }),
         ignore_eos: true,
         stop: Vec::new(),
-        log_probs: true,
+        log_probs: LogProbs::Chosen,
         ..GenerateOptions::default()
     }
 }

@@ -1,7 +1,7 @@
 //! Texts of many sequences, alone and side by side: what tests of one process and of servers have in common.
 #![allow(clippy::unwrap_used, clippy::expect_used, dead_code)]
 
-use outboard_llm::{PlacedModel, Sampling, Sequence, Token};
+use outboard_llm::{LogProbs, PlacedModel, Sampling, Sequence, Token};
 use std::collections::HashMap;
 
 /// A text to be generated.
@@ -43,7 +43,7 @@ impl Random {
 pub(crate) fn rest(model: &mut PlacedModel, sequence: Sequence, sampling: Sampling) -> Text {
     let mut text = Vec::new();
     while let Some(token) = model.next_token().unwrap() {
-        assert_eq!((token.sequence, token.log_prob.is_some()), (sequence, sampling.log_prob));
+        assert_eq!((token.sequence, token.log_prob.is_some()), (sequence, sampling.log_probs != LogProbs::None));
         text.push(bits(&token));
     }
     text
@@ -79,7 +79,7 @@ pub(crate) fn together(
         }
         let Some(token) = model.next_token().unwrap() else { break };
         let i = open[&token.sequence];
-        assert_eq!(token.log_prob.is_some(), requests[i].sampling.log_prob);
+        assert_eq!(token.log_prob.is_some(), requests[i].sampling.log_probs != LogProbs::None);
         texts[i].push(bits(&token));
         if texts[i].len() == requests[i].most || cut.get(&i) == Some(&texts[i].len()) {
             model.close(token.sequence).unwrap();

@@ -1,8 +1,8 @@
 //! `/v1/chat/completions`.
 
 use super::usual::{
-    Delivery, FINGERPRINT, Used, call_id, end_chunks, finish_reason_with, id, is_of_text, json_response, now,
-    take_absent, take_delivery, text_of, token,
+    Delivery, FINGERPRINT, Used, call_id, end_chunks, finish_reason_with, first, id, is_of_text, json_response,
+    log_prob, now, take_absent, take_delivery, text_of, token, top,
 };
 use crate::body;
 use crate::error::{ApiError, Result};
@@ -20,6 +20,7 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::response::sse::Event;
+use outboard::llm::N_TOP;
 use outboard::{Message, Model, Piece};
 use serde_json::{Value, json};
 
@@ -51,7 +52,7 @@ pub(crate) async fn answer(
         let writer = Chunks {
             head,
             with_usage: delivery == Delivery::StreamWithUsage,
-            with_log_probs: settings.log_probs,
+            log_probs: settings.log_probs,
             ends_at_eog: !settings.ignore_eos,
             texts: vec![(splitter, 0); settings.n],
             used: Used::by(prompt_tokens),
@@ -74,7 +75,7 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     let mut settings = Settings::take(&mut params, &["max_tokens", "max_completion_tokens"], "stop", 1)?;
     settings.n = take_n(&mut params)?;
     settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;
-    settings.log_probs = params.boolean("logprobs")?.unwrap_or(false);
+    settings.log_probs = take_log_probs(&mut params)?;
     settings.shown = service.style().shown.clone();
     let delivery = take_delivery(&mut params)?;
     let offer = Offer::of_chat(&mut params, service.style())?;
@@ -83,6 +84,16 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     let list = params.required_list("messages", MESSAGES)?;
     params.finish()?;
     Ok(Asked { messages: messages(list, service.style())?, offer, settings, delivery, form })
+}
+
+/// Whether log-probabilities are wanted, and how many of the most probable tokens beside each.
+fn take_log_probs(params: &mut Params) -> Result<Option<usize>> {
+    let wanted = params.boolean("logprobs")?.unwrap_or(false);
+    let top = params.count("top_logprobs", 0..=N_TOP as i64)?.unwrap_or(0);
+    if top > 0 && !wanted {
+        return Err(ApiError::of_param("top_logprobs", "'top_logprobs' needs 'logprobs' to be true"));
+    }
+    Ok(wanted.then_some(top))
 }
 
 /// The messages of a chat.
@@ -176,9 +187,14 @@ impl Head {
         })
     }
 
-    fn log_prob(&self, id: u32, log_prob: f32) -> Value {
-        let (text, bytes) = token(&self.model, id);
-        json!({"token": text, "logprob": log_prob, "bytes": bytes, "top_logprobs": []})
+    fn log_prob(&self, id: u32, own: f32, top: &[(u32, f32)]) -> Value {
+        let one = |id: u32, own: f32| {
+            let (text, bytes) = token(&self.model, id);
+            json!({"token": text, "logprob": log_prob(own), "bytes": bytes})
+        };
+        let mut whole = one(id, own);
+        whole["top_logprobs"] = top.iter().map(|&(id, own)| one(id, own)).collect();
+        whole
     }
 
     fn call(&self, call: &Call) -> Value {
@@ -189,10 +205,10 @@ impl Head {
 
 fn choice(head: &Head, settings: &Settings, index: usize, whole: &Whole) -> Value {
     let text = &whole.text;
-    let log_probs = settings.log_probs.then(|| {
-        let both = text.tokens.iter().zip(&text.log_probs);
-        let of_text = both.filter(|(id, _)| is_of_text(head.model.tokenizer(), **id, settings.ignore_eos));
-        let content: Vec<Value> = of_text.map(|(&id, &log_prob)| head.log_prob(id, log_prob)).collect();
+    let log_probs = settings.log_probs.map(|most| {
+        let all = text.tokens.iter().zip(&text.log_probs).enumerate();
+        let of_text = all.filter(|(_, (id, _))| is_of_text(head.model.tokenizer(), **id, settings.ignore_eos));
+        let content: Vec<Value> = of_text.map(|(i, (&id, &own))| head.log_prob(id, own, top(text, i, most))).collect();
         json!({"content": content, "refusal": null})
     });
     let calls: Vec<Value> = whole.calls().map(|call| head.call(call)).collect();
@@ -215,7 +231,7 @@ fn choice(head: &Head, settings: &Settings, index: usize, whole: &Whole) -> Valu
 struct Chunks {
     head: Head,
     with_usage: bool,
-    with_log_probs: bool,
+    log_probs: Option<usize>,
     ends_at_eog: bool,
     /// What takes each text apart, and how many calls there were.
     texts: Vec<(Splitter, usize)>,
@@ -260,7 +276,8 @@ impl Writer for Chunks {
     fn piece(&mut self, number: usize, piece: Piece, out: &mut Out) {
         let log_prob = match (piece.token, piece.log_prob) {
             (Some(id), Some(log_prob)) if is_of_text(self.head.model.tokenizer(), id, !self.ends_at_eog) => {
-                Some(self.head.log_prob(id, log_prob))
+                let most = self.log_probs.unwrap_or(0);
+                Some(self.head.log_prob(id, log_prob, first(&piece.top_log_probs, most)))
             }
             _ => None,
         };
@@ -276,7 +293,7 @@ impl Writer for Chunks {
             next += usize::from(is_call);
         }
         // A token that gives nothing now has a probability all the same.
-        if deltas.is_empty() && self.with_log_probs && log_prob.is_some() {
+        if deltas.is_empty() && self.log_probs.is_some() && log_prob.is_some() {
             deltas.push(json!({"content": ""}));
         }
         let mut log_probs = log_prob.map_or(Value::Null, |one| json!({"content": [one], "refusal": null}));

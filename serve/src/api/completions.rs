@@ -1,8 +1,8 @@
 //! `/v1/completions`.
 
 use super::usual::{
-    Delivery, FINGERPRINT, Used, end_chunks, finish_reason, id, ids, is_of_text, is_zero, json_response, now,
-    take_absent, take_delivery, token,
+    Delivery, FINGERPRINT, Used, end_chunks, finish_reason, first, id, ids, is_of_text, json_response, log_prob, now,
+    take_absent, take_delivery, token, top,
 };
 use crate::body;
 use crate::error::{ApiError, Result};
@@ -18,9 +18,10 @@ use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::response::sse::Event;
+use outboard::llm::N_TOP;
 use outboard::llm::tokenizer::SpecialTokens;
 use outboard::{Generation, Model, Piece};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// What is asked for.
@@ -60,21 +61,15 @@ pub(crate) async fn answer(
     if delivery != Delivery::Whole {
         let with_usage = delivery == Delivery::StreamWithUsage;
         let offsets = before.iter().map(|text| text.chars().count()).collect();
-        let writer = Chunks {
-            head,
-            with_usage,
-            with_log_probs: settings.log_probs,
-            before,
-            offsets,
-            used: Used::by(prompt_tokens),
-        };
+        let writer =
+            Chunks { head, with_usage, log_probs: settings.log_probs, before, offsets, used: Used::by(prompt_tokens) };
         return Ok(stream::respond(answers, writer));
     }
     let texts = answers.complete().await?;
     let mut used = Used::by(prompt_tokens);
     texts.iter().for_each(|text| used.add(text));
     let choice = |(index, (before, text)): (usize, (&String, &Generation))| {
-        let log_probs = settings.log_probs.then(|| head.log_probs(text, before.chars().count()));
+        let log_probs = settings.log_probs.map(|most| head.log_probs(text, before.chars().count(), most));
         let (whole, finish) = (format!("{before}{}", text.text), finish_reason(text.finish));
         json!({"index": index, "text": whole, "logprobs": log_probs, "finish_reason": finish})
     };
@@ -94,14 +89,9 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     if best_of.is_some_and(|best_of| best_of != settings.n) {
         return Err(ApiError::unsupported("best_of", "all texts are given; the only value is that of 'n'"));
     }
-    const CHOSEN: &str = "only the probability of the token that was chosen is known; the only values are 0 and true";
-    settings.log_probs = match params.take("logprobs") {
-        None | Some(Value::Bool(false)) => false,
-        Some(value) if is_zero(&value) || value == true => true,
-        Some(_) => return Err(ApiError::unsupported("logprobs", CHOSEN)),
-    };
+    settings.log_probs = take_log_probs(&mut params)?;
     let echo = params.boolean("echo")?.unwrap_or(false);
-    if echo && settings.log_probs {
+    if echo && settings.log_probs.is_some() {
         return Err(ApiError::unsupported("echo", "with 'logprobs': those of the prompt are not known"));
     }
     params.absent("suffix", "texts are written from their beginning", |value| value == "")?;
@@ -115,6 +105,19 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
         return Err(ApiError::of_param("n", message));
     }
     Ok(Asked { prompts, settings, delivery, echo, form })
+}
+
+/// How many of the most probable tokens are wanted beside each, if log-probabilities are. `true` is understood as well.
+fn take_log_probs(params: &mut Params) -> Result<Option<usize>> {
+    match params.take("logprobs") {
+        None | Some(Value::Bool(false)) => Ok(None),
+        Some(Value::Bool(true)) => Ok(Some(0)),
+        Some(value) => {
+            let most = value.as_u64().and_then(|most| usize::try_from(most).ok()).filter(|most| *most <= N_TOP);
+            let wrong = || format!("'logprobs' must be a whole number from 0 to {N_TOP}");
+            most.map(Some).ok_or_else(|| ApiError::of_param("logprobs", wrong()))
+        }
+    }
 }
 
 /// A text, several, the tokens of one, or of several.
@@ -172,17 +175,48 @@ impl Head {
         })
     }
 
-    fn log_probs(&self, text: &Generation, mut offset: usize) -> Value {
-        let both = text.tokens.iter().zip(&text.log_probs);
-        let (mut tokens, mut log_probs, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
-        for (&id, &log_prob) in both.filter(|(id, _)| is_of_text(self.model.tokenizer(), **id, self.ignores_eos)) {
-            let (token, _) = token(&self.model, id);
-            offsets.push(offset);
-            offset += token.chars().count();
-            tokens.push(token);
-            log_probs.push(log_prob);
+    fn log_probs(&self, text: &Generation, offset: usize, most: usize) -> Value {
+        let mut all = LogProbs { most, offset, ..LogProbs::default() };
+        for (i, (&id, &own)) in text.tokens.iter().zip(&text.log_probs).enumerate() {
+            if is_of_text(self.model.tokenizer(), id, self.ignores_eos) {
+                all.push(&self.model, id, own, top(text, i, most));
+            }
         }
-        json!({"tokens": tokens, "token_logprobs": log_probs, "top_logprobs": null, "text_offset": offsets})
+        all.json()
+    }
+}
+
+/// Log-probabilities of tokens that follow one another.
+#[derive(Default)]
+struct LogProbs {
+    /// How many of the most probable tokens are wanted beside each.
+    most: usize,
+    /// Characters before the next token.
+    offset: usize,
+    tokens: Vec<String>,
+    own: Vec<Value>,
+    top: Vec<Map<String, Value>>,
+    offsets: Vec<usize>,
+}
+
+impl LogProbs {
+    fn push(&mut self, model: &Model, id: u32, own: f32, top: &[(u32, f32)]) {
+        let mut by_text = Map::new();
+        // Some tokens have the same text; the most probable one comes first. The one that was chosen is always there.
+        for &(id, log_prob_of) in top.iter().chain((self.most > 0).then_some(&(id, own))) {
+            by_text.entry(token(model, id).0).or_insert_with(|| log_prob(log_prob_of));
+        }
+        let (token, _) = token(model, id);
+        self.offsets.push(self.offset);
+        self.offset += token.chars().count();
+        self.tokens.push(token);
+        self.own.push(log_prob(own));
+        self.top.push(by_text);
+    }
+
+    fn json(self) -> Value {
+        let top = (self.most > 0).then_some(self.top);
+        json!({"tokens": self.tokens, "token_logprobs": self.own, "top_logprobs": top, "text_offset": self.offsets})
     }
 }
 
@@ -190,7 +224,7 @@ impl Head {
 struct Chunks {
     head: Head,
     with_usage: bool,
-    with_log_probs: bool,
+    log_probs: Option<usize>,
     before: Vec<String>,
     /// Characters of each text so far.
     offsets: Vec<usize>,
@@ -210,11 +244,12 @@ impl Chunks {
         data(&self.chunk(json!([{"index": index, "text": text, "logprobs": log_probs, "finish_reason": finish}])))
     }
 
-    fn log_prob(&mut self, number: usize, id: u32, log_prob: f32) -> Value {
-        let (token, _) = token(&self.head.model, id);
-        let Some(offset) = self.offsets.get_mut(number) else { return Value::Null };
-        let at = std::mem::replace(offset, *offset + token.chars().count());
-        json!({"tokens": [token], "token_logprobs": [log_prob], "top_logprobs": null, "text_offset": [at]})
+    fn log_prob(&mut self, number: usize, id: u32, own: f32, top: &[(u32, f32)]) -> Value {
+        let (Some(offset), Some(most)) = (self.offsets.get_mut(number), self.log_probs) else { return Value::Null };
+        let mut one = LogProbs { most, offset: *offset, ..LogProbs::default() };
+        one.push(&self.head.model, id, own, first(top, most));
+        *offset = one.offset;
+        one.json()
     }
 }
 
@@ -227,11 +262,11 @@ impl Writer for Chunks {
     fn piece(&mut self, number: usize, piece: Piece, out: &mut Out) {
         let log_probs = match (piece.token, piece.log_prob) {
             (Some(id), Some(log_prob)) if is_of_text(self.head.model.tokenizer(), id, self.head.ignores_eos) => {
-                self.log_prob(number, id, log_prob)
+                self.log_prob(number, id, log_prob, &piece.top_log_probs)
             }
             _ => Value::Null,
         };
-        if !piece.text.is_empty() || (self.with_log_probs && !log_probs.is_null()) {
+        if !piece.text.is_empty() || !log_probs.is_null() {
             out.push_back(self.part(number, &piece.text, &log_probs, None));
         }
         if let Some(end) = piece.end {

@@ -120,7 +120,7 @@ pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
     params.absent("parallel_tool_calls", NO_TOOLS, Value::is_boolean)?;
     params.absent(
         "top_logprobs",
-        "only the probability of the token that was chosen is known; the only value is 0",
+        "it is of /v1/chat/completions, and for /v1/completions 'logprobs' is a number; the only value here is 0",
         is_zero,
     )?;
     params.absent("modalities", "a model here writes text", |value| value == &json!(["text"]))?;
@@ -215,6 +215,21 @@ pub(crate) fn token(model: &Model, id: u32) -> (String, Vec<u8>) {
     let mut bytes = Vec::new();
     model.tokenizer().token_bytes(id, SpecialTokens::Show, &mut bytes);
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+}
+
+/// A log-probability as answers have it: as in OpenAI's API, -9999 for what is not possible.
+pub(crate) fn log_prob(log_prob: f32) -> Value {
+    log_prob.max(-9999.0).into()
+}
+
+/// The most probable tokens that came with the token of this number, of which so many are wanted.
+pub(crate) fn top(text: &Generation, number: usize, most: usize) -> &[(u32, f32)] {
+    first(text.top_log_probs.get(number).map_or(&[], Vec::as_slice), most)
+}
+
+/// The first ones, if there are more.
+pub(crate) fn first(top: &[(u32, f32)], most: usize) -> &[(u32, f32)] {
+    top.get(..most).unwrap_or(top)
 }
 
 /// Tokens of a request that are given as numbers, all of them the model's.
