@@ -24,10 +24,10 @@ fn two_clients_at_once_get_their_own_texts() {
     let server = Server::start(&["-d", "cpu:1"]);
     let prompts = ["The capital of France is", "def fibonacci(n):"];
     let alone = prompts.map(|p| {
-        let json = [&run_args(model, &server.addr, p, "48")[..], &["--json"]].concat();
+        let json = [&run_args(model, &server.addr, p, "256")[..], &["--json"]].concat();
         Client::run(&json, LIMIT).json::<RunReport>().text
     });
-    let mut both = prompts.map(|p| Client::start(&run_args(model, &server.addr, p, "48")));
+    let mut both = prompts.map(|p| Client::start(&run_args(model, &server.addr, p, "256")));
     // Each writes before the other has ended.
     both.iter_mut().for_each(|client| client.wait_for_text(LIMIT));
     let first_ended = both.iter_mut().any(|client| !client.is_running());

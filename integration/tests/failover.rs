@@ -225,7 +225,7 @@ fn a_server_that_comes_back_is_used_again() {
     let run = [&run[..], &["-ts".into(), "1,1".into()]].concat();
     let want: RunReport = Client::run(&run, LIMIT).json();
     let client = loaded(&run);
-    std::thread::sleep(Duration::from_micros(duration(&want) / 2));
+    std::thread::sleep(Duration::from_micros(span(&want, &run) / 4));
     let addr = other.addr.clone();
     // It is asked for a second long: on a busy host a program may take longer to start.
     client.signal("STOP");

@@ -307,11 +307,11 @@ fn many_users_who_come_stall_and_vanish_while_a_server_dies() {
 #[test]
 fn texts_of_many_users_come_evenly() {
     let rates = crowd(Fate::Lives);
-    let (slowest, middle) = (rates[0], rates[rates.len() / 2]);
-    // Half of it is what is wanted, and what is printed; a busy machine may be less even.
+    let [slowest, slow, middle] = [0, rates.len() / 10, rates.len() / 2].map(|i| rates[i]);
+    // A pause of the machine is for the few that are under way.
     assert!(
-        slowest >= middle / 4.0,
-        "{slowest:.0} tokens per second of the slowest text, {middle:.0} of the middle one"
+        slow >= middle / 4.0 && slowest >= middle / 20.0,
+        "{slowest:.0} tokens per second of the slowest text, {slow:.0} of one in ten, {middle:.0} of the middle one"
     );
 }
 

@@ -202,8 +202,9 @@ mod tests {
         let (other, second) = (lane.clone(), lane.clone());
         assert_eq!(lane.taken(), Taken { bytes: 0, callers_wait: false });
         let writer = std::thread::spawn(move || other.push(|b| b.extend_from_slice(&[1; 10])));
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        assert_eq!(lane.taken(), Taken { bytes: 0, callers_wait: true });
+        while lane.taken() != (Taken { bytes: 0, callers_wait: true }) {
+            std::thread::yield_now();
+        }
         assert_eq!(take(&mut body).unwrap().len(), 10);
         assert!(writer.join().unwrap());
         assert_eq!(lane.taken(), Taken { bytes: 10, callers_wait: false });

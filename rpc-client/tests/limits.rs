@@ -73,7 +73,7 @@ fn a_resume_that_comes_too_late_frees_nothing_of_the_newer() {
             let (session, graph) = (Some(h.session.clone()), large_graph(60_000).into());
             let supports = framed(&v1::SupportsRequest { session, device: "REF0".into(), graph }.encode_to_vec());
             let mut busy = Vec::new();
-            for _ in 0..24 {
+            for _ in 0..64 {
                 let mut call = h.conn.stream("outboard.v1.Outboard/Supports").await.unwrap();
                 call.bytes(supports.clone());
                 call.close();
@@ -87,7 +87,7 @@ fn a_resume_that_comes_too_late_frees_nothing_of_the_newer() {
             // Both with the secret that the client knows: it has not got the answer to the first. It has dropped everything when it
             // sends the first, say; what the second keeps must stay.
             let mut stale = control_of(&old, resume(vec![])).await;
-            let _ = tokio::time::timeout(Duration::from_millis(20), stale.next()).await;
+            let _ = tokio::time::timeout(Duration::from_millis(200), stale.next()).await;
             let mut current = control_of(&new, resume(vec![1, 2])).await;
             let Reply::Resumed(v1::Resumed { session: Some(session) }) = answer(&mut current).await.unwrap() else {
                 panic!("not taken up");
@@ -415,7 +415,7 @@ fn wrong_tokens_end_their_connection_and_slow_down_their_address() {
         assert!((1500..3000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
         let start = Instant::now();
         devices_with(&Conn::open_from(Ipv4Addr::new(127, 0, 0, 2), addr).await.unwrap(), TOKEN).await.unwrap();
-        assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
     });
     assert_eq!(refused(metrics, "token"), 12);
 }
@@ -575,7 +575,7 @@ fn quic_packets_of_clients_that_never_answer_take_no_places_from_their_address()
         let took = start.elapsed();
         println!("{carrier:?}: {:?} in {took:?}", devices.as_ref().map(Vec::len));
         devices.unwrap();
-        assert!(took < Duration::from_secs(1), "{took:?}");
+        assert!(took < Duration::from_secs(3), "{took:?}");
     }
     // Their places are free again when their handshakes have failed.
     eventually(Duration::from_secs(5), || server.connections() == 0);

@@ -142,7 +142,7 @@ fn a_network_that_is_away_for_a_while() {
 
 #[test]
 fn sessions_that_are_over() {
-    let lease = Duration::from_millis(300);
+    let lease = Duration::from_secs(1);
     let (mut server, _) = server_with(Limits { lease, ..Limits::default() });
     let proxy = proxy::Proxy::start(server.local_addr());
     let lost = |devices: &[Arc<dyn Device>]| {

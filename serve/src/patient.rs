@@ -85,11 +85,11 @@ mod tests {
     fn who_takes_nothing_is_given_up_and_who_takes_little_is_not() {
         run(async {
             let (ours, mut theirs) = tokio::io::duplex(16);
-            let mut ours = Patient::new(ours, Duration::from_millis(200));
+            let mut ours = Patient::new(ours, Duration::from_secs(2));
             let reader = async {
                 let mut buf = [0; 8];
                 for _ in 0..8 {
-                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    tokio::time::sleep(Duration::from_millis(300)).await;
                     theirs.read_exact(&mut buf).await.unwrap();
                 }
             };

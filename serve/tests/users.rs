@@ -175,8 +175,8 @@ fn heads_and_bodies_that_trickle_end() {
     let served = Served::new(
         1,
         limits(|limits| {
-            limits.head_time = Duration::from_millis(300);
-            limits.body_time = Duration::from_millis(300);
+            limits.head_time = Duration::from_secs(2);
+            limits.body_time = Duration::from_secs(2);
         }),
     );
     let mut sockets: Vec<_> = (0..50).map(|_| served.connect()).collect();

@@ -221,11 +221,14 @@ fn a_kernel_that_hangs_ends_with_its_context() {
     assert_eq!(unsafe { sys::cuStreamQuery(card.stream).result() }.map_err(code), Err(600));
     // Somebody waits for it when the context is destroyed.
     let (context, stream) = (card.context as usize, card.stream as usize);
+    let (ready, is_ready) = std::sync::mpsc::channel();
     let waiter = std::thread::spawn(move || unsafe {
         result::ctx::set_current(context as sys::CUcontext).unwrap();
+        ready.send(()).unwrap();
         stream::synchronize(stream as sys::CUstream).map_err(code)
     });
-    std::thread::sleep(Duration::from_millis(20));
+    is_ready.recv().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
     drop(card);
     assert_eq!(waiter.join().unwrap(), Err(709));
     assert_eq!(emulator().live(), outboard_cuda_emulator::Live::default());

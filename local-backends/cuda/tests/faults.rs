@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Pieces of pinned memory that a queue has under way at most, each of a quarter of a mebibyte here, and one for what kernels say.
 const MOST_PINNED: u64 = 33;
 /// How long the device may hang here.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Faults, and what is left, are the whole process's.
 fn alone() -> MutexGuard<'static, ()> {
@@ -117,7 +117,7 @@ fn a_device_that_hangs_is_given_up() {
     let error = first.run().unwrap_err();
     let (op, detail) = device_error(&error);
     assert!(op.is_some_and(|op| op.contains("picked")), "{error:?}");
-    assert!(detail.contains("within 300ms: it is given up"), "{error:?}");
+    assert!(detail.contains("within 1s: it is given up"), "{error:?}");
     assert!(device_error(&second.run().unwrap_err()).1.contains("it hung, and was given up"));
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
     // Another one is opened and computes, while the first one still has what it was given.

@@ -116,7 +116,7 @@ fn a_device_that_hangs_is_given_up_and_keeps_what_it_may_use() {
     let error = first.run().unwrap_err();
     let (op, detail) = device_error(&error);
     assert!(op.is_some_and(|op| op.contains("picked")), "{error:?}");
-    assert!(detail.contains("within 300ms: it is given up"), "{error:?}");
+    assert!(detail.contains("within 1s: it is given up"), "{error:?}");
     assert!(device_error(&second.run().unwrap_err()).1.contains("it hung, and was given up"));
     assert!(start.elapsed() < LONG / 2, "{:?}", start.elapsed());
     // It would hang again: not to be tried.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Longest wait for anything.
 pub const LONG: Duration = Duration::from_secs(60);
 /// How long the device may hang here.
-pub const PATIENCE: Duration = Duration::from_millis(300);
+pub const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What the driver does.
 pub static FAULT: AtomicU32 = AtomicU32::new(NONE);
