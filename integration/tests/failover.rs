@@ -224,8 +224,9 @@ fn a_server_that_comes_back_is_used_again() {
     let run = args(path.to_str().unwrap(), &rpc, DRAWS[1]);
     let run = [&run[..], &["-ts".into(), "1,1".into()]].concat();
     let want: RunReport = Client::run(&run, LIMIT).json();
+    let span = span(&want, &run);
     let client = loaded(&run);
-    std::thread::sleep(Duration::from_micros(span(&want, &run) / 4));
+    std::thread::sleep(Duration::from_micros(span / 4));
     let addr = other.addr.clone();
     // It is asked for a second long: on a busy host a program may take longer to start.
     client.signal("STOP");
