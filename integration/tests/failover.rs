@@ -249,6 +249,26 @@ fn a_server_that_comes_back_is_used_again() {
 }
 
 #[test]
+fn a_client_that_stands_still_does_not_take_its_servers_for_dead() {
+    let Some(path) = model("smollm2") else { return };
+    let servers = [(); 2].map(|()| Server::start(&["-d", "cpu:1"]));
+    let rpc = servers.each_ref().map(|s| s.addr.clone()).join(",");
+    let run = args(path.to_str().unwrap(), &rpc, DRAWS[0]);
+    let want: RunReport = Client::run(&run, LIMIT).json();
+    let client = loaded(&run);
+    // Longer than a server may be silent, and long enough that a heartbeat is under way.
+    for _ in 0..3 {
+        client.signal("STOP");
+        std::thread::sleep(Duration::from_millis(2500));
+        client.signal("CONT");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let report: RunReport = client.wait(LIMIT).json();
+    same(&report, &want, "stood still");
+    assert!(report.recoveries.is_empty(), "{:?}", report.recoveries);
+}
+
+#[test]
 fn an_interrupt_frees_everything_on_the_servers() {
     let Some(path) = model("smollm2") else { return };
     let servers = [(); 2].map(|()| Server::start(&["-d", "cpu:1", "--memory-limit", "1G"]));

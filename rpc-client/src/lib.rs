@@ -25,6 +25,7 @@ mod replies;
 mod resume;
 mod session;
 mod stall;
+mod timer;
 mod trace;
 mod transport;
 

@@ -2,10 +2,11 @@
 
 use crate::io::Counters;
 use crate::lane::{Lane, LaneBody};
+use crate::timer::LooksAgain;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{Builder, SendRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use outboard_core::Error;
 use outboard_net::{Dialer, Fault};
 use outboard_proto::limits::{HTTP2_BULK_STREAM_WINDOW, HTTP2_BULK_WINDOW, HTTP2_FRAME, MAX_MESSAGE};
@@ -67,7 +68,7 @@ pub(crate) async fn open(dialer: &Dialer, counters: &Arc<Counters>, purpose: Pur
     let (fault, private) = (stream.fault(), stream.is_private());
     let io = TokioIo::new(stream);
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.timer(TokioTimer::new()).max_frame_size(HTTP2_FRAME);
+    builder.timer(LooksAgain).max_frame_size(HTTP2_FRAME);
     match purpose {
         Purpose::Commands(dead_after) => builder
             .initial_stream_window_size(COMMAND_STREAM_WINDOW)
