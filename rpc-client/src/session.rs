@@ -27,6 +27,8 @@ pub(crate) struct Session {
     /// How long the server keeps the session without hearing from this client; `None` if it cannot be taken up again.
     lease: Option<Duration>,
     handles: Mutex<Handles>,
+    /// Names of its devices.
+    devices: HashSet<String>,
 }
 
 /// The connection of a session.
@@ -52,8 +54,14 @@ impl Session {
             over: Mutex::default(),
             lease: resumable.then_some(Duration::from_millis(hello.lease_ms).min(MAX_LEASE)),
             handles: Mutex::default(),
+            devices: hello.devices.iter().map(|device| device.name.clone()).collect(),
         };
         (Arc::new(session), hello)
+    }
+
+    /// Whether the server has said that it has a device of this name.
+    pub(crate) fn has_device(&self, name: &str) -> bool {
+        self.devices.contains(name)
     }
 
     /// The connection that the session has now.
