@@ -6,12 +6,12 @@ import { el, setText } from "./dom.js";
 /** Deeper than this, marks are text. */
 const DEPTH = 8;
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)$/;
-const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*?)[ \t]*#*[ \t]*$/;
+// What a line may have much of, such as blanks, is in one part of an expression alone: else it would be tried in all ways.
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`\n]*)$/;
+const HEADING = /^ {0,3}(#{1,6})[ \t]+(.*)$/;
 const RULE = /^ {0,3}([-*_])([ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])([ \t]+|$)(.*)$/;
-const CELLS = /^ {0,3}\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$/;
 const BLANK = /^[ \t]*$/;
 
 /** Shows a text in a node. */
@@ -56,7 +56,7 @@ function next(lines, at) {
   const fence = FENCE.exec(line);
   if (fence) return code(lines, at, fence);
   const heading = HEADING.exec(line);
-  if (heading) return [{ kind: "heading", level: heading[1].length, text: heading[2] }, at + 1];
+  if (heading) return [{ kind: "heading", level: heading[1].length, text: headline(heading[2]) }, at + 1];
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (QUOTE.test(line)) {
     const end = lines.findIndex((l, i) => i > at && !QUOTE.test(l));
@@ -64,7 +64,7 @@ function next(lines, at) {
     return [{ kind: "quote", inner }, at + inner.length];
   }
   if (ITEM.test(line)) return list(lines, at);
-  if (line.includes("|") && at + 1 < lines.length && CELLS.test(lines[at + 1])) return table(lines, at);
+  if (line.includes("|") && at + 1 < lines.length && isRuled(lines[at + 1])) return table(lines, at);
   let end = at + 1;
   while (end < lines.length && !BLANK.test(lines[end]) && !interrupts(lines[end])) end += 1;
   return [{ kind: "paragraph", text: lines.slice(at, end).join("\n").trim() }, end];
@@ -83,6 +83,18 @@ function code(lines, at, [, fence, info]) {
   while (end < lines.length && !closes.test(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).join("\n");
   return [{ kind: "code", language: info.trim().split(/\s/)[0], text }, Math.min(end + 1, lines.length)];
+}
+
+/** The text of a heading, without the marks behind it. */
+function headline(text) {
+  let end = text.trimEnd().length;
+  while (text[end - 1] === "#") end -= 1;
+  return text.slice(0, end).trimEnd();
+}
+
+/** Whether a line is that between a table's head and its rows. */
+function isRuled(line) {
+  return /^ {0,3}[^ \t]/.test(line) && line.includes("-") && cells(line).every((cell) => /^:?-+:?$/.test(cell));
 }
 
 function list(lines, at) {
@@ -197,6 +209,8 @@ function inline(text, depth) {
   if (depth > DEPTH) return [text];
   const out = [];
   let plain = "";
+  // Marks that nothing ends from here on.
+  const open = new Set();
   const mark = new RegExp(MARK);
   const put = (node) => {
     if (plain) out.push(plain);
@@ -206,7 +220,7 @@ function inline(text, depth) {
   let at = 0;
   for (let found; (found = mark.exec(text)); at = mark.lastIndex) {
     plain += text.slice(at, found.index);
-    const taken = take(text, found, depth);
+    const taken = take(text, found, depth, open);
     if (!taken) plain += found[0];
     else if (typeof taken.node === "string") plain += taken.node;
     else put(taken.node);
@@ -218,7 +232,7 @@ function inline(text, depth) {
 }
 
 /** What a mark stands for, and where it ends; null where it is text. */
-function take(text, { 0: mark, index }, depth) {
+function take(text, { 0: mark, index }, depth, open) {
   const end = index + mark.length;
   const inner = (from, to) => inline(text.slice(from, to), depth + 1);
   switch (mark[0]) {
@@ -227,17 +241,22 @@ function take(text, { 0: mark, index }, depth) {
     case " ":
       return { node: el("br"), end };
     case "`": {
-      const close = closing(text, mark, end);
-      if (close < 0) return { node: mark, end };
+      const close = open.has(mark) ? -1 : closing(text, mark, end);
+      if (close < 0) {
+        open.add(mark);
+        return { node: mark, end };
+      }
       const body = text.slice(end, close).replaceAll("\n", " ");
       return { node: el("code", {}, /^ .*[^ ].* $/.test(body) ? body.slice(1, -1) : body), end: close + mark.length };
     }
     case "*":
     case "_":
     case "~":
-      return emphasis(text, mark, index, inner);
+      return emphasis(text, mark, index, inner, open);
     case "h": {
-      const url = mark.replace(/[.,;:!?*_~]+$/, "");
+      let length = mark.length;
+      while (".,;:!?*_~".includes(mark[length - 1])) length -= 1;
+      const url = mark.slice(0, length);
       return { node: link(url, [url]), end: index + url.length };
     }
     default:
@@ -256,15 +275,18 @@ function closing(text, mark, from) {
   return -1;
 }
 
-function emphasis(text, mark, index, inner) {
+function emphasis(text, mark, index, inner, open) {
   const end = index + mark.length;
   const isWord = (c) => c !== undefined && /[\p{L}\p{N}_]/u.test(c);
-  if (mark.length > 3 || /\s|^$/.test(text[end] ?? "") || (mark[0] === "_" && isWord(text[index - 1]))) return null;
+  if (mark.length > 3 || /\s|^$/.test(text[end] ?? "") || (mark[0] === "_" && isWord(text[index - 1])) || open.has(mark)) return null;
   let close = closing(text, mark, end);
   while (close >= 0 && (/\s/.test(text[close - 1]) || (mark[0] === "_" && isWord(text[close + mark.length])))) {
     close = closing(text, mark, close + mark.length);
   }
-  if (close < 0) return null;
+  if (close < 0) {
+    open.add(mark);
+    return null;
+  }
   const nodes = inner(end, close);
   const tags = mark[0] === "~" ? ["del"] : { 1: ["em"], 2: ["strong"], 3: ["strong", "em"] }[mark.length];
   return { node: tags.reduceRight((nodes, tag) => [el(tag, {}, ...nodes)], nodes)[0], end: close + mark.length };
@@ -280,8 +302,9 @@ function reference(text, mark, index, inner) {
     else if (text[close] === "[") open += 1;
     else if (text[close] === "]" && --open === 0) break;
   }
+  if (open) return null;
   const target = /^\(\s*<?((?:[^\s()<>]|\([^\s()]*\))*)>?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/.exec(text.slice(close + 1, close + 2050));
-  if (open || !target) return null;
+  if (!target) return null;
   const label = text.slice(from, close);
   const end = close + 1 + target[0].length;
   const nodes = mark[0] === "!" ? [label || target[1]] : inner(from, close);

@@ -160,6 +160,15 @@ const MARKDOWN = [
   ["see https://a.example/x.", '<p>see <a href="https://a.example/x" target="_blank" rel="noopener noreferrer">https://a.example/x</a>.</p>'],
   ["**open", "<p>**open</p>"],
   [`${"> ".repeat(60)}deep`, "deep"],
+  ["## T #  \n", '<h4 class="level2">T</h4>'],
+  ["a | b\n-|:-:\n1 | 2", '<td style="text-align: center;">2</td>'],
+  ["a*b* *c* d* e", "<p>a<em>b</em> <em>c</em> d* e</p>"],
+  // What would take minutes if each part of an expression could have the blanks.
+  [`# a${" ".repeat(20000)}b`, "b</h4>"],
+  [`a | b\n-${" ".repeat(20000)}x`, "x</li>"],
+  ["*a ".repeat(20000), "*a"],
+  [`\`\`\`${" ".repeat(20000)}\``, "`"],
+  [`http://a.example/${".".repeat(20000)}x`, "x</a>"],
   ["*".repeat(3000) + "[".repeat(3000) + "`".repeat(999), "["],
 ];
 
