@@ -73,6 +73,11 @@ print("texts:", [c.text for c in text.choices])
 # Responses, whole and as they come.
 response = client.responses.create(model="smollm2", instructions=question[0]["content"], input=question[1]["content"], max_output_tokens=24, temperature=0)
 assert response.output_text == said, (response.output_text, said)
+response = client.responses.create(
+    model="smollm2", input=question[1]["content"], max_output_tokens=8, temperature=0, include=["message.output_text.logprobs"], top_logprobs=2
+)
+known = response.output[0].content[0].logprobs
+assert "".join(one.token for one in known) == response.output_text and all(one.top_logprobs[0].logprob == one.logprob for one in known)
 with client.responses.stream(model="smollm2", instructions=question[0]["content"], input=question[1]["content"], max_output_tokens=24, temperature=0) as events:
     deltas = "".join(e.delta for e in events if e.type == "response.output_text.delta")
 assert deltas == said

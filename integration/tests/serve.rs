@@ -222,11 +222,41 @@ const TOKENS: usize = 120;
 /// Texts of them at a time.
 const PLACES: usize = 8;
 
-/// What happens to a server meanwhile.
+/// What happens to the servers meanwhile.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
-    Lives,
-    Dies,
+    /// Both live.
+    Live,
+    /// The second one is killed, another one comes in its place, and then the first one is killed.
+    Change,
+}
+
+/// Two servers of a crowd, with what happens to them.
+struct Servers {
+    pair: [Server; 2],
+    addr: String,
+    /// How much of it has happened.
+    steps: usize,
+}
+
+impl Servers {
+    fn start() -> Servers {
+        let pair = [(); 2].map(|()| Server::start(&["-d", "cpu:1"]));
+        Servers { addr: pair[1].addr.clone(), pair, steps: 0 }
+    }
+
+    /// Does what is due when so much of the time is over.
+    fn change(&mut self, over: f64) {
+        let due = (over * 4.0) as usize;
+        while self.steps < due.min(3) {
+            match self.steps {
+                0 => self.pair[1].kill(),
+                1 => self.pair[1] = Server::start_at(&self.addr, &["-d", "cpu:1"]),
+                _ => self.pair[0].kill(),
+            }
+            self.steps += 1;
+        }
+    }
 }
 
 /// 64 users who come, stall and vanish, for some seconds, or `OUTBOARD_SERVE_SECONDS`. Gives the tokens per second of the texts that were read as they
@@ -235,8 +265,8 @@ fn crowd(fate: Fate) -> Vec<f64> {
     let seconds = std::env::var("OUTBOARD_SERVE_SECONDS").ok().and_then(|n| n.parse().ok()).unwrap_or(8);
     let dir = tempfile::tempdir().unwrap();
     let file = small_model(dir.path());
-    let [one, mut two] = [(); 2].map(|()| Server::start(&["-d", "cpu:1"]));
-    let rpc = format!("{},{}", one.addr, two.addr);
+    let mut servers = Servers::start();
+    let rpc = format!("{},{}", servers.pair[0].addr, servers.addr);
     let args = ["--rpc", &rpc, "-np", &PLACES.to_string(), "-ts", "1,1", "-c", "512", "--max-waiting", "80"];
     let mut serving = Serving::start(file.to_str().unwrap(), &args);
     let addr = serving.addr;
@@ -254,14 +284,11 @@ fn crowd(fate: Fate) -> Vec<f64> {
             .collect();
         let start = Instant::now();
         let time = Duration::from_secs(seconds);
-        let mut two = (fate == Fate::Dies).then_some(&mut two);
         while start.elapsed() < time && !users.iter().any(std::thread::ScopedJoinHandle::is_finished) {
             std::thread::sleep(time / 20);
             memory.push(serving.resident());
-            if start.elapsed() > time / 2
-                && let Some(two) = two.take()
-            {
-                two.kill();
+            if fate == Fate::Change {
+                servers.change(start.elapsed().as_secs_f64() / time.as_secs_f64());
             }
         }
         over.store(true, Ordering::Relaxed);
@@ -294,9 +321,9 @@ fn crowd(fate: Fate) -> Vec<f64> {
 }
 
 #[test]
-fn many_users_who_come_stall_and_vanish_while_a_server_dies() {
-    let rates = crowd(Fate::Dies);
-    // Those that were under way have waited for the failover, and one server is slower than two: nobody was left behind.
+fn many_users_who_come_stall_and_vanish_while_servers_die_and_come() {
+    let rates = crowd(Fate::Change);
+    // Those that were under way have waited for a failover, and one server is slower than two: nobody was left behind.
     let (slowest, middle) = (rates[0], rates[rates.len() / 2]);
     assert!(
         slowest >= middle / 50.0,
@@ -306,7 +333,7 @@ fn many_users_who_come_stall_and_vanish_while_a_server_dies() {
 
 #[test]
 fn texts_of_many_users_come_evenly() {
-    let rates = crowd(Fate::Lives);
+    let rates = crowd(Fate::Live);
     let [slowest, slow, middle] = [0, rates.len() / 10, rates.len() / 2].map(|i| rates[i]);
     // A pause of the machine is for the few that are under way.
     assert!(
@@ -439,5 +466,18 @@ fn clients_of_others_call_tools() {
     let url = format!("http://{}", serving.addr);
     let python = run_python("tool_clients.py", &[&url]);
     let node = run_node("tools.cjs", &[&url], "");
-    println!("{python:?} {node:?}");
+    let types = run_python("published_types.py", &[&url, "qwen2.5-coder", "tools"]);
+    println!("{python:?} {node:?} {types:?}");
+}
+
+/// `OUTBOARD_TEST_SCHEMAS` names the folder of the JSON Schema Test Suite, `OUTBOARD_SCHEMAS` says how many of its schemas are tried.
+#[test]
+fn answers_keep_to_the_schemas_of_the_test_suite() {
+    let Some(file) = model("smollm2") else { return };
+    let Ok(suite) = std::env::var("OUTBOARD_TEST_SCHEMAS") else {
+        return skip("OUTBOARD_TEST_SCHEMAS names no folder; it is json/tests of the source package of jsonschema");
+    };
+    let number = std::env::var("OUTBOARD_SCHEMAS").unwrap_or_else(|_| "24".into());
+    let serving = Serving::start(file.to_str().unwrap(), &["-np", "8", "-c", "512"]);
+    println!("{:?}", run_python("schemas.py", &[&format!("http://{}", serving.addr), &suite, &number]));
 }

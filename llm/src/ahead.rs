@@ -503,7 +503,7 @@ fn too_few() -> Error {
 fn known(id: i32, n_vocab: usize) -> Result<u32> {
     let known = u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
     known.ok_or_else(|| {
-        Error::Request(format!("a device gave token {id}, which is outside the model's vocabulary of {n_vocab}"))
+        Error::Internal(format!("a device gave token {id}, which is outside the model's vocabulary of {n_vocab}"))
     })
 }
 

@@ -45,10 +45,16 @@ fn client<B>(service: &Service, request: &http::Request<B>) -> Result<Client, Ap
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
     let address = || peer.map_or(Client::Unknown, Client::at);
     let Some(keys) = &options.keys else {
-        if options.hosts == Hosts::Local && !is_local(request.headers(), request.uri()) {
+        // Old programs say no host; browsers always do.
+        let is_good = match (host(request.headers(), request.uri()), &options.hosts) {
+            (None, _) | (_, Hosts::Any) => true,
+            (Some(host), Hosts::Local) => is_local(host),
+            (Some(host), Hosts::Private(names)) => is_private(host, names),
+        };
+        if !is_good {
             return Err(ApiError::new(
                 StatusCode::FORBIDDEN,
-                "this server is for programs of this host: say localhost or an address, or start it with --api-key-file",
+                "without keys this server answers to addresses and names of its own network alone: say its address, or start it with --api-key-file",
             ));
         }
         return Ok(address());
@@ -72,18 +78,31 @@ fn key(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// Whether a request has asked for an address, or for a name that means this host everywhere.
-fn is_local(headers: &HeaderMap, uri: &Uri) -> bool {
+/// The host that a request has asked for, without its port.
+fn host<'r>(headers: &'r HeaderMap, uri: &'r Uri) -> Option<&'r str> {
     let said = headers.get(HOST).map(|host| host.to_str().unwrap_or_default());
-    // Old programs say nothing; browsers always do.
-    let Some(host) = said.or_else(|| uri.host()) else { return true };
-    let bare = match host.strip_prefix('[') {
+    let host = said.or_else(|| uri.host())?;
+    Some(match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    bare.eq_ignore_ascii_case("localhost")
-        || bare.to_ascii_lowercase().ends_with(".localhost")
-        || bare.parse::<IpAddr>().is_ok()
+    })
+}
+
+/// Whether a host is an address, or a name that means this host everywhere.
+fn is_local(host: &str) -> bool {
+    let name = host.to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || host.parse::<IpAddr>().is_ok()
+}
+
+/// Whether it is that, one of these names, or a name that nobody can have outside of a private network.
+fn is_private(host: &str, names: &[String]) -> bool {
+    const ENDINGS: [&str; 4] = [".local", ".lan", ".internal", ".home.arpa"];
+    let name = host.to_ascii_lowercase();
+    let is_plain = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    is_local(host)
+        || is_plain
+        || ENDINGS.iter().any(|ending| name.ends_with(ending))
+        || names.iter().any(|own| own.eq_ignore_ascii_case(host))
 }
 
 #[cfg(test)]
@@ -92,18 +111,25 @@ mod tests {
 
     #[test]
     fn names_of_others_do_not_mean_this_host() {
-        let local = |host: &str| {
+        let with = |host: &str, good: &dyn Fn(&str) -> bool| {
             let mut headers = HeaderMap::new();
             headers.insert(HOST, host.parse().unwrap());
-            is_local(&headers, &Uri::from_static("/"))
+            super::host(&headers, &Uri::from_static("/")).is_none_or(good)
         };
+        let local = |host: &str| with(host, &is_local);
+        let private = |host: &str| with(host, &|host| is_private(host, &["gpu.example.org".into()]));
         for host in ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:8080", "10.0.0.1", "a.localhost:80"] {
-            assert!(local(host), "{host}");
+            assert!(local(host) && private(host), "{host}");
         }
-        for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "", "[evil]", "notlocalhost"] {
-            assert!(!local(host), "{host}");
+        for host in ["gpubox", "gpubox:8080", "GPUBOX.lan:8080", "a.b.home.arpa", "gpu.example.org:8080"] {
+            assert!(private(host) && !local(host), "{host}");
         }
-        assert!(is_local(&HeaderMap::new(), &Uri::from_static("/")));
+        for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "lan.evil.example", "", "evillan."]
+        {
+            assert!(!local(host) && !private(host), "{host}");
+        }
+        assert!(!local("[evil]") && !local("notlocalhost"));
+        assert_eq!(super::host(&HeaderMap::new(), &Uri::from_static("/")), None);
     }
 
     #[test]

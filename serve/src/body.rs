@@ -2,7 +2,7 @@
 
 use crate::error::{ApiError, Result};
 use crate::limits::Limits;
-use crate::params::Params;
+use crate::params::{Params, parsed_bytes};
 use crate::queue::Client;
 use crate::room::Room;
 use crate::service::Service;
@@ -23,7 +23,8 @@ pub(crate) async fn read(service: Service, request: Request) -> Result<(Service,
     };
     let client = request.extensions().get::<Client>().cloned().unwrap_or(Client::Unknown);
     let reading = collect(request, limits.body, service.rooms().enter(client));
-    let (bytes, room) = tokio::time::timeout(limits.body_time, reading).await.map_err(late)??;
+    let (bytes, mut room) = tokio::time::timeout(limits.body_time, reading).await.map_err(late)??;
+    room.hold(parsed_bytes(&bytes))?;
     let room = Arc::new(room);
     // Large ones are parsed where no connection waits for it.
     let mut params = match Length::of(&room) {

@@ -11,9 +11,9 @@ pub struct Limits {
     pub waiting_each: usize,
     /// Bytes of a request's body: some hundred thousand words.
     pub body: usize,
-    /// Bytes of all bodies that are being read and encoded. A parsed one takes up to 32 times as much for a moment.
+    /// Bytes of all bodies that are being read and encoded, with what they become when they are parsed, and of answers that wait to be taken.
     pub bodies: usize,
-    /// The same of one client, for an answer of `/tokenize` or `/detokenize` as well, until it is taken.
+    /// The same of one client.
     pub bodies_each: usize,
     /// How long a body may take to come.
     pub body_time: Duration,
@@ -64,6 +64,8 @@ pub(crate) const TOKENS: usize = 1 << 17;
 pub(crate) const PIECES: usize = 1 << 16;
 /// Lists and objects of a body: a small one takes hundreds of bytes when it is parsed.
 pub(crate) const CONTAINERS: usize = 1 << 16;
+/// Log-probabilities of an answer that is not a stream, those of the most probable tokens among them: as JSON each takes about a kilobyte for a moment.
+pub(crate) const LOG_PROBS: usize = 1 << 16;
 /// Tools of one request, and calls of one message.
 pub(crate) const TOOLS: usize = 128;
 /// Bytes of all tools of one request as JSON: they are kept until its texts have ended.
@@ -116,6 +118,7 @@ mod tests {
             ("tokens with a bias", BIASES.to_string(), String::new()),
             ("tokens of `/detokenize`", TOKENS.to_string(), String::new()),
             ("tokens of `/tokenize` with pieces", PIECES.to_string(), String::new()),
+            ("log-probabilities of an answer that is no stream", LOG_PROBS.to_string(), String::new()),
             ("messages of a chat", MESSAGES.to_string(), String::new()),
             ("tools of a request", TOOLS.to_string(), String::new()),
             ("bytes of its tools", bytes(TOOL_BYTES), String::new()),

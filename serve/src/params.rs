@@ -211,6 +211,14 @@ pub(crate) fn containers(json: &[u8]) -> usize {
     count
 }
 
+/// Bytes that a JSON text takes at most, about, when it is parsed: its values, and tables of its objects. Values within strings count, too: some are
+/// parsed later. One of too many lists and objects is not parsed.
+pub(crate) fn parsed_bytes(json: &[u8]) -> usize {
+    const CONTAINER: usize = 400;
+    let commas = json.iter().filter(|&&byte| byte == b',').count();
+    containers(json).min(CONTAINERS) * CONTAINER + commas * size_of::<Value>()
+}
+
 /// What a value is, for people.
 pub(crate) fn kind(value: &Value) -> &'static str {
     match value {

@@ -33,7 +33,7 @@ impl Rooms {
 
     /// For a request that holds nothing yet.
     pub(crate) fn enter(self: &Arc<Rooms>, client: Client) -> Room {
-        Room { rooms: self.clone(), client, bytes: 0 }
+        Room { rooms: self.clone(), client, bytes: 0, parsed: 0 }
     }
 }
 
@@ -43,6 +43,8 @@ pub(crate) struct Room {
     rooms: Arc<Rooms>,
     client: Client,
     bytes: usize,
+    /// Of them those of its values.
+    parsed: usize,
 }
 
 impl Room {
@@ -51,9 +53,20 @@ impl Room {
         &self.client
     }
 
-    /// Bytes that it holds.
+    /// Bytes of its body.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes - self.parsed
+    }
+
+    /// Takes room for what its body becomes when it is parsed. Fails as [`grow`](Room::grow) does, and with 413 if it would never fit.
+    pub(crate) fn hold(&mut self, parsed: usize) -> Result<(), ApiError> {
+        if self.bytes.saturating_add(parsed) > self.rooms.most.1 {
+            let message = "the body has too many values: they would take more memory than a request has";
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
+        }
+        self.grow(parsed)?;
+        self.parsed += parsed;
+        Ok(())
     }
 
     /// Takes room for so many bytes more. Fails with 503 if the others, or other requests of this client, have left none.

@@ -26,6 +26,7 @@ const ENDING: Duration = Duration::from_secs(1);
 pub struct Server {
     service: Service,
     addr: SocketAddr,
+    connections: Each,
     phase: watch::Sender<Phase>,
     thread: Option<JoinHandle<()>>,
 }
@@ -41,19 +42,20 @@ impl Server {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(THREADS).build();
         let runtime = runtime.map_err(fail)?;
         let (phase, watched) = watch::channel(Phase::Open);
+        let connections = Each::default();
         let accepting = Accepting {
             router: service.router(),
             tls: tls.map(Arc::new),
             limits: service.options().limits.clone(),
             service: service.clone(),
-            each: Each::default(),
+            each: connections.clone(),
         };
         let work = move || {
             runtime.block_on(accepting.run(listener, watched));
             runtime.shutdown_timeout(ENDING);
         };
         let thread = std::thread::Builder::new().name("serve".into()).spawn(work).map_err(fail)?;
-        Ok(Server { service, addr: bound, phase, thread: Some(thread) })
+        Ok(Server { service, addr: bound, connections, phase, thread: Some(thread) })
     }
 
     /// Where it listens.
@@ -66,7 +68,13 @@ impl Server {
         &self.service
     }
 
-    /// From now on there are no new connections and texts; what is under way goes on. See [`Service::texts`].
+    /// Connections that are open. While it drains, these are the ones whose clients have not got their whole answer, or not sent their whole request.
+    pub fn connections(&self) -> usize {
+        self.connections.count()
+    }
+
+    /// From now on there are no new connections and texts; what is under way goes on. It is drained when there are neither texts
+    /// ([`Service::texts`]) nor [connections](Server::connections): a text that has ended may still be on its way to a slow reader.
     pub fn drain(&self) {
         self.service.drain();
         self.advance(Phase::Draining);
@@ -117,6 +125,10 @@ impl Each {
         }
         *mine += 1;
         Some(One { each: self.clone(), client })
+    }
+
+    fn count(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
     }
 }
 

@@ -26,12 +26,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What programs may be told about the host that they have asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Hosts {
     /// A request says an address or `localhost`. For servers on loopback that ask for no key: a page of somebody else, whose name has been made to
     /// mean this host, is not answered.
     #[default]
     Local,
+    /// The same, a name of a private network (one without a dot, or in `.local`, `.lan`, `.internal`, `.home.arpa`), or one of these. For servers that
+    /// ask for no key on other addresses: nobody outside can make such a name mean the server.
+    Private(Vec<String>),
     /// Any name.
     Any,
 }
@@ -157,6 +160,11 @@ impl Service {
 
     pub(crate) fn model(&self) -> &Model {
         self.1.engine.runner.model()
+    }
+
+    /// Tokens that a text has with its prompt, at most.
+    pub(crate) fn context(&self) -> usize {
+        self.engine().runner.plan().context
     }
 
     /// What clients are told the model is called.

@@ -1,7 +1,7 @@
 //! How texts are to be generated, as the parameters of OpenAI's API and some of llama-server and vLLM say it.
 
 use crate::error::{ApiError, Result};
-use crate::limits::{BIASES, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
+use crate::limits::{BIASES, LOG_PROBS, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
 use crate::params::Params;
 use outboard::{Constraint, Penalties, Request, Sampler};
 use std::sync::Arc;
@@ -61,6 +61,20 @@ impl Settings {
         })
     }
 
+    /// Refuses more log-probabilities than an answer has that is made at once: of so many texts, each of at most `context` tokens.
+    pub(crate) fn check_log_probs(&self, texts: usize, context: usize) -> Result<()> {
+        let Some(top) = self.log_probs else { return Ok(()) };
+        let tokens = self.most.unwrap_or(context).min(context).saturating_mul(texts);
+        if tokens.saturating_mul(top + 1) <= LOG_PROBS {
+            return Ok(());
+        }
+        let message = format!(
+            "{tokens} tokens with {top} others each are more log-probabilities than an answer has ({LOG_PROBS}): ask for fewer tokens, or for a stream of \
+             completions or chats"
+        );
+        Err(ApiError::of_param(if top > 0 { "top_logprobs" } else { "logprobs" }, message))
+    }
+
     /// The request for the text with this number behind a prompt: each has another seed.
     pub(crate) fn request(&self, prompt: Vec<u32>, number: usize) -> Request {
         let sampler = Sampler { seed: self.sampler.seed.wrapping_add(number as u64), ..self.sampler };
@@ -113,7 +127,8 @@ pub(crate) fn take_bias(params: &mut Params, n_vocab: usize) -> Result<Option<Ar
         };
         *token.ok_or_else(wrong)? = given.number(name, -100.0..=100.0)?.unwrap_or(0.0);
     }
-    Ok((!names.is_empty()).then(|| bias.into()))
+    // One of zeros would cost every step a vocabulary of them.
+    Ok(bias.iter().any(|&bias| bias != 0.0).then(|| bias.into()))
 }
 
 fn seed(params: &mut Params) -> Result<u64> {

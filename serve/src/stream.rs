@@ -1,6 +1,6 @@
 //! Answers as they come: server-sent events, in the form that an API has.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, Result};
 use crate::limits::KEEP_ALIVE;
 use crate::texts::Answers;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -52,6 +52,16 @@ pub(crate) fn respond(answers: Answers, mut writer: impl Writer) -> Response {
     response
 }
 
+/// Gives a writer all that comes of a request's texts, for an answer that is sent when it is complete. Its events are not read.
+pub(crate) async fn feed(mut answers: Answers, writer: &mut impl Writer) -> Result<()> {
+    let mut unread = Out::new();
+    while let Some((number, piece)) = std::future::poll_fn(|cx| Pin::new(&mut answers).poll_next(cx)).await {
+        writer.piece(number, piece?, &mut unread);
+        unread.clear();
+    }
+    Ok(())
+}
+
 struct Events<W> {
     /// `None` when all has been said.
     answers: Option<Answers>,
@@ -60,7 +70,7 @@ struct Events<W> {
 }
 
 impl<W: Writer> Stream for Events<W> {
-    type Item = Result<Event, Infallible>;
+    type Item = std::result::Result<Event, Infallible>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Events { answers, writer, ready } = self.get_mut();

@@ -151,6 +151,12 @@ fn the_most_probable_tokens_come_with_each_token() {
         assert_eq!(all["top_logprobs"].as_array().unwrap()[..3], three["top_logprobs"].as_array().unwrap()[..]);
         assert_eq!(all["top_logprobs"].as_array().unwrap().len(), 20);
     }
+    // More than an answer has that is made at once, but not than a stream.
+    let mut many =
+        json!({"messages": user("ab"), "n": 64, "max_tokens": 50, "logprobs": true, "top_logprobs": 20, "stop": ["a"]});
+    assert_eq!(served.post("/v1/chat/completions", &many).error(400)["param"], "top_logprobs");
+    many["stream"] = true.into();
+    served.stream("/v1/chat/completions", &many).next().unwrap();
     // What is drawn at random is there as well, also where it is not among the most probable ones.
     let mut request = json!({"prompt": "abcd", "max_tokens": 12, "temperature": 1.9, "seed": 3, "logprobs": 2});
     let whole = served.post("/v1/completions", &request).json();

@@ -99,7 +99,7 @@ fn what_cannot_be_embedded_is_an_error_that_names_it() {
 
 #[test]
 fn more_numbers_than_an_answer_may_have_are_refused_before_they_are_computed() {
-    let limits = Limits { bodies_each: 2000, ..Limits::default() };
+    let limits = Limits { bodies_each: 12_000, ..Limits::default() };
     let served = Served::new(1, ServeOptions { limits, ..ServeOptions::default() });
     let answer = served.post("/v1/embeddings", &json!({"input": vec!["a"; 100]}));
     assert_eq!(answer.error(400)["param"], "input");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 fn served() -> Served {
     let dir = tempfile::tempdir().unwrap();
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    let large = ServedModel { runner: runner(dir.path(), 2, 512), names: names(&["large", "default"]) };
+    let large = ServedModel { runner: runner(dir.path(), 2, 4096), names: names(&["large", "default"]) };
     let small = ServedModel { runner: runner(dir.path(), 1, 64), names: names(&["a model/small"]) };
     let service = Service::of_models(vec![large, small], ServeOptions::default()).unwrap();
     Served::of(service, dir)
@@ -68,13 +68,13 @@ fn what_is_told_of_models_is_told_of_each() {
     let get = |path: &str| served.get(path).json();
     let ids = |list: &Value| list.as_array().unwrap().iter().map(|one| one["id"].clone()).collect::<Vec<_>>();
     assert_eq!(ids(&get("/v1/models")["data"]), ["large", "a model/small"]);
-    assert_eq!(get("/v1/models/default")["meta"]["n_ctx"], 512);
+    assert_eq!(get("/v1/models/default")["meta"]["n_ctx"], 4096);
     assert_eq!(served.get("/v1/models/other").status, 404);
     let of = |path: &str, field: &str| get(path)[field].clone();
-    assert_eq!((of("/props", "n_ctx"), of("/props?model=a%20model%2Fsmall", "n_ctx")), (json!(512), json!(64)));
+    assert_eq!((of("/props", "n_ctx"), of("/props?model=a%20model%2Fsmall", "n_ctx")), (json!(4096), json!(64)));
     let slots = get("/slots");
     let told: Vec<_> = slots.as_array().unwrap().iter().map(|s| (s["id"].as_u64(), s["n_ctx"].as_u64())).collect();
-    assert_eq!(told, [(Some(0), Some(512)), (Some(1), Some(512)), (Some(2), Some(64))]);
+    assert_eq!(told, [(Some(0), Some(4096)), (Some(1), Some(4096)), (Some(2), Some(64))]);
     assert_eq!(slots[2]["model"], "a model/small");
     assert_eq!(get("/slots?model=a+model%2Fsmall").as_array().unwrap().len(), 1);
     for path in ["/props", "/slots", "/cluster"] {
@@ -97,7 +97,7 @@ fn what_is_told_of_models_is_told_of_each() {
 #[test]
 fn each_has_places_of_its_own() {
     let served = served();
-    let long = json!({"prompt": "ab", "max_tokens": 400, "ignore_eos": true, "stream": true, "model": "large"});
+    let long = json!({"prompt": "ab", "max_tokens": 3000, "ignore_eos": true, "stream": true, "model": "large"});
     let texts = [(); 3].map(|()| served.stream("/v1/completions", &long));
     served.wait("two have places", |served| served.busy() == 2);
     let other = json!({"prompt": "ab", "max_tokens": 3, "model": "a model/small"});

@@ -142,6 +142,42 @@ fn responses_are_answered_whole_and_as_they_come() {
 }
 
 #[test]
+fn responses_have_log_probabilities_where_they_are_included() {
+    let served = served();
+    let mut request = json!({
+        "input": "abcd", "max_output_tokens": 6, "temperature": 0, "include": ["message.output_text.logprobs"], "top_logprobs": 3,
+    });
+    let chat = json!({
+        "messages": [{"role": "user", "content": "abcd"}], "max_tokens": 6, "temperature": 0, "logprobs": true, "top_logprobs": 3,
+    });
+    let chat = served.post("/v1/chat/completions", &chat).json();
+    let want = &chat["choices"][0]["logprobs"]["content"];
+    assert_eq!(want.as_array().unwrap().len(), 6);
+    let whole = served.post("/v1/responses", &request).json();
+    assert_eq!((&whole["output"][0]["content"][0]["logprobs"], &whole["top_logprobs"]), (want, &json!(3)));
+    // They may be sent back with the text.
+    let again = json!({"max_output_tokens": 3, "input": [{"role": "user", "content": "ab"}, whole["output"][0], {"role": "user", "content": "c"}]});
+    served.post("/v1/responses", &again).json();
+    request["stream"] = true.into();
+    let events = served.stream("/v1/responses", &request).all();
+    let of = |name: &'static str| events.iter().filter(move |event| event["type"] == name);
+    let deltas = of("response.output_text.delta").flat_map(|event| event["logprobs"].as_array().unwrap());
+    assert_eq!(deltas.collect::<Vec<_>>(), want.as_array().unwrap().iter().collect::<Vec<_>>());
+    assert_eq!(&of("response.output_text.done").next().unwrap()["logprobs"], want);
+    let last = &of("response.incomplete").next().unwrap()["response"];
+    assert_eq!(&last["output"][0]["content"][0]["logprobs"], want);
+    for (name, value) in [
+        ("include", json!(["file_search_call.results"])),
+        ("include", json!([3])),
+        ("top_logprobs", json!(21)),
+        ("top_logprobs", json!(3)),
+    ] {
+        let error = served.post("/v1/responses", &json!({"input": "ab", name: value})).error(400);
+        assert_eq!(error["param"], name, "{error}");
+    }
+}
+
+#[test]
 fn the_next_turn_of_a_conversation_reads_what_is_new() {
     let served = Served::with_context(1, 2048, ServeOptions::default());
     let long = "abcd".repeat(200);

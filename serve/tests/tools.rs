@@ -246,6 +246,27 @@ fn responses_have_items() {
 }
 
 #[test]
+fn log_probabilities_of_responses_are_those_of_the_text_alone() {
+    let served = served();
+    // Its tokens are characters, as the form wants them.
+    let form = r"<think>hm</think>I < look\.";
+    let request = json!({
+        "input": "Look!", "regex": form, "temperature": 0, "max_output_tokens": 40, "include": ["message.output_text.logprobs"],
+    });
+    let whole = served.post("/v1/responses", &request).json();
+    let [thought, text] = whole["output"].as_array().unwrap().as_slice() else { panic!("{whole}") };
+    assert_eq!(thought["content"][0]["text"], "hm");
+    assert_eq!(text["content"][0]["text"], "I < look.");
+    let of = |log_probs: &Value| -> String {
+        log_probs.as_array().unwrap().iter().map(|one| one["token"].as_str().unwrap()).collect()
+    };
+    assert_eq!(of(&text["content"][0]["logprobs"]), "I < look.");
+    let events = served.stream("/v1/responses", &with(request, "stream", true.into())).all();
+    let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+    assert_eq!(deltas.map(|event| of(&event["logprobs"])).collect::<String>(), "I < look.");
+}
+
+#[test]
 fn a_model_that_is_told_of_no_tools_is_given_none() {
     let served = Served::scripted("{% for m in messages %}{{ m.content }}{% endfor %}", ANSWER, Kind::UserDefined);
     let error = served.post("/v1/chat/completions", &chat()).error(400);

@@ -135,7 +135,7 @@ fn a_client_with_many_texts_does_not_hold_up_another() {
     let many = json!({"prompt": "abcd", "max_tokens": 400, "ignore_eos": true, "n": 24}).to_string();
     let mut socket = served.connect();
     write_request(&mut socket, "POST", "/v1/completions", &as_user("alice"), many.as_bytes());
-    served.wait("alice's are there", |served| served.service.texts() == 24);
+    served.wait("alice's are there", |served| served.service.texts() >= 20);
     served.send("POST", "/v1/completions", &as_user("bob"), &short().to_string()).json();
     // Those of alice that ended before were at most the one that ran and the one that was next.
     assert!(served.service.texts() >= 20, "{} are left", served.service.texts());
@@ -274,9 +274,12 @@ fn a_server_that_drains_lets_texts_end_and_takes_no_more() {
     let mut some = [0; 12];
     kept.read_exact(&mut some).unwrap();
     assert_eq!(&some, b"HTTP/1.1 200");
+    let mut unused = served.connect();
+    served.wait("all are connected", |served| served.server.as_ref().unwrap().connections() == 3);
     let server = served.server.take().unwrap();
     server.drain();
     // It ends connections that wait for a request.
+    unused.read_to_end(&mut Vec::new()).unwrap();
     kept.read_to_end(&mut Vec::new()).unwrap();
     assert!(std::net::TcpStream::connect(served.addr).is_err(), "it does not listen any more");
     let events = stream.all();
@@ -285,6 +288,25 @@ fn a_server_that_drains_lets_texts_end_and_takes_no_more() {
     let start = Instant::now();
     server.stop();
     assert!(start.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn a_server_that_drains_waits_for_slow_readers() {
+    let mut served = Served::with_context(1, 4096, ServeOptions::default());
+    // More than lies in sockets.
+    let request = json!({
+        "messages": [{"role": "user", "content": "abcd"}], "max_tokens": 3000, "ignore_eos": true, "stream": true, "logprobs": true,
+        "top_logprobs": 20,
+    });
+    let mut stream = served.stream("/v1/chat/completions", &request);
+    stream.next().unwrap();
+    let server = served.server.take().unwrap();
+    server.drain();
+    served.wait("its text has ended", |served| served.service.texts() == 0);
+    assert_eq!(server.connections(), 1, "it is not read yet");
+    assert_eq!(stream.all().last(), Some(&Value::Null), "its end has come");
+    served.wait("its connection has ended", |_| server.connections() == 0);
+    server.stop();
 }
 
 #[test]
@@ -335,11 +357,11 @@ fn its_router_lives_in_other_programs() {
 
 #[test]
 fn bodies_share_their_room() {
-    let served = Served::new(1, limits(|limits| limits.bodies = 400));
+    let served = Served::new(1, limits(|limits| limits.bodies = 2000));
     let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 300\r\n\r\n";
     let mut held = served.connect();
     held.write_all(format!("{head}{}", " ".repeat(299)).as_bytes()).unwrap();
-    let long = json!({"prompt": "a".repeat(200), "max_tokens": 1});
+    let long = json!({"prompt": "ab", "max_tokens": 1, "user": "x".repeat(1300)});
     served.wait("there is no room beside it", |served| {
         let answer = served.post("/v1/completions", &long);
         answer.status == 503 && answer.error(503)["code"] == "crowded" && answer.header("retry-after") == Some("1")

@@ -164,7 +164,11 @@ fn warn(what: impl std::fmt::Display) -> Result<()> {
 fn serve_options(args: &Args, addr: SocketAddr, keys: Option<Arc<Tokens>>) -> ServeOptions {
     let waiting = args.max_waiting as usize;
     let limits = Limits { waiting, waiting_each: waiting.div_ceil(2), ..Limits::default() };
-    let hosts = if addr.ip().is_loopback() { Hosts::Local } else { Hosts::Any };
+    let hosts = match (&keys, addr.ip().is_loopback()) {
+        (_, true) => Hosts::Local,
+        (None, false) => Hosts::Private(vec![args.host.clone()]),
+        (Some(_), false) => Hosts::Any,
+    };
     let page = if args.no_page { Page::Absent } else { Page::Shown };
     ServeOptions { limits, keys, names: Vec::new(), hosts, origins: args.cors.clone(), page }
 }
@@ -228,23 +232,24 @@ fn describe_trust(keys: Option<&Tokens>, encrypted: bool) -> String {
     format!("{}, {clients}", if encrypted { "TLS 1.3" } else { "not encrypted" })
 }
 
-/// Lets texts come to their end, for so long, or until the next signal.
+/// Lets texts come to their end and to their readers, for so long, or until the next signal.
 fn drain(server: &Server, limit: Duration, signals: &Receiver<()>) -> Result<()> {
     server.drain();
-    let texts = || server.service().texts();
+    let (texts, connections) = (|| server.service().texts(), || server.connections());
     if texts() > 0 {
         let seconds = limit.as_secs();
         output::errln(format_args!("draining: {} texts, at most {seconds} s; a second signal ends them", texts()))?;
     }
     let end = Instant::now() + limit;
-    while texts() > 0 && Instant::now() < end {
+    while texts() + connections() > 0 && Instant::now() < end {
         if signals.recv_timeout(LOOK).is_ok() {
             break;
         }
     }
-    match texts() {
-        0 => Ok(()),
-        left => warn(format_args!("{left} texts are ended before they are complete")),
+    match (texts(), connections()) {
+        (0, 0) => Ok(()),
+        (0, left) => warn(format_args!("{left} connections are ended before all that they were to carry was taken")),
+        (left, _) => warn(format_args!("{left} texts are ended before they are complete")),
     }
 }
 

@@ -1,12 +1,13 @@
 //! `/v1/chat/completions`.
 
 use super::usual::{
-    Delivery, FINGERPRINT, Used, call_id, end_chunks, finish_reason_with, first, id, is_of_text, json_response,
-    log_prob, now, take_absent, take_delivery, text_of, token, top,
+    Delivery, FINGERPRINT, Used, call_id, end_chunks, finish_reason_with, first, id, is_of_text, log_prob_of, now,
+    take_absent, take_delivery, text_of, top,
 };
 use crate::body;
 use crate::error::{ApiError, Result};
 use crate::form::{self, Wanted};
+use crate::kept::json_answer;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing};
 use crate::queue::Client;
@@ -40,6 +41,9 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { messages, offer, mut settings, delivery, form } = parse(&service, params)?;
+    if delivery == Delivery::Whole {
+        settings.check_log_probs(settings.n, service.context())?;
+    }
     let form = offer.form_or(form)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
@@ -68,7 +72,7 @@ pub(crate) async fn answer(
     let choices: Vec<Value> = texts.iter().enumerate().map(|(i, text)| choice(&head, &settings, i, text)).collect();
     let mut body = head.object("chat.completion", choices.into());
     body["usage"] = used.openai();
-    Ok(json_response(&body))
+    json_answer(body.to_string(), service.rooms().enter(client))
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
@@ -187,16 +191,6 @@ impl Head {
         })
     }
 
-    fn log_prob(&self, id: u32, own: f32, top: &[(u32, f32)]) -> Value {
-        let one = |id: u32, own: f32| {
-            let (text, bytes) = token(&self.model, id);
-            json!({"token": text, "logprob": log_prob(own), "bytes": bytes})
-        };
-        let mut whole = one(id, own);
-        whole["top_logprobs"] = top.iter().map(|&(id, own)| one(id, own)).collect();
-        whole
-    }
-
     fn call(&self, call: &Call) -> Value {
         let function = json!({"name": call.name, "arguments": call.json()});
         json!({"id": call_id("call_", &self.style), "type": "function", "function": function})
@@ -208,7 +202,8 @@ fn choice(head: &Head, settings: &Settings, index: usize, whole: &Whole) -> Valu
     let log_probs = settings.log_probs.map(|most| {
         let all = text.tokens.iter().zip(&text.log_probs).enumerate();
         let of_text = all.filter(|(_, (id, _))| is_of_text(head.model.tokenizer(), **id, settings.ignore_eos));
-        let content: Vec<Value> = of_text.map(|(i, (&id, &own))| head.log_prob(id, own, top(text, i, most))).collect();
+        let content: Vec<Value> =
+            of_text.map(|(i, (&id, &own))| log_prob_of(&head.model, id, own, top(text, i, most))).collect();
         json!({"content": content, "refusal": null})
     });
     let calls: Vec<Value> = whole.calls().map(|call| head.call(call)).collect();
@@ -277,7 +272,7 @@ impl Writer for Chunks {
         let log_prob = match (piece.token, piece.log_prob) {
             (Some(id), Some(log_prob)) if is_of_text(self.head.model.tokenizer(), id, !self.ends_at_eog) => {
                 let most = self.log_probs.unwrap_or(0);
-                Some(self.head.log_prob(id, log_prob, first(&piece.top_log_probs, most)))
+                Some(log_prob_of(&self.head.model, id, log_prob, first(&piece.top_log_probs, most)))
             }
             _ => None,
         };

@@ -1,12 +1,13 @@
 //! `/v1/completions`.
 
 use super::usual::{
-    Delivery, FINGERPRINT, Used, end_chunks, finish_reason, first, id, ids, is_of_text, json_response, log_prob, now,
-    take_absent, take_delivery, token, top,
+    Delivery, FINGERPRINT, Used, end_chunks, finish_reason, first, id, ids, is_of_text, log_prob, now, take_absent,
+    take_delivery, token, top,
 };
 use crate::body;
 use crate::error::{ApiError, Result};
 use crate::form::{self, Wanted};
+use crate::kept::json_answer;
 use crate::limits::TEXTS;
 use crate::params::{Params, kind};
 use crate::queue::Client;
@@ -45,6 +46,9 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { prompts, mut settings, delivery, echo, form } = parse(&service, params)?;
+    if delivery == Delivery::Whole {
+        settings.check_log_probs(prompts.len() * settings.n, service.context())?;
+    }
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);
@@ -76,7 +80,7 @@ pub(crate) async fn answer(
     let choices: Vec<Value> = before.iter().zip(&texts).enumerate().map(choice).collect();
     let mut body = head.object(choices.into());
     body["usage"] = used.openai();
-    Ok(json_response(&body))
+    json_answer(body.to_string(), service.rooms().enter(client))
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {

@@ -4,6 +4,7 @@ use super::usual::{call_id, id, json_response, shown_text, text_of, text_of_part
 use crate::body;
 use crate::error::{ApiError, Result};
 use crate::form;
+use crate::kept::json_answer;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
@@ -50,7 +51,8 @@ pub(crate) async fn answer(
         content.push(json!({"type": "text", "text": ""}));
     }
     let (reason, stop) = head.why(&whole.text, whole.calls().next().is_some());
-    Ok(json_response(&head.message(&content.into(), reason, stop, &head.usage(&whole.text))))
+    let message = head.message(&content.into(), reason, stop, &head.usage(&whole.text));
+    json_answer(message.to_string(), service.rooms().enter(client))
 }
 
 pub(crate) async fn count(State(service): State<Service>, request: Request) -> Result<Response> {

@@ -1,23 +1,28 @@
 //! OpenAI's `/v1/responses`: one text for a list of messages. Nothing is stored, so that a conversation is sent anew each time.
 
-use super::usual::{call_id, id, is_zero, json_response, now, take_absent, text_of};
+use super::usual::{call_id, first, id, is_of_text, is_zero, log_prob_of, now, take_absent, text_of};
 use crate::body;
 use crate::error::{ApiError, Result};
 use crate::form;
+use crate::kept::json_answer;
 use crate::limits::MESSAGES;
 use crate::params::{BY_TEMPLATE, Params, is_nothing, kind};
 use crate::queue::Client;
 use crate::service::Service;
 use crate::settings::Settings;
-use crate::split::{Call, Calls, Part, Splitter, Whole};
+use crate::split::{Call, Calls, Part, Splitter};
 use crate::stream::{self, Out, Writer, named};
 use crate::style::Style;
 use crate::tools::{History, Offer, take_call};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use outboard::{Finish, Generation, Message, Piece};
+use outboard::llm::N_TOP;
+use outboard::{Finish, Generation, Message, Model, Piece};
 use serde_json::{Map, Value, json};
+
+/// So often the log-probabilities of a text are among its last events.
+const COPIES: usize = 4;
 
 pub(crate) async fn answer(
     State(service): State<Service>,
@@ -28,6 +33,8 @@ pub(crate) async fn answer(
     let mut settings = Settings::take(&mut params, &["max_output_tokens"], "stop", 1)?;
     let style = service.style();
     settings.shown = style.shown.clone();
+    settings.log_probs = take_log_probs(&mut params)?;
+    settings.check_log_probs(COPIES, service.context())?;
     let form = form::take_text(&mut params)?;
     let streams = params.boolean("stream")?.unwrap_or(false);
     let said =
@@ -45,6 +52,7 @@ pub(crate) async fn answer(
     let head = Head {
         id: id("resp_"),
         created: now(),
+        model: service.model().clone(),
         name,
         style,
         instructions,
@@ -54,17 +62,30 @@ pub(crate) async fn answer(
         settings,
         format,
     };
+    let mut events =
+        Events { head, splitter, number: 0, items: Vec::new(), open: None, waiting: Vec::new(), end: None };
     if streams {
-        let items = Vec::new();
-        return Ok(stream::respond(answers, Events { head, splitter, number: 0, items, open: None, end: None }));
+        return Ok(stream::respond(answers, events));
     }
-    let whole = Whole::one(answers, &splitter).await?;
-    let status = Head::status(&whole.text);
-    let mut items: Vec<Value> = whole.parts.iter().map(|part| head.item(part, status)).collect();
-    if items.is_empty() {
-        items.push(head.item(&Part::Text(String::new()), status));
+    stream::feed(answers, &mut events).await?;
+    json_answer(events.close(&mut Out::new()).1.to_string(), service.rooms().enter(client))
+}
+
+/// `include` and `top_logprobs`: how many of the most probable tokens come with each token and its log-probability.
+fn take_log_probs(params: &mut Params) -> Result<Option<usize>> {
+    const LOG_PROBS: &str = "message.output_text.logprobs";
+    const INCLUDES: usize = 16;
+    let (at, include) = (params.name("include"), params.strings("include", INCLUDES)?);
+    if let Some(other) = include.iter().find(|name| *name != LOG_PROBS) {
+        let other: String = other.chars().take(60).collect();
+        return Err(ApiError::unsupported(at, &format!("'{other}'; there is '{LOG_PROBS}' alone")));
     }
-    Ok(json_response(&head.done(&items, &whole.text, whole.reasoning_tokens)))
+    let top = params.count("top_logprobs", 0..=N_TOP as i64)?.unwrap_or(0);
+    if include.is_empty() && top > 0 {
+        let message = format!("'top_logprobs' needs 'include' to have '{LOG_PROBS}'");
+        return Err(ApiError::of_param("top_logprobs", message));
+    }
+    Ok((!include.is_empty()).then_some(top))
 }
 
 /// Takes the input, with the instructions before it, and all that is left.
@@ -74,7 +95,6 @@ fn take_messages(mut params: Params, style: &Style) -> Result<(Vec<Message>, Opt
         params.absent(name, NOT_STORED, is_nothing)?;
     }
     params.absent("truncation", "an input that is too long is an error", |value| value == "disabled")?;
-    params.absent("include", "there is nothing more to say than the text", is_nothing)?;
     params.absent("reasoning", BY_TEMPLATE, is_nothing)?;
     params.absent("max_tool_calls", "it is about tools of the server, and there are none", is_zero)?;
     if let Some(mut options) = params.object("stream_options")? {
@@ -181,6 +201,7 @@ fn message(mut params: Params) -> Result<Message> {
 struct Head {
     id: String,
     created: u64,
+    model: Model,
     name: String,
     style: Style,
     instructions: Option<String>,
@@ -212,29 +233,50 @@ impl Head {
             "previous_response_id": null, "reasoning": {"effort": null, "summary": null}, "store": false,
             "temperature": self.settings.sampler.temperature, "text": {"format": format},
             "tools": parsed(&self.repeated.tools), "tool_choice": parsed(&self.repeated.tool_choice), "top_p": self.settings.sampler.top_p,
-            "truncation": "disabled", "usage": usage, "user": null, "metadata": {}, "background": false,
+            "top_logprobs": self.settings.log_probs.unwrap_or(0), "truncation": "disabled", "usage": usage, "user": null, "metadata": {}, "background": false,
         })
     }
 
-    /// A part of the answer as an item, complete or with nothing in it yet.
-    fn item(&self, part: &Part, status: &str) -> Value {
+    /// The item that a part of the answer becomes, with nothing in it yet.
+    fn item(&self, part: &Part) -> Value {
+        const BEGUN: &str = "in_progress";
         match part {
-            Part::Text(text) => {
-                let content: Vec<Value> = (status != "in_progress").then(|| part_of(text)).into_iter().collect();
-                json!({"id": id("msg_"), "type": "message", "status": status, "role": "assistant", "content": content})
+            Part::Text(_) => {
+                json!({"id": id("msg_"), "type": "message", "status": BEGUN, "role": "assistant", "content": []})
             }
-            Part::Reasoning(text) => {
-                let content: Vec<Value> = (status != "in_progress").then(|| thought_of(text)).into_iter().collect();
-                json!({"id": id("rs_"), "type": "reasoning", "summary": [], "content": content, "status": status})
+            Part::Reasoning(_) => {
+                json!({"id": id("rs_"), "type": "reasoning", "summary": [], "content": [], "status": BEGUN})
             }
-            Part::Call(Call { name, .. }) if status == "in_progress" => self.call(name, "", status),
-            Part::Call(call) => self.call(&call.name, &call.json(), "completed"),
+            Part::Call(Call { name, .. }) => {
+                let call_id = call_id("call_", &self.style);
+                json!({"id": id("fc_"), "type": "function_call", "status": BEGUN, "call_id": call_id, "name": name, "arguments": ""})
+            }
         }
     }
 
-    fn call(&self, name: &str, arguments: &str, status: &str) -> Value {
-        let call_id = call_id("call_", &self.style);
-        json!({"id": id("fc_"), "type": "function_call", "status": status, "call_id": call_id, "name": name, "arguments": arguments})
+    /// The log-probability of a token, if it is wanted and the token is one of the text.
+    fn log_prob(&self, piece: &Piece) -> Option<LogProb> {
+        let (most, id, own) = (self.settings.log_probs?, piece.token?, piece.log_prob?);
+        is_of_text(self.model.tokenizer(), id, self.settings.ignore_eos).then(|| LogProb {
+            id,
+            own,
+            top: first(&piece.top_log_probs, most).into(),
+        })
+    }
+
+    fn log_probs(&self, all: &[LogProb]) -> Value {
+        all.iter().map(|LogProb { id, own, top }| log_prob_of(&self.model, *id, *own, top)).collect()
+    }
+
+    /// What an item that is being written consists of.
+    fn content(&self, open: &Open) -> Value {
+        match &open.part {
+            Part::Reasoning(text) => json!({"type": "reasoning_text", "text": text}),
+            Part::Text(_) | Part::Call(_) => {
+                let log_probs = self.log_probs(&open.log_probs);
+                json!({"type": "output_text", "text": open.text(), "annotations": [], "logprobs": log_probs})
+            }
+        }
     }
 
     fn status(text: &Generation) -> &'static str {
@@ -245,26 +287,25 @@ impl Head {
     }
 
     fn done(&self, items: &[Value], text: &Generation, reasoning_tokens: usize) -> Value {
-        let output = text.tokens.len();
+        let (output, written) = (text.tokens.len(), self.input.saturating_sub(text.cached));
         let usage = json!({
-            "input_tokens": self.input, "input_tokens_details": {"cached_tokens": text.cached}, "output_tokens": output,
+            "input_tokens": self.input, "input_tokens_details": {"cached_tokens": text.cached, "cache_write_tokens": written}, "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": reasoning_tokens}, "total_tokens": self.input + output,
         });
         self.response(Head::status(text), &items.into(), &usage)
     }
 }
 
+/// A token of a text with its log-probability, and those of the most probable ones in its place. As JSON it takes far more.
+struct LogProb {
+    id: u32,
+    own: f32,
+    top: Box<[(u32, f32)]>,
+}
+
 /// An event about a response, which is not copied: it may be large.
 fn about(response: Value) -> Value {
     Map::from_iter([("response".to_owned(), response)]).into()
-}
-
-fn part_of(text: &str) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
-}
-
-fn thought_of(text: &str) -> Value {
-    json!({"type": "reasoning_text", "text": text})
 }
 
 /// An answer as it comes.
@@ -276,6 +317,8 @@ struct Events {
     /// Those that are complete.
     items: Vec<Value>,
     open: Option<Open>,
+    /// Log-probabilities of tokens that are not said yet: what they stand for may be text, or the beginning of a mark.
+    waiting: Vec<LogProb>,
     end: Option<Box<Generation>>,
 }
 
@@ -284,6 +327,7 @@ struct Open {
     item: Value,
     /// Text, or reasoning.
     part: Part,
+    log_probs: Vec<LogProb>,
 }
 
 impl Open {
@@ -294,11 +338,11 @@ impl Open {
         }
     }
 
-    /// What its events are called, and what it consists of.
-    fn kind(&self) -> (&'static str, fn(&str) -> Value) {
+    /// What its events are called.
+    fn kind(&self) -> &'static str {
         match &self.part {
-            Part::Reasoning(_) => ("response.reasoning_text", thought_of),
-            Part::Text(_) | Part::Call(_) => ("response.output_text", part_of),
+            Part::Reasoning(_) => "response.reasoning_text",
+            Part::Text(_) | Part::Call(_) => "response.output_text",
         }
     }
 }
@@ -318,24 +362,31 @@ impl Events {
             event["content_index"] = 0.into();
         }
         event[what.0] = what.1;
-        if name.starts_with("response.output_text") {
-            event["logprobs"] = json!([]);
-        }
         self.say(name, event, out);
+    }
+
+    /// One with some of the text that is being written, or all of it.
+    fn say_text(&mut self, open: &Open, what: (&str, &str, &str), log_probs: &[LogProb], out: &mut Out) {
+        let (event, name, text) = what;
+        let mut said = json!({"item_id": open.item["id"], "output_index": self.items.len(), "content_index": 0});
+        said[name] = text.into();
+        if matches!(open.part, Part::Text(_)) {
+            said["logprobs"] = self.head.log_probs(log_probs);
+        }
+        self.say(&format!("{}.{event}", open.kind()), said, out);
     }
 
     fn begin_item(&mut self, part: &Part, out: &mut Out) -> Value {
         self.end_item("completed", out);
-        let item = self.head.item(part, "in_progress");
+        let item = self.head.item(part);
         self.say("response.output_item.added", json!({"output_index": self.items.len(), "item": item}), out);
         item
     }
 
     fn end_item(&mut self, status: &str, out: &mut Out) {
         let Some(mut open) = self.open.take() else { return };
-        let (kind, content) = open.kind();
-        let part = content(open.text());
-        self.say_of(&format!("{kind}.done"), &open.item, ("text", open.text().into()), out);
+        self.say_text(&open, ("done", "text", open.text()), &open.log_probs, out);
+        let part = self.head.content(&open);
         self.say_of("response.content_part.done", &open.item, ("part", part.clone()), out);
         (open.item["content"], open.item["status"]) = (json!([part]), status.into());
         self.done(open.item, out);
@@ -347,36 +398,56 @@ impl Events {
     }
 
     fn part(&mut self, part: Part, out: &mut Out) {
-        let more = match &part {
-            Part::Call(call) => {
-                let (json, mut item) = (call.json(), self.begin_item(&part, out));
-                const DELTA: &str = "response.function_call_arguments.delta";
-                self.say_of(DELTA, &item, ("delta", json.as_str().into()), out);
-                let event = json!({
-                    "item_id": item["id"], "output_index": self.items.len(), "name": call.name, "arguments": json,
-                });
-                self.say("response.function_call_arguments.done", event, out);
-                (item["arguments"], item["status"]) = (json.into(), "completed".into());
-                return self.done(item, out);
-            }
-            Part::Text(text) | Part::Reasoning(text) => text.clone(),
-        };
-        let goes_on = |open: &Open| std::mem::discriminant(&open.part) == std::mem::discriminant(&part);
+        match part {
+            Part::Call(call) => self.call(call, out),
+            Part::Text(ref text) | Part::Reasoning(ref text) => self.text(&part, text, out),
+        }
+    }
+
+    fn call(&mut self, call: Call, out: &mut Out) {
+        self.waiting.clear();
+        let (json, name) = (call.json(), call.name.clone());
+        let mut item = self.begin_item(&Part::Call(call), out);
+        self.say_of("response.function_call_arguments.delta", &item, ("delta", json.as_str().into()), out);
+        let event = json!({"item_id": item["id"], "output_index": self.items.len(), "name": name, "arguments": json});
+        self.say("response.function_call_arguments.done", event, out);
+        (item["arguments"], item["status"]) = (json.into(), "completed".into());
+        self.done(item, out);
+    }
+
+    fn text(&mut self, part: &Part, more: &str, out: &mut Out) {
+        let goes_on = |open: &Open| std::mem::discriminant(&open.part) == std::mem::discriminant(part);
         if !self.open.as_ref().is_some_and(goes_on) {
-            let item = self.begin_item(&part, out);
+            let item = self.begin_item(part, out);
             let empty = if matches!(part, Part::Text(_)) { Part::Text } else { Part::Reasoning };
-            let open = Open { item, part: empty(String::new()) };
-            let (_, content) = open.kind();
-            self.say_of("response.content_part.added", &open.item, ("part", content("")), out);
+            let open = Open { item, part: empty(String::new()), log_probs: Vec::new() };
+            self.say_of("response.content_part.added", &open.item, ("part", self.head.content(&open)), out);
             self.open = Some(open);
         }
         let Some(mut open) = self.open.take() else { return };
-        let (kind, _) = open.kind();
-        self.say_of(&format!("{kind}.delta"), &open.item, ("delta", more.as_str().into()), out);
+        let log_probs = std::mem::take(&mut self.waiting);
+        self.say_text(&open, ("delta", "delta", more), &log_probs, out);
         if let Part::Text(text) | Part::Reasoning(text) = &mut open.part {
-            text.push_str(&more);
+            text.push_str(more);
+        }
+        if matches!(part, Part::Text(_)) {
+            open.log_probs.extend(log_probs);
         }
         self.open = Some(open);
+    }
+
+    /// Ends the last item. Gives what the last event is called, and the response that it has.
+    fn close(&mut self, out: &mut Out) -> (&'static str, Value) {
+        let end = self.end.take().unwrap_or_default();
+        let status = Head::status(&end);
+        let is_text = self.open.as_ref().is_some_and(|open| matches!(open.part, Part::Text(_)));
+        // An answer has an item at least, and a token that gives no text has a probability all the same.
+        if self.items.is_empty() && self.open.is_none() || is_text && !self.waiting.is_empty() {
+            self.part(Part::Text(String::new()), out);
+        }
+        self.end_item(status, out);
+        let name = if status == "completed" { "response.completed" } else { "response.incomplete" };
+        (name, self.head.done(&self.items, &end, self.splitter.reasoning_tokens))
     }
 }
 
@@ -389,21 +460,19 @@ impl Writer for Events {
     }
 
     fn piece(&mut self, _: usize, piece: Piece, out: &mut Out) {
-        for part in self.splitter.piece(&piece) {
+        let thought = self.splitter.reasoning_tokens;
+        let parts = self.splitter.piece(&piece);
+        if self.splitter.reasoning_tokens == thought {
+            self.waiting.extend(self.head.log_prob(&piece));
+        }
+        for part in parts {
             self.part(part, out);
         }
         self.end = piece.end.or(self.end.take());
     }
 
     fn end(&mut self, out: &mut Out) {
-        let end = self.end.take().unwrap_or_default();
-        let status = Head::status(&end);
-        if self.items.is_empty() && self.open.is_none() {
-            self.part(Part::Text(String::new()), out);
-        }
-        self.end_item(status, out);
-        let name = if status == "completed" { "response.completed" } else { "response.incomplete" };
-        let response = self.head.done(&self.items, &end, self.splitter.reasoning_tokens);
+        let (name, response) = self.close(out);
         self.say(name, about(response), out);
     }
 

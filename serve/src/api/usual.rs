@@ -120,7 +120,7 @@ pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
     params.absent("parallel_tool_calls", NO_TOOLS, Value::is_boolean)?;
     params.absent(
         "top_logprobs",
-        "it is of /v1/chat/completions, and for /v1/completions 'logprobs' is a number; the only value here is 0",
+        "it is of /v1/chat/completions and /v1/responses, and for /v1/completions 'logprobs' is a number; the only value here is 0",
         is_zero,
     )?;
     params.absent("modalities", "a model here writes text", |value| value == &json!(["text"]))?;
@@ -202,8 +202,9 @@ pub(crate) fn text_of_part(part: Value, at: &str, types: &[&str]) -> Result<Stri
     }
     let text = part.string("text")?.ok_or_else(|| ApiError::of_param(part.name("text"), "a part must have a text"))?;
     // Prompts are kept for others that begin alike, whatever is said of it.
-    part.without_effect(&["cache_control"]);
-    for name in ["annotations", "logprobs", "citations"] {
+    // Log-probabilities are of an answer that is sent back.
+    part.without_effect(&["cache_control", "logprobs"]);
+    for name in ["annotations", "citations"] {
         part.absent(name, "only the text of a message is read", is_nothing)?;
     }
     part.finish()?;
@@ -219,7 +220,18 @@ pub(crate) fn token(model: &Model, id: u32) -> (String, Vec<u8>) {
 
 /// A log-probability as answers have it: as in OpenAI's API, -9999 for what is not possible.
 pub(crate) fn log_prob(log_prob: f32) -> Value {
-    log_prob.max(-9999.0).into()
+    log_prob.max(-9999.0).min(0.0).into()
+}
+
+/// A token with its log-probability, and with those of the most probable ones in its place.
+pub(crate) fn log_prob_of(model: &Model, id: u32, own: f32, top: &[(u32, f32)]) -> Value {
+    let one = |id: u32, own: f32| {
+        let (text, bytes) = token(model, id);
+        json!({"token": text, "logprob": log_prob(own), "bytes": bytes})
+    };
+    let mut whole = one(id, own);
+    whole["top_logprobs"] = top.iter().map(|&(id, own)| one(id, own)).collect();
+    whole
 }
 
 /// The most probable tokens that came with the token of this number, of which so many are wanted.
