@@ -49,7 +49,7 @@ def one_text(url, prompt, tokens, form):
     """Asks for a text as it comes. Gives the seconds until its first token, and until its end."""
     host = urllib.parse.urlsplit(url).netloc
     connection = http.client.HTTPConnection(host, timeout=600)
-    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True, "cache_prompt": False}
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     if form:
         body["regex"] = "[a-z ]{9999}"
     start = time.monotonic()

@@ -303,6 +303,17 @@ struct LogProb {
     top: Box<[(u32, f32)]>,
 }
 
+/// Log-probabilities as events have them: without the bytes of their tokens.
+fn in_event(mut log_probs: Value) -> Value {
+    for one in log_probs.as_array_mut().into_iter().flatten() {
+        for top in one["top_logprobs"].as_array_mut().into_iter().flatten() {
+            top.as_object_mut().and_then(|top| top.remove("bytes"));
+        }
+        one.as_object_mut().and_then(|one| one.remove("bytes"));
+    }
+    log_probs
+}
+
 /// An event about a response, which is not copied: it may be large.
 fn about(response: Value) -> Value {
     Map::from_iter([("response".to_owned(), response)]).into()
@@ -371,7 +382,7 @@ impl Events {
         let mut said = json!({"item_id": open.item["id"], "output_index": self.items.len(), "content_index": 0});
         said[name] = text.into();
         if matches!(open.part, Part::Text(_)) {
-            said["logprobs"] = self.head.log_probs(log_probs);
+            said["logprobs"] = in_event(self.head.log_probs(log_probs));
         }
         self.say(&format!("{}.{event}", open.kind()), said, out);
     }
