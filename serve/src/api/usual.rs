@@ -220,7 +220,9 @@ pub(crate) fn token(model: &Model, id: u32) -> (String, Vec<u8>) {
 
 /// A log-probability as answers have it: as in OpenAI's API, -9999 for what is not possible.
 pub(crate) fn log_prob(log_prob: f32) -> Value {
-    log_prob.max(-9999.0).min(0.0).into()
+    const NEVER: f32 = -9999.0;
+    // A device that is not as it should be may give anything.
+    if log_prob.is_nan() { NEVER.into() } else { log_prob.clamp(NEVER, 0.0).into() }
 }
 
 /// A token with its log-probability, and with those of the most probable ones in its place.
