@@ -152,8 +152,7 @@ fn the_most_probable_tokens_come_with_each_token() {
         assert_eq!(all["top_logprobs"].as_array().unwrap().len(), 20);
     }
     // More than an answer has that is made at once, but not than a stream.
-    let mut many =
-        json!({"messages": user("ab"), "n": 32, "max_tokens": 100, "logprobs": true, "top_logprobs": 20, "stop": ["a"]});
+    let mut many = json!({"messages": user("ab"), "n": 32, "max_tokens": 100, "logprobs": true, "top_logprobs": 20, "stop": ["a"]});
     assert_eq!(served.post("/v1/chat/completions", &many).error(400)["param"], "top_logprobs");
     many["stream"] = true.into();
     served.stream("/v1/chat/completions", &many).next().unwrap();
