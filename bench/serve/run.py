@@ -31,6 +31,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 PORT = 8399
+URL = f"http://127.0.0.1:{PORT}"  # on the client's host
 START_LIMIT = 180  # seconds until a model is loaded
 WORDS = "ship harbour night light water town road winter letter garden bridge stone river music window bread mountain field".split()
 
@@ -46,7 +47,7 @@ def lan_module():
 
 
 def one_text(url, prompt, tokens, form):
-    """Asks for a text as it comes. Gives the seconds until its first token, and until its end."""
+    """Asks for a text as it comes. Gives the seconds until its first token."""
     host = urllib.parse.urlsplit(url).netloc
     connection = http.client.HTTPConnection(host, timeout=600)
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -63,9 +64,8 @@ def one_text(url, prompt, tokens, form):
             first = time.monotonic() - start
         if line.strip() == b"data: [DONE]":
             break
-    took = time.monotonic() - start
     connection.close()
-    return first, took
+    return first
 
 
 def load(url, clients, texts, tokens, words, seed, form):
@@ -76,7 +76,7 @@ def load(url, clients, texts, tokens, words, seed, form):
 
     def client(number):
         for prompt in prompts[number * texts : (number + 1) * texts]:
-            first, _ = one_text(url, prompt, tokens, form)
+            first = one_text(url, prompt, tokens, form)
             with lock:
                 firsts.append(first)
 
@@ -97,7 +97,6 @@ class Setting:
         self.args, self.tmp, self.lan = args, tmp, lan
         self.addresses = addresses  # of hosts with a device to use; none: this machine's own
         self.before = before  # what commands of the client's host begin with
-        self.host = "127.0.0.1"
 
     @contextmanager
     def running(self, name, argv, before):
@@ -157,7 +156,7 @@ def until(is_so, what, limit=START_LIMIT):
 
 def ask(setting, argv):
     """Runs this script's load on the client's host."""
-    command = [*setting.before, sys.executable, str(Path(__file__).resolve()), "--load", f"http://{setting.host}:{PORT}", *map(str, argv)]
+    command = [*setting.before, sys.executable, str(Path(__file__).resolve()), "--load", URL, *map(str, argv)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     if done.returncode != 0:
         raise SystemExit(done.stderr[-800:])
@@ -171,7 +170,7 @@ def measure(setting, clients, pair):
     for name, start, form in sides if pair % 2 == 0 else reversed(sides):
         with ExitStack() as stack:
             start(stack)
-            health = f"import urllib.request; urllib.request.urlopen('http://{setting.host}:{PORT}/health', timeout=2)"
+            health = f"import urllib.request; urllib.request.urlopen('{URL}/health', timeout=2)"
             until(lambda: succeeds([*setting.before, sys.executable, "-c", health]), f"{name} does not answer")
             ask(setting, [1, 1, 8, 8, 1, form])
             for count in clients:

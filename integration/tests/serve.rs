@@ -234,15 +234,13 @@ enum Fate {
 /// Two servers of a crowd, with what happens to them.
 struct Servers {
     pair: [Server; 2],
-    addr: String,
     /// How much of it has happened.
     steps: usize,
 }
 
 impl Servers {
     fn start() -> Servers {
-        let pair = [(); 2].map(|()| Server::start(&["-d", "cpu:1"]));
-        Servers { addr: pair[1].addr.clone(), pair, steps: 0 }
+        Servers { pair: [(); 2].map(|()| Server::start(&["-d", "cpu:1"])), steps: 0 }
     }
 
     /// Does what is due when so much of the time is over.
@@ -251,7 +249,7 @@ impl Servers {
         while self.steps < due.min(3) {
             match self.steps {
                 0 => self.pair[1].kill(),
-                1 => self.pair[1] = Server::start_at(&self.addr, &["-d", "cpu:1"]),
+                1 => self.pair[1] = Server::start_at(&self.pair[1].addr.clone(), &["-d", "cpu:1"]),
                 _ => self.pair[0].kill(),
             }
             self.steps += 1;
@@ -266,7 +264,7 @@ fn crowd(fate: Fate) -> Vec<f64> {
     let dir = tempfile::tempdir().unwrap();
     let file = small_model(dir.path());
     let mut servers = Servers::start();
-    let rpc = format!("{},{}", servers.pair[0].addr, servers.addr);
+    let rpc = format!("{},{}", servers.pair[0].addr, servers.pair[1].addr);
     let args = ["--rpc", &rpc, "-np", &PLACES.to_string(), "-ts", "1,1", "-c", "512", "--max-waiting", "80"];
     let mut serving = Serving::start(file.to_str().unwrap(), &args);
     let addr = serving.addr;

@@ -67,8 +67,7 @@ fn devices_of(session: &Arc<Session>, hello: &v1::HelloResponse) -> Result<Vec<R
             .connection()
             .lost(format!("it has {} devices; 1 to {MAX_DEVICES} are possible", hello.devices.len())));
     }
-    let names: HashSet<&str> = hello.devices.iter().map(|device| device.name.as_str()).collect();
-    if names.len() < hello.devices.len() {
+    if session.devices.len() < hello.devices.len() {
         return Err(session.connection().lost("two of its devices have the same name"));
     }
     let one = |d: &v1::Device| {

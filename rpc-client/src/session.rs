@@ -28,7 +28,7 @@ pub(crate) struct Session {
     lease: Option<Duration>,
     handles: Mutex<Handles>,
     /// Names of its devices.
-    devices: HashSet<String>,
+    pub(crate) devices: HashSet<String>,
 }
 
 /// The connection of a session.
@@ -57,11 +57,6 @@ impl Session {
             devices: hello.devices.iter().map(|device| device.name.clone()).collect(),
         };
         (Arc::new(session), hello)
-    }
-
-    /// Whether the server has said that it has a device of this name.
-    pub(crate) fn has_device(&self, name: &str) -> bool {
-        self.devices.contains(name)
     }
 
     /// The connection that the session has now.

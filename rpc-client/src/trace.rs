@@ -75,7 +75,7 @@ impl RemoteDevice {
         })?;
         let error = (end - start) / 2;
         let mut spans = Vec::new();
-        for queue in answer.queues.into_iter().filter(|queue| self.session().has_device(&queue.device)) {
+        for queue in answer.queues.into_iter().filter(|queue| self.session().devices.contains(&queue.device)) {
             let device = format!("{}/{}", connection.name, queue.device);
             // What ends before it begins is no span.
             for span in queue.spans.into_iter().filter(|s| s.start_us <= s.end_us) {

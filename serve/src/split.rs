@@ -11,11 +11,9 @@ use crate::error::{ApiError, Result};
 use crate::style::{CallSyntax, Style};
 use crate::texts::Answers;
 use channels::Channels;
-use futures_core::Stream;
 use http::StatusCode;
 use marked::Marked;
 use outboard::{Generation, Piece};
-use std::pin::Pin;
 use std::sync::Arc;
 
 pub(crate) use calls::{Call, Callable};
@@ -51,7 +49,7 @@ impl Whole {
     pub(crate) async fn all(mut answers: Answers, splitter: &Splitter) -> Result<Vec<Whole>> {
         let mut splitters: Vec<(Splitter, Vec<Part>)> = vec![(splitter.clone(), Vec::new()); answers.count];
         let mut texts = vec![Generation::default(); answers.count];
-        while let Some((number, piece)) = std::future::poll_fn(|cx| Pin::new(&mut answers).poll_next(cx)).await {
+        while let Some((number, piece)) = answers.next().await {
             let piece = piece?;
             let (Some((splitter, parts)), Some(text)) = (splitters.get_mut(number), texts.get_mut(number)) else {
                 continue;

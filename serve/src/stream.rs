@@ -55,7 +55,7 @@ pub(crate) fn respond(answers: Answers, mut writer: impl Writer) -> Response {
 /// Gives a writer all that comes of a request's texts, for an answer that is sent when it is complete. Its events are not read.
 pub(crate) async fn feed(mut answers: Answers, writer: &mut impl Writer) -> Result<()> {
     let mut unread = Out::new();
-    while let Some((number, piece)) = std::future::poll_fn(|cx| Pin::new(&mut answers).poll_next(cx)).await {
+    while let Some((number, piece)) = answers.next().await {
         writer.piece(number, piece?, &mut unread);
         unread.clear();
     }

@@ -271,10 +271,15 @@ impl Drop for Occupied {
 }
 
 impl Answers {
+    /// The next piece, with the number of its text.
+    pub(crate) async fn next(&mut self) -> Option<(usize, Result<Piece>)> {
+        std::future::poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
+    }
+
     /// All texts, when they have ended.
     pub(crate) async fn complete(mut self) -> Result<Vec<Generation>> {
         let mut done: Vec<Generation> = (0..self.count).map(|_| Generation::default()).collect();
-        while let Some((number, piece)) = std::future::poll_fn(|cx| Pin::new(&mut self).poll_next(cx)).await {
+        while let Some((number, piece)) = self.next().await {
             if let (Some(end), Some(place)) = (piece?.end, done.get_mut(number)) {
                 *place = *end;
             }

@@ -156,6 +156,8 @@ fn the_most_probable_tokens_come_with_each_token() {
     assert_eq!(served.post("/v1/chat/completions", &many).error(400)["param"], "top_logprobs");
     many["stream"] = true.into();
     served.stream("/v1/chat/completions", &many).next().unwrap();
+    let many = json!({"prompt": "ab", "n": 32, "max_tokens": 100, "logprobs": 20});
+    assert_eq!(served.post("/v1/completions", &many).error(400)["param"], "logprobs");
     // What is drawn at random is there as well, also where it is not among the most probable ones.
     let mut request = json!({"prompt": "abcd", "max_tokens": 12, "temperature": 1.9, "seed": 3, "logprobs": 2});
     let whole = served.post("/v1/completions", &request).json();

@@ -47,7 +47,8 @@ pub(crate) async fn answer(
     let (service, params, room) = body::read(service, request).await?;
     let Asked { prompts, mut settings, delivery, echo, form } = parse(&service, params)?;
     if delivery == Delivery::Whole {
-        settings.check_log_probs(prompts.len() * settings.n, service.context())?;
+        let checked = settings.check_log_probs(prompts.len() * settings.n, service.context());
+        checked.map_err(|e| e.about("logprobs"))?;
     }
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
