@@ -51,48 +51,82 @@ impl Bias {
             Bias::Numbers(allowed.bias(n_vocab, numbers))
         }
     }
+
+    /// Whether they are the same numbers in memory.
+    fn is_same(&self, other: &Bias) -> bool {
+        matches!((self, other), (Bias::Numbers(a), Bias::Numbers(b)) if Arc::ptr_eq(a, b))
+    }
 }
 
-/// The sets of tokens of some draws: at least one, and for each draw which one it has.
-struct Masks<'d> {
-    masks: Vec<&'d Allowed>,
-    /// Behind the masks is one that excludes nothing.
+/// What is added to the logits of some draws: at least one row, and for each draw which one it has. A row that several draws share is sent once.
+struct Rows<'d> {
+    rows: Vec<&'d Bias>,
+    /// Behind the rows is one that changes nothing.
     which: Vec<usize>,
 }
 
-impl<'d> Masks<'d> {
-    /// `None` if there are none, or if one of the draws has numbers.
-    fn of(draws: &'d [Draw]) -> Option<Masks<'d>> {
-        let (mut masks, mut which) = (Vec::new(), Vec::new());
+impl<'d> Rows<'d> {
+    /// `None` if no draw has any.
+    fn of(draws: &'d [Draw]) -> Option<Rows<'d>> {
+        let (mut rows, mut which): (Vec<&Bias>, _) = (Vec::new(), Vec::new());
         for draw in draws {
             match &draw.bias {
-                Some(Bias::Numbers(_)) => return None,
-                Some(Bias::Mask(allowed)) => {
-                    which.push(masks.len());
-                    masks.push(allowed);
+                Some(bias) => {
+                    let known = rows.iter().position(|row| row.is_same(bias));
+                    which.push(known.unwrap_or(rows.len()));
+                    if known.is_none() {
+                        rows.push(bias);
+                    }
                 }
                 // Of a token that nobody wants it does not matter.
                 None if draw.sampling.is_none() => which.push(0),
                 None => which.push(usize::MAX),
             }
         }
-        let free = masks.len();
+        let free = rows.len();
         which.iter_mut().for_each(|which| *which = (*which).min(free));
-        (free > 0).then_some(Masks { masks, which })
+        (free > 0).then_some(Rows { rows, which })
     }
 
     /// Rows of the input: each number of them is a graph to compile.
-    fn rows(&self) -> usize {
+    fn count(&self) -> usize {
         let used = self.which.iter().max().map_or(0, |most| most + 1);
-        used.max(self.masks.len()).next_power_of_two()
+        used.max(self.rows.len()).next_power_of_two()
     }
 
-    /// The rows as they are in memory: zeros exclude nothing.
+    /// The tokens of the vocabulary, if there are numbers.
+    fn numbers(&self) -> Option<usize> {
+        self.rows.iter().find_map(|row| match row {
+            Bias::Numbers(numbers) => Some(numbers.len()),
+            Bias::Mask(_) => None,
+        })
+    }
+
+    /// What they are to the graph: masks, unless there are numbers among them.
+    fn added(&self) -> Added {
+        match self.numbers() {
+            Some(_) => Added::Numbers(self.count()),
+            None => Added::Masks(self.count()),
+        }
+    }
+
+    /// The rows as they are in memory: zeros change nothing.
     fn bytes(&self) -> Vec<u8> {
-        let mut bytes: Vec<u8> = self.masks.iter().flat_map(|mask| mask.blocks()).flatten().collect();
-        bytes.resize(bytes.len() / self.masks.len() * self.rows(), 0);
+        let mut bytes = Vec::new();
+        for row in &self.rows {
+            match (row, self.numbers()) {
+                (Bias::Mask(allowed), None) => bytes.extend(allowed.blocks().flatten()),
+                (Bias::Mask(allowed), Some(n_vocab)) => bytes.extend(floats(&allowed.bias(n_vocab, None))),
+                (Bias::Numbers(numbers), _) => bytes.extend(floats(numbers)),
+            }
+        }
+        bytes.resize(bytes.len() / self.rows.len() * self.count(), 0);
         bytes
     }
+}
+
+fn floats(values: &[f32]) -> impl Iterator<Item = u8> {
+    values.iter().flat_map(|value| value.to_le_bytes())
 }
 
 /// What a run is to give back.
@@ -171,11 +205,7 @@ impl Batch {
             Request::Sample(draws) => {
                 let wanted = || draws.iter().filter_map(|draw| draw.sampling);
                 let penalties = wanted().any(|sampling| sampling.penalties.is_some());
-                let added = match Masks::of(draws) {
-                    Some(masks) => Added::Masks(masks.rows()),
-                    None if draws.iter().any(|draw| draw.bias.is_some()) => Added::Numbers,
-                    None => Added::Nothing,
-                };
+                let added = Rows::of(draws).map_or(Added::Nothing, |rows| rows.added());
                 let log_probs = wanted().map(|s| s.log_probs).max().unwrap_or_default();
                 Outputs::Sample { rows: draws.len(), penalties, added, log_probs }
             }
@@ -274,26 +304,12 @@ impl InputBytes<'_> {
     }
 
     fn added(&mut self, draws: &[Draw]) {
-        if let Some(masks) = Masks::of(draws) {
-            self.ints(net::MASK_ROWS, masks.which.iter().map(|which| *which as i32));
-            if let Some(id) = self.graph.find(net::MASKS) {
-                self.inputs.push((id, masks.bytes().into()));
-            }
-            return;
+        let Some(rows) = Rows::of(draws) else { return };
+        let name = if rows.numbers().is_some() { net::VOCAB_BIAS } else { net::MASKS };
+        self.ints(net::ADDED_ROWS, rows.which.iter().map(|which| *which as i32));
+        if let Some(id) = self.graph.find(name) {
+            self.inputs.push((id, rows.bytes().into()));
         }
-        let numbers = |draw: &Draw| match &draw.bias {
-            Some(Bias::Numbers(numbers)) => Some(numbers.len()),
-            _ => None,
-        };
-        let Some(n_vocab) = draws.iter().find_map(numbers) else { return };
-        let none: Arc<[f32]> = vec![0.0; n_vocab].into();
-        let row = |draw: &Draw| match &draw.bias {
-            Some(Bias::Numbers(numbers)) => numbers.clone(),
-            Some(Bias::Mask(allowed)) => allowed.bias(n_vocab, None),
-            None => none.clone(),
-        };
-        let rows: Vec<Arc<[f32]>> = draws.iter().map(row).collect();
-        self.floats(net::VOCAB_BIAS, rows.iter().flat_map(|row| row.iter().copied()));
     }
 }
 
@@ -314,14 +330,14 @@ mod tests {
     }
 
     #[test]
-    fn sets_of_tokens_are_sent_once_and_as_blocks() {
+    fn what_is_added_is_sent_once_and_sets_of_tokens_as_blocks() {
         let draw = |bias: Option<Bias>, sampling| Draw { row: 0, slot: 0, position: 0, sampling, bias };
         let mask = |ids: &[u32]| Some(Bias::of(&Allowed::new(64, ids.iter().copied()), 64, None));
         let wanted = Some(SAMPLING);
         let draws = [draw(None, wanted), draw(mask(&[0, 33]), wanted), draw(None, None), draw(mask(&[63]), wanted)];
-        let masks = Masks::of(&draws).unwrap();
-        assert_eq!((masks.which.as_slice(), masks.rows()), (&[2, 0, 0, 1][..], 4));
-        let bytes = masks.bytes();
+        let rows = Rows::of(&draws).unwrap();
+        assert_eq!((rows.which.as_slice(), rows.added()), (&[2, 0, 0, 1][..], Added::Masks(4)));
+        let bytes = rows.bytes();
         assert_eq!(bytes.len(), 4 * 2 * 18);
         let mut values = vec![0.0; 4 * 64];
         outboard_core::quant::dequantize_row(DType::Q4_0, &bytes, &mut values).unwrap();
@@ -332,10 +348,19 @@ mod tests {
             }
         }
         assert!(values[2 * 64..].iter().all(|value| *value == 0.0));
-        // Alone it is one row; beside numbers, numbers.
-        assert_eq!(Masks::of(&draws[1..3]).unwrap().rows(), 1);
-        let numbers = draw(Some(Bias::Numbers(vec![0.5; 64].into())), wanted);
-        assert!(Masks::of(&[draws[1].clone(), numbers]).is_none() && Masks::of(&draws[..1]).is_none());
+        // Alone it is one row.
+        assert_eq!(Rows::of(&draws[1..3]).unwrap().added(), Added::Masks(1));
+        assert!(Rows::of(&draws[..1]).is_none());
+        // Beside numbers, numbers; those of several texts are there once.
+        let numbers = Bias::Numbers(vec![0.5; 64].into());
+        let [a, b] = [(); 2].map(|()| draw(Some(numbers.clone()), wanted));
+        let draws = [a, draws[0].clone(), b, draws[3].clone()];
+        let rows = Rows::of(&draws).unwrap();
+        assert_eq!((rows.which.as_slice(), rows.added()), (&[0, 2, 0, 1][..], Added::Numbers(4)));
+        let values: Vec<f32> = rows.bytes().chunks(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        assert_eq!((values.len(), &values[..64]), (4 * 64, &[0.5; 64][..]));
+        assert!(values[64..127].iter().all(|value| *value == f32::NEG_INFINITY) && values[127] == 0.0);
+        assert!(values[128..].iter().all(|value| *value == 0.0));
     }
 
     #[test]

@@ -39,12 +39,12 @@ pub const SAMPLE_DRAWS: &str = "sample_draws";
 pub const PENALTY_PARAMS: &str = "penalty_params";
 /// Name of the input that says of each row of logits the last position that penalties count, and its slot: I32 `[n_outputs, 2]`.
 pub const PENALTY_STEPS: &str = "penalty_steps";
-/// Name of the input of what is added to logits before a token is drawn: F32 `[n_vocab, n_outputs]`.
+/// Name of the input of numbers that are added to logits before a token is drawn: F32 `[n_vocab, n_biases]`.
 pub const VOCAB_BIAS: &str = "vocab_bias";
 /// Name of the input of sets of tokens, Q4_0 `[n_vocab, n_masks]`: 0 for those that may be drawn, [`EXCLUDED`] for the others.
 pub const MASKS: &str = "masks";
-/// Name of the input that says which of [`MASKS`] each row of logits has, I32 `[n_outputs]`.
-pub const MASK_ROWS: &str = "mask_rows";
+/// Name of the input that says which row of [`VOCAB_BIAS`] or [`MASKS`] each row of logits has, I32 `[n_outputs]`.
+pub const ADDED_ROWS: &str = "added_rows";
 /// What a mask has for a token that may not be drawn. It becomes minus infinity, which blocks of numbers cannot say.
 pub const EXCLUDED: f32 = -65536.0;
 /// Name of the input of the tokens that [`Outputs::Scores`] asks for, I32 `[n_outputs]`.
@@ -93,8 +93,8 @@ pub enum Outputs {
 pub enum Added {
     /// Nothing.
     Nothing,
-    /// Numbers, for each row of logits ([`VOCAB_BIAS`]).
-    Numbers,
+    /// Numbers, as one of so many rows of [`VOCAB_BIAS`] says.
+    Numbers(usize),
     /// Nothing or minus infinity, as one of so many [`MASKS`] says.
     Masks(usize),
 }
@@ -688,17 +688,18 @@ impl Net<'_> {
 
     /// What is added to some rows of logits of so many tokens.
     fn added(&mut self, added: Added, n_vocab: usize, rows: usize) -> Result<Option<TensorId>> {
-        Ok(match added {
-            Added::Nothing => None,
-            Added::Numbers => Some(self.g.input(VOCAB_BIAS, DType::F32, &[n_vocab, rows])?),
-            Added::Masks(masks) => {
-                let masks = self.g.input(MASKS, DType::Q4_0, &[n_vocab, masks])?;
-                let which = self.g.input(MASK_ROWS, DType::I32, &[rows])?;
-                let finite = self.g.push(op::GetRows, &[masks, which])?;
-                // What is not 0 is beyond what a float can be.
-                Some(self.g.push(op::Scale { scale: f32::MAX, bias: 0.0 }, &[finite])?)
-            }
-        })
+        let choices = match added {
+            Added::Nothing => return Ok(None),
+            Added::Numbers(biases) => self.g.input(VOCAB_BIAS, DType::F32, &[n_vocab, biases])?,
+            Added::Masks(masks) => self.g.input(MASKS, DType::Q4_0, &[n_vocab, masks])?,
+        };
+        let which = self.g.input(ADDED_ROWS, DType::I32, &[rows])?;
+        let chosen = self.g.push(op::GetRows, &[choices, which])?;
+        Ok(Some(match added {
+            // What is not 0 is beyond what a float can be.
+            Added::Masks(_) => self.g.push(op::Scale { scale: f32::MAX, bias: 0.0 }, &[chosen])?,
+            _ => chosen,
+        }))
     }
 
     /// Logits, of which those are smaller whose tokens were used a short while ago.
