@@ -135,18 +135,7 @@ impl Queue {
     /// Lets a client wait for `n` places, which it gets one by one: all of them or none, if there is no room to wait.
     pub(crate) fn enter(self: &Arc<Queue>, client: &Client, n: usize) -> Result<Vec<Turn>, Full> {
         let mut state = self.lock();
-        let wait = n.saturating_sub(state.free.len());
-        let (all, each) = self.most;
-        if n.saturating_sub(self.places) > all.min(each) {
-            return Err(Full::Never);
-        }
-        let mine = state.waiting.get(client).map_or(0, VecDeque::len);
-        if wait > 0 && state.count + wait > all {
-            return Err(Full::Server);
-        }
-        if wait > 0 && mine + wait > each {
-            return Err(Full::Client);
-        }
+        self.has_room(&state, client, n)?;
         let mut turns = Vec::with_capacity(n);
         for _ in 0..n {
             let (place, receiver) = oneshot::channel();
@@ -161,6 +150,27 @@ impl Queue {
         }
         state.give();
         Ok(turns)
+    }
+
+    /// Fails as [`Queue::enter`] would now.
+    pub(crate) fn check(&self, client: &Client, n: usize) -> Result<(), Full> {
+        self.has_room(&self.lock(), client, n)
+    }
+
+    fn has_room(&self, state: &State, client: &Client, n: usize) -> Result<(), Full> {
+        let wait = n.saturating_sub(state.free.len());
+        let (all, each) = self.most;
+        if n.saturating_sub(self.places) > all.min(each) {
+            return Err(Full::Never);
+        }
+        let mine = state.waiting.get(client).map_or(0, VecDeque::len);
+        if wait > 0 && state.count + wait > all {
+            return Err(Full::Server);
+        }
+        if wait > 0 && mine + wait > each {
+            return Err(Full::Client);
+        }
+        Ok(())
     }
 
     /// How many wait.

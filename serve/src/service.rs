@@ -243,6 +243,14 @@ impl Service {
         &self.engine().style
     }
 
+    /// Fails where [`begin`](Service::begin) would now, for so many texts: said before work is done for them.
+    pub(crate) fn check_room(&self, client: &Client, count: usize) -> crate::error::Result<()> {
+        if self.is_draining() {
+            return Err(ApiError::stopping());
+        }
+        self.engine().check_room(client, count)
+    }
+
     /// Begins texts, unless the server is about to stop.
     pub(crate) fn begin(
         &self,

@@ -112,6 +112,11 @@ impl Engine {
         Ok(Answers { pieces, prompt_tokens, left: count, count })
     }
 
+    /// Fails if so many texts of a client could not even wait: before work is done for them.
+    pub(crate) fn check_room(&self, client: &Client, count: usize) -> Result<()> {
+        self.queue.check(client, count).map_err(|full| self.refuse(full, count))
+    }
+
     pub(crate) fn refuse(&self, full: Full, count: usize) -> ApiError {
         self.metrics.refused("waiting");
         let waiting = self.queue.waiting();

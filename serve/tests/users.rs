@@ -71,6 +71,10 @@ fn more_than_may_wait_are_told_when_to_come_back() {
     assert_eq!((&error["type"], &error["code"]), (&json!("rate_limit_error"), &json!("rate_limit_exceeded")));
     let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&wait), "{wait}");
+    // Nothing is done for it: nobody has seen that its grammar is none.
+    let mut wrong = short();
+    wrong["grammar"] = "start: (".into();
+    served.post("/v1/completions", &wrong).error(429);
     drop(waiting);
     served.wait("nobody waits", |served| served.metric("outboard_serve_waiting") == 0.0);
     // Two more than there are places can wait, and three cannot, even if they come together.
@@ -84,7 +88,8 @@ fn more_than_may_wait_are_told_when_to_come_back() {
     drop(running);
     served.wait("the place is free", |served| served.busy() == 0);
     assert_eq!(served.post("/v1/completions", &request).json()["choices"].as_array().unwrap().len(), 3);
-    assert_eq!(served.metric("outboard_serve_refused_total"), 3.0);
+    assert_eq!(served.metric("outboard_serve_refused_total"), 4.0);
+    assert_eq!(served.post("/v1/completions", &wrong).error(400)["param"], "grammar");
 }
 
 const KEYS: &str = "alice 0123456789abcdef-alice\nbob 0123456789abcdef-bob00\n";

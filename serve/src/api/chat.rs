@@ -45,6 +45,7 @@ pub(crate) async fn answer(
         settings.check_log_probs(settings.n, service.context())?;
     }
     let form = offer.form_or(form)?;
+    service.check_room(&client, settings.n)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
     drop(room);

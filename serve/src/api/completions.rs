@@ -50,6 +50,7 @@ pub(crate) async fn answer(
         let checked = settings.check_log_probs(prompts.len() * settings.n, service.context());
         checked.map_err(|e| e.about("logprobs"))?;
     }
+    service.check_room(&client, prompts.len() * settings.n)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);

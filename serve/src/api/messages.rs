@@ -35,6 +35,7 @@ pub(crate) async fn answer(
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
     let Asked { messages, offer, thinking } = take_asked(&service, params)?;
+    service.check_room(&client, 1)?;
     settings.constraint = form::compile(&service, &room, offer.form.as_ref()).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer, offer.form.as_ref()).await?;
     drop(room);

@@ -44,6 +44,7 @@ pub(crate) async fn answer(
     let (messages, instructions) = take_messages(params, style)?;
     let format = form.clone();
     let form = offer.form_or(form)?;
+    service.check_room(&client, 1)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
     drop(room);
