@@ -217,38 +217,65 @@ fn commands_that_need_no_model() {
     }
 }
 
+/// A command with a model on a server.
+fn on<'a>(command: &'a str, model: &'a str, server: &'a Server, more: &[&'a str]) -> Vec<&'a str> {
+    [&[command, "-m", model, "--rpc", &server.addr], more].concat()
+}
+
+/// What writes text behind a prompt, for so many tokens.
+fn writing<'a>(model: &'a str, server: &'a Server, tokens: &'a str) -> Vec<&'a str> {
+    on("run", model, server, &["-p", "Once upon a time", "--ignore-eos", "-c", "512", "-n", tokens])
+}
+
 #[test]
-fn commands_with_a_model() {
+fn commands_that_run_a_model() {
     let Some(path) = model("smollm2") else { return };
     let (server, model) = (server(), path.to_str().unwrap());
-    let dir = tempfile::tempdir().unwrap();
-    let text = dir.path().join("text");
-    std::fs::write(&text, "The sea was calm, and the ship lay still. ".repeat(20)).unwrap();
-    let on = |command: &'static str| [command, "-m", model, "--rpc", server.addr.as_str()];
-    let run = [&on("run")[..], &["-p", "Once upon a time", "--ignore-eos", "-c", "512"]].concat();
-    let short = [&run[..], &["-n", "4"]].concat();
-    let small = ["-c", "64", "--chunks", "2", "-f", text.to_str().unwrap()];
+    let short = writing(model, &server, "4");
     for case in [
         quiet("outboard", &["tokenize", "-m", model, "-p", "some words"]),
         quiet("outboard", &["tokenize", "-m", model, "-p", "some words", "--json"]),
         quiet("outboard", &["fetch", "smollm2"]),
         talks(&short),
         talks(&[&short[..], &["--json"]].concat()),
-        quiet("outboard", &[&on("bench")[..], &["-p", "16", "-n", "4", "-r", "1"]].concat()),
-        quiet("outboard", &[&on("bench")[..], &["-p", "16", "-n", "4", "-r", "1", "-o", "json"]].concat()),
-        quiet("outboard", &[&on("plan")[..], &["-c", "40"]].concat()),
-        quiet("outboard", &[&on("plan")[..], &["-c", "40", "--json"]].concat()),
-        talks(&[&on("perplexity")[..], &small].concat()),
-        talks(&[&on("perplexity")[..], &small, &["--json"]].concat()),
         talks(&["demo"]),
         talks(&["demo", "--json"]),
     ] {
         all_ends(&case, &server, &|| {});
     }
-    // Those that write for a while, and their readers leave in the middle. (The servers of a demo are its own.)
+}
+
+#[test]
+fn commands_that_measure_a_model() {
+    let Some(path) = model("smollm2") else { return };
+    let (server, model) = (server(), path.to_str().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text");
+    std::fs::write(&text, "The sea was calm, and the ship lay still. ".repeat(20)).unwrap();
+    let bench = on("bench", model, &server, &["-p", "16", "-n", "4", "-r", "1"]);
+    let plan = on("plan", model, &server, &["-c", "40"]);
+    let small = ["-c", "64", "--chunks", "2", "-f", text.to_str().unwrap()];
+    let perplexity = on("perplexity", model, &server, &small);
+    for case in [
+        quiet("outboard", &bench),
+        quiet("outboard", &[&bench[..], &["-o", "json"]].concat()),
+        quiet("outboard", &plan),
+        quiet("outboard", &[&plan[..], &["--json"]].concat()),
+        talks(&perplexity),
+        talks(&[&perplexity[..], &["--json"]].concat()),
+    ] {
+        all_ends(&case, &server, &|| {});
+    }
+}
+
+/// Of those that write for a while. (The servers of a demo are its own.)
+#[test]
+fn readers_that_leave_in_the_middle() {
+    let Some(path) = model("smollm2") else { return };
+    let (server, model) = (server(), path.to_str().unwrap());
     for (args, bytes) in [
-        ([&run[..], &["-n", "400"]].concat(), 20),
-        ([&on("bench")[..], &["-p", "16", "-n", "4,5", "-r", "1"]].concat(), 20),
+        (writing(model, &server, "400"), 20),
+        (on("bench", model, &server, &["-p", "16", "-n", "4,5", "-r", "1"]), 20),
         (vec!["demo"], 60),
     ] {
         let has_session = || args.contains(&"demo") || server.metric("outboard_sessions") > 0.0;
