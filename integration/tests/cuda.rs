@@ -6,7 +6,7 @@ use outboard_cuda_emulator::Emulator;
 use outboard_integration::{Server, program, skip, texts_on, texts_together};
 use std::process::Command;
 
-const TOKENS: usize = 4;
+const TOKENS: usize = 3;
 /// Tells the tests below that they run on the emulator.
 const EMULATED: &str = "OUTBOARD_TEST_EMULATED";
 

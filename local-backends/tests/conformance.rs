@@ -13,12 +13,13 @@ use std::sync::Arc;
 
 /// Names Vulkan's drivers.
 const DRIVERS: &str = "VK_ICD_FILENAMES";
-/// If it says something, only some cases of every op are run: what a slow driver has time for.
+/// If it says something, only some cases of every op are run: what a slow driver has time for. A number N: each Nth of them.
 const QUICK: &str = "OUTBOARD_QUICK";
 
 fn conforms(device: &dyn Device, reference: &dyn Device, known: &Known) -> Result<(), String> {
-    let quick = std::env::var_os(QUICK).is_some_and(|value| !value.is_empty());
-    let report = run(device, reference, &Filter { quick, ..Filter::default() }).unwrap();
+    let value = std::env::var(QUICK).unwrap_or_default();
+    let (quick, each) = (!value.is_empty(), value.parse().unwrap_or_default());
+    let report = run(device, reference, &Filter { quick, each, ..Filter::default() }).unwrap();
     println!("{report}");
     let differs: Vec<_> = known.differs.iter().map(|d| (d.of, d.most)).collect();
     let unknown = if quick { report.undeclared(known.unsupported) } else { report.against(known.unsupported) };

@@ -54,6 +54,8 @@ pub struct Case {
     pub(crate) op: &'static str,
     pub(crate) name: String,
     pub(crate) quick: bool,
+    /// Which one of its op's quick ones it is.
+    number: usize,
     pub(crate) expect: Expect,
     /// Or why it could not be made, which is a fault of this crate.
     pub(crate) setup: Result<Setup, String>,
@@ -95,6 +97,8 @@ impl Case {
 pub struct Filter {
     /// Only some of each op: what `smoke` has time for.
     pub quick: bool,
+    /// Of these every Nth of an op; 0 and 1: all.
+    pub each: usize,
     /// Only ops of these names; empty: all.
     pub ops: Vec<String>,
     /// Only cases whose name holds this; empty: all.
@@ -114,7 +118,7 @@ impl Filter {
 
     /// Whether a case is wanted.
     pub fn matches(&self, case: &Case) -> bool {
-        (!self.quick || case.quick)
+        (!self.quick || case.quick && (self.each < 2 || case.number.is_multiple_of(self.each)))
             && (self.ops.is_empty() || self.ops.iter().any(|op| op.eq_ignore_ascii_case(case.op)))
             && case.name.contains(&self.name)
     }
@@ -165,9 +169,10 @@ impl Suite {
             }
             Err(e) => ("none", Err(e.to_string())),
         };
-        let quick = self.cases.iter().filter(|c| c.op == op).count() < QUICK_PER_OP;
+        let before = || self.cases.iter().filter(|c| c.op == op);
+        let (quick, number) = (before().count() < QUICK_PER_OP, before().filter(|c| c.quick).count());
         let at = self.cases.len();
-        self.cases.push(Case { op, name, quick, expect, setup });
+        self.cases.push(Case { op, name, quick, number, expect, setup });
         &mut self.cases[at]
     }
 
