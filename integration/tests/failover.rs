@@ -21,7 +21,7 @@ const NO_WEIGHTS: u64 = 1 << 20;
 /// Faults of each kind.
 const TRIES: usize = 12;
 /// From so many tries on, some have to hit the prompt and some the text.
-const BOTH_PARTS: usize = 20;
+const BOTH_PARTS: usize = 10;
 /// About 21 tokens.
 const SENTENCE: &str = "The ship left the harbour at dawn, and nobody on the pier could say when it would be back. ";
 
@@ -39,6 +39,12 @@ impl Random {
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0 % n.max(1)
+    }
+
+    /// A moment in one of the equal parts of a time: a few of them hit all of it.
+    fn within(&mut self, span: u64, part: usize, parts: usize) -> u64 {
+        let length = span / parts as u64;
+        part as u64 * length + self.below(length)
     }
 }
 
@@ -137,9 +143,10 @@ fn servers_that_are_killed() {
         let want: RunReport = Client::run(&run(&servers), LIMIT).json();
         assert!(want.recoveries.is_empty() && want.devices.iter().filter(|d| d.layers.is_some()).count() == 2);
         let mut span = span(&want, &run(&servers));
-        for number in 0..fault_tries(TRIES).div_ceil(2) {
+        let tries = fault_tries(TRIES).div_ceil(2);
+        for number in 0..tries {
             let client = loaded(&run(&servers));
-            let (victim, moment) = (random.below(2) as usize, random.below(span));
+            let (victim, moment) = (random.below(2) as usize, random.within(span, number, tries));
             std::thread::sleep(Duration::from_micros(moment));
             servers[victim].kill();
             let done = client.wait(LIMIT);
@@ -167,9 +174,10 @@ fn connections_that_are_cut() {
         let want: RunReport = Client::run(&run, LIMIT).json();
         assert!(want.recoveries.is_empty() && want.net.sent_bytes > 50 << 20);
         let mut span = span(&want, &run);
-        for number in 0..fault_tries(TRIES).div_ceil(2) {
+        let tries = fault_tries(TRIES).div_ceil(2);
+        for number in 0..tries {
             let client = loaded(&run);
-            let (victim, moment) = (random.below(3) as usize, random.below(span));
+            let (victim, moment) = (random.below(3) as usize, random.within(span, number, tries));
             // Sometimes the network is back at once, sometimes later.
             let away = random.below(2) * random.below(700);
             std::thread::sleep(Duration::from_micros(moment));

@@ -49,8 +49,8 @@ fn check(name: &str, texts: usize, tokens: usize) {
         case.steps.truncate(tokens);
         let mut first: Option<RunReport> = None;
         // On this host, and on half of the others in turns.
-        let wanted = |i: &usize| *i == 0 || i % 2 == number % 2;
-        for cluster in (0..clusters.len()).filter(wanted).map(|i| &clusters[i]) {
+        let wanted = |i: usize| i == 0 || i % 2 == number % 2;
+        for (_, cluster) in clusters.iter().enumerate().filter(|(i, _)| wanted(*i)) {
             let n = tokens.to_string();
             let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", &case.prompt, "--temp", "0", "-n", &n];
             args.extend(["-c", "512", "--ignore-eos", "--json"]);

@@ -112,12 +112,12 @@ impl<'d> Rows<'d> {
 
     /// The rows as they are in memory: zeros change nothing.
     fn bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let (numbers, mut bytes) = (self.numbers(), Vec::new());
         for row in &self.rows {
-            match (row, self.numbers()) {
+            match (row, numbers) {
                 (Bias::Mask(allowed), None) => bytes.extend(allowed.blocks().flatten()),
-                (Bias::Mask(allowed), Some(n_vocab)) => bytes.extend(floats(&allowed.bias(n_vocab, None))),
-                (Bias::Numbers(numbers), _) => bytes.extend(floats(numbers)),
+                (Bias::Mask(allowed), Some(n_vocab)) => bytes.extend(in_memory(&allowed.bias(n_vocab, None))),
+                (Bias::Numbers(numbers), _) => bytes.extend(in_memory(numbers)),
             }
         }
         bytes.resize(bytes.len() / self.rows.len() * self.count(), 0);
@@ -125,7 +125,7 @@ impl<'d> Rows<'d> {
     }
 }
 
-fn floats(values: &[f32]) -> impl Iterator<Item = u8> {
+fn in_memory(values: &[f32]) -> impl Iterator<Item = u8> {
     values.iter().flat_map(|value| value.to_le_bytes())
 }
 

@@ -133,6 +133,11 @@ impl Service {
         self.0.draining.load(Ordering::Acquire)
     }
 
+    /// Fails if the server is about to stop.
+    pub(crate) fn check_not_draining(&self) -> crate::error::Result<()> {
+        if self.is_draining() { Err(ApiError::stopping()) } else { Ok(()) }
+    }
+
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.1.engine
     }
@@ -232,9 +237,7 @@ impl Service {
 
     /// Embeds texts, unless the server is about to stop.
     pub(crate) async fn embed(&self, client: &Client, inputs: Inputs) -> crate::error::Result<Vec<Embedding>> {
-        if self.is_draining() {
-            return Err(ApiError::stopping());
-        }
+        self.check_not_draining()?;
         self.engine().embed(client, inputs).await
     }
 
@@ -245,9 +248,7 @@ impl Service {
 
     /// Fails where [`begin`](Service::begin) would now, for so many texts: said before work is done for them.
     pub(crate) fn check_room(&self, client: &Client, count: usize) -> crate::error::Result<()> {
-        if self.is_draining() {
-            return Err(ApiError::stopping());
-        }
+        self.check_not_draining()?;
         self.engine().check_room(client, count)
     }
 
@@ -258,9 +259,7 @@ impl Service {
         prompts: &[Vec<u32>],
         settings: &Settings,
     ) -> crate::error::Result<Answers> {
-        if self.is_draining() {
-            return Err(ApiError::stopping());
-        }
+        self.check_not_draining()?;
         self.engine().begin(client, prompts, settings)
     }
 }

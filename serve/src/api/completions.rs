@@ -46,11 +46,11 @@ pub(crate) async fn answer(
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { prompts, mut settings, delivery, echo, form } = parse(&service, params)?;
+    let asked = prompts.len() * settings.n;
     if delivery == Delivery::Whole {
-        let checked = settings.check_log_probs(prompts.len() * settings.n, service.context());
-        checked.map_err(|e| e.about("logprobs"))?;
+        settings.check_log_probs(asked, service.context()).map_err(|e| e.about("logprobs"))?;
     }
-    service.check_room(&client, prompts.len() * settings.n)?;
+    service.check_room(&client, asked)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub(crate) async fn health(State(service): State<Service>) -> Result<Response> {
-    if service.is_draining() { Err(ApiError::stopping()) } else { Ok(json_response(&json!({"status": "ok"}))) }
+    service.check_not_draining()?;
+    Ok(json_response(&json!({"status": "ok"})))
 }
 
 pub(crate) async fn metrics(State(service): State<Service>) -> Result<Response> {
