@@ -12,12 +12,14 @@ pub(crate) const PARAMS: usize = 18;
 
 /// Parameters of a norm and of a gated unit: whether it is scaled, and whether its result is packed.
 const SCALED: usize = 4;
-const PACKED: usize = 5;
+pub(crate) const PACKED: usize = 5;
 /// A parameter of attention: where the parts of its results begin in scratch memory.
 const BEHIND_PACKED: usize = 11;
 
 /// Columns up to which a product reads the weights row by row, once for all of them.
 const FEW_COLUMNS: usize = 8;
+/// Rows of each of its products that a block of a gated unit takes.
+pub(crate) const GATED_ROWS: usize = 2;
 /// Most warps of a block of such a product.
 const MOST_WARPS: usize = 8;
 /// Rows from which on a product has enough blocks for a large card.
@@ -57,7 +59,7 @@ pub(crate) struct Launch {
     /// One behind the other.
     pub(crate) passes: Vec<Pass>,
     pub(crate) params: [u32; PARAMS],
-    /// Numbers that a pass leaves for the next one, where a table ([`rotation::table`]) would be.
+    /// Numbers that a pass leaves for the next one, where a table ([`rotation::rates`]) would be.
     pub(crate) scratch: usize,
     /// Operations, for the division into pieces; those beyond what the op says, while it is made.
     pub(crate) work: u64,
@@ -406,6 +408,7 @@ mod tests {
         assert_eq!(named("common.cuh", "RESULT"), Some(op::MAX_SRCS as u32));
         assert_eq!(named("mul_mat_id.cu", "WARPS"), Some(WARPS as u32));
         assert_eq!(named("mul_mat_vec.cuh", "MOST_WARPS"), Some(MOST_WARPS as u32));
+        assert_eq!(named("mul_mat_vec.cuh", "GATED_ROWS"), Some(GATED_ROWS as u32));
         assert_eq!(
             [named("norm.cu", "SCALED"), named("quantized.cuh", "PACKED")],
             [SCALED, PACKED].map(|i| Some(i as u32))

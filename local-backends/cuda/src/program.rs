@@ -8,8 +8,8 @@ use crate::memory::GpuBuffer;
 use crate::pinned::{LARGEST, Pinned};
 use crate::record::{FAULT_BYTES, Record};
 use crate::recording::{Recorder, Recording};
-use crate::rotation::table;
-use crate::steps::{Used, dependencies, steps};
+use crate::rotation::rates;
+use crate::steps::{Step, Table, Used, dependencies, steps};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use outboard_core::local::{Funds, card};
@@ -27,8 +27,6 @@ const PIECE: u64 = 2_000_000_000;
 const PIECE_NODES: usize = 1024;
 /// Numbers that tables begin at multiples of.
 const TABLE: usize = 4;
-/// In place of a table: it works with scratch memory.
-const NO_TABLE: u64 = u64::MAX;
 /// Steps that one must wait for in a graph of the driver's, on average at most: its memory for them is nobody's. Models have one or two.
 const MOST_BEHIND: usize = 16;
 /// Numbers of tables of a program at most.
@@ -84,7 +82,7 @@ pub(crate) struct Program {
     _placement: Placement,
     steps: Vec<Launched>,
     pub(crate) pieces: Vec<Piece>,
-    /// What kernels say of wrong values; tables; and behind them the memory that nodes leave numbers in for their next pass.
+    /// What kernels say of wrong values; zeros; tables; and behind them the memory that nodes leave numbers in for their next pass.
     memory: GpuBuffer,
     device: u64,
     /// Whose it is, where clients share room.
@@ -128,25 +126,31 @@ impl Executable for Program {
 impl Program {
     pub(crate) fn new(gpu: &Arc<Gpu>, funds: &Funds, graph: Arc<Graph>, placement: Placement) -> Result<Program> {
         let planned = steps(gpu, &graph, &placement)?;
-        let (mut numbers, mut scratch) = (vec![0.0; FAULT_BYTES / 4], 0);
-        let (mut tables, mut launched) = (Tables::default(), Vec::with_capacity(planned.len()));
+        let zeros = planned.iter().flat_map(Step::tables).map(Table::zeros).max().unwrap_or(0);
+        let scratch = planned.iter().map(|step| step.launch.scratch).max().unwrap_or(0);
+        let mut numbers = vec![0.0; FAULT_BYTES / 4 + zeros.next_multiple_of(TABLE)];
+        let (mut tables, mut places) = (Tables::default(), Vec::new());
+        let mut launched = Vec::with_capacity(planned.len());
         for step in planned {
-            let used = Used::of(&graph, &placement, &step);
-            let mut records = Vec::with_capacity(step.parts.len());
-            for part in &step.parts {
-                let mut record = Record::new(&graph, &placement, part)?;
-                // Where its numbers begin, until it is known where memory does.
-                let table = table(&graph, part.table);
-                record.table = if step.uses_scratch() { NO_TABLE } else { tables.place(table, &mut numbers)? };
-                records.push(record);
+            for table in step.tables() {
+                places.push(match table {
+                    Table::Of(id) => Place::Numbers(tables.place(rates(&graph, id), &mut numbers)?),
+                    Table::Scratch(at) => Place::Scratch(4 * at as u64),
+                    Table::Zeros(_) => Place::Numbers(FAULT_BYTES as u64),
+                });
             }
-            scratch = scratch.max(step.launch.scratch);
+            let records = step.parts.iter().map(|part| Record::new(&graph, &placement, part));
+            let records = records.collect::<Result<_>>()?;
+            let used = Used::of(&graph, &placement, &step);
             launched.push(Launched { id: step.id(), functions: step.functions, records, used, work: step.launch.work });
         }
         let memory = GpuBuffer::new(gpu, funds, 4 * (numbers.len() + scratch) as u64)?;
-        for record in launched.iter_mut().flat_map(|step| &mut step.records) {
-            let behind_tables = 4 * numbers.len() as u64;
-            record.table = memory.address() + if record.table == NO_TABLE { behind_tables } else { record.table };
+        for (record, place) in launched.iter_mut().flat_map(|step| &mut step.records).zip(places) {
+            record.table = memory.address()
+                + match place {
+                    Place::Numbers(at) => at,
+                    Place::Scratch(at) => 4 * numbers.len() as u64 + at,
+                };
             record.fault = memory.address();
         }
         let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -265,6 +269,12 @@ impl Program {
     pub(crate) fn fault_error(&self, id: &str, fault: [u32; 4]) -> Option<Error> {
         card::wrong_value(&self.graph, id, fault)
     }
+}
+
+/// Where a record's table begins in the program's memory, in bytes: among its numbers, or from the beginning of scratch memory.
+enum Place {
+    Numbers(u64),
+    Scratch(u64),
 }
 
 /// Tables by where they begin, in numbers.

@@ -18,7 +18,7 @@ pub(crate) fn rope(node: &Node, op: &Rope) -> Option<Launch> {
 }
 
 /// The numbers that the host prepares for a node.
-pub(crate) fn table(graph: &Graph, id: TensorId) -> Vec<f32> {
+pub(crate) fn rates(graph: &Graph, id: TensorId) -> Vec<f32> {
     match graph.tensor(id).op() {
         Some(Op::Rope(op)) => op.rates(),
         _ => Vec::new(),

@@ -1,5 +1,6 @@
 //! What of a graph is computed one behind the other, which nodes one kernel computes together, and which steps depend on which.
 
+mod products;
 mod rotations;
 
 use crate::gpu::Gpu;
@@ -35,9 +36,33 @@ impl Step {
         }
     }
 
-    /// Whether its kernels find scratch memory where a table would be.
-    pub(crate) fn uses_scratch(&self) -> bool {
-        self.scratch != Scratch::Unused
+    /// What its parts' records have as their table.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = Table> {
+        let in_scratch = self.scratch != Scratch::Unused;
+        self.parts.iter().map(move |part| match part.table {
+            Table::Of(_) if in_scratch => Table::Scratch(0),
+            table => table,
+        })
+    }
+}
+
+/// What a record's table is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// Numbers that the host prepares for a node. In a step that uses scratch memory, its beginning.
+    Of(TensorId),
+    /// Scratch memory from that number on.
+    Scratch(usize),
+    /// So many zeros, which kernels leave as zeros. Steps that have them use scratch memory: so they follow one another.
+    Zeros(usize),
+}
+
+impl Table {
+    pub(crate) fn zeros(self) -> usize {
+        match self {
+            Table::Zeros(count) => count,
+            Table::Of(_) | Table::Scratch(_) => 0,
+        }
     }
 }
 
@@ -46,8 +71,7 @@ impl Step {
 pub(crate) struct Part {
     /// Whose result it is.
     pub(crate) id: TensorId,
-    /// The node whose table it needs.
-    pub(crate) table: TensorId,
+    pub(crate) table: Table,
     /// What kernels find in its record.
     pub(crate) srcs: Vec<Option<TensorId>>,
     /// Of these, what they write beside the result.
@@ -71,7 +95,8 @@ enum Scratch {
 
 /// The nodes that compute something, with their functions.
 pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Step>> {
-    let mut plan = Plan { graph, placement, uses: graph.uses(), steps: Vec::new(), packed: None };
+    let uses = graph.uses();
+    let mut plan = Plan { graph, placement, uses: &uses, steps: Vec::new(), packed: None };
     for id in graph.nodes() {
         let tensor = graph.tensor(id);
         if !tensor.is_compute() || tensor.layout().is_empty() {
@@ -85,6 +110,7 @@ pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Res
     }
     let mut steps = plan.steps;
     rotations::join(graph, placement, &mut steps);
+    products::join(graph, placement, &uses, &mut steps);
     for step in &mut steps {
         let passes = step.launch.passes.iter().filter(|pass| pass.blocks > 0);
         step.functions = passes.map(|pass| function(gpu, graph, step.id(), pass)).collect::<Result<_>>()?;
@@ -105,7 +131,7 @@ fn function(gpu: &Arc<Gpu>, graph: &Graph, id: TensorId, pass: &Pass) -> Result<
 struct Plan<'a> {
     graph: &'a Graph,
     placement: &'a Placement,
-    uses: Vec<usize>,
+    uses: &'a [usize],
     steps: Vec<Step>,
     /// The columns that lie in scratch memory as signed bytes.
     packed: Option<TensorId>,
@@ -128,7 +154,7 @@ impl Plan<'_> {
     fn step(&mut self, id: TensorId, launch: Launch) -> Step {
         let srcs = self.graph.tensor(id).srcs().to_vec();
         let scratch = if launch.scratch > 0 { Scratch::Written } else { Scratch::Unused };
-        let part = Part { id, table: id, srcs, also: None, params: launch.params };
+        let part = Part { id, table: Table::Of(id), srcs, also: None, params: launch.params };
         let mut step = Step { parts: vec![part], launch, functions: Vec::new(), scratch };
         self.share_columns(&mut step);
         step
@@ -137,7 +163,7 @@ impl Plan<'_> {
     /// The norm that is the last step with what multiplies its rows.
     fn scaled_norm(&mut self, product: TensorId) -> Option<Step> {
         let norm = self.steps.last()?.only()?;
-        let scale = scale_of_norm(self.graph, self.placement, &self.uses, norm, product)?;
+        let scale = scale_of_norm(self.graph, self.placement, self.uses, norm, product)?;
         let mut norm = self.steps.pop()?;
         let x = norm.parts[0].srcs.first().copied().flatten();
         norm.launch.scale(&mut norm.parts[0].params);
@@ -280,11 +306,14 @@ impl Used {
 
     /// Whether this must be done before that.
     fn is_before(&self, that: &Used) -> bool {
-        let meet = |a: &[PlacedBytes], b: &[PlacedBytes]| a.iter().any(|a| b.iter().any(|b| a.meets(b)));
         let scratch = [self.scratch, that.scratch];
-        meet(&self.written, &that.read)
-            || meet(&self.written, &that.written)
-            || meet(&self.read, &that.written)
-            || scratch.contains(&Scratch::Written) && !scratch.contains(&Scratch::Unused)
+        let share_scratch = scratch.contains(&Scratch::Written) && !scratch.contains(&Scratch::Unused);
+        self.meets(that) || share_scratch
+    }
+
+    /// Whether one writes a tensor that the other one reads or writes.
+    fn meets(&self, that: &Used) -> bool {
+        let meet = |a: &[PlacedBytes], b: &[PlacedBytes]| a.iter().any(|a| b.iter().any(|b| a.meets(b)));
+        meet(&self.written, &that.read) || meet(&self.written, &that.written) || meet(&self.read, &that.written)
     }
 }
