@@ -14,6 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 
 mod cost;
+mod gbnf;
 
 /// Bytes of a form, at most.
 pub const MOST_FORM_BYTES: usize = 64 << 10;
@@ -36,25 +37,32 @@ pub enum Form {
     JsonSchema(String),
     /// A text that a regular expression matches as a whole, in the syntax of Rust's `regex`, without looking around.
     Regex(String),
-    /// A text of a grammar in llguidance's variant of Lark, which begins with the rule `start`. GBNF is an error that says so.
+    /// A text of a grammar in llguidance's variant of Lark, which begins with the rule `start`.
     Lark(String),
+    /// A text of a grammar in llama.cpp's GBNF, which begins with the rule `root`.
+    Gbnf(String),
 }
 
 impl Form {
+    /// Of a grammar: GBNF if a line begins a rule as there, else Lark.
+    pub fn of_grammar(text: String) -> Form {
+        if text.lines().any(is_gbnf) { Form::Gbnf(text) } else { Form::Lark(text) }
+    }
+
     /// What it is, for people.
     fn kind(&self) -> &'static str {
         match self {
             Form::JsonObject => "JSON object",
             Form::JsonSchema(_) => "JSON schema",
             Form::Regex(_) => "regular expression",
-            Form::Lark(_) => "grammar",
+            Form::Lark(_) | Form::Gbnf(_) => "grammar",
         }
     }
 
     fn len(&self) -> usize {
         match self {
             Form::JsonObject => 0,
-            Form::JsonSchema(text) | Form::Regex(text) | Form::Lark(text) => text.len(),
+            Form::JsonSchema(text) | Form::Regex(text) | Form::Lark(text) | Form::Gbnf(text) => text.len(),
         }
     }
 
@@ -74,15 +82,12 @@ impl Form {
                 Ok(TopLevelGrammar::from_json_schema(with_blanks(schema)))
             }
             Form::Regex(text) => Ok(TopLevelGrammar::from_regex(text)),
-            Form::Lark(text) if text.lines().any(is_gbnf) => Err(
-                "it is GBNF, which is not taken here: write it as a Lark grammar, with `start:` in place of `root ::=`"
-                    .into(),
-            ),
             // What schemas cost is counted for those that are asked for by themselves.
             Form::Lark(text) if text.contains("%json") => {
                 Err("'%json' is not taken within a grammar: ask for a JSON schema by itself".into())
             }
             Form::Lark(text) => Ok(TopLevelGrammar::from_lark(text.clone())),
+            Form::Gbnf(text) => Ok(TopLevelGrammar::from_lark(gbnf::to_lark(text)?)),
         }
     }
 }

@@ -39,7 +39,7 @@ impl Wanted {
                 let schema: Value = serde_json::from_str(schema).unwrap_or_default();
                 json!({"type": "json_schema", "name": self.name.as_deref().unwrap_or("answer"), "schema": schema, "strict": true})
             }
-            Form::Regex(_) | Form::Lark(_) => json!({"type": "text"}),
+            Form::Regex(_) | Form::Lark(_) | Form::Gbnf(_) => json!({"type": "text"}),
         }
     }
 }
@@ -61,8 +61,8 @@ pub(crate) fn take(params: &mut Params) -> Result<Option<Wanted>> {
     for (name, form) in [
         ("regex", Form::Regex as fn(String) -> Form),
         ("guided_regex", Form::Regex),
-        ("grammar", Form::Lark),
-        ("guided_grammar", Form::Lark),
+        ("grammar", Form::of_grammar),
+        ("guided_grammar", Form::of_grammar),
     ] {
         let text = params.string(name)?;
         wanted.extend(text.map(|text| Wanted::new(form(text), params.name(name))));

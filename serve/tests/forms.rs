@@ -39,8 +39,11 @@ fn answers_have_their_form() {
     }
     assert_eq!(streamed, texts);
     let messages = json!([{"role": "user", "content": "ab"}]);
-    for (name, form) in [("guided_regex", WORDS), ("grammar", "start: WORD WORD WORD\nWORD: \"ab\" | \"cd\" | \"ef\"")]
-    {
+    for (name, form) in [
+        ("guided_regex", WORDS),
+        ("grammar", "start: WORD WORD WORD\nWORD: \"ab\" | \"cd\" | \"ef\""),
+        ("grammar", "root ::= word{3}\nword ::= \"ab\" | \"cd\" | \"ef\""),
+    ] {
         let mut request = json!({"messages": messages, "max_tokens": 30, "ignore_eos": true});
         request[name] = form.into();
         let answer = served.post("/v1/chat/completions", &request).json();
@@ -73,7 +76,7 @@ fn a_form_that_cannot_be_used_says_why() {
         |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": schema}});
     for (name, value, param, why) in [
         ("regex", json!("a("), "regex", "the regular expression cannot be used"),
-        ("grammar", json!("root ::= \"ab\""), "grammar", "GBNF"),
+        ("grammar", json!("root ::= \"ab"), "grammar", "line 1: '\"' is missing"),
         ("guided_grammar", json!("start: none"), "guided_grammar", "none"),
         (
             "response_format",
