@@ -9,11 +9,13 @@ use crate::batch::{Batch, Bias, Draw, Request};
 use crate::constraint::Allowed;
 use crate::embed::Rows;
 use crate::error::{Error, Result};
+use crate::generate::Reuse;
 use crate::placed_model::PlacedModel;
 use crate::runs::Run;
 use crate::sequence::{Held, Job, Sequence, State};
 use bytes::Bytes;
 use outboard_core::device::RoundTrips;
+use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Pending, Queue, try_at_once};
 use outboard_scheduler::Scheduler;
 use std::collections::VecDeque;
@@ -268,13 +270,27 @@ impl PlacedModel {
         let rest = self.smallest_part();
         let (state, blocks) = self.slot_and_blocks(slot)?;
         let shared = state.share(blocks, rest);
-        if shared.is_empty() {
+        if shared.new.is_empty() {
             return Ok(());
         }
-        let (past, new) = (state.n_past, state.text.len() - state.n_past);
-        let sizes = self.micro_batches(past, new);
-        self.slot_and_blocks(slot)?.0.text.read_anew(past, &sizes);
-        self.write_table(slot, shared)
+        let (begin, past, end) = (shared.new.start * BLOCK_ROWS, state.n_past, state.text.len());
+        // As they were read, should they have to be read again.
+        let (mut sizes, mut at) = (Vec::new(), begin);
+        for alone in shared.alone {
+            sizes.extend(self.micro_batches(at, alone - at));
+            sizes.push(1);
+            at = alone + 1;
+        }
+        sizes.extend(self.micro_batches(at, past - at));
+        sizes.extend(self.micro_batches(past, end - past));
+        self.slot_and_blocks(slot)?.0.text.read_anew(begin, &sizes);
+        self.write_table(slot, shared.new)
+    }
+
+    /// Says which blocks of others a sequence's next prompt may use, where beginnings are shared; until then those of prompts.
+    pub fn set_reuse(&mut self, sequence: Sequence, reuse: Reuse) -> Result<()> {
+        self.state_and_blocks(sequence)?.0.reuse = reuse;
+        Ok(())
     }
 
     /// Adds numbers to a sequence's logits, one for each token of the vocabulary, from its next token on that is not under way. Minus infinity

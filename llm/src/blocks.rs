@@ -1,10 +1,14 @@
 //! Blocks of the cache: which are free, which sequences share, and which hold a beginning that may come again.
 //!
-//! A block that a prompt has filled is known by the tokens in it and before it. Another sequence that begins with the same tokens uses the same
-//! block, and nobody writes to it any more. What nobody uses stays until its place is needed: the least recently used one is given up first.
+//! A block that is full is known by the tokens in it and before it. Another sequence that begins with the same tokens uses the same block, and nobody
+//! writes to it any more. Generated tokens are rounded otherwise than those of a prompt, so that blocks that have some are for those who say so. What
+//! nobody uses stays until its place is needed: the least recently used one is given up first.
 
 use crate::error::{Error, Result};
+use crate::generate::Reuse;
+use crate::text::Alone;
 use outboard_core::op::BLOCK_ROWS;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -21,6 +25,14 @@ pub(crate) fn prefix_hash(before: Option<&PrefixHash>, tokens: &[u32]) -> Prefix
     hasher.finalize().into()
 }
 
+/// The same beginning with how its last block was computed.
+pub(crate) fn computed_hash(prefix_hash: PrefixHash, alone: Alone) -> PrefixHash {
+    if alone.is_none() {
+        return prefix_hash;
+    }
+    *blake3::Hasher::new().update(&prefix_hash).update(&alone.to_bytes()).finalize().as_bytes()
+}
+
 /// Blocks that `tokens` tokens need.
 pub(crate) fn blocks_of(tokens: usize) -> usize {
     tokens.div_ceil(BLOCK_ROWS)
@@ -31,6 +43,7 @@ struct Block {
     /// Sequences that use it.
     users: usize,
     prefix_hash: Option<PrefixHash>,
+    alone: Alone,
     /// When it was given back last.
     idle_since: u64,
 }
@@ -43,7 +56,10 @@ pub(crate) struct Blocks {
     free: Vec<usize>,
     /// Blocks without users whose content is known, by when they were given back.
     idle: BTreeMap<u64, usize>,
+    /// Of prompts.
     known: HashMap<PrefixHash, usize>,
+    /// Those with tokens that were computed alone.
+    generated: HashMap<PrefixHash, usize>,
     /// How many there are.
     count: usize,
     /// Blocks that sequences have been promised and have not taken.
@@ -60,6 +76,7 @@ impl Blocks {
             free: numbers.rev().collect(),
             idle: BTreeMap::new(),
             known: HashMap::new(),
+            generated: HashMap::new(),
             promised: 0,
             clock: 0,
         }
@@ -107,10 +124,11 @@ impl Blocks {
         Ok(block)
     }
 
-    /// The block that ends this beginning, if there is one: it has one user more.
-    pub(crate) fn share(&mut self, prefix_hash: &PrefixHash) -> Option<usize> {
-        let block = *self.known.get(prefix_hash)?;
-        let Block { users, idle_since, .. } = &mut self.blocks[block];
+    /// The block that ends this beginning, if there is one, and how it was computed: it has one user more.
+    pub(crate) fn share(&mut self, prefix_hash: &PrefixHash, reuse: Reuse) -> Option<(usize, Alone)> {
+        let generated = || self.generated.get(prefix_hash).filter(|_| reuse == Reuse::All);
+        let block = *self.known.get(prefix_hash).or_else(generated)?;
+        let Block { users, idle_since, alone, .. } = &mut self.blocks[block];
         if *users == 0 {
             // What was promised to others must stay there.
             if self.free.len() + self.idle.len() <= self.promised {
@@ -119,7 +137,7 @@ impl Blocks {
             self.idle.remove(idle_since);
         }
         *users += 1;
-        Some(block)
+        Some((block, *alone))
     }
 
     /// Whether others use this block or may come to use it, so that nobody may write something else to it.
@@ -127,12 +145,20 @@ impl Blocks {
         self.blocks[block].users > 1 || self.blocks[block].prefix_hash.is_some()
     }
 
-    /// A prompt has filled a block: it ends this beginning. The first block that does so is the one that is shared.
-    pub(crate) fn note(&mut self, block: usize, prefix_hash: PrefixHash) {
-        if self.blocks[block].prefix_hash.is_none() && !self.known.contains_key(&prefix_hash) {
-            self.known.insert(prefix_hash, block);
-            self.blocks[block].prefix_hash = Some(prefix_hash);
+    /// A block is full: it ends this beginning. The first block that does so is the one that is shared.
+    pub(crate) fn note(&mut self, block: usize, prefix_hash: PrefixHash, alone: Alone) {
+        if self.blocks[block].prefix_hash.is_some() {
+            return;
         }
+        if let Entry::Vacant(place) = self.known_as(alone).entry(prefix_hash) {
+            place.insert(block);
+            let state = &mut self.blocks[block];
+            (state.prefix_hash, state.alone) = (Some(prefix_hash), alone);
+        }
+    }
+
+    fn known_as(&mut self, alone: Alone) -> &mut HashMap<PrefixHash, usize> {
+        if alone.is_none() { &mut self.known } else { &mut self.generated }
     }
 
     /// A sequence does not use a block any more.
@@ -157,12 +183,14 @@ impl Blocks {
             self.free.push(block);
         }
         self.known.clear();
+        self.generated.clear();
         self.blocks.iter_mut().for_each(|block| block.prefix_hash = None);
     }
 
     fn forget(&mut self, block: usize) {
         if let Some(prefix_hash) = self.blocks[block].prefix_hash.take() {
-            self.known.remove(&prefix_hash);
+            let alone = self.blocks[block].alone;
+            self.known_as(alone).remove(&prefix_hash);
         }
     }
 }
@@ -170,6 +198,10 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn shared(blocks: &mut Blocks, prefix_hash: &PrefixHash) -> Option<usize> {
+        blocks.share(prefix_hash, Reuse::Prompts).map(|(block, _)| block)
+    }
 
     fn key(n: u32) -> PrefixHash {
         prefix_hash(None, &[n])
@@ -194,18 +226,18 @@ mod tests {
         let mut blocks = Blocks::new(0..2);
         blocks.promise(2).unwrap();
         let (a, b) = (blocks.take().unwrap(), blocks.take().unwrap());
-        blocks.note(a, key(1));
-        blocks.note(b, key(2));
-        assert_eq!(blocks.share(&key(1)), Some(a));
+        blocks.note(a, key(1), Alone::default());
+        blocks.note(b, key(2), Alone::default());
+        assert_eq!(shared(&mut blocks, &key(1)), Some(a));
         blocks.give_back(a);
         assert_eq!(blocks.available(), 0, "the other one still uses it");
         blocks.give_back(b);
         blocks.give_back(a);
-        assert_eq!((blocks.available(), blocks.share(&key(3))), (2, None));
+        assert_eq!((blocks.available(), shared(&mut blocks, &key(3))), (2, None));
         // The one that was given back first goes first.
         blocks.promise(1).unwrap();
         assert_eq!(blocks.take().unwrap(), b);
-        assert_eq!((blocks.share(&key(2)), blocks.share(&key(1))), (None, Some(a)));
+        assert_eq!((shared(&mut blocks, &key(2)), shared(&mut blocks, &key(1))), (None, Some(a)));
         assert!(blocks.is_shared(a) && !blocks.is_shared(b));
     }
 
@@ -214,10 +246,10 @@ mod tests {
         let mut blocks = Blocks::new(0..1);
         blocks.promise(1).unwrap();
         let a = blocks.take().unwrap();
-        blocks.note(a, key(1));
+        blocks.note(a, key(1), Alone::default());
         blocks.give_back(a);
         blocks.promise(1).unwrap();
-        assert_eq!(blocks.share(&key(1)), None);
+        assert_eq!(shared(&mut blocks, &key(1)), None);
         assert_eq!(blocks.take().unwrap(), a);
     }
 
@@ -229,8 +261,8 @@ mod tests {
         let mut blocks = Blocks::new(0..1);
         blocks.promise(1).unwrap();
         let a = blocks.take().unwrap();
-        blocks.note(a, first);
+        blocks.note(a, first, Alone::default());
         blocks.forget_all();
-        assert_eq!((blocks.share(&first), blocks.is_shared(a)), (None, false));
+        assert_eq!((shared(&mut blocks, &first), blocks.is_shared(a)), (None, false));
     }
 }

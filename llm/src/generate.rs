@@ -37,6 +37,19 @@ pub struct GenerateOptions {
     pub shown: Arc<[u32]>,
     /// The form that the text has. It waits for this process after each token, which other texts do not.
     pub constraint: Option<Constraint>,
+    /// What others have in the cache that it may begin with.
+    pub reuse: Reuse,
+}
+
+/// What a text may use of what others with the same beginning have in the cache, where beginnings are shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reuse {
+    /// What they have read as a prompt: the text does not depend on whether somebody has.
+    #[default]
+    Prompts,
+    /// What they have generated as well, so that the next turn of a conversation reads nothing but what is new. A token that was generated is rounded otherwise than
+    /// one that is read, so that the text may be another one than without.
+    All,
 }
 
 impl Default for GenerateOptions {
@@ -52,6 +65,7 @@ impl Default for GenerateOptions {
             bias: None,
             shown: Arc::default(),
             constraint: None,
+            reuse: Reuse::Prompts,
         }
     }
 }
@@ -161,6 +175,7 @@ impl<'t> Ongoing<'t> {
         if options.bias.is_some() {
             model.set_bias(sequence, options.bias.clone())?;
         }
+        model.set_reuse(sequence, options.reuse)?;
         let most = model.begin(sequence, prompt, sampling, limit)?;
         let most = (most, if most < limit { Finish::Context } else { Finish::Length });
         let form = options.constraint.as_ref().map(Constraint::begin);

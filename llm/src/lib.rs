@@ -50,7 +50,7 @@ pub use describe::StepCopy;
 pub use embed::{EmbedRequest, Embedding, Pooling, Scale};
 pub use error::{Error, Result, Room};
 pub use failover::{Failover, Recovery};
-pub use generate::{Finish, GenerateOptions, Generation, generate};
+pub use generate::{Finish, GenerateOptions, Generation, Reuse, generate};
 pub use model::Model;
 pub use parts::{Part, Parts};
 pub use perplexity::{Estimate, perplexity};

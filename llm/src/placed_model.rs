@@ -185,12 +185,19 @@ impl PlacedModel {
         self.sequences.iter().enumerate().filter_map(open)
     }
 
-    /// Gives up a sequence and what it has in the cache.
+    /// Gives up a sequence and what it has in the cache, which others may come to use, where beginnings are shared: what it has generated, too.
     ///
     /// It is closed in any case: an error is that of a device.
     pub fn close(&mut self, sequence: Sequence) -> Result<()> {
         self.state(sequence)?;
-        let truncated = self.truncate(sequence, 0);
+        let truncated = self.finish_runs().and_then(|()| {
+            let are_shared = self.options.prefixes.are_shared();
+            let (state, blocks) = self.state_and_blocks(sequence)?;
+            if are_shared {
+                state.publish_prefixes(blocks);
+            }
+            self.truncate(sequence, 0)
+        });
         if truncated.is_err() {
             let (state, blocks) = self.state_and_blocks(sequence)?;
             state.truncate(blocks, 0);
@@ -220,17 +227,24 @@ impl PlacedModel {
     /// on the way.
     pub fn truncate(&mut self, sequence: Sequence, n: usize) -> Result<()> {
         self.state(sequence)?;
-        // Their rest would be computed with blocks of others. A model without a place has nothing under way.
-        match self.flush_runs() {
-            Err(e) if self.was_cancelled(&e) => self.give_up(),
-            Err(e) => self.recover_or_fail(e)?,
-            Ok(()) => {}
-        }
+        self.finish_runs()?;
         let (state, blocks) = self.state_and_blocks(sequence)?;
         state.truncate(blocks, n);
         self.ahead.forget(sequence);
         self.embeddings.forget(sequence);
         Ok(())
+    }
+
+    /// Enqueues the rest of all runs: it would be computed with blocks of others later. A model without a place has nothing under way.
+    fn finish_runs(&mut self) -> Result<()> {
+        match self.flush_runs() {
+            Err(e) if self.was_cancelled(&e) => {
+                self.give_up();
+                Ok(())
+            }
+            Err(e) => self.recover_or_fail(e),
+            Ok(()) => Ok(()),
+        }
     }
 
     pub(crate) fn state(&self, sequence: Sequence) -> Result<&State> {

@@ -2,9 +2,10 @@
 
 use crate::arch::net::Sampling;
 use crate::batch::Bias;
-use crate::blocks::{Blocks, PrefixHash, blocks_of, prefix_hash};
+use crate::blocks::{Blocks, PrefixHash, blocks_of, computed_hash, prefix_hash};
 use crate::embed::Pool;
 use crate::error::{Error, Result};
+use crate::generate::Reuse;
 use crate::text::Text;
 use outboard_core::op::BLOCK_ROWS;
 use std::ops::Range;
@@ -45,6 +46,15 @@ pub(crate) struct Held {
     pub(crate) bias: Bias,
 }
 
+/// Blocks of others that a sequence uses from now on.
+#[derive(Debug, Default)]
+pub(crate) struct SharedBlocks {
+    /// Which of its blocks they are.
+    pub(crate) new: Range<usize>,
+    /// Positions whose tokens were computed alone.
+    pub(crate) alone: Vec<usize>,
+}
+
 /// A sequence's state.
 #[derive(Debug)]
 pub(crate) struct State {
@@ -72,8 +82,10 @@ pub(crate) struct State {
     pub(crate) blocks: Vec<usize>,
     /// Blocks that it may still take.
     promised: usize,
-    /// Of the first blocks, those that a prompt has filled.
+    /// Of the first blocks, those that are full and known: what they are, and how they were computed.
     prefix_hashes: Vec<PrefixHash>,
+    /// The blocks of others that it may use.
+    pub(crate) reuse: Reuse,
     /// So many of its first tokens are noted in the history, for penalties.
     noted: usize,
     /// Tokens of the last prompt that the cache had from others.
@@ -98,6 +110,7 @@ impl State {
             blocks: Vec::new(),
             promised: 0,
             prefix_hashes: Vec::new(),
+            reuse: Reuse::Prompts,
             noted: 0,
             shared: 0,
         }
@@ -238,19 +251,26 @@ impl State {
         self.blocks.get(position / BLOCK_ROWS).map_or(0, |block| block * BLOCK_ROWS + position % BLOCK_ROWS)
     }
 
-    /// Uses blocks of others that begin as the tokens it has to read, but for the last `rest` of them; gives which of its blocks are new.
-    pub(crate) fn share(&mut self, blocks: &mut Blocks, rest: usize) -> Range<usize> {
-        let had = self.blocks.len();
+    /// Uses blocks of others that begin as the tokens it has to read, but for the last ones. No micro-batch is to be of fewer than `least` tokens.
+    pub(crate) fn share(&mut self, blocks: &mut Blocks, least: usize) -> SharedBlocks {
+        let (had, mut all_alone) = (self.blocks.len(), Vec::new());
         while self.n_past == self.blocks.len() * BLOCK_ROWS && self.prefix_hashes.len() == self.blocks.len() {
             let range = self.n_past..self.n_past + BLOCK_ROWS;
-            // What was generated is rounded otherwise than what others have read.
-            if range.end + rest > self.text.len() || !self.text.is_prompt(range.clone()) {
+            // What it has generated itself is there as it was generated.
+            if range.end + least > self.text.len() || self.text.alone(self.blocks.len()).is_none_or(|a| !a.is_none()) {
                 break;
             }
             let next = prefix_hash(self.prefix_hashes.last(), self.text.tokens(range.clone()));
-            let Some(block) = blocks.share(&next) else { break };
+            let Some((block, alone)) = blocks.share(&next, self.reuse) else { break };
+            // A few tokens at either end were part of a larger micro-batch, and could not be read again as they were.
+            let is_first = self.blocks.len() == had;
+            if (1..least).contains(&alone.behind()) || is_first && (1..least).contains(&alone.before()) {
+                blocks.give_back(block);
+                break;
+            }
             self.blocks.push(block);
-            self.prefix_hashes.push(next);
+            self.prefix_hashes.push(computed_hash(next, alone));
+            all_alone.extend(alone.places().map(|place| range.start + place));
             self.n_past = range.end;
             self.shared += BLOCK_ROWS;
             // Who shares notes all.
@@ -260,21 +280,21 @@ impl State {
         let spared = (self.blocks.len() - had).min(self.promised);
         self.promised -= spared;
         blocks.release_promise(spared);
-        had..self.blocks.len()
+        SharedBlocks { new: had..self.blocks.len(), alone: all_alone }
     }
 
-    /// Blocks that its prompt has filled by now are there for others.
+    /// Blocks that are full by now, and whose tokens are known, are there for others.
     pub(crate) fn publish_prefixes(&mut self, blocks: &mut Blocks) {
         loop {
             let i = self.prefix_hashes.len();
             let range = i * BLOCK_ROWS..(i + 1) * BLOCK_ROWS;
-            if range.end > self.n_past || !self.text.is_prompt(range.clone()) {
+            if range.end > self.n_past {
                 return;
             }
-            let (Some(&block), tokens) = (self.blocks.get(i), self.text.tokens(range)) else { return };
-            let next = prefix_hash(self.prefix_hashes.last(), tokens);
-            blocks.note(block, next);
-            self.prefix_hashes.push(next);
+            let (Some(&block), Some(alone)) = (self.blocks.get(i), self.text.alone(i)) else { return };
+            let next = prefix_hash(self.prefix_hashes.last(), self.text.tokens(range));
+            blocks.note(block, next, alone);
+            self.prefix_hashes.push(computed_hash(next, alone));
         }
     }
 
@@ -298,6 +318,8 @@ impl State {
     pub(crate) fn recover(&mut self, n_past: usize) {
         self.shared = 0;
         self.prefix_hashes.clear();
+        // What it goes on from is to be as it was.
+        self.reuse = Reuse::Prompts;
         self.rewind(n_past);
     }
 }

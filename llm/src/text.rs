@@ -3,8 +3,43 @@
 //! What a device rounds depends on how many tokens it computes at a time, so those of a prompt are read again in the same
 //! micro-batches, and those that were generated one by one.
 
+use outboard_core::op::BLOCK_ROWS;
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+/// Which tokens of a block were computed alone, as those are that are generated: a bit for each, the first one lowest. Attention rounds them otherwise
+/// than those of a micro-batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Alone(u128);
+
+const _: () = assert!(BLOCK_ROWS == u128::BITS as usize, "a bit for each row of a block");
+
+impl Alone {
+    /// Whether there is none: all were computed with others.
+    pub(crate) fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Their places in the block.
+    pub(crate) fn places(self) -> impl Iterator<Item = usize> {
+        (0..BLOCK_ROWS).filter(move |place| self.0 >> place & 1 == 1)
+    }
+
+    /// Tokens before the first of them.
+    pub(crate) fn before(self) -> usize {
+        self.0.trailing_zeros() as usize
+    }
+
+    /// Tokens behind the last of them.
+    pub(crate) fn behind(self) -> usize {
+        self.0.leading_zeros() as usize
+    }
+
+    /// As bytes, for a digest.
+    pub(crate) fn to_bytes(self) -> [u8; 16] {
+        self.0.to_le_bytes()
+    }
+}
 
 /// Tokens whose ids are known, by position.
 #[derive(Clone, Debug, Default)]
@@ -88,18 +123,26 @@ impl Text {
         }
     }
 
-    /// Whether all tokens of a range are of micro-batches of several.
-    pub(crate) fn is_prompt(&self, range: Range<usize>) -> bool {
-        let mut at = range.start;
-        if let Some((&start, &len)) = self.batches.range(..=at).next_back().filter(|(start, len)| *start + *len > at) {
-            at = start + len;
-            while at < range.end
-                && let Some(len) = self.batches.get(&at)
-            {
-                at += len;
-            }
+    /// Those of a block's tokens that are of no micro-batch of several. None is without its id.
+    pub(crate) fn alone(&self, block: usize) -> Option<Alone> {
+        let range = block * BLOCK_ROWS..(block + 1) * BLOCK_ROWS;
+        if range.end > self.tokens.len() {
+            return None;
         }
-        at >= range.end && range.end <= self.tokens.len()
+        let (mut alone, mut at) = (Alone::default(), range.start);
+        while at < range.end {
+            let batch = self.batch(at);
+            // What is left of a micro-batch is not alone.
+            if batch.len() == 1 && !self.is_of_batch(at) {
+                alone.0 |= 1 << (at - range.start);
+            }
+            at = batch.end;
+        }
+        Some(alone)
+    }
+
+    fn is_of_batch(&self, at: usize) -> bool {
+        self.batches.range(..=at).next_back().is_some_and(|(start, len)| start + len > at)
     }
 
     /// Tokens of a range.
@@ -128,16 +171,30 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_cut_and_still_a_prompt() {
+    fn a_batch_is_cut() {
         let mut text = Text::default();
         text.read(0, &[1, 2, 3, 4, 5, 6, 7]);
         text.cut(0, 3);
         assert_eq!(batches(&text, 0), [3, 4]);
-        assert!(text.is_prompt(0..7) && text.is_prompt(1..6) && !text.is_prompt(0..8));
-        text.sampled(7, 9);
-        text.sampled(8, 9);
-        text.read(9, &[1, 2, 3]);
-        assert!(!text.is_prompt(6..8) && !text.is_prompt(7..9) && text.is_prompt(9..12) && !text.is_prompt(8..12));
+    }
+
+    #[test]
+    fn tokens_that_were_computed_alone_are_known() {
+        let mut text = Text::default();
+        text.read(0, &[1; BLOCK_ROWS - 8]);
+        text.sampled(BLOCK_ROWS - 8, 9);
+        text.sampled(BLOCK_ROWS - 7, 9);
+        text.read(BLOCK_ROWS - 6, &[2; 6]);
+        let alone = text.alone(0).unwrap();
+        assert_eq!(alone.places().collect::<Vec<_>>(), [BLOCK_ROWS - 8, BLOCK_ROWS - 7]);
+        assert_eq!((alone.before(), alone.behind(), alone.is_none()), (BLOCK_ROWS - 8, 6, false));
+        assert_eq!(text.alone(1), None);
+        // A micro-batch of which one token is in the block, and one that was cut.
+        text.read(0, &[1; BLOCK_ROWS - 1]);
+        text.read(BLOCK_ROWS - 1, &[1; BLOCK_ROWS + 1]);
+        text.cut(0, 3);
+        assert!([0, 1].iter().all(|&block| text.alone(block).unwrap().is_none()));
+        assert_eq!((Alone::default().before(), Alone::default().behind()), (BLOCK_ROWS, BLOCK_ROWS));
     }
 
     #[test]

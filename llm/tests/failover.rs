@@ -7,7 +7,7 @@ mod small;
 use failing::{Fate, Helper, PROMPT, World, greedy, sampled};
 use outboard_core::Device;
 use outboard_core::op::Sampler;
-use outboard_llm::{Finish, GenerateOptions, LoadOptions, LogProbs, PlacedModel, Prefixes, Sampling, Sequence};
+use outboard_llm::{Finish, GenerateOptions, LoadOptions, LogProbs, PlacedModel, Prefixes, Reuse, Sampling, Sequence};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -165,6 +165,42 @@ fn a_fault_between_tokens_is_recovered_from() {
         assert_eq!(run(moment, unlucky, true), expected, "device {unlucky} lost at moment {moment}");
     }
     assert_eq!(faults, 8);
+}
+
+/// What another one has generated is read again as it was generated.
+#[test]
+fn a_text_behind_what_others_have_generated_goes_on_behind_a_fault() {
+    let world = World::new();
+    let run = |moment: usize, unlucky: usize| {
+        let (devices, fate) = world.pair(unlucky, i64::MAX);
+        let (split, prefixes) = (vec![1.0; 2], Prefixes::Shared);
+        let options = LoadOptions { n_ctx: 512, n_seqs: 3, n_ubatch: 64, split, prefixes, ..LoadOptions::default() };
+        let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
+        let helper = Helper::default();
+        engine.set_failover(Box::new(helper.clone()));
+        let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_probs: LogProbs::Chosen };
+        let mut text: Vec<u32> = (0..133).map(|i| 1 + i * 7 % 90).collect();
+        let first = engine.open().unwrap();
+        engine.begin(first, &text, sampling, 200).unwrap();
+        text.extend((0..150).map(|_| engine.next_token_of(first).unwrap().unwrap().id));
+        engine.close(first).unwrap();
+        text.extend(1..20);
+        let second = engine.open().unwrap();
+        engine.set_reuse(second, Reuse::All).unwrap();
+        engine.begin(second, &text, sampling, 12).unwrap();
+        assert_eq!(engine.shared(second).unwrap(), 256);
+        let next = |i| {
+            fate.is_cut.fetch_or(i == moment, Ordering::SeqCst);
+            let token = engine.next_token_of(second).unwrap().unwrap();
+            (token.id, token.log_prob.unwrap().to_bits())
+        };
+        let text: Vec<_> = (0..12).map(next).collect();
+        (text, helper.told.lock().unwrap().len())
+    };
+    let (expected, _) = run(usize::MAX, 0);
+    for (moment, unlucky) in [(0, 0), (1, 1), (2, 0), (7, 1)] {
+        assert_eq!(run(moment, unlucky), (expected.clone(), 1), "device {unlucky} lost at moment {moment}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::{
-    Error, LoadOptions, LogProbs, N_TOP, Penalties, PlacedModel, Prefixes, Sampler, Sampling, Sequence,
+    Error, LoadOptions, LogProbs, N_TOP, Penalties, PlacedModel, Prefixes, Reuse, Sampler, Sampling, Sequence,
 };
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -130,6 +130,44 @@ fn a_beginning_in_common_is_read_and_kept_once() {
         assert_eq!(alone(&mut model, request), *want);
     }
     assert_eq!(model.free_tokens(), model.cache_tokens());
+}
+
+/// What a sequence has generated stays for those that go on from it and say so; others read it as a prompt.
+#[test]
+fn what_was_generated_is_used_by_those_who_ask_for_it() {
+    let (prompt, more): (Vec<u32>, Vec<u32>) =
+        ((0..300).map(|i| i * 37 % 128).collect(), (0..30).map(|i| i * 11 % 128).collect());
+    let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::Chosen };
+    let options = LoadOptions { n_ctx: 1024, prefixes: Prefixes::Shared, ..options(3, 1) };
+    let mut model = load("llama-dense", cpus(1), &options);
+    // Four blocks, of which two are of the prompt.
+    let first = model.open().unwrap();
+    model.begin(first, &prompt, sampling, 300).unwrap();
+    let said: Vec<u32> = (0..212).map(|_| model.next_token_of(first).unwrap().unwrap().id).collect();
+    model.close(first).unwrap();
+    assert_eq!(model.free_tokens(), model.cache_tokens());
+    let next = Request { prompt: [&prompt[..], &said, &more].concat(), sampling, most: 6 };
+    let mut turn = |reuse| {
+        let sequence = model.open().unwrap();
+        model.set_reuse(sequence, reuse).unwrap();
+        model.begin(sequence, &next.prompt, sampling, next.most).unwrap();
+        let text = rest(&mut model, sequence, sampling);
+        let shared = model.shared(sequence).unwrap();
+        model.close(sequence).unwrap();
+        (shared, text)
+    };
+    // As the first one would have gone on.
+    let mut other = load("llama-dense", cpus(1), &options);
+    let first = other.open().unwrap();
+    other.begin(first, &prompt, sampling, 300).unwrap();
+    (0..212).for_each(|_| drop(other.next_token_of(first).unwrap()));
+    other.begin(first, &more, sampling, next.most).unwrap();
+    assert_eq!(turn(Reuse::All), (512, rest(&mut other, first, sampling)));
+    // As if nobody had said anything.
+    assert_eq!(turn(Reuse::Prompts), (256, alone(&mut load("llama-dense", cpus(1), &options), &next)));
+    // What that one has read is there now for both.
+    let (shared, text) = turn(Reuse::Prompts);
+    assert_eq!((shared, turn(Reuse::All)), (512, (512, text)));
 }
 
 #[test]

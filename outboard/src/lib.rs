@@ -35,7 +35,7 @@ pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_core::{DType, DeviceInfo, MemoryInfo};
 pub use outboard_llm::chat::{Message, Tool, ToolCall};
 pub use outboard_llm::{
-    Constraint, DeviceLoad, Embedding, Finish, Form, Generation, Mmap, Overrides, Pooling, Prefixes, Recovery, Room,
-    Scale, Stall,
+    Constraint, DeviceLoad, Embedding, Finish, Form, Generation, Mmap, Overrides, Pooling, Prefixes, Recovery, Reuse,
+    Room, Scale, Stall,
 };
 pub use outboard_rpc_client::{ClientOptions as ConnectOptions, ClientTls, Endpoint, NetStats, TlsFiles, Token};

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::model::Model;
 use outboard_core::op::{Penalties, Sampler};
 use outboard_llm::chat::Message;
-use outboard_llm::{Constraint, GenerateOptions, LogProbs, TextRequest};
+use outboard_llm::{Constraint, GenerateOptions, LogProbs, Reuse, TextRequest};
 use std::sync::Arc;
 
 /// A text to generate. Without more being said it takes the most probable token each time, until the model ends the text or the context is full.
@@ -48,7 +48,8 @@ impl Request {
         self
     }
 
-    /// How tokens are chosen. The same seed gives the same text, whatever is generated beside it.
+    /// How tokens are chosen. The same seed gives the same text, whatever is generated beside it, unless it uses what others have generated
+    /// ([`Request::reuse`]).
     #[must_use]
     pub fn sampler(mut self, sampler: Sampler) -> Request {
         self.options.sampler = sampler;
@@ -110,6 +111,13 @@ impl Request {
     #[must_use]
     pub fn constraint(mut self, constraint: Constraint) -> Request {
         self.options.constraint = Some(constraint);
+        self
+    }
+
+    /// What others have in the cache that the text may begin with.
+    #[must_use]
+    pub fn reuse(mut self, reuse: Reuse) -> Request {
+        self.options.reuse = reuse;
         self
     }
 

@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Result};
 use crate::limits::{BIASES, LOG_PROBS, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
 use crate::params::Params;
-use outboard::{Constraint, Penalties, Request, Sampler};
+use outboard::{Constraint, Penalties, Request, Reuse, Sampler};
 use std::sync::Arc;
 
 /// Tokens that count for penalties if nothing is said, as in `outboard run`.
@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) shown: Arc<[u32]>,
     /// The form that they have.
     pub(crate) constraint: Option<Constraint>,
+    /// What of the cache they begin with.
+    pub(crate) reuse: Reuse,
 }
 
 impl Settings {
@@ -37,6 +39,13 @@ impl Settings {
         for name in most_tokens {
             most = params.count(name, least..=i64::from(i32::MAX))?.or(most);
         }
+        // Who gives a seed wants the same text each time.
+        let again = params.seen("seed").is_some();
+        let reuse = match params.boolean("cache_prompt")? {
+            Some(true) => Reuse::All,
+            None if !again => Reuse::All,
+            Some(false) | None => Reuse::Prompts,
+        };
         let temperature = params.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
         let sampler = Sampler {
             temperature,
@@ -58,6 +67,7 @@ impl Settings {
             bias: None,
             shown: Arc::default(),
             constraint: None,
+            reuse,
         })
     }
 
@@ -78,7 +88,7 @@ impl Settings {
     /// The request for the text with this number behind a prompt: each has another seed.
     pub(crate) fn request(&self, prompt: Vec<u32>, number: usize) -> Request {
         let sampler = Sampler { seed: self.sampler.seed.wrapping_add(number as u64), ..self.sampler };
-        let mut request = Request::tokens(prompt).sampler(sampler).show(self.shown.clone());
+        let mut request = Request::tokens(prompt).sampler(sampler).show(self.shown.clone()).reuse(self.reuse);
         if let Some(most) = self.most {
             request = request.max_tokens(most);
         }
@@ -181,6 +191,15 @@ mod tests {
         assert_eq!(settings(r#"{"seed": -1, "max_completion_tokens": 5}"#).unwrap().sampler.seed, u64::MAX);
         assert_eq!(settings(r#"{"max_tokens": 3, "max_completion_tokens": 5}"#).unwrap().most, Some(5));
         assert_eq!(settings(r#"{"top_k": -1}"#).unwrap().sampler.top_k, 0);
+        for (text, reuse) in [
+            ("{}", Reuse::All),
+            (r#"{"seed": 1}"#, Reuse::Prompts),
+            (r#"{"seed": null}"#, Reuse::All),
+            (r#"{"cache_prompt": false}"#, Reuse::Prompts),
+            (r#"{"cache_prompt": true, "seed": 1}"#, Reuse::All),
+        ] {
+            assert_eq!(settings(text).unwrap().reuse, reuse, "{text}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::Served;
+use common::{Kind, Served};
 use outboard_serve::ServeOptions;
 use serde_json::{Value, json};
 
@@ -206,4 +206,26 @@ fn the_next_turn_of_a_conversation_reads_what_is_new() {
     let request = json!({"messages": conversation, "max_tokens": 4, "temperature": 0});
     let alone = fresh.post("/v1/chat/completions", &request).json();
     assert_eq!(alone["choices"][0]["message"], second["choices"][0]["message"]);
+}
+
+#[test]
+fn the_next_turn_of_a_conversation_does_not_read_the_answer() {
+    let served = Served::scripted("{% for m in messages %}{{ m.content }}{% endfor %}", "x", Kind::UserDefined);
+    let mut messages = vec![json!({"role": "user", "content": "b".repeat(200)})];
+    let turn = |messages: &[Value], more: Value| {
+        let mut request = json!({"messages": messages, "max_tokens": 300, "temperature": 0});
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = served.post("/v1/chat/completions", &request).json();
+        let usage = &answer["usage"];
+        let tokens =
+            [&usage["prompt_tokens"], &usage["prompt_tokens_details"]["cached_tokens"]].map(|n| n.as_u64().unwrap());
+        (tokens, answer["choices"][0]["message"].clone())
+    };
+    let (first, said) = turn(&messages, json!({}));
+    assert_eq!((first, said["content"].as_str().unwrap()), ([200, 0], &*"x".repeat(300)));
+    messages.extend([said, json!({"role": "user", "content": "c"})]);
+    // In whole blocks of 128, of which one is of the prompt alone.
+    assert_eq!(turn(&messages, json!({})).0, [501, 384]);
+    assert_eq!(turn(&messages, json!({"seed": 1})).0, [501, 128]);
+    assert_eq!(turn(&messages, json!({"seed": 1, "cache_prompt": true})).0, [501, 384]);
 }
