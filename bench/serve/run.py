@@ -175,7 +175,7 @@ def measure(setting, clients, pair):
             ask(setting, [1, 1, 8, 8, 1, form])
             for count in clients:
                 texts = max(2, args.texts // count)
-                results[name, count] = ask(setting, [count, texts, args.tokens, args.words, 100 + pair, form])
+                results[name, count] = ask(setting, [count, texts, args.tokens, args.words, 100 * count + pair, form])
     return results
 
 
