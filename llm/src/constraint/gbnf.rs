@@ -51,11 +51,12 @@ struct Grammar {
 /// The same grammar in Lark. Fails with what is wrong with it.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let grammar = parse::parse(text)?;
-    let (mut apart, mut pairs) = (HashSet::new(), 0);
+    let (mut apart, mut steps) = (HashSet::new(), 0);
     while apart.len() <= MOST_APART {
         let mut lowering = Lowering::new(&grammar, &apart);
         lowering.lower_rules()?;
-        match lexemes::too_long(&lowering, &mut pairs)? {
+        lexemes::spend(&mut steps, lowering.parts + lowering.productions.len())?;
+        match lexemes::too_long(&lowering, &mut steps)? {
             None => return Ok(lowering.lark()),
             Some(lexeme) => {
                 let part = lowering.lexemes.swap_remove(lexeme);
@@ -111,6 +112,9 @@ impl<'g> Lowering<'g> {
     fn lower_rules(&mut self) -> Result<(), String> {
         let grammar = self.grammar;
         for (i, rule) in grammar.rules.iter().enumerate() {
+            if self.productions.len() > MOST_PARTS {
+                return Err(format!("it has more than {MOST_PARTS} groups and repetitions"));
+            }
             // Others are written out where they are used.
             if !self.regular[i] || i == grammar.root {
                 self.productions[i] = match rule {

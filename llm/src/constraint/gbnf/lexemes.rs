@@ -2,32 +2,38 @@
 //!
 //! Two lexemes that may begin at the same place are run side by side, as automata of their characters (Glushkov, 1961). If one of them may end where the other
 //! one can go on with a character that may also follow the first, the longest is not the only right one. That is found from above: what may follow
-//! a lexeme anywhere counts everywhere.
+//! a lexeme anywhere counts everywhere; those that may match the same text are followed by what may follow any of them; and characters count as the same if
+//! their first bytes are, because llguidance goes on byte by byte.
 
 use super::{Class, Lowering, Part, Production, Symbol};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Places in lexemes, and pairs of places that are compared, at most.
-const MOST_PLACES: usize = 2000;
-const MOST_PAIRS: usize = 20_000_000;
+/// Places in lexemes at most, and steps that are taken to compare them, which are all counted.
+const MOST_PLACES: usize = 8000;
+const MOST_STEPS: usize = 20_000_000;
 
-/// A lexeme that may be longer than is right; `None` if there is none. `pairs` counts places that have been compared, of which there is a bound.
-pub(super) fn too_long(grammar: &Lowering<'_>, pairs: &mut usize) -> Result<Option<usize>, String> {
+/// A lexeme that may be longer than is right; `None` if there is none. `steps` counts what it has taken, of which there is a bound.
+pub(super) fn too_long(grammar: &Lowering<'_>, steps: &mut usize) -> Result<Option<usize>, String> {
+    let mut order = Order::of(grammar, steps)?;
+    if order.follow.iter().all(BTreeSet::is_empty) {
+        // All of a text is one lexeme.
+        return Ok(None);
+    }
     let places: usize = grammar.lexemes.iter().map(places).sum();
     if places > MOST_PLACES {
         return Err(format!(
             "it has {places} characters and classes with its rules written out, and {MOST_PLACES} are the most"
         ));
     }
-    let automata: Vec<Automaton> = grammar.lexemes.iter().map(Automaton::of).collect();
-    let links = |automaton: &Automaton| automaton.follow.iter().map(Vec::len).sum::<usize>();
-    spend(pairs, automata.iter().map(links).sum())?;
-    let order = Order::of(grammar);
+    let automata: Vec<Automaton> =
+        grammar.lexemes.iter().map(|lexeme| Automaton::of(lexeme, steps)).collect::<Result<_, _>>()?;
+    order.merge(&automata, steps)?;
     for begins in order.places() {
         for &a in begins {
-            let follows: Vec<&Class> = order.follow[a].iter().flat_map(|&b| automata[b].first_classes()).collect();
+            spend(steps, order.follow[a].len())?;
+            let follows = order.follow[a].iter().fold(Bytes::default(), |bytes, &b| bytes.with(automata[b].begins));
             for &b in begins {
-                if goes_on(&automata[a], &automata[b], &follows, pairs)? {
+                if side_by_side(&automata[a], &automata[b], steps)?.goes_on.meets(follows) {
                     return Ok(Some(b));
                 }
             }
@@ -36,35 +42,49 @@ pub(super) fn too_long(grammar: &Lowering<'_>, pairs: &mut usize) -> Result<Opti
     Ok(None)
 }
 
-fn spend(pairs: &mut usize, more: usize) -> Result<(), String> {
-    *pairs += more;
-    if *pairs > MOST_PAIRS { Err("it takes too long to find out whether it is ambiguous".into()) } else { Ok(()) }
+/// Counts steps.
+pub(super) fn spend(steps: &mut usize, more: usize) -> Result<(), String> {
+    *steps = steps.saturating_add(more);
+    if *steps > MOST_STEPS { Err("it takes too long to find out whether it is ambiguous".into()) } else { Ok(()) }
 }
 
-/// Whether there is a character that may follow what `a` has matched, and with which `b` can go on from there.
-fn goes_on(a: &Automaton, b: &Automaton, follows: &[&Class], pairs: &mut usize) -> Result<bool, String> {
-    let mut seen: HashSet<(usize, usize)> = HashSet::new();
-    let mut next = Vec::new();
-    let mut meet = |from: &[usize], to: &[usize], next: &mut Vec<(usize, usize)>| {
-        spend(pairs, from.len() * to.len())?;
-        for &p in from {
-            for &q in to {
-                if have_common(&a.classes[p], &b.classes[q]) && seen.insert((p, q)) {
-                    next.push((p, q));
-                }
+/// First bytes of characters, as bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Bytes([u128; 2]);
+
+impl Bytes {
+    fn of(class: &Class) -> Bytes {
+        let first_byte = |c: u32| match c {
+            0..0x80 => c,
+            0x80..0x800 => 0xc0 | c >> 6,
+            0x800..0x10000 => 0xe0 | c >> 12,
+            _ => 0xf0 | c >> 18,
+        };
+        let mut bytes = Bytes::default();
+        for &(first, last) in class {
+            // The first bytes of characters follow their order.
+            for byte in first_byte(first)..=first_byte(last) {
+                bytes.0[byte as usize / 128] |= 1 << (byte % 128);
             }
         }
-        Ok::<_, String>(())
-    };
-    meet(&a.first, &b.first, &mut next)?;
-    while let Some((p, q)) = next.pop() {
-        let may_follow = |q: &usize| follows.iter().any(|class| have_common(&b.classes[*q], class));
-        if a.last[p] && b.follow[q].iter().any(may_follow) {
-            return Ok(true);
-        }
-        meet(&a.follow[p], &b.follow[q], &mut next)?;
+        bytes
     }
-    Ok(false)
+
+    fn with(self, other: Bytes) -> Bytes {
+        Bytes([self.0[0] | other.0[0], self.0[1] | other.0[1]])
+    }
+
+    fn meets(self, other: Bytes) -> bool {
+        self.0[0] & other.0[0] != 0 || self.0[1] & other.0[1] != 0
+    }
+}
+
+/// What two lexemes do over the same text.
+struct SideBySide {
+    /// With what the second one goes on where the first one may end.
+    goes_on: Bytes,
+    /// Whether both may end.
+    end_together: bool,
 }
 
 /// Characters of a lexeme.
@@ -82,6 +102,33 @@ fn have_common(a: &Class, b: &Class) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.0.max(b.0) <= a.1.min(b.1)))
 }
 
+fn side_by_side(a: &Automaton, b: &Automaton, steps: &mut usize) -> Result<SideBySide, String> {
+    let mut found = SideBySide { goes_on: Bytes::default(), end_together: false };
+    let mut seen: HashSet<(usize, usize)> = HashSet::new();
+    let mut next = Vec::new();
+    let mut meet = |from: &[usize], to: &[usize], next: &mut Vec<(usize, usize)>| {
+        for &p in from {
+            for &q in to {
+                let (p_class, q_class) = (&a.classes[p], &b.classes[q]);
+                spend(steps, p_class.len() * q_class.len())?;
+                if have_common(p_class, q_class) && seen.insert((p, q)) {
+                    next.push((p, q));
+                }
+            }
+        }
+        Ok::<_, String>(())
+    };
+    meet(&a.first, &b.first, &mut next)?;
+    while let Some((p, q)) = next.pop() {
+        if a.last[p] {
+            found.goes_on = found.goes_on.with(b.goes_on[q]);
+            found.end_together |= b.last[q];
+        }
+        meet(&a.follow[p], &b.follow[q], &mut next)?;
+    }
+    Ok(found)
+}
+
 /// The places of a lexeme's characters: which come first and last, and which follow which. Repetitions are without end.
 #[derive(Default)]
 struct Automaton {
@@ -89,6 +136,9 @@ struct Automaton {
     first: Vec<usize>,
     last: Vec<bool>,
     follow: Vec<Vec<usize>>,
+    /// What it begins with, and what follows each place.
+    begins: Bytes,
+    goes_on: Vec<Bytes>,
 }
 
 /// First and last places of a part, and whether it may be empty.
@@ -99,21 +149,20 @@ struct Ends {
 }
 
 impl Automaton {
-    fn of(lexeme: &Part) -> Automaton {
+    fn of(lexeme: &Part, steps: &mut usize) -> Result<Automaton, String> {
         let mut automaton = Automaton::default();
-        let ends = automaton.add(lexeme);
+        let ends = automaton.add(lexeme, steps)?;
         automaton.last = vec![false; automaton.classes.len()];
         ends.last.into_iter().for_each(|place| automaton.last[place] = true);
         automaton.first = ends.first;
-        automaton
+        let bytes: Vec<Bytes> = automaton.classes.iter().map(Bytes::of).collect();
+        let all = |places: &Vec<usize>| places.iter().fold(Bytes::default(), |all, &place| all.with(bytes[place]));
+        (automaton.begins, automaton.goes_on) = (all(&automaton.first), automaton.follow.iter().map(all).collect());
+        Ok(automaton)
     }
 
-    fn first_classes(&self) -> impl Iterator<Item = &Class> {
-        self.first.iter().map(|&place| &self.classes[place])
-    }
-
-    fn add(&mut self, part: &Part) -> Ends {
-        match part {
+    fn add(&mut self, part: &Part, steps: &mut usize) -> Result<Ends, String> {
+        Ok(match part {
             Part::Chars(class) => {
                 let place = self.classes.len();
                 self.classes.push(class.clone());
@@ -123,14 +172,15 @@ impl Automaton {
             Part::Sequence(parts) => {
                 let mut all = Ends { first: Vec::new(), last: Vec::new(), is_nullable: true };
                 for part in parts {
-                    let next = self.add(part);
-                    self.link(&all.last, &next.first);
+                    let next = self.add(part, steps)?;
+                    self.link(&all.last, &next.first, steps)?;
                     if all.is_nullable {
                         all.first.extend(&next.first);
                     }
                     if !next.is_nullable {
                         all.last.clear();
                     }
+                    spend(steps, all.last.len())?;
                     all.last.extend(next.last);
                     all.is_nullable &= next.is_nullable;
                 }
@@ -139,7 +189,7 @@ impl Automaton {
             Part::Any(parts) => {
                 let mut all = Ends { first: Vec::new(), last: Vec::new(), is_nullable: false };
                 for part in parts {
-                    let next = self.add(part);
+                    let next = self.add(part, steps)?;
                     all.first.extend(next.first);
                     all.last.extend(next.last);
                     all.is_nullable |= next.is_nullable;
@@ -147,22 +197,22 @@ impl Automaton {
                 all
             }
             Part::Repeat(part, least, most) => {
-                let mut ends = self.add(part);
+                let mut ends = self.add(part, steps)?;
                 if *most != Some(1) {
-                    self.link(&ends.last, &ends.first);
+                    self.link(&ends.last, &ends.first, steps)?;
                 }
                 ends.is_nullable |= *least == 0;
                 ends
             }
             // Lexemes are without references.
             Part::Rule(_) => Ends { first: Vec::new(), last: Vec::new(), is_nullable: true },
-        }
+        })
     }
 
-    fn link(&mut self, from: &[usize], to: &[usize]) {
-        for &place in from {
-            self.follow[place].extend(to);
-        }
+    fn link(&mut self, from: &[usize], to: &[usize], steps: &mut usize) -> Result<(), String> {
+        spend(steps, from.len() * to.len())?;
+        from.iter().for_each(|&place| self.follow[place].extend(to));
+        Ok(())
     }
 }
 
@@ -178,21 +228,22 @@ impl Order {
         std::iter::once(&self.start).chain(&self.follow)
     }
 
-    fn of(grammar: &Lowering<'_>) -> Order {
+    fn of(grammar: &Lowering<'_>, steps: &mut usize) -> Result<Order, String> {
         let rules = &grammar.productions;
         let mut first = vec![BTreeSet::new(); rules.len()];
         let mut nullable = vec![false; rules.len()];
         until_nothing_changes(|| {
             let mut changed = false;
             for (i, rule) in rules.iter().enumerate() {
+                spend(steps, size(rule, &first))?;
                 let (found, is_nullable) = first_of_rule(rule, &first, &nullable);
                 let before = (first[i].len(), nullable[i]);
                 first[i].extend(found);
                 nullable[i] |= is_nullable;
                 changed |= before != (first[i].len(), nullable[i]);
             }
-            changed
-        });
+            Ok(changed)
+        })?;
         let mut of_rules = vec![BTreeSet::new(); rules.len()];
         let mut follow = vec![BTreeSet::new(); grammar.lexemes.len()];
         until_nothing_changes(|| {
@@ -205,6 +256,7 @@ impl Order {
                             Symbol::Lexeme(lexeme) => (&mut follow[*lexeme], BTreeSet::from([*lexeme]), false),
                             Symbol::Rule(rule) => (&mut of_rules[*rule], first[*rule].clone(), nullable[*rule]),
                         };
+                        spend(steps, 1 + behind.len() + mine.len())?;
                         let before = to.len();
                         to.extend(&behind);
                         changed |= to.len() > before;
@@ -215,14 +267,53 @@ impl Order {
                     }
                 }
             }
-            changed
-        });
-        Order { start: first[grammar.grammar.root].clone(), follow }
+            Ok(changed)
+        })?;
+        Ok(Order { start: first[grammar.grammar.root].clone(), follow })
+    }
+
+    /// Lexemes that may match the same text at the same place are followed by what may follow any of them.
+    fn merge(&mut self, automata: &[Automaton], steps: &mut usize) -> Result<(), String> {
+        let mut known: HashMap<(usize, usize), bool> = HashMap::new();
+        until_nothing_changes(|| {
+            let places: HashSet<BTreeSet<usize>> = self.places().cloned().collect();
+            let mut changed = false;
+            for place in &places {
+                spend(steps, place.len() * place.len())?;
+                for (&a, &b) in place.iter().flat_map(|a| place.range(a + 1..).map(move |b| (a, b))) {
+                    let end_together = match known.get(&(a, b)) {
+                        Some(known) => *known,
+                        None => side_by_side(&automata[a], &automata[b], steps)?.end_together,
+                    };
+                    known.insert((a, b), end_together);
+                    if end_together && self.follow[a] != self.follow[b] {
+                        let all: BTreeSet<usize> = self.follow[a].union(&self.follow[b]).copied().collect();
+                        spend(steps, all.len())?;
+                        (self.follow[a], self.follow[b]) = (all.clone(), all);
+                        changed = true;
+                    }
+                }
+            }
+            Ok(changed)
+        })
     }
 }
 
-fn until_nothing_changes(mut step: impl FnMut() -> bool) {
-    while step() {}
+fn until_nothing_changes(mut step: impl FnMut() -> Result<bool, String>) -> Result<(), String> {
+    while step()? {}
+    Ok(())
+}
+
+/// What it takes to look at a rule once.
+fn size(rule: &Production, first: &[BTreeSet<usize>]) -> usize {
+    let of = |symbol: &Symbol| match symbol {
+        Symbol::Lexeme(_) => 1,
+        Symbol::Rule(rule) => 1 + first[*rule].len(),
+    };
+    match rule {
+        Production::Any(options) => options.iter().flatten().map(of).sum::<usize>() + 1,
+        Production::Repeat(symbol, ..) => 2 * of(symbol),
+    }
 }
 
 /// The sequences that a rule stands for: of a repetition one and two.

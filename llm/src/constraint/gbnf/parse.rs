@@ -6,9 +6,12 @@ use std::iter::Peekable;
 use std::str::Chars;
 
 /// Groups within one another, at most.
-const MOST_DEPTH: usize = 64;
-/// Times that a part may be asked for, as in llama.cpp.
+const MOST_DEPTH: usize = 256;
+/// Times that a part may be asked for at least, as in llama.cpp. More at most are without end, as there.
 const MOST_TIMES: u32 = 2000;
+/// Repetitions one behind the other, such as `x+?`, and ranges of a class, at most.
+const MOST_REPEATED: usize = 4;
+const MOST_RANGES: usize = 256;
 const LAST_CHAR: u32 = char::MAX as u32;
 /// What is between these is no character.
 const SURROGATES: (u32, u32) = (0xd800, 0xdfff);
@@ -62,7 +65,7 @@ impl Parser<'_> {
     }
 
     /// Takes blanks and comments, and ends of lines where many are wanted, or where the next one goes on with an alternative.
-    fn blanks(&mut self, lines: Lines) {
+    fn blanks(&mut self, mut lines: Lines) {
         loop {
             match self.peek() {
                 Some(' ' | '\t' | '\r') => drop(self.next()),
@@ -71,7 +74,10 @@ impl Parser<'_> {
                         self.next();
                     }
                 }
-                Some('\n') if lines == Lines::Many || self.goes_on() => drop(self.next()),
+                Some('\n') if lines == Lines::Many || self.goes_on() => {
+                    lines = Lines::Many;
+                    self.next();
+                }
                 _ => return,
             }
         }
@@ -187,7 +193,7 @@ impl Parser<'_> {
     }
 
     fn repeated(&mut self, mut part: Part, lines: Lines) -> Result<Part, String> {
-        loop {
+        for _ in 0..=MOST_REPEATED {
             self.blanks(lines);
             let (least, most) = match self.peek() {
                 Some('*') => (0, None),
@@ -203,13 +209,18 @@ impl Parser<'_> {
                 most => Part::Repeat(Box::new(part), least, most),
             };
         }
+        Err(format!("more than {MOST_REPEATED} repetitions are one behind the other"))
     }
 
     /// `{2}`, `{2,}` or `{2,4}`, up to its last character.
     fn times(&mut self) -> Result<(u32, Option<u32>), String> {
         self.next();
         let least = self.count()?.ok_or("a number is missing behind '{'")?;
+        if least > MOST_TIMES {
+            return Err(format!("{least} times are more than {MOST_TIMES}"));
+        }
         let most = if self.takes(',') { self.count()? } else { Some(least) };
+        let most = most.filter(|most| *most <= MOST_TIMES);
         if self.peek() != Some('}') {
             return Err("'}' is missing".into());
         }
@@ -230,8 +241,8 @@ impl Parser<'_> {
         if digits.is_empty() {
             return Ok(None);
         }
-        let count = digits.parse().ok().filter(|count| *count <= MOST_TIMES);
-        count.map(Some).ok_or_else(|| format!("{digits} times are more than {MOST_TIMES}"))
+        // Whatever is too large for a number is too many.
+        Ok(Some(digits.parse().unwrap_or(u32::MAX)))
     }
 
     fn literal(&mut self) -> Result<Part, String> {
@@ -264,7 +275,11 @@ impl Parser<'_> {
             ranges.push((first, last));
         }
         let class = if is_negated { others(ranges) } else { others(others(ranges)) };
-        if class.is_empty() { Err("no character is in '[]'".into()) } else { Ok(Part::Chars(class)) }
+        match class.len() {
+            0 => Err("no character is in '[]'".into()),
+            ..=MOST_RANGES => Ok(Part::Chars(class)),
+            n => Err(format!("'[]' has {n} ranges, and {MOST_RANGES} are the most")),
+        }
     }
 
     /// A character of a literal or a class, which ends with `end`.

@@ -35,7 +35,7 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1
 ws ::= | " " | "\n" [ \t]{0,20}
 "#;
 
-const GRAMMARS: [&str; 14] = [
+const GRAMMARS: [&str; 18] = [
     JSON,
     // Sums, whose groups go into one another.
     "root ::= (expr \"=\" ws term \"\\n\")+\nexpr ::= term ([-+*/] term)*\nterm ::= \"(\" ws expr \")\" ws | ident | num\n\
@@ -60,6 +60,12 @@ const GRAMMARS: [&str; 14] = [
     "root ::= \"a\" root \"c\" | \"ab\" root | \"bc\"\n",
     "root ::= item root | item\nitem ::= \"<\" root \">\" | \"<\" .* \">\"\n",
     "root ::= \"(\" root \")\" | (\"a\" | \"b\"? \"c\")* (\"ca\" | \"b\")\n",
+    // Characters that begin with the same byte.
+    "root ::= s\ns ::= [^。]+ (\"。\" s)?\n",
+    "root ::= s\ns ::= \"あ\"+ (\"い\" s)? \"う\"\n",
+    // Lexemes that match the same text, behind which others come.
+    "root ::= [xy] n \"p\" m | [xz] o \"pqr\"\nn ::= \"(\" n \")\" | \"\"\no ::= \"<\" o \">\" | \"\"\nm ::= \"q\" m \"q\" | \"s\"\n",
+    "root ::= \"[\" root \"]\" | [a-c]{1,5000}\n",
 ];
 
 struct Random(u64);
@@ -215,6 +221,7 @@ fn what_is_wrong_with_a_grammar_is_said() {
         ("root ::= \"a\"{3", "'}' is missing"),
         ("root ::= \"a\"{3,2}", "smaller"),
         ("root ::= \"a\"{2001}", "more than 2000"),
+        ("root ::= \"a\"{2001,}", "more than 2000"),
         ("root ::= \"\\q\"", "'\\q' is not known"),
         ("root ::= \"\\ud800\"", "D800 is no character"),
         ("root ::= [z-a]", "before its beginning"),
@@ -228,12 +235,32 @@ fn what_is_wrong_with_a_grammar_is_said() {
         let said = to_lark(grammar).unwrap_err();
         assert!(said.contains(why), "{grammar:?}: {said}");
     }
-    // Small ones that ask for much.
+}
+
+/// Small ones that ask for much: each ends soon, with an error or without.
+#[test]
+fn what_a_grammar_costs_is_bounded() {
     let double: String = (0..60).map(|i| format!("a{i} ::= a{0} a{0}\n", i + 1)).collect();
     let said = to_lark(&format!("root ::= a0\n{double}a60 ::= \"x\"")).unwrap_err();
     assert!(said.contains("20000 parts"), "{said}");
-    for (count, why) in [(3000, "2000 are the most"), (1900, "too long"), (210, "200 places")] {
-        let said = to_lark(&format!("root ::= \"a\" root | {}", "[a-z]* ".repeat(count))).unwrap_err();
-        assert!(said.contains(why), "{count}: {said}");
+    let loops = |count| format!("root ::= \"a\" root | {}", "[a-z]* ".repeat(count));
+    let options = vec!["[a-z]"; 1900].join("|");
+    let nested = format!("root ::= {}{options}{} root |", "(".repeat(200), ")*".repeat(200));
+    let ranges: String = (0..20_000).step_by(2).map(|i| char::from_u32(0x4e00 + i).unwrap()).collect();
+    for (grammar, why) in [
+        (loops(11_000), "20000 parts"),
+        (loops(9000), "8000 are the most"),
+        (loops(6000), "too long"),
+        (loops(210), "200 places"),
+        (format!("root ::= \"a\"{}", "*".repeat(60_000)), "one behind the other"),
+        (nested, "too long"),
+        (format!("root ::= [{ranges}]"), "256 are the most"),
+    ] {
+        let said = to_lark(&grammar).unwrap_err();
+        assert!(said.contains(why), "{}: {said}", &grammar[..40]);
     }
+    // A chain of rules, of which each comes back to the first one, and many lines of nothing.
+    let chain: String = (0..3000).map(|i| format!("r{i} ::= \"{}\" r{} | root \"x\"\n", i % 10, i + 1)).collect();
+    let _ = to_lark(&format!("root ::= r0\n{chain}r3000 ::= \"y\""));
+    to_lark(&format!("root ::= \"a\"{}| \"b\"", "\n".repeat(65_000))).unwrap();
 }
