@@ -312,10 +312,7 @@ fn visit(grammar: &Grammar, rule: usize, states: &mut [Visit]) -> bool {
 fn visit_part(grammar: &Grammar, part: &Part, states: &mut [Visit]) -> bool {
     match part {
         Part::Chars(_) => true,
-        // All of them are looked at, whatever the first one is.
-        Part::Sequence(parts) | Part::Any(parts) => {
-            parts.iter().fold(true, |all, part| visit_part(grammar, part, states) && all)
-        }
+        Part::Sequence(parts) | Part::Any(parts) => parts.iter().all(|part| visit_part(grammar, part, states)),
         Part::Repeat(part, ..) => visit_part(grammar, part, states),
         Part::Rule(rule) => visit(grammar, *rule, states),
     }

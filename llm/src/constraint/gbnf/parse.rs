@@ -277,7 +277,7 @@ impl Parser<'_> {
         let class = if is_negated { others(ranges) } else { others(others(ranges)) };
         match class.len() {
             0 => Err("no character is in '[]'".into()),
-            ..=MOST_RANGES => Ok(Part::Chars(class)),
+            1..=MOST_RANGES => Ok(Part::Chars(class)),
             n => Err(format!("'[]' has {n} ranges, and {MOST_RANGES} are the most")),
         }
     }
