@@ -2,6 +2,7 @@
 
 use crate::kernels::{Kernel, Variant};
 use crate::launch::{Launch, Node, Pass, is_wide, number};
+use crate::tiles::TENSOR_CORES;
 use outboard_core::op::FlashAttn;
 use outboard_core::{DType, Tensor};
 
@@ -26,6 +27,12 @@ const FEW_KEYS: usize = 32;
 /// Blocks that a large card has room for at once, and parts at most to have them.
 const FEW_BLOCKS: usize = 512;
 pub(crate) const MOST_FEW_PARTS: usize = 128;
+/// Threads of a block of tensor cores, its rows, and blocks that a multiprocessor has room for.
+const TILE_LANES: u32 = 128;
+pub(crate) const TILE_ROWS: usize = 64;
+const TILE_BLOCKS: usize = 2;
+/// Keys of a part of such a block at least.
+const TILE_KEYS: usize = 256;
 
 pub(crate) fn flash_attn(node: &Node, op: &FlashAttn) -> Option<Launch> {
     let [q, k, v] = [node.src(0)?, node.src(1)?, node.src(2)?];
@@ -42,13 +49,13 @@ pub(crate) fn flash_attn(node: &Node, op: &FlashAttn) -> Option<Launch> {
     };
     let keys = keys(node, op)?;
     let sharing = q.ne()[2] / k.ne()[2].max(1);
-    let is_short = d == dv && matches!(d, 64 | 128) && q.ne()[1] <= FEW_QUERIES;
-    let (pass, heads, parts) = if is_short && of_type == "F16" && is_wide(k, 8) && is_wide(v, 8) {
-        few(q, k, keys)
-    } else {
-        many(q, sharing, keys, (of_type, d.max(dv)))
+    let is_usual = of_type == "F16" && d == dv && matches!(d, 64 | 128) && is_wide(k, 8) && is_wide(v, 8);
+    let (pass, heads, parts) = match (is_usual, q.ne()[1]) {
+        (true, ..=FEW_QUERIES) => few(q, k, keys),
+        (true, _) if node.card.capability >= TENSOR_CORES => tiles(node, q, k, keys),
+        _ => many(q, sharing, keys, (of_type, d.max(dv))),
     };
-    let mut launch = Launch::new(pass);
+    let mut launch = Launch { work: work_of_tiles(&pass, parts, keys, d), ..Launch::new(pass) };
     if parts > 1 {
         let results = q.ne()[1] * q.ne()[2];
         let variant = Variant::of(Kernel::FlashAttnParts, &[]);
@@ -81,6 +88,28 @@ fn few(q: &Tensor, k: &Tensor, keys: usize) -> (Pass, usize, usize) {
     let parts = FEW_BLOCKS.div_ceil(groups.max(1)).min(keys.div_ceil(FEW_KEYS)).clamp(1, MOST_FEW_PARTS);
     let variant = Variant::of(Kernel::FlashAttnFew, &[&d.to_string(), &room.to_string()]);
     (Pass { variant, lanes: FEW_LANES, blocks: (groups * parts) as u64 }, room, parts)
+}
+
+/// A block for a tile of queries and the heads that share keys, and a part of these, on tensor cores; the heads, and the parts.
+fn tiles(node: &Node, q: &Tensor, k: &Tensor, keys: usize) -> (Pass, usize, usize) {
+    let [d, queries, heads, _] = q.ne();
+    let shared = k.ne()[2].max(1);
+    let tiles = (queries * (heads / shared)).div_ceil(TILE_ROWS) * shared;
+    let wanted = TILE_BLOCKS * node.card.processors / tiles.max(1);
+    let parts = wanted.min(keys.div_ceil(TILE_KEYS)).clamp(1, MOST_FEW_PARTS);
+    let variant = Variant::of(Kernel::FlashAttnTiles, &[&d.to_string()]);
+    (Pass { variant, lanes: TILE_LANES, blocks: (tiles * parts) as u64 }, heads / shared, parts)
+}
+
+/// Operations of tiles, also of rows that are not there.
+fn work_of_tiles(pass: &Pass, parts: usize, keys: usize, d: usize) -> u64 {
+    match pass.variant.kernel {
+        Kernel::FlashAttnTiles => {
+            let rows = pass.blocks / parts as u64 * TILE_ROWS as u64;
+            rows.saturating_mul(keys as u64).saturating_mul(4 * d as u64)
+        }
+        _ => 0,
+    }
 }
 
 /// Keys that a query may see.

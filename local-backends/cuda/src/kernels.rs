@@ -43,6 +43,7 @@ kernels! {
     FlashAttn => "flash_attn" [61],
     FlashAttnFew => "flash_attn_few" [61],
     FlashAttnParts => "flash_attn_parts" [61],
+    FlashAttnTiles => "flash_attn_tiles" [80],
     GetRows => "get_rows" [61],
     Glu => "glu" [61],
     Halves => "halves" [80],

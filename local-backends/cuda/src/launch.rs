@@ -423,6 +423,7 @@ mod tests {
         assert_eq!(named("argmax.cu", "PART"), Some(ROW_PART as u32));
         assert_eq!(named("log_prob.cu", "PART"), Some(ROW_PART as u32));
         assert_eq!(named("flash_attn_parts.cu", "MOST_PARTS"), Some(attention::MOST_FEW_PARTS as u32));
+        assert_eq!(named("attention_tile.cuh", "ROWS"), Some(attention::TILE_ROWS as u32));
         assert_eq!(named("penalty.cu", "PART"), Some(PENALTY_PART as u32));
     }
 }

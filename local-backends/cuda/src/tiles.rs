@@ -5,7 +5,7 @@ use crate::launch::{Launch, Node, Pass, number, wide};
 use outboard_core::{DType, Tensor};
 
 /// Compute capability of the cards whose tensor cores are used.
-const TENSOR_CORES: u32 = 80;
+pub(crate) const TENSOR_CORES: u32 = 80;
 /// Elements of a step: columns are padded to a multiple of it.
 pub(crate) const DEPTH: usize = 32;
 /// Length from which the sums of a small product are divided into two parts.

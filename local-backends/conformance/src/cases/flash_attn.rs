@@ -44,6 +44,8 @@ pub(super) fn cases(s: &mut Suite) {
     sights(s);
     layouts(s);
     paged(s);
+    prompts(s);
+    paged_prompts(s);
     for pos in [37, -1, i32::MIN, i32::MAX] {
         for window in [0, 4] {
             s.fails(format!("position {pos} of 37, window {window}"), |m| {
@@ -264,4 +266,89 @@ fn paged(s: &mut Suite) {
             m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)])
         });
     }
+}
+
+/// Queries of a prompt, which devices may compute together.
+fn prompts(s: &mut Suite) {
+    let shapes = [(64, 2, 2, 67), (64, 3, 1, 9), (64, 8, 2, 33), (64, 8, 1, 16), (128, 2, 2, 40), (128, 6, 2, 9)];
+    for (d, heads, heads_kv, tokens) in shapes {
+        add(s, Shape { d, dv: d, heads, heads_kv, tokens, kv: 150, ..USUAL });
+    }
+    for (d, heads, heads_kv, tokens, kv) in [(64, 2, 1, 200, 300), (128, 8, 1, 70, 600), (128, 4, 1, 17, 64)] {
+        let shape = Shape { d, dv: d, tokens, kv, heads, heads_kv, ..USUAL };
+        s.add(format!("{} causal", shape.name()), Check::PRODUCT, |m| {
+            let qkv = shape.qkv(m)?;
+            let last = (kv - tokens) as i32;
+            let pos = m.i32(&[tokens], Fill::Ints((0..tokens as i32).map(|i| last + i).collect()))?;
+            attention(m, PLAIN, qkv, [None, Some(pos), None])
+        });
+    }
+    let shape = Shape { tokens: 30, kv: 100, heads: 8, ..USUAL };
+    let name = shape.name();
+    for (window, softcap, scale) in [(1, 0.0, 0.125), (40, 0.0, -0.125), (0, 0.5, 1.0), (0, 30.0, 8.0)] {
+        s.add(format!("{name} window {window}, soft cap {softcap}"), Check::PRODUCT, |m| {
+            let qkv = shape.qkv(m)?;
+            let pos = m.i32(&[30], Fill::Integers(0, 100))?;
+            attention(m, FlashAttn { window, softcap, scale, block: 0 }, qkv, [None, Some(pos), None])
+        });
+    }
+    s.add(format!("{name} F32 mask, positions and sinks"), Check::PRODUCT, |m| {
+        let qkv = shape.qkv(m)?;
+        let mask = m.input(DType::F32, &[100, 30], Fill::Uniform(-2.0, 0.0))?;
+        let pos = m.i32(&[30], Fill::Integers(0, 100))?;
+        let sinks = m.input(DType::F32, &[8], Fill::Uniform(-2.0, 4.0))?;
+        attention(m, PLAIN, qkv, [Some(mask), Some(pos), Some(sinks)])
+    });
+    s.add(format!("{name} large queries"), Check::PRODUCT, |m| {
+        let [_, k, v] = shape.qkv(m)?;
+        let q = m.input(DType::F32, &[64, 30, 8], Fill::Uniform(-1e8, 1e8))?;
+        m.push(FlashAttn { scale: 1e-9, ..PLAIN }, &[q, k, v])
+    });
+    s.add(format!("{name} a mask hides values that are no numbers"), Check::PRODUCT, |m| {
+        let [q, k, _] = shape.qkv(m)?;
+        let v = m.input(DType::F16, &[64, 100, 2], Fill::NanFrom(70))?;
+        let seen = |j| if j < 70 { 0.0 } else { f32::NEG_INFINITY };
+        let mask = m.input(DType::F16, &[100, 30], Fill::Floats((0..100).map(seen).collect()))?;
+        attention(m, PLAIN, [q, k, v], [Some(mask), None, None])
+    });
+}
+
+/// The same over blocks of a cache.
+fn paged_prompts(s: &mut Suite) {
+    let ends = [0, 63, 64, 126, 127, 128, 129, 191, 192, 254, 255, 256, 257, 319, 382, 383];
+    let tokens: [(&str, Vec<i32>, Vec<i32>); 4] = [
+        ("from one block to the next", vec![1; 70], (90..160).collect()),
+        ("three sequences by turns", (0..16).map(|i| i % 3).collect(), ends.to_vec()),
+        ("one behind the other", (0..40).map(|i| i / 15).collect(), (0..40).map(|i| i % 15 * 9 + 240).collect()),
+        ("far from one another", vec![2; 12], vec![3, 380, 4, 381, 5, 382, 6, 383, 7, 300, 8, 9]),
+    ];
+    for (d, heads) in [(64, 6), (128, 8)] {
+        for (name, seqs, pos) in &tokens {
+            for (window, with_sinks) in [(0, true), (60, false)] {
+                let shape = Shape { d, dv: d, tokens: seqs.len(), kv: 6 * 128, heads, ..USUAL };
+                s.add(format!("{} paged, {name}, window {window}", shape.name()), Check::PRODUCT, |m| {
+                    let [q, k, v] = shape.qkv(m)?;
+                    let table = m.i32(&[3, 3], Fill::Ints(vec![4, 1, 5, 0, 2, 2, 4, 3, 3]))?;
+                    let (n, seqs, pos) = (seqs.len(), Fill::Ints(seqs.clone()), Fill::Ints(pos.clone()));
+                    let (seqs, pos) = (m.i32(&[n], seqs)?, m.i32(&[n], pos)?);
+                    let sinks = m.input(DType::F32, &[heads], Fill::Uniform(-2.0, 4.0))?;
+                    let sinks = with_sinks.then_some(sinks);
+                    let op = FlashAttn { window, block: 128, ..PLAIN };
+                    m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), sinks, Some(table), Some(seqs)])
+                });
+            }
+        }
+    }
+    let of_window = |m: &mut Make, block: i32, pos: Vec<i32>| {
+        let n = pos.len();
+        let [q, k, v] = Shape { tokens: n, kv: 3 * 128, ..USUAL }.qkv(m)?;
+        let (table, seqs) = (m.i32(&[3, 1], Fill::Ints(vec![2, block, 0]))?, m.i32(&[n], Fill::Ints(vec![0; n]))?);
+        let pos = m.i32(&[n], Fill::Ints(pos))?;
+        let op = FlashAttn { window: 10, block: 128, ..PLAIN };
+        m.g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(seqs)])
+    };
+    let far = || (0..20).map(|i| if i % 2 == 0 { i } else { 300 + i }).collect::<Vec<_>>();
+    s.add("paged, a block that no query sees is none", Check::PRODUCT, |m| of_window(m, 99, far()));
+    s.fails("paged, a block that one of many queries sees is none", |m| of_window(m, 99, [far(), vec![137]].concat()));
+    s.fails("paged, one position of many is none", |m| of_window(m, 1, [far(), vec![384]].concat()));
 }
