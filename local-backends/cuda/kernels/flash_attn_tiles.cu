@@ -30,12 +30,6 @@ INLINE float tanh_of(float x) {
     return fabsf(x) < 0.1f ? near_zero : 1.0f - __fdividef(2.0f, 1.0f + power_of_2(2.0f * LOG2_E * x));
 }
 
-INLINE void load_transposed(u32 at, u32 (&b)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                 : "r"(at));
-}
-
 INLINE bool are_numbers(u32 halves) {
     return (halves & 0x7c00) != 0x7c00 && (halves & 0x7c000000) != 0x7c000000;
 }
@@ -98,12 +92,14 @@ struct Tile {
 #pragma unroll
         for (u32 h = 0; h < 2; h++) {
             Row row = place.row(node, row_of(h));
-            const float* from = (const float*)::row(node.t[0], row.query, row.head, 0) + threadIdx.x % 4 * 2;
-            float x[D / 4], largest = 0.0f;
+            const float2* from = (const float2*)::row(node.t[0], row.query, row.head, 0) + threadIdx.x % 4;
+            float2 x[D / 8];
+            float largest = 0.0f;
 #pragma unroll
-            for (u32 i = 0; i < D / 4; i++) {
-                x[i] = row.is_there ? from[i / 2 * 8 + i % 2] : 0.0f;
-                largest = isfinite(x[i]) ? fmaxf(largest, fabsf(x[i])) : largest;
+            for (u32 i = 0; i < D / 8; i++) {
+                x[i] = row.is_there ? from[4 * i] : make_float2(0.0f, 0.0f);
+                largest = isfinite(x[i].x) ? fmaxf(largest, fabsf(x[i].x)) : largest;
+                largest = isfinite(x[i].y) ? fmaxf(largest, fabsf(x[i].y)) : largest;
             }
             largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
@@ -112,7 +108,7 @@ struct Tile {
             factor[h] = power_of_two(exponent) * of_all;
 #pragma unroll
             for (u32 i = 0; i < D / 8; i++) {
-                queries[i / 2][i % 2 * 2 + h] = two_halves(x[2 * i] * to_half, x[2 * i + 1] * to_half);
+                queries[i / 2][i % 2 * 2 + h] = two_halves(x[i].x * to_half, x[i].y * to_half);
             }
         }
     }

@@ -50,3 +50,10 @@ INLINE u32 two_halves(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
     return w;
 }
+
+// The same four, each with rows and columns exchanged.
+INLINE void load_transposed(u32 at, u32 (&b)[4]) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+                 : "r"(at));
+}

@@ -52,7 +52,7 @@ pub(crate) fn flash_attn(node: &Node, op: &FlashAttn) -> Option<Launch> {
     let is_usual = of_type == "F16" && d == dv && matches!(d, 64 | 128) && is_wide(k, 8) && is_wide(v, 8);
     let (pass, heads, parts) = match (is_usual, q.ne()[1]) {
         (true, ..=FEW_QUERIES) => few(q, k, keys),
-        (true, _) if node.card.capability >= TENSOR_CORES => tiles(node, q, k, keys),
+        (true, _) if node.card.capability >= TENSOR_CORES && is_wide(q, 4) => tiles(node, q, k, keys),
         _ => many(q, sharing, keys, (of_type, d.max(dv))),
     };
     let mut launch = Launch { work: work_of_tiles(&pass, parts, keys, d), ..Launch::new(pass) };
