@@ -23,6 +23,9 @@ struct Prompt {
     blocks: usize,
     seqs: Vec<i32>,
     pos: Vec<i32>,
+    window: usize,
+    /// A block of the table that is none.
+    missing: Option<usize>,
     /// Values of each sequence, all alike.
     values: Vec<u16>,
 }
@@ -38,7 +41,7 @@ impl Prompt {
         let pos = g.input("pos", DType::I32, &[n]).unwrap();
         let table = g.input("table", DType::I32, &[self.blocks, seqs]).unwrap();
         let of = g.input("seqs", DType::I32, &[n]).unwrap();
-        let op = FlashAttn { scale: 0.1, window: 0, softcap: 0.0, block: BLOCK };
+        let op = FlashAttn { scale: 0.1, window: self.window, softcap: 0.0, block: BLOCK };
         let out = g.push_opt(op, &[Some(q), Some(k), Some(v), None, Some(pos), None, Some(table), Some(of)]).unwrap();
         g.output(out);
         let (executable, places) = compile(device, g.finish().unwrap()).unwrap();
@@ -51,7 +54,8 @@ impl Prompt {
         write(k, (0..self.d * rows).flat_map(|i| [0, 0x30 + (i % 11) as u8]).collect());
         let of_row = |row: usize| self.values[row / BLOCK / self.blocks];
         write(v, (0..rows).flat_map(|row| of_row(row).to_le_bytes().repeat(self.d)).collect());
-        write(table, ints(&(0..(seqs * self.blocks) as i32).collect::<Vec<_>>()));
+        let block = |i| if self.missing == Some(i) { 99 } else { i as i32 };
+        write(table, ints(&(0..seqs * self.blocks).map(block).collect::<Vec<_>>()));
         write(pos, ints(&self.pos));
         write(of, ints(&self.seqs));
         emulator().forget();
@@ -70,6 +74,7 @@ fn a_prompt_on_tensor_cores() {
     let device = device(LONG);
     counts_are_few(device.as_ref());
     sequences_are_apart(device.as_ref());
+    what_no_query_sees_may_be_missing(device.as_ref());
 }
 
 /// Of keys that are seen each is read once for a tile, and nothing waits for a bank.
@@ -79,7 +84,7 @@ fn counts_are_few(device: &dyn Device) {
         // Half of the keys are seen.
         let first = (blocks * BLOCK / 2 - queries) as i32;
         let pos = (0..queries as i32).map(|i| first + i).collect();
-        let prompt = Prompt { d, blocks, seqs: vec![0; queries], pos, values: vec![ONE] };
+        let prompt = Prompt { d, blocks, seqs: vec![0; queries], pos, window: 0, missing: None, values: vec![ONE] };
         let (result, launches) = prompt.run(device);
         assert!(result.iter().all(|x| (x - 1.0).abs() < 1e-3), "{result:?}");
         let sum = |of: fn(&Counts) -> u64| launches.iter().map(|launch| of(&launch.counts)).sum::<u64>();
@@ -101,10 +106,19 @@ fn counts_are_few(device: &dyn Device) {
 fn sequences_are_apart(device: &dyn Device) {
     let seqs: Vec<i32> = (0..20).map(|i| i % 2).collect();
     let pos: Vec<i32> = (0..20).map(|i| 100 + 3 * i).collect();
-    let prompt = |values| Prompt { d: 64, blocks: 2, seqs: seqs.clone(), pos: pos.clone(), values };
+    let prompt =
+        |values| Prompt { d: 64, blocks: 2, seqs: seqs.clone(), pos: pos.clone(), window: 0, missing: None, values };
     let (result, _) = prompt(vec![ONE, NAN]).run(device);
     for (i, of_query) in result.chunks(64 * HEADS).enumerate() {
         let is_right = |x: &f32| if seqs[i] == 0 { (x - 1.0).abs() < 1e-3 } else { x.is_nan() };
         assert!(of_query.iter().all(is_right), "query {i}: {of_query:?}");
     }
+}
+
+/// Between the windows of queries that are far from one another, no block is looked up.
+fn what_no_query_sees_may_be_missing(device: &dyn Device) {
+    let pos = (0..20).map(|i| if i % 2 == 0 { i } else { 300 + i }).collect();
+    let prompt = Prompt { d: 64, blocks: 3, seqs: vec![0; 20], pos, window: 10, missing: Some(1), values: vec![ONE] };
+    let (result, launches) = prompt.run(device);
+    assert!(launches.len() == 1 && result.iter().all(|x| (x - 1.0).abs() < 1e-3), "{result:?}");
 }
