@@ -96,9 +96,13 @@ impl Text {
 
     /// What to read at a position: a micro-batch as it was, or what is left of it, or one token. Empty at the end.
     pub(crate) fn batch(&self, at: usize) -> Range<usize> {
-        let before = self.batches.range(..=at).next_back();
-        let end = before.map(|(start, len)| start + len).filter(|end| *end > at).unwrap_or(at + 1);
-        at..end.min(self.tokens.len())
+        at..self.end_of_batch(at).unwrap_or(at + 1).min(self.tokens.len())
+    }
+
+    /// The end of the micro-batch of several that a position is in; `None` if its token is alone.
+    fn end_of_batch(&self, at: usize) -> Option<usize> {
+        let (start, len) = self.batches.range(..=at).next_back()?;
+        Some(start + len).filter(|end| *end > at)
     }
 
     /// Reads what is behind a position in other micro-batches, of these sizes.
@@ -131,18 +135,12 @@ impl Text {
         }
         let (mut alone, mut at) = (Alone::default(), range.start);
         while at < range.end {
-            let batch = self.batch(at);
-            // What is left of a micro-batch is not alone.
-            if batch.len() == 1 && !self.is_of_batch(at) {
+            at = self.end_of_batch(at).unwrap_or_else(|| {
                 alone.0 |= 1 << (at - range.start);
-            }
-            at = batch.end;
+                at + 1
+            });
         }
         Some(alone)
-    }
-
-    fn is_of_batch(&self, at: usize) -> bool {
-        self.batches.range(..=at).next_back().is_some_and(|(start, len)| start + len > at)
     }
 
     /// Tokens of a range.
