@@ -249,11 +249,11 @@ fn calls_that_are_given_up_or_never_end_hold_little() {
         }
         peak.watch(&server, Duration::from_secs(3)).await;
         peak.is_below("calls that do not end", most);
-        // Too many are told so, and others get in.
-        let mut told = 0;
-        for stream in open.iter_mut().rev().take(10) {
-            told += usize::from(stream.next().await.is_err_and(|e| e.contains("ResourceExhausted")));
-        }
+        // Too many are told so, and others get in. Which ones are told is a matter of when they were read.
+        let answers = open.into_iter().map(|mut stream| async move { stream.next().await.map(|_| ()) });
+        let answers = answers.collect::<tokio::task::JoinSet<_>>().join_all().await;
+        let told = answers.iter().filter(|a| a.as_ref().is_err_and(|e| e.contains("ResourceExhausted"))).count();
+        println!("{told} of {} calls are told that there is no room", answers.len());
         assert!(told > 0);
         gets_in(&server);
     });
