@@ -51,6 +51,11 @@ impl Pipeline {
         self.costs.iter().map(|costs| costs.uniform_rows as usize).max().unwrap_or(1)
     }
 
+    /// Fewest tokens of a part of a prompt that is rounded as the whole is: attention takes a token alone as one that was generated.
+    pub(crate) fn smallest_part(&self) -> usize {
+        self.uniform_rows().max(2)
+    }
+
     /// Rows of a micro-batch that take as long as what a run takes beside its rows, on the device where that is the most.
     pub(crate) fn run_rows(&self) -> f64 {
         self.costs.iter().map(|costs| f64::from(costs.run_rows)).fold(0.0, f64::max)
@@ -102,7 +107,7 @@ pub fn micro_batches(past: usize, n: usize, full: usize, pipeline: &Pipeline, wo
     }
     let mut rest = n - sizes.iter().sum::<usize>();
     if let Some(last) = sizes.last_mut().filter(|_| rest > 0) {
-        let more = pipeline.uniform_rows().min((*last + rest) / 2).saturating_sub(rest);
+        let more = pipeline.smallest_part().min((*last + rest) / 2).saturating_sub(rest);
         *last -= more;
         rest += more;
     }
@@ -127,7 +132,7 @@ mod tests {
 
     const CPU: Costs = Costs { batch_rows: 128, run_rows: 7.0, uniform_rows: 3, attention: 3.5 };
     /// Waits for its weights up to about as many rows.
-    const GPU: Costs = Costs { run_rows: 128.0, ..CPU };
+    const GPU: Costs = Costs { run_rows: 128.0, uniform_rows: 1, ..CPU };
 
     const FLAT: Work = Work { token: 5.0, context: 0.0 };
     /// A token behind 800 others takes twice as long as the first.
@@ -154,14 +159,14 @@ mod tests {
     #[test]
     fn all_tokens_in_pieces_that_fit() {
         for full in [1, 2, 3, 4, 5, 16, 31, 32, 64, 128, 512] {
-            let lines = [line(&[]), line(&[CPU]), line(&[CPU, GPU]), line(&[CPU; 5])];
+            let lines = [line(&[]), line(&[CPU]), line(&[GPU]), line(&[CPU, GPU]), line(&[CPU; 5])];
             let rings = [ring(&[CPU, CPU]), ring(&[CPU, GPU]), ring(&[CPU; 3]), ring(&[CPU; 5])];
             for pipeline in lines.into_iter().chain(rings) {
                 for (past, work) in [(0, FLAT), (0, GROWING), (30_000, GROWING)] {
                     for n in 0..1500 {
                         let sizes = micro_batches(past, n, full, &pipeline, work);
                         assert_eq!(sizes.iter().sum::<usize>(), n);
-                        let least = n.min(pipeline.uniform_rows()).min(full.div_ceil(2));
+                        let least = n.min(pipeline.smallest_part()).min(full.div_ceil(2));
                         let fit = sizes.iter().all(|&s| (least..=full).contains(&s));
                         assert!(fit, "{n} behind {past} {full} {pipeline:?}: {sizes:?}");
                     }
@@ -183,6 +188,7 @@ mod tests {
         // None comes alone, or with one other.
         assert_eq!(sizes(33, 128, &[CPU; 2]), [16, 14, 3]);
         assert_eq!(sizes(129, 128, &[CPU]), [126, 3]);
+        assert_eq!(sizes(129, 128, &[GPU]), [127, 2]);
         assert_eq!(sizes(1, 128, &[CPU; 2]), [1]);
         // Nothing to win.
         assert_eq!(sizes(40, 8, &[CPU; 4]), [8; 5]);

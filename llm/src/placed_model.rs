@@ -290,9 +290,9 @@ impl PlacedModel {
         self.placement.pipeline.uniform_rows()
     }
 
-    /// Fewest tokens of a part of a prompt that is rounded as the whole is: attention takes a token alone as one that was generated.
+    /// Fewest tokens of a part of a prompt that is rounded as the whole is.
     pub(crate) fn smallest_part(&self) -> usize {
-        self.uniform_rows().max(2)
+        self.placement.pipeline.smallest_part()
     }
 
     /// Makes up the number of a run's rows, where there are several sequences.
