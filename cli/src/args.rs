@@ -258,7 +258,7 @@ pub(crate) fn absent(args: impl Iterator<Item = std::ffi::OsString>) -> Option<S
 
 /// Rewrites llama.cpp's habit of long names behind one dash (`-sm`, `-ts`, `-ub`) to what clap reads.
 pub(crate) fn with_double_dashes(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
-    const NAMES: [&str; 8] = ["-sm", "-ts", "-ot", "-ub", "-dev", "-np", "-ctk", "-ctv"];
+    const NAMES: [&str; 9] = ["-sm", "-ts", "-ot", "-ub", "-dev", "-np", "-ctk", "-ctv", "-jf"];
     let mut literal = false;
     args.map(|arg| {
         literal |= arg == "--";

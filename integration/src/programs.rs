@@ -25,7 +25,8 @@ fn up_to_date(name: &str) -> PathBuf {
     let built = std::fs::metadata(&path).and_then(|m| m.modified()).ok();
     if built.is_none_or(|built| newest(workspace, 0) > built) {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(workspace).args(["build", "--quiet", "-p", "outboard-cli", "-p", "outboard-rpc-server"]);
+        // Of the workspace, so that dependencies have the features that they have in its tests.
+        cargo.current_dir(workspace).args(["build", "--quiet", "--workspace", "--bin", "outboard", "--bin", "rpc-server"]);
         if dir.file_name().is_some_and(|profile| profile == "release") {
             cargo.arg("--release");
         }

@@ -180,3 +180,31 @@ fn what_was_run_too_far_leaves_no_trace() {
         assert!(local.tokens.len() < whole.tokens.len(), "{stop:?}");
     }
 }
+
+#[test]
+fn a_text_has_the_form_that_is_asked_for() {
+    let Some(path) = model("smollm2") else { return };
+    let server = Server::start(&["-d", "cpu:1"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("answer.gbnf");
+    std::fs::write(&file, "root ::= (\"yes\" | \"no\") \".\"\n").unwrap();
+    let args = ["run", "-m", path.to_str().unwrap(), "-p", "Is Paris in France?", "-n", "80", "-s", "7", "--json"];
+    let run = |more: &[&str]| Client::run(&[&args[..], more].concat(), LIMIT);
+    let schema = r#"{"type": "object", "properties": {"name": {"enum": ["Paris", "Rome"]}}, "required": ["name"]}"#;
+    let local: RunReport = run(&["-j", schema]).json();
+    let remote: RunReport = run(&["-j", schema, "--rpc", &server.addr]).json();
+    let answer: serde_json::Value = serde_json::from_str(&local.text).unwrap();
+    assert!(["Paris", "Rome"].contains(&answer["name"].as_str().unwrap()), "{answer}");
+    assert_eq!((&local.tokens, local.finish.as_str()), (&remote.tokens, "eos"));
+    let said: RunReport = run(&["--grammar-file", file.to_str().unwrap()]).json();
+    assert!(["yes.", "no."].contains(&said.text.as_str()), "{}", said.text);
+    for (wrong, part) in [
+        (["--grammar", "root ::= nothing"], "nothing"),
+        (["-j", "{\"type\": 3}"], "JSON schema"),
+        (["-jf", "/no/such/file"], "cannot read /no/such/file"),
+    ] {
+        let ended = run(&wrong);
+        assert!(ended.error().contains(part), "{wrong:?}: {}", ended.stderr);
+    }
+    assert!(run(&["-j", "{}", "--grammar-file", "x"]).stderr.contains("cannot be used with"));
+}

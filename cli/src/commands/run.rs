@@ -1,6 +1,7 @@
 //! `outboard run`.
 
 mod conversation;
+mod form;
 mod many;
 
 use super::print_json;
@@ -55,6 +56,8 @@ pub(crate) struct Args {
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    #[command(flatten)]
+    form: form::FormArgs,
     /// Go on behind tokens that end a text
     #[arg(long)]
     ignore_eos: bool,
@@ -73,7 +76,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    let generate_options = generate_options(args)?;
+    let mut generate_options = generate_options(args)?;
+    let form = args.form.form()?;
     let prompt = prompt(args)?;
     if args.parallel > 1 && args.trace.is_some() {
         return Err(usage("--trace records one text: leave --parallel out"));
@@ -82,6 +86,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         return Err(usage("--parallel with --temp 0 gives the same text again and again: raise --temp"));
     }
     let loaded = model::open(args.model.only()?)?;
+    generate_options.constraint = form.map(|form| loaded.constraint(&form)).transpose()?;
     let Some(prompt) = prompt else {
         let talk = conversation::Talk::new(args, &loaded)?;
         return conversation::main(talk, Opened::new(args, loaded, &[])?, &generate_options);
