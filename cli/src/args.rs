@@ -118,10 +118,10 @@ impl CacheType {
 /// How a model is placed.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ModelArgs {
-    /// A GGUF file, or a name of the catalogue (see `outboard fetch`); `outboard serve` takes several, each as NAME=MODEL if it is to be called so
+    /// A GGUF file, or a name of the catalogue (see `outboard fetch`); `outboard serve` takes several, NAME=MODEL sets the name that requests give
     #[arg(short, long = "model", value_name = "MODEL", required = true)]
     pub(crate) models: Vec<String>,
-    /// Tokens of context of each sequence; 0 for what the model was trained with [default: 4096, or less if the model was]
+    /// Tokens of context of each sequence; 0 for what the model was trained with [default: 4096, or that if it is less]
     #[arg(short = 'c', long = "ctx-size", value_name = "CTX")]
     pub(crate) ctx: Option<u32>,
     /// Most tokens of a prompt that are worked on together
@@ -133,7 +133,7 @@ pub(crate) struct ModelArgs {
     /// How the model is divided over devices
     #[arg(long = "sm", alias = "split-mode", value_name = "MODE", default_value = "layer")]
     pub(crate) split_mode: SplitMode,
-    /// Parts of the model for each device, such as 3,1; the last one has the end of the model and its beginning [default: by measured speed and free memory]
+    /// Parts of the model for each device, such as 3,1; the last device has the model's last layers and the embedding [default: by measured speed and free memory]
     #[arg(long = "ts", alias = "tensor-split", value_name = "A,B,..")]
     pub(crate) tensor_split: Option<Parts>,
     /// Puts weights whose names match a pattern on a device; may be given several times
@@ -146,17 +146,38 @@ pub(crate) struct ModelArgs {
     #[arg(long = "ctv", alias = "cache-type-v", value_name = "T", default_value = "f16")]
     pub(crate) cache_type_v: CacheType,
     /// Sequences at a time, as the command needs them
-    #[arg(skip = 1usize)]
-    pub(crate) n_seqs: usize,
-    /// Whether they share beginnings, as the command needs it
     #[arg(skip)]
-    pub(crate) prefixes: Prefixes,
+    pub(crate) sequences: Sequences,
     /// Use the weights of this host's devices where the file is mapped, even if there is memory for a copy, which has larger pages and decodes faster
     #[arg(long)]
     pub(crate) mmap: bool,
     /// Copy the weights of this host's devices into memory, even if there is little of it
     #[arg(long, conflicts_with = "mmap")]
     pub(crate) no_mmap: bool,
+}
+
+/// How many sequences a command has at a time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sequences {
+    #[default]
+    One,
+    /// Each reads all of its prompt.
+    Apart(usize),
+    /// A beginning that several have is read once, and stays for those that come later.
+    Sharing(usize),
+}
+
+impl Sequences {
+    pub(crate) fn count(self) -> usize {
+        match self {
+            Sequences::One => 1,
+            Sequences::Apart(n) | Sequences::Sharing(n) => n,
+        }
+    }
+
+    pub(crate) fn prefixes(self) -> Prefixes {
+        if matches!(self, Sequences::Sharing(_)) { Prefixes::Shared } else { Prefixes::Apart }
+    }
 }
 
 impl ModelArgs {
@@ -236,11 +257,37 @@ impl SampleArgs {
     }
 }
 
+const PLACED: &str =
+    "layers are placed on devices by -ts, -ot and -dev; without them, by measured speed and free memory";
+const EXPERTS: &str = "weights are placed by name: -ot 'ffn_.*_exps=CPU0'";
+const FETCHED: &str = "models are files (-m PATH), or small ones by name (`outboard fetch`)";
+
 /// Flags of llama.cpp that do not exist here, and what there is.
-const ABSENT: [(&str, &str); 5] = [
-    ("-ngl", "layers are placed on devices by -ts, -ot and -dev"),
+const ABSENT: &[(&str, &str)] = &[
+    ("-ngl", PLACED),
+    ("--n-gpu-layers", PLACED),
+    ("--gpu-layers", PLACED),
+    ("--cpu-moe", EXPERTS),
+    ("--n-cpu-moe", EXPERTS),
+    ("-hf", FETCHED),
+    ("-hfr", FETCHED),
+    ("--hf-repo", FETCHED),
+    ("-cb", "texts are always put together with those that are under way: leave it out"),
+    ("--cont-batching", "texts are always put together with those that are under way: leave it out"),
+    ("--flash-attn", "attention is always computed in one pass: leave it out"),
+    ("--jinja", "chat templates are always rendered: leave it out"),
+    ("--chat-template", "the template is the model's (tokenizer.chat_template)"),
+    ("--chat-template-file", "the template is the model's (tokenizer.chat_template)"),
+    ("--reasoning-budget", "whether a model reasons, each request says (chat_template_kwargs, reasoning_effort)"),
+    ("--embedding", "/v1/embeddings is always there: leave it out"),
+    ("--embeddings", "/v1/embeddings is always there: leave it out"),
+    ("--api-key", "keys are in a file, where other users of this host do not see them: --api-key-file"),
+    ("--no-webui", "the page is left out by --no-page"),
+    ("--lora", "adapters are not supported: merge them into the model"),
+    ("--mmproj", "models with images are not supported: their text models are"),
+    ("--mlock", "weights on this host's devices are copied into memory by --no-mmap"),
     ("-mg", "devices are chosen by -dev, and layers are placed by -ts"),
-    ("-fa", "attention is always computed in one pass"),
+    ("-fa", "attention is always computed in one pass: leave it out"),
     ("-cnv", "run is a conversation with --chat, or without a prompt"),
     ("-md", "no draft model is used"),
 ];
@@ -250,7 +297,7 @@ pub(crate) fn absent(args: impl Iterator<Item = std::ffi::OsString>) -> Option<S
     let flags = args.take_while(|arg| arg != "--");
     let said = |arg: std::ffi::OsString| {
         let text = arg.to_string_lossy();
-        let (name, instead) = ABSENT.into_iter().find(|(name, _)| text.split('=').next() == Some(name))?;
+        let (name, instead) = ABSENT.iter().find(|(name, _)| text.split('=').next() == Some(*name))?;
         Some(format!("{name} does not exist here: {instead}"))
     };
     flags.into_iter().find_map(said)
@@ -284,7 +331,7 @@ mod tests {
     fn flags_that_do_not_exist_say_what_there_is() {
         let said = |args: &[&str]| absent(args.iter().map(std::ffi::OsString::from));
         assert!(said(&["run", "-ngl", "99"]).unwrap().contains("-ngl does not exist here: layers are placed"));
-        assert!(said(&["run", "-fa=on"]).is_some());
+        assert!(said(&["run", "-fa=on"]).is_some() && said(&["serve", "-hf", "org/repo"]).is_some());
         assert_eq!([said(&["run", "-n", "9"]), said(&["run", "--", "-ngl"])], [None, None]);
     }
 

@@ -68,10 +68,12 @@ enum Command {
     RpcServer(commands::rpc_server::Args),
 }
 
-/// Lets warnings of the libraries be seen, or what RUST_LOG says. The server has a log of its own.
-fn show_warnings() {
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).from_env_lossy());
+/// Lets warnings of the libraries be seen, or what RUST_LOG says, and with `serve -v` each request. The server has a log of its own.
+fn show_warnings(command: &Command) {
+    let usual = if matches!(command, Command::Serve(args) if args.verbose) { "outboard_serve=info" } else { "" };
+    let shown = std::env::var(EnvFilter::DEFAULT_ENV).unwrap_or_else(|_| usual.to_owned());
+    let shown = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).parse_lossy(shown);
+    let log = tracing_subscriber::fmt().with_env_filter(shown);
     let log = log.with_writer(|| output::Log).with_ansi(output::err_is_terminal()).log_internal_errors(false);
     // Fails only if there is one already.
     let _ = log.without_time().with_target(false).try_init();
@@ -90,7 +92,7 @@ fn main() -> ExitCode {
         Err(usage) => return output::fail_usage(&usage),
     };
     if !matches!(command, Command::RpcServer(_)) {
-        show_warnings();
+        show_warnings(&command);
     }
     let done = match command {
         Command::Demo(args) => commands::demo::main(&args),

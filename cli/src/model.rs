@@ -34,10 +34,10 @@ pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &Devices) 
             Some(0) => Some(model.trained_context()),
             other => other.map(|n| n as usize),
         },
-        sequences: args.n_seqs,
+        sequences: args.sequences.count(),
         cache_tokens: None,
         cache_types: [args.cache_type_k.dtype(), args.cache_type_v.dtype()],
-        prefixes: args.prefixes,
+        prefixes: args.sequences.prefixes(),
         micro_batch: args.ubatch_size.map(|n| n as usize),
         split: split(args)?,
         overrides: overrides(&args.override_tensor, set.list())?,
@@ -47,6 +47,12 @@ pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &Devices) 
             _ => Mmap::Auto,
         },
     };
+    if let Some(context) = options.context.filter(|&n| n > model.trained_context()) {
+        output::errln(format_args!(
+            "warning: a context of {context} tokens (-c) is longer than the {} that the model was trained with: what it writes behind them may make no sense",
+            model.trained_context()
+        ))?;
+    }
     let Layout { load, parts, why } = model.layout(set, &options)?;
     if !why.is_empty() {
         output::errln(format_args!("layers are divided {why}"))?;

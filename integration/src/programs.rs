@@ -26,7 +26,15 @@ fn up_to_date(name: &str) -> PathBuf {
     if built.is_none_or(|built| newest(workspace, 0) > built) {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         // Of the workspace, so that dependencies have the features that they have in its tests.
-        cargo.current_dir(workspace).args(["build", "--quiet", "--workspace", "--bin", "outboard", "--bin", "rpc-server"]);
+        cargo.current_dir(workspace).args([
+            "build",
+            "--quiet",
+            "--workspace",
+            "--bin",
+            "outboard",
+            "--bin",
+            "rpc-server",
+        ]);
         if dir.file_name().is_some_and(|profile| profile == "release") {
             cargo.arg("--release");
         }

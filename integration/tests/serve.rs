@@ -153,6 +153,27 @@ fn sigterm_lets_texts_come_to_their_end() {
 }
 
 #[test]
+fn what_is_asked_again_is_in_the_cache() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let cached = |addr, key: &str| {
+        let body = json!({"prompt": "abcd".repeat(100), "max_tokens": 2}).to_string();
+        let mut socket = TcpStream::connect(addr).unwrap();
+        write_request(&mut socket, "POST", "/v1/completions", &[JSON, ("x-api-key", key)], body.as_bytes());
+        Answer::read(socket).json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+    };
+    let args = ["-np", "2", "-t", "1", "-c", "512"];
+    let serving = Serving::start(file.to_str().unwrap(), &args);
+    assert_eq!([cached(serving.addr, ""), cached(serving.addr, "")], [0, 384]);
+    let keys = dir.path().join("keys");
+    let [alice, bob] = ["0123456789abcdef-alice", "0123456789abcdef-bob00"];
+    std::fs::write(&keys, format!("alice {alice}\nbob {bob}\n")).unwrap();
+    let apart = ["--api-key-file", keys.to_str().unwrap(), "--cache-per-key"];
+    let serving = Serving::start(file.to_str().unwrap(), &[&args[..], &apart].concat());
+    assert_eq!([alice, alice, bob].map(|key| cached(serving.addr, key)), [0, 384, 0]);
+}
+
+#[test]
 fn arguments_that_are_wrong_are_refused_before_a_model_is_read() {
     for (args, part) in [
         (vec!["--host", "0.0.0.0"], "refusing to listen on 0.0.0.0"),

@@ -6,7 +6,7 @@
 
 use crate::arch::net::{self, LogProbs, Sampling};
 use crate::batch::{Batch, Bias, Draw, Request};
-use crate::constraint::Allowed;
+use crate::constraint::TokenSet;
 use crate::embed::Rows;
 use crate::error::{Error, Result};
 use crate::generate::Reuse;
@@ -276,10 +276,10 @@ impl PlacedModel {
         let (begin, past, end) = (shared.new.start * BLOCK_ROWS, state.n_past, state.text.len());
         // As they were read, should they have to be read again.
         let (mut sizes, mut at) = (Vec::new(), begin);
-        for alone in shared.alone {
-            sizes.extend(self.micro_batches(at, alone - at));
+        for decoded in shared.decoded {
+            sizes.extend(self.micro_batches(at, decoded - at));
             sizes.push(1);
-            at = alone + 1;
+            at = decoded + 1;
         }
         sizes.extend(self.micro_batches(at, past - at));
         sizes.extend(self.micro_batches(past, end - past));
@@ -290,6 +290,16 @@ impl PlacedModel {
     /// Says which blocks of others a sequence's next prompt may use, where beginnings are shared; until then those of prompts.
     pub fn set_reuse(&mut self, sequence: Sequence, reuse: Reuse) -> Result<()> {
         self.state_and_blocks(sequence)?.0.reuse = reuse;
+        Ok(())
+    }
+
+    /// Has a sequence share beginnings only with those of the same salt: nobody else can tell by them what it has. Only for a sequence without tokens.
+    pub fn set_cache_salt(&mut self, sequence: Sequence, salt: Option<&str>) -> Result<()> {
+        let (state, _) = self.state_and_blocks(sequence)?;
+        if state.text.len() > 0 {
+            return Err(Error::Request("a sequence that has tokens cannot get another cache salt".into()));
+        }
+        state.set_salt(salt);
         Ok(())
     }
 
@@ -314,7 +324,7 @@ impl PlacedModel {
     /// behind [`PlacedModel::begin`], and lasts until the next `begin`. What [`PlacedModel::set_bias`] has added is added as well.
     ///
     /// Fails if the sequence has tokens that were not given to anybody, or that are under way, and if no token is allowed.
-    pub fn allow(&mut self, sequence: Sequence, allowed: &Allowed) -> Result<()> {
+    pub fn allow(&mut self, sequence: Sequence, allowed: &TokenSet) -> Result<()> {
         let n_vocab = self.model.hparams().n_vocab;
         let ready = self.ahead.ready_of(sequence);
         let (state, _) = self.state_and_blocks(sequence)?;

@@ -1,7 +1,7 @@
 //! The rows of a run, of any number of sequences, and the inputs that say what they are.
 
 use crate::arch::net::{self, Added, Cache, Feed, GraphShape, Outputs, Sampling};
-use crate::constraint::Allowed;
+use crate::constraint::TokenSet;
 use crate::embed::Hidden;
 use bytes::Bytes;
 use outboard_core::op::Penalties;
@@ -38,12 +38,12 @@ pub(crate) enum Bias {
     /// Numbers, one for each token of the vocabulary.
     Numbers(Arc<[f32]>),
     /// Nothing for these, minus infinity for the others. The vocabulary is one of whole blocks.
-    Mask(Allowed),
+    Mask(TokenSet),
 }
 
 impl Bias {
     /// These tokens alone, of `n_vocab`, and what else is added.
-    pub(crate) fn of(allowed: &Allowed, n_vocab: usize, numbers: Option<&[f32]>) -> Bias {
+    pub(crate) fn of(allowed: &TokenSet, n_vocab: usize, numbers: Option<&[f32]>) -> Bias {
         // Rows of two blocks begin at whole words.
         if numbers.is_none() && n_vocab.is_multiple_of(2 * DType::Q4_0.block_len()) {
             Bias::Mask(allowed.resized(n_vocab))
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn what_is_added_is_sent_once_and_sets_of_tokens_as_blocks() {
         let draw = |bias: Option<Bias>, sampling| Draw { row: 0, slot: 0, position: 0, sampling, bias };
-        let mask = |ids: &[u32]| Some(Bias::of(&Allowed::new(64, ids.iter().copied()), 64, None));
+        let mask = |ids: &[u32]| Some(Bias::of(&TokenSet::new(64, ids.iter().copied()), 64, None));
         let wanted = Some(SAMPLING);
         let draws = [draw(None, wanted), draw(mask(&[0, 33]), wanted), draw(None, None), draw(mask(&[63]), wanted)];
         let rows = Rows::of(&draws).unwrap();

@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::generate::Reuse;
-use crate::text::Alone;
+use crate::text::DecodedMask;
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -25,12 +25,17 @@ pub(crate) fn prefix_hash(before: Option<&PrefixHash>, tokens: &[u32]) -> Prefix
     hasher.finalize().into()
 }
 
+/// What comes before the beginnings of texts with this salt: those of others begin otherwise.
+pub(crate) fn salt_hash(salt: &str) -> PrefixHash {
+    blake3::derive_key("outboard cache salt", salt.as_bytes())
+}
+
 /// The same beginning with how its last block was computed.
-pub(crate) fn computed_hash(prefix_hash: PrefixHash, alone: Alone) -> PrefixHash {
-    if alone.is_none() {
+pub(crate) fn computed_hash(prefix_hash: PrefixHash, decoded: DecodedMask) -> PrefixHash {
+    if decoded.is_empty() {
         return prefix_hash;
     }
-    *blake3::Hasher::new().update(&prefix_hash).update(&alone.to_bytes()).finalize().as_bytes()
+    *blake3::Hasher::new().update(&prefix_hash).update(&decoded.to_bytes()).finalize().as_bytes()
 }
 
 /// Blocks that `tokens` tokens need.
@@ -43,7 +48,7 @@ struct Block {
     /// Sequences that use it.
     users: usize,
     prefix_hash: Option<PrefixHash>,
-    alone: Alone,
+    decoded: DecodedMask,
     /// When it was given back last.
     idle_since: u64,
 }
@@ -56,10 +61,10 @@ pub(crate) struct Blocks {
     free: Vec<usize>,
     /// Blocks without users whose content is known, by when they were given back.
     idle: BTreeMap<u64, usize>,
-    /// Of prompts.
-    known: HashMap<PrefixHash, usize>,
-    /// Those with tokens that were computed alone.
-    generated: HashMap<PrefixHash, usize>,
+    /// Blocks whose tokens were all read with others, by the beginning that they end.
+    prompt_blocks: HashMap<PrefixHash, usize>,
+    /// The same of blocks with tokens that were generated, or computed alone as these are.
+    decoded_blocks: HashMap<PrefixHash, usize>,
     /// How many there are.
     count: usize,
     /// Blocks that sequences have been promised and have not taken.
@@ -75,8 +80,8 @@ impl Blocks {
             count: numbers.len(),
             free: numbers.rev().collect(),
             idle: BTreeMap::new(),
-            known: HashMap::new(),
-            generated: HashMap::new(),
+            prompt_blocks: HashMap::new(),
+            decoded_blocks: HashMap::new(),
             promised: 0,
             clock: 0,
         }
@@ -125,10 +130,15 @@ impl Blocks {
     }
 
     /// The block that ends this beginning, if there is one, and how it was computed: it has one user more.
-    pub(crate) fn share(&mut self, prefix_hash: &PrefixHash, reuse: Reuse) -> Option<(usize, Alone)> {
-        let generated = || self.generated.get(prefix_hash).filter(|_| reuse == Reuse::All);
-        let block = *self.known.get(prefix_hash).or_else(generated)?;
-        let Block { users, idle_since, alone, .. } = &mut self.blocks[block];
+    pub(crate) fn share(&mut self, prefix_hash: &PrefixHash, reuse: Reuse) -> Option<(usize, DecodedMask)> {
+        let (prompts, generated) = (self.prompt_blocks.get(prefix_hash), self.decoded_blocks.get(prefix_hash));
+        let block = match reuse {
+            Reuse::Nothing => None,
+            Reuse::Prompts => prompts,
+            Reuse::All => prompts.or(generated),
+        };
+        let block = *block?;
+        let Block { users, idle_since, decoded, .. } = &mut self.blocks[block];
         if *users == 0 {
             // What was promised to others must stay there.
             if self.free.len() + self.idle.len() <= self.promised {
@@ -137,7 +147,7 @@ impl Blocks {
             self.idle.remove(idle_since);
         }
         *users += 1;
-        Some((block, *alone))
+        Some((block, *decoded))
     }
 
     /// Whether others use this block or may come to use it, so that nobody may write something else to it.
@@ -146,19 +156,19 @@ impl Blocks {
     }
 
     /// A block is full: it ends this beginning. The first block that does so is the one that is shared.
-    pub(crate) fn note(&mut self, block: usize, prefix_hash: PrefixHash, alone: Alone) {
+    pub(crate) fn publish(&mut self, block: usize, prefix_hash: PrefixHash, decoded: DecodedMask) {
         if self.blocks[block].prefix_hash.is_some() {
             return;
         }
-        if let Entry::Vacant(place) = self.known_as(alone).entry(prefix_hash) {
+        if let Entry::Vacant(place) = self.index_for(decoded).entry(prefix_hash) {
             place.insert(block);
             let state = &mut self.blocks[block];
-            (state.prefix_hash, state.alone) = (Some(prefix_hash), alone);
+            (state.prefix_hash, state.decoded) = (Some(prefix_hash), decoded);
         }
     }
 
-    fn known_as(&mut self, alone: Alone) -> &mut HashMap<PrefixHash, usize> {
-        if alone.is_none() { &mut self.known } else { &mut self.generated }
+    fn index_for(&mut self, decoded: DecodedMask) -> &mut HashMap<PrefixHash, usize> {
+        if decoded.is_empty() { &mut self.prompt_blocks } else { &mut self.decoded_blocks }
     }
 
     /// A sequence does not use a block any more.
@@ -182,15 +192,15 @@ impl Blocks {
         while let Some((_, block)) = self.idle.pop_first() {
             self.free.push(block);
         }
-        self.known.clear();
-        self.generated.clear();
+        self.prompt_blocks.clear();
+        self.decoded_blocks.clear();
         self.blocks.iter_mut().for_each(|block| block.prefix_hash = None);
     }
 
     fn forget(&mut self, block: usize) {
         if let Some(prefix_hash) = self.blocks[block].prefix_hash.take() {
-            let alone = self.blocks[block].alone;
-            self.known_as(alone).remove(&prefix_hash);
+            let decoded = self.blocks[block].decoded;
+            self.index_for(decoded).remove(&prefix_hash);
         }
     }
 }
@@ -226,8 +236,8 @@ mod tests {
         let mut blocks = Blocks::new(0..2);
         blocks.promise(2).unwrap();
         let (a, b) = (blocks.take().unwrap(), blocks.take().unwrap());
-        blocks.note(a, key(1), Alone::default());
-        blocks.note(b, key(2), Alone::default());
+        blocks.publish(a, key(1), DecodedMask::default());
+        blocks.publish(b, key(2), DecodedMask::default());
         assert_eq!(shared(&mut blocks, &key(1)), Some(a));
         blocks.give_back(a);
         assert_eq!(blocks.available(), 0, "the other one still uses it");
@@ -246,7 +256,7 @@ mod tests {
         let mut blocks = Blocks::new(0..1);
         blocks.promise(1).unwrap();
         let a = blocks.take().unwrap();
-        blocks.note(a, key(1), Alone::default());
+        blocks.publish(a, key(1), DecodedMask::default());
         blocks.give_back(a);
         blocks.promise(1).unwrap();
         assert_eq!(shared(&mut blocks, &key(1)), None);
@@ -261,7 +271,7 @@ mod tests {
         let mut blocks = Blocks::new(0..1);
         blocks.promise(1).unwrap();
         let a = blocks.take().unwrap();
-        blocks.note(a, first, Alone::default());
+        blocks.publish(a, first, DecodedMask::default());
         blocks.forget_all();
         assert_eq!((shared(&mut blocks, &first), blocks.is_shared(a)), (None, false));
     }

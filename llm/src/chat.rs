@@ -32,6 +32,9 @@ pub enum GenerationPrompt {
     Omit,
 }
 
+/// What a template is told beside messages and tools, by its names there, such as `enable_thinking`.
+pub type Variables = Map<String, serde_json::Value>;
+
 /// A tool that a model may call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tool {
@@ -172,14 +175,21 @@ impl ChatTemplate {
     /// The prompt for some messages, to be encoded with special tokens parsed and with BOS: if the tokenizer adds BOS, the
     /// template's own is taken away here. `now` is the date, in UTC, for templates that mention it.
     pub fn render(&self, messages: &[Message], answer: GenerationPrompt, now: SystemTime) -> Result<String> {
-        self.render_with(messages, &[], answer, now)
+        self.render_with(messages, &[], &Variables::new(), answer, now)
     }
 
-    /// The same with tools that the model may call. A template that does not know of any leaves them out: [`ChatTemplate::knows_tools`].
+    /// Whether the template looks at a variable of this name.
+    pub fn has_variable(&self, name: &str) -> bool {
+        self.environment.get_template(NAME).is_ok_and(|template| template.undeclared_variables(false).contains(name))
+    }
+
+    /// The same with tools that the model may call, and variables of its own. A template that does not know of any leaves them out:
+    /// [`ChatTemplate::knows_tools`], [`ChatTemplate::has_variable`].
     pub fn render_with(
         &self,
         messages: &[Message],
         tools: &[Tool],
+        variables: &Variables,
         answer: GenerationPrompt,
         now: SystemTime,
     ) -> Result<String> {
@@ -203,6 +213,8 @@ impl ChatTemplate {
                 tools => if tools.is_empty() { Value::from(()) } else { Value::from(tools) },
                 documents => Value::from(()),
                 strftime_now => Value::from_function(move |format: String| strftime(&format, now)),
+                // They replace none of those above.
+                ..Value::from(Serde(variables.clone()))
             })
             .map_err(wrong)?;
         match text.strip_prefix(&self.bos) {
@@ -218,7 +230,8 @@ impl ChatTemplate {
                 json!({"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]});
             let tool = Tool { name: "say".into(), description: "Says a word.".into(), parameters };
             let text = |tools: &[Tool]| {
-                self.render_with(&[Message::new("user", "x")], tools, GenerationPrompt::Add, UNIX_EPOCH).ok()
+                let messages = [Message::new("user", "x")];
+                self.render_with(&messages, tools, &Variables::new(), GenerationPrompt::Add, UNIX_EPOCH).ok()
             };
             text(std::slice::from_ref(&tool)).is_some_and(|with| text(&[]).as_ref() != Some(&with))
         })
@@ -355,13 +368,29 @@ mod tests {
         let mut both = Message { content: "so".into(), ..asks.clone() };
         both.calls.truncate(1);
         let messages = [Message::new("user", "Hi"), asks, Message::result("1", "look", "it"), both];
-        let text = template.render_with(&messages, &[tool], GenerationPrompt::Omit, UNIX_EPOCH).unwrap();
+        let none = Variables::new();
+        let text = template.render_with(&messages, &[tool], &none, GenerationPrompt::Omit, UNIX_EPOCH).unwrap();
         let expected = r#"{"type": "function", "function": {"name": "look", "description": "<It> isn't \u00e9", "parameters": {"type": "object", "properties": {"z": {"type": "string"}, "a": {"type": "number"}}}}}
 [user]Hi[assistant](hm)<1 look {"z": "x & y", "a": 1} {"name": "look", "arguments": {"z": "x & y", "a": 1}><2 look {} {"name": "look", "arguments": {}>[tool look/1]it[assistant]so<1 look {"z": "x & y", "a": 1} {"name": "look", "arguments": {"z": "x & y", "a": 1}>"#;
         assert_eq!(text, expected.replace("\\u00e9", "\u{e9}"));
         let plain = template.render(&messages[..1], GenerationPrompt::Omit, UNIX_EPOCH).unwrap();
         assert_eq!(plain, "[user]Hi");
         assert!(template.knows_tools());
+    }
+
+    #[test]
+    fn variables_are_for_templates_that_have_them() {
+        let source = "{% set x = 1 %}{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{{ messages[0].content }}";
+        let template = template(source, false).unwrap();
+        let has = ["enable_thinking", "messages", "x", "documents", ""].map(|name| template.has_variable(name));
+        assert_eq!(has, [true, true, false, false, false]);
+        let text = |variables: serde_json::Value| {
+            let (messages, variables) = ([Message::new("user", "Hi")], variables.as_object().unwrap().clone());
+            template.render_with(&messages, &[], &variables, GenerationPrompt::Add, UNIX_EPOCH).unwrap()
+        };
+        assert_eq!(text(json!({})), "Hi");
+        assert_eq!(text(json!({"enable_thinking": true})), "Hi");
+        assert_eq!(text(json!({"enable_thinking": false, "messages": "mine"})), "<think></think>Hi");
     }
 
     #[test]

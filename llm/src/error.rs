@@ -22,7 +22,7 @@ pub enum Error {
     #[error("{0}")]
     Request(String),
     /// A sequence would be longer than its context.
-    #[error("the context of {n_ctx} tokens has room for {} more, and {tokens} are needed", n_ctx.saturating_sub(*used))]
+    #[error("{}", context_full(*tokens, *used, *n_ctx))]
     ContextFull {
         /// Tokens that are to go in; behind a prompt, one for the answer is among them.
         tokens: usize,
@@ -152,6 +152,14 @@ pub struct Room {
 impl fmt::Display for Room {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.devices.join(" and "), Bytes(self.free))
+    }
+}
+
+/// That `tokens` do not fit into a context of `n_ctx` of which `used` are taken.
+pub fn context_full(tokens: usize, used: usize, n_ctx: usize) -> String {
+    match used {
+        0 => format!("the prompt needs {tokens} tokens, with one for the answer, and the context has {n_ctx} in all"),
+        _ => format!("{tokens} tokens more are needed, and {used} of the context's {n_ctx} are taken"),
     }
 }
 

@@ -39,11 +39,15 @@ pub struct GenerateOptions {
     pub constraint: Option<Constraint>,
     /// What others have in the cache that it may begin with.
     pub reuse: Reuse,
+    /// Others share its beginnings only if theirs is the same. For a sequence without tokens.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 /// What a text may use of what others with the same beginning have in the cache, where beginnings are shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reuse {
+    /// Nothing.
+    Nothing,
     /// What they have read as a prompt: the text does not depend on whether somebody has.
     #[default]
     Prompts,
@@ -66,6 +70,7 @@ impl Default for GenerateOptions {
             shown: Arc::default(),
             constraint: None,
             reuse: Reuse::Prompts,
+            cache_salt: None,
         }
     }
 }
@@ -176,6 +181,9 @@ impl<'t> Ongoing<'t> {
             model.set_bias(sequence, options.bias.clone())?;
         }
         model.set_reuse(sequence, options.reuse)?;
+        if options.cache_salt.is_some() {
+            model.set_cache_salt(sequence, options.cache_salt.as_deref())?;
+        }
         let most = model.begin(sequence, prompt, sampling, limit)?;
         let most = (most, if most < limit { Finish::Context } else { Finish::Length });
         let form = options.constraint.as_ref().map(Constraint::begin);

@@ -45,7 +45,7 @@ pub use outboard_gguf as gguf;
 
 pub use ahead::Token;
 pub use arch::net::{Cache, LogProbs, N_TOP, Sampling};
-pub use constraint::{Allowed, Constraint, Form, FormedText, Vocabulary};
+pub use constraint::{Constraint, Form, FormedText, TokenSet, Vocabulary};
 pub use describe::StepCopy;
 pub use embed::{EmbedRequest, Embedding, Pooling, Scale};
 pub use error::{Error, Result, Room};

@@ -2,11 +2,11 @@
 
 use crate::arch::net::Sampling;
 use crate::batch::Bias;
-use crate::blocks::{Blocks, PrefixHash, blocks_of, computed_hash, prefix_hash};
+use crate::blocks::{Blocks, PrefixHash, blocks_of, computed_hash, prefix_hash, salt_hash};
 use crate::embed::Pool;
 use crate::error::{Error, Result};
 use crate::generate::Reuse;
-use crate::text::Text;
+use crate::text::{DecodedMask, Text};
 use outboard_core::op::BLOCK_ROWS;
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub(crate) struct SharedBlocks {
     /// Which of its blocks they are.
     pub(crate) new: Range<usize>,
     /// Positions whose tokens were computed alone.
-    pub(crate) alone: Vec<usize>,
+    pub(crate) decoded: Vec<usize>,
 }
 
 /// A sequence's state.
@@ -86,8 +86,10 @@ pub(crate) struct State {
     prefix_hashes: Vec<PrefixHash>,
     /// The blocks of others that it may use.
     pub(crate) reuse: Reuse,
+    /// What the beginnings that it shares begin with.
+    salt: Option<PrefixHash>,
     /// So many of its first tokens are noted in the history, for penalties.
-    noted: usize,
+    history_len: usize,
     /// Tokens of the last prompt that the cache had from others.
     pub(crate) shared: usize,
 }
@@ -111,7 +113,8 @@ impl State {
             promised: 0,
             prefix_hashes: Vec::new(),
             reuse: Reuse::Prompts,
-            noted: 0,
+            salt: None,
+            history_len: 0,
             shared: 0,
         }
     }
@@ -173,15 +176,15 @@ impl State {
 
     /// Takes note of whether the next rows, so many, are noted in the history.
     pub(crate) fn note_history(&mut self, history: bool, rows: usize) {
-        if history && self.noted >= self.n_past {
-            self.noted = self.n_past + rows;
+        if history && self.history_len >= self.n_past {
+            self.history_len = self.n_past + rows;
         }
     }
 
     /// Has tokens that the history lacks read again: blocks of others may have left theirs there.
     pub(crate) fn read_unnoted(&mut self) {
-        if self.noted < self.n_past {
-            self.rewind(self.noted);
+        if self.history_len < self.n_past {
+            self.rewind(self.history_len);
         }
     }
 
@@ -212,7 +215,7 @@ impl State {
         self.epoch += 1;
         self.sampled = None;
         self.n_past = n_past;
-        self.noted = self.noted.min(n_past);
+        self.history_len = self.history_len.min(n_past);
         self.text.unconfirm(n_past);
     }
 
@@ -253,34 +256,47 @@ impl State {
 
     /// Uses blocks of others that begin as the tokens it has to read, but for the last ones. No micro-batch is to be of fewer than `least` tokens.
     pub(crate) fn share(&mut self, blocks: &mut Blocks, least: usize) -> SharedBlocks {
-        let (had, mut all_alone) = (self.blocks.len(), Vec::new());
-        while self.n_past == self.blocks.len() * BLOCK_ROWS && self.prefix_hashes.len() == self.blocks.len() {
-            let range = self.n_past..self.n_past + BLOCK_ROWS;
-            // What it has generated itself is there as it was generated.
-            if range.end + least > self.text.len() || self.text.alone(self.blocks.len()).is_none_or(|a| !a.is_none()) {
-                break;
-            }
-            let next = prefix_hash(self.prefix_hashes.last(), self.text.tokens(range.clone()));
-            let Some((block, alone)) = blocks.share(&next, self.reuse) else { break };
-            // A few tokens at either end were part of a larger micro-batch, and could not be read again as they were.
-            let is_first = self.blocks.len() == had;
-            if (1..least).contains(&alone.behind()) || is_first && (1..least).contains(&alone.before()) {
+        let (had, mut decoded) = (self.blocks.len(), Vec::new());
+        while let Some(range) = self.next_shareable(least) {
+            let next = self.next_prefix_hash(range.clone());
+            let Some((block, mask)) = blocks.share(&next, self.reuse) else { break };
+            if !can_be_computed_again(mask, self.blocks.len() == had, least) {
                 blocks.give_back(block);
                 break;
             }
             self.blocks.push(block);
-            self.prefix_hashes.push(computed_hash(next, alone));
-            all_alone.extend(alone.places().map(|place| range.start + place));
+            self.prefix_hashes.push(computed_hash(next, mask));
+            decoded.extend(mask.positions().map(|place| range.start + place));
             self.n_past = range.end;
             self.shared += BLOCK_ROWS;
             // Who shares notes all.
-            self.noted = self.noted.max(range.end);
+            self.history_len = self.history_len.max(range.end);
         }
         // So many it need not take any more.
         let spared = (self.blocks.len() - had).min(self.promised);
         self.promised -= spared;
         blocks.release_promise(spared);
-        SharedBlocks { new: had..self.blocks.len(), alone: all_alone }
+        SharedBlocks { new: had..self.blocks.len(), decoded }
+    }
+
+    /// The tokens of the next block, if all of them are of a prompt and `least` at least are left to read behind them. What the sequence has generated itself
+    /// is there as it was generated.
+    fn next_shareable(&self, least: usize) -> Option<Range<usize>> {
+        let block = self.blocks.len();
+        let range = block * BLOCK_ROWS..(block + 1) * BLOCK_ROWS;
+        let is_next = self.n_past == range.start && self.prefix_hashes.len() == block;
+        let of_prompt = self.text.decoded_mask(block).is_some_and(DecodedMask::is_empty);
+        (is_next && of_prompt && range.end + least <= self.text.len()).then_some(range)
+    }
+
+    /// Has it share beginnings only with sequences of the same salt, from its first block on that is not shared yet.
+    pub(crate) fn set_salt(&mut self, salt: Option<&str>) {
+        self.salt = salt.map(salt_hash);
+    }
+
+    /// What a block of these tokens is, behind those that are known.
+    fn next_prefix_hash(&self, tokens: Range<usize>) -> PrefixHash {
+        prefix_hash(self.prefix_hashes.last().or(self.salt.as_ref()), self.text.tokens(tokens))
     }
 
     /// Blocks that are full by now, and whose tokens are known, are there for others.
@@ -291,10 +307,10 @@ impl State {
             if range.end > self.n_past {
                 return;
             }
-            let (Some(&block), Some(alone)) = (self.blocks.get(i), self.text.alone(i)) else { return };
-            let next = prefix_hash(self.prefix_hashes.last(), self.text.tokens(range));
-            blocks.note(block, next, alone);
-            self.prefix_hashes.push(computed_hash(next, alone));
+            let (Some(&block), Some(decoded)) = (self.blocks.get(i), self.text.decoded_mask(i)) else { return };
+            let next = self.next_prefix_hash(range);
+            blocks.publish(block, next, decoded);
+            self.prefix_hashes.push(computed_hash(next, decoded));
         }
     }
 
@@ -322,4 +338,10 @@ impl State {
         self.reuse = Reuse::Prompts;
         self.rewind(n_past);
     }
+}
+
+/// Whether a block of others could be read again as it was computed, behind a fault: a few tokens at either end were part of a larger micro-batch.
+fn can_be_computed_again(decoded: DecodedMask, is_first: bool, least: usize) -> bool {
+    let few = 1..least;
+    !few.contains(&decoded.trailing_batched()) && !(is_first && few.contains(&decoded.leading_batched()))
 }

@@ -10,28 +10,28 @@ use std::ops::Range;
 /// Which tokens of a block were computed alone, as those are that are generated: a bit for each, the first one lowest. Attention rounds them otherwise
 /// than those of a micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Alone(u128);
+pub(crate) struct DecodedMask(u128);
 
 const _: () = assert!(BLOCK_ROWS == u128::BITS as usize, "a bit for each row of a block");
 
-impl Alone {
+impl DecodedMask {
     /// Whether there is none: all were computed with others.
-    pub(crate) fn is_none(self) -> bool {
+    pub(crate) fn is_empty(self) -> bool {
         self.0 == 0
     }
 
     /// Their places in the block.
-    pub(crate) fn places(self) -> impl Iterator<Item = usize> {
+    pub(crate) fn positions(self) -> impl Iterator<Item = usize> {
         (0..BLOCK_ROWS).filter(move |place| self.0 >> place & 1 == 1)
     }
 
     /// Tokens before the first of them.
-    pub(crate) fn before(self) -> usize {
+    pub(crate) fn leading_batched(self) -> usize {
         self.0.trailing_zeros() as usize
     }
 
     /// Tokens behind the last of them.
-    pub(crate) fn behind(self) -> usize {
+    pub(crate) fn trailing_batched(self) -> usize {
         self.0.leading_zeros() as usize
     }
 
@@ -128,19 +128,19 @@ impl Text {
     }
 
     /// Those of a block's tokens that are of no micro-batch of several. None is without its id.
-    pub(crate) fn alone(&self, block: usize) -> Option<Alone> {
+    pub(crate) fn decoded_mask(&self, block: usize) -> Option<DecodedMask> {
         let range = block * BLOCK_ROWS..(block + 1) * BLOCK_ROWS;
         if range.end > self.tokens.len() {
             return None;
         }
-        let (mut alone, mut at) = (Alone::default(), range.start);
+        let (mut decoded, mut at) = (DecodedMask::default(), range.start);
         while at < range.end {
             at = self.end_of_batch(at).unwrap_or_else(|| {
-                alone.0 |= 1 << (at - range.start);
+                decoded.0 |= 1 << (at - range.start);
                 at + 1
             });
         }
-        Some(alone)
+        Some(decoded)
     }
 
     /// Tokens of a range.
@@ -183,16 +183,22 @@ mod tests {
         text.sampled(BLOCK_ROWS - 8, 9);
         text.sampled(BLOCK_ROWS - 7, 9);
         text.read(BLOCK_ROWS - 6, &[2; 6]);
-        let alone = text.alone(0).unwrap();
-        assert_eq!(alone.places().collect::<Vec<_>>(), [BLOCK_ROWS - 8, BLOCK_ROWS - 7]);
-        assert_eq!((alone.before(), alone.behind(), alone.is_none()), (BLOCK_ROWS - 8, 6, false));
-        assert_eq!(text.alone(1), None);
+        let decoded = text.decoded_mask(0).unwrap();
+        assert_eq!(decoded.positions().collect::<Vec<_>>(), [BLOCK_ROWS - 8, BLOCK_ROWS - 7]);
+        assert_eq!(
+            (decoded.leading_batched(), decoded.trailing_batched(), decoded.is_empty()),
+            (BLOCK_ROWS - 8, 6, false)
+        );
+        assert_eq!(text.decoded_mask(1), None);
         // A micro-batch of which one token is in the block, and one that was cut.
         text.read(0, &[1; BLOCK_ROWS - 1]);
         text.read(BLOCK_ROWS - 1, &[1; BLOCK_ROWS + 1]);
         text.cut(0, 3);
-        assert!([0, 1].iter().all(|&block| text.alone(block).unwrap().is_none()));
-        assert_eq!((Alone::default().before(), Alone::default().behind()), (BLOCK_ROWS, BLOCK_ROWS));
+        assert!([0, 1].iter().all(|&block| text.decoded_mask(block).unwrap().is_empty()));
+        assert_eq!(
+            (DecodedMask::default().leading_batched(), DecodedMask::default().trailing_batched()),
+            (BLOCK_ROWS, BLOCK_ROWS)
+        );
     }
 
     #[test]

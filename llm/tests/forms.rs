@@ -14,8 +14,8 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Allowed, Constraint, Finish, Form, GenerateOptions, Generation, LoadOptions, LogProbs, PlacedModel, Sampling,
-    TextEvent, TextRequest, Texts, Vocabulary,
+    Constraint, Finish, Form, GenerateOptions, Generation, LoadOptions, LogProbs, PlacedModel, Sampling, TextEvent,
+    TextRequest, Texts, TokenSet, Vocabulary,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -182,13 +182,13 @@ fn a_long_prompt_does_not_hold_up_a_text_that_has_a_form() {
         let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
         let [held, long] = [(); 2].map(|()| model.open().unwrap());
         model.begin(held, &[1, 2, 3, 4], sampling, 20).unwrap();
-        model.allow(held, &Allowed::new(128, 7..9)).unwrap();
+        model.allow(held, &TokenSet::new(128, 7..9)).unwrap();
         assert!((7..9).contains(&model.next_token().unwrap().unwrap().id));
         model.begin(long, &(0..240).map(|i| i * 7 % 120).collect::<Vec<u32>>(), sampling, 1).unwrap();
         let mut most = 0;
         for id in 10..29 {
             let before = runs();
-            model.allow(held, &Allowed::new(128, [id])).unwrap();
+            model.allow(held, &TokenSet::new(128, [id])).unwrap();
             let token = model.next_token_of(held).unwrap().unwrap();
             assert_eq!((token.sequence, token.id), (held, id));
             most = most.max(before - runs());
@@ -206,17 +206,17 @@ fn what_may_come_is_said_when_it_is_known() {
     let sampling = Sampling { sampler: Sampler::GREEDY, penalties: None, log_probs: LogProbs::None };
     let sequence = model.open().unwrap();
     model.begin(sequence, &[1, 2, 3, 4], sampling, 5).unwrap();
-    let none = model.allow(sequence, &Allowed::new(128, [])).unwrap_err().to_string();
+    let none = model.allow(sequence, &TokenSet::new(128, [])).unwrap_err().to_string();
     assert!(none.contains("no token is allowed"), "{none}");
     // A bias is added, and excludes.
     let bias: Arc<[f32]> = (0..128).map(|id| if id == 50 { f32::NEG_INFINITY } else { 0.0 }).collect();
     model.set_bias(sequence, Some(bias)).unwrap();
-    assert!(model.allow(sequence, &Allowed::new(128, [50])).is_err());
-    model.allow(sequence, &Allowed::new(128, [50, 51])).unwrap();
+    assert!(model.allow(sequence, &TokenSet::new(128, [50])).is_err());
+    model.allow(sequence, &TokenSet::new(128, [50, 51])).unwrap();
     let token = model.next_token().unwrap().unwrap();
     assert_eq!(token.id, 51);
     assert!(model.next_token().unwrap().is_none(), "it waits");
-    model.allow(sequence, &Allowed::new(128, [60])).unwrap();
+    model.allow(sequence, &TokenSet::new(128, [60])).unwrap();
     assert_eq!(model.next_token().unwrap().unwrap().id, 60);
     // Another prompt is free again.
     model.set_bias(sequence, None).unwrap();

@@ -4,7 +4,7 @@
 mod words;
 
 use outboard_llm::tokenizer::{SpecialTokens, Tokenizer};
-use outboard_llm::{Allowed, Constraint, Form, Vocabulary};
+use outboard_llm::{Constraint, Form, TokenSet, Vocabulary};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ impl World {
     }
 
     /// One of those that are allowed: any at first, later what ends a text, and for JSON what ends a string, an object, a list soonest.
-    fn draw(&self, allowed: &Allowed, written: &Written, kind: Kind, random: &mut Random) -> u32 {
+    fn draw(&self, allowed: &TokenSet, written: &Written, kind: Kind, random: &mut Random) -> u32 {
         let ids: Vec<u32> = (0..self.tokenizer.n_vocab() as u32).filter(|id| allowed.has(*id)).collect();
         if written.tokens < FREE && random.below(4) > 0 {
             return ids[random.below(ids.len())];
@@ -272,7 +272,8 @@ fn forms_that_cannot_be_used_say_why() {
         (schema("{"), "it is not JSON"),
         (schema("[]"), "a schema is an object"),
         (schema(r#"{"type": "text"}"#), "text"),
-        (schema(r#"{"type": "array", "uniqueItems": true}"#), "uniqueItems"),
+        (schema(r#"{"type": "array", "uniqueItems": true}"#), "nothing here for [\"uniqueItems\"]"),
+        (schema(r#"{"oneOf": [{"type": "number"}, {"type": "integer"}]}"#), "anyOf is"),
         (schema(r#"{"x-guidance": {"lenient": true}}"#), "x-guidance"),
         (schema(r##"{"$ref": "#/$defs/none"}"##), "none"),
         (schema(r#"{"$ref": "http://elsewhere.example/schema"}"#), "elsewhere"),
@@ -282,6 +283,8 @@ fn forms_that_cannot_be_used_say_why() {
         (Form::Regex("a(?=b)".into()), "look-around"),
         (Form::Lark("start: other".into()), "other"),
         (Form::Lark(String::new()), "the grammar cannot be used"),
+        (Form::of_grammar("root = \"a\"".into()), "it was read as Lark"),
+        (Form::Gbnf("root ::= root \"b\"".into()), "never end"),
         (Form::Gbnf("root ::= \"a\" | other".into()), "no rule 'other'"),
     ] {
         let said = error(&world, form.clone());

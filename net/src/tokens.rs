@@ -157,20 +157,23 @@ fn parse(bytes: &[u8]) -> std::result::Result<Vec<Entry>, String> {
         }
         let mut words = line.split_whitespace();
         let (Some(name), Some(token), None) = (words.next(), words.next(), words.next()) else {
-            return Err(format!("line {number} is not a name and a token"));
+            return Err(format!(
+                "line {number} is not a name and a secret, such as: laptop {}",
+                "0123456789abcdef".repeat(2)
+            ));
         };
         if name.len() > MAX_NAME || name.chars().any(char::is_control) {
             return Err(format!("line {number}: a name has 1 to {MAX_NAME} printable characters"));
         }
         if !(MIN_TOKEN..=MAX_TOKEN).contains(&token.len()) || !token.bytes().all(|b| b.is_ascii_graphic()) {
             return Err(format!(
-                "line {number}: the token of {name} must have {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters (openssl rand -hex 32 \
+                "line {number}: the secret of \"{name}\" must have {MIN_TOKEN} to {MAX_TOKEN} printable ASCII characters (openssl rand -hex 32 \
                  makes a good one)"
             ));
         }
         let hash = *blake3::hash(token.as_bytes()).as_bytes();
         if let Some(other) = entries.iter().find(|e| e.hash == hash) {
-            return Err(format!("line {number}: {name} has the same token as {}", other.name));
+            return Err(format!("line {number}: \"{name}\" has the same secret as \"{}\"", other.name));
         }
         entries.push(Entry { name: name.into(), hash });
         if entries.len() > MAX_TOKENS {
@@ -178,7 +181,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<Vec<Entry>, String> {
         }
     }
     if entries.is_empty() {
-        Err("there is no token in it; write a line with a name and a token for each client".into())
+        Err("there is no secret in it; write a line with a name and a secret for each client".into())
     } else {
         Ok(entries)
     }
@@ -196,13 +199,13 @@ mod tests {
         let entries = parse(format!("# clients\n\nlaptop {A}\r\n  desk\t{B}  \n").as_bytes()).unwrap();
         assert_eq!(entries.iter().map(|e| &*e.name).collect::<Vec<_>>(), ["laptop", "desk"]);
         for (text, expected) in [
-            ("".to_owned(), "no token"),
-            ("# only a remark".into(), "no token"),
+            ("".to_owned(), "no secret"),
+            ("# only a remark".into(), "no secret"),
             (format!("x {A}\nlaptop"), "line 2"),
             (format!("x {A} more"), "line 1"),
-            ("x short".into(), "token of x"),
-            (format!("x {A}\ny {A}"), "same token as x"),
-            (format!("x {A}\u{e9}"), "token of x"),
+            ("x short".into(), "secret of \"x\""),
+            (format!("x {A}\ny {A}"), "same secret as \"x\""),
+            (format!("x {A}\u{e9}"), "secret of \"x\""),
             (format!("{} {A}", "x".repeat(300)), "a name has"),
         ] {
             let error = parse(text.as_bytes()).unwrap_err();

@@ -50,7 +50,7 @@ pub enum Error {
         devices: usize,
     },
     /// A text would be longer than its context.
-    #[error("the context of {n_ctx} tokens has room for {} more, and {tokens} are needed", n_ctx.saturating_sub(*used))]
+    #[error("{}", outboard_llm::error::context_full(*tokens, *used, *n_ctx))]
     ContextFull {
         /// Tokens that are to go in, one for the answer among them.
         tokens: usize,

@@ -33,7 +33,7 @@ pub use outboard_llm as llm;
 
 pub use outboard_core::op::{Penalties, Sampler};
 pub use outboard_core::{DType, DeviceInfo, MemoryInfo};
-pub use outboard_llm::chat::{Message, Tool, ToolCall};
+pub use outboard_llm::chat::{Message, Tool, ToolCall, Variables};
 pub use outboard_llm::{
     Constraint, DeviceLoad, Embedding, Finish, Form, Generation, Mmap, Overrides, Pooling, Prefixes, Recovery, Reuse,
     Room, Scale, Stall,

@@ -2,7 +2,7 @@
 
 use crate::digests::Remembered;
 use crate::error::{Error, Result};
-use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message, Tool};
+use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message, Tool, Variables};
 use outboard_llm::gguf::{Gguf, GgufError};
 use outboard_llm::tokenizer::{Bos, SpecialText, Tokenizer};
 use outboard_llm::{Constraint, Form, Vocabulary};
@@ -114,12 +114,13 @@ impl Model {
 
     /// The prompt of a chat, in the words that the model was trained with: for [`Model::encode`].
     pub fn chat(&self, messages: &[Message]) -> Result<String> {
-        self.chat_with(messages, &[])
+        self.chat_with(messages, &[], &Variables::new())
     }
 
-    /// The same with tools that the model may call. A template that knows of none leaves them out: [`ChatTemplate::knows_tools`].
-    pub fn chat_with(&self, messages: &[Message], tools: &[Tool]) -> Result<String> {
-        Ok(self.template()?.render_with(messages, tools, GenerationPrompt::Add, SystemTime::now())?)
+    /// The same with tools that the model may call, and variables of its template. One that knows of none leaves them out:
+    /// [`ChatTemplate::knows_tools`], [`ChatTemplate::has_variable`].
+    pub fn chat_with(&self, messages: &[Message], tools: &[Tool], variables: &Variables) -> Result<String> {
+        Ok(self.template()?.render_with(messages, tools, variables, GenerationPrompt::Add, SystemTime::now())?)
     }
 }
 

@@ -121,6 +121,14 @@ impl Request {
         self
     }
 
+    /// Has the text share beginnings in the cache only with those of the same salt. Otherwise [`Generation::cached`](outboard_llm::Generation::cached)
+    /// says whether anybody has had its beginning.
+    #[must_use]
+    pub fn cache_salt(mut self, salt: impl Into<Arc<str>>) -> Request {
+        self.options.cache_salt = Some(salt.into());
+        self
+    }
+
     /// In the model's tokens.
     pub(crate) fn encode(self, model: &Model) -> Result<TextRequest> {
         let prompt = match self.prompt {

@@ -8,8 +8,9 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header::{AUTHORIZATION, CONNECTION, HOST, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
-use http::{StatusCode, Uri};
+use http::{Method, StatusCode, Uri};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 /// Whether a path says nothing of a model or its users, so that nobody needs a key for it: for those who look whether the server lives, and the page,
 /// which asks for one.
@@ -21,8 +22,10 @@ fn is_open(service: &Service, path: &str) -> bool {
 pub(crate) async fn admit(State(service): State<Service>, mut request: Request, next: Next) -> Response {
     match client(&service, &request) {
         Ok(client) => {
+            let (asked, since) = (Asked::new(&request, &client), Instant::now());
             request.extensions_mut().insert(client);
             let mut response = next.run(request).await;
+            asked.log(&response, since);
             if service.is_draining() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -40,6 +43,27 @@ pub(crate) async fn admit(State(service): State<Service>, mut request: Request, 
     }
 }
 
+/// What the log says of a request that was let through, for those who look: never a text.
+struct Asked {
+    method: Method,
+    path: String,
+    client: String,
+}
+
+impl Asked {
+    fn new(request: &Request, client: &Client) -> Asked {
+        let path = request.uri().path().chars().take(100).collect();
+        Asked { method: request.method().clone(), path, client: client.to_string() }
+    }
+
+    /// A stream goes on behind its head.
+    fn log(&self, response: &Response, since: Instant) {
+        let Asked { method, path, client } = self;
+        let (status, ms) = (response.status().as_u16(), since.elapsed().as_millis());
+        tracing::info!("{method} {path:?} {status} {ms} ms, {client}");
+    }
+}
+
 fn client<B>(service: &Service, request: &http::Request<B>) -> Result<Client, ApiError> {
     let options = service.options();
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
@@ -52,10 +76,7 @@ fn client<B>(service: &Service, request: &http::Request<B>) -> Result<Client, Ap
             (Some(host), Hosts::Private(names)) => is_private(host, names),
         };
         if !is_good {
-            return Err(ApiError::new(
-                StatusCode::FORBIDDEN,
-                "without keys this server answers to addresses and names of its own network alone: say its address, or start it with --api-key-file",
-            ));
+            return Err(refused_host(&options.hosts));
         }
         return Ok(address());
     };
@@ -67,6 +88,19 @@ fn client<B>(service: &Service, request: &http::Request<B>) -> Result<Client, Ap
         unknown("this server asks for a key: send it as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'")
     })?;
     keys.name_of(key).map(Client::Key).ok_or_else(|| unknown("this key is not known here; it may have been replaced"))
+}
+
+/// The error of a request whose host is a name that somebody outside may have made to mean this one.
+fn refused_host(hosts: &Hosts) -> ApiError {
+    let names = match hosts {
+        Hosts::Local => "IP addresses and localhost",
+        Hosts::Private(_) | Hosts::Any => "IP addresses and names of a private network",
+    };
+    let message = format!(
+        "the Host of this request is refused: without keys (--api-key-file), so that no page of somebody else can use it, this server answers to \
+         {names} alone"
+    );
+    ApiError::new(StatusCode::FORBIDDEN, message)
 }
 
 /// The key that a request shows, as programs for OpenAI's API do or as those for Anthropic's.

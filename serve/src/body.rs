@@ -1,12 +1,12 @@
 //! The body of a request: read within limits of size, time, and of what all bodies have together.
 
+use crate::blocking::Length;
 use crate::error::{ApiError, Result};
 use crate::limits::Limits;
 use crate::params::{Params, parsed_bytes};
 use crate::queue::Client;
 use crate::room::Room;
 use crate::service::Service;
-use crate::work::Length;
 use axum::extract::Request;
 use http::StatusCode;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};

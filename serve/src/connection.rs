@@ -1,7 +1,7 @@
 //! One connection: HTTP/1.1, with deadlines for all that its client can delay.
 
 use crate::limits::{HEAD, HEADERS, Limits, PROBE, PROBE_EVERY};
-use crate::patient::Patient;
+use crate::write_timeout::Patient;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;

@@ -1,8 +1,8 @@
 //! Embeddings under way: those of a request take places one after another, as texts do, and let others have theirs in between.
 
+use crate::engine::{Engine, Occupied, Slot, UnderWay};
 use crate::error::{ApiError, Result};
 use crate::queue::{Client, Place, Turn};
-use crate::texts::{Engine, Occupied, Slot, UnderWay};
 use outboard::{EmbedRequest, Embedding, Pooling, Scale};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -126,10 +126,11 @@ impl From<Error> for ApiError {
             // Of a model that was opened: what it lacks, such as a template for chats.
             Error::Model { detail, .. } => ApiError::new(StatusCode::BAD_REQUEST, detail),
             Error::Cancelled => ApiError::stopping(),
-            Error::Peer { .. } | Error::Device { .. } | Error::Timeout { .. } | Error::OutOfMemory { .. } => {
-                of(StatusCode::SERVICE_UNAVAILABLE).with_code("devices_failed").retry_after(Duration::from_secs(5))
-            }
-            Error::DoesNotFit { .. } => {
+            Error::Peer { .. }
+            | Error::Device { .. }
+            | Error::Timeout { .. }
+            | Error::OutOfMemory { .. }
+            | Error::DoesNotFit { .. } => {
                 of(StatusCode::SERVICE_UNAVAILABLE).with_code("devices_failed").retry_after(Duration::from_secs(5))
             }
             _ => of(StatusCode::INTERNAL_SERVER_ERROR),

@@ -1,16 +1,19 @@
 //! The form that an answer is to have: `response_format` and `text.format` of OpenAI's APIs, and what llama-server and vLLM call the same.
 
+use crate::blocking::Length;
 use crate::error::{ApiError, Result};
 use crate::params::{BY_TEMPLATE, Params};
 use crate::room::Room;
 use crate::service::Service;
-use crate::work::Length;
 use outboard::{Constraint, Error, Form, Model};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Bytes of a schema's name.
 const MOST_NAME: usize = 256;
+
+/// Texts of which one is wanted.
+const MOST_CHOICES: usize = 1024;
 
 /// A form, and the parameter that asks for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,10 +70,43 @@ pub(crate) fn take(params: &mut Params) -> Result<Option<Wanted>> {
         let text = params.string(name)?;
         wanted.extend(text.map(|text| Wanted::new(form(text), params.name(name))));
     }
+    if let Some(choice) = take_choice(params, "guided_choice")? {
+        wanted.push(choice);
+    }
+    if let Some(mut outputs) = params.object("structured_outputs")? {
+        wanted.extend(take_structured(&mut outputs)?);
+        outputs.finish()?;
+    }
     match wanted.len() {
         0 | 1 => Ok(wanted.pop()),
         _ => Err(two(&wanted[0], &wanted[1])),
     }
+}
+
+/// One of some texts, as vLLM's `guided_choice` wants it.
+fn take_choice(params: &mut Params, name: &str) -> Result<Option<Wanted>> {
+    let choices = params.strings(name, MOST_CHOICES)?;
+    if choices.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Wanted::new(Form::one_of(&choices), params.name(name))))
+}
+
+/// vLLM's `structured_outputs`: one form, by its kind.
+fn take_structured(outputs: &mut Params) -> Result<Option<Wanted>> {
+    for (name, form) in [("regex", Form::Regex as fn(String) -> Form), ("grammar", Form::of_grammar)] {
+        if let Some(text) = outputs.string(name)? {
+            return Ok(Some(Wanted::new(form(text), outputs.name(name))));
+        }
+    }
+    if let Some(schema) = outputs.take("json") {
+        let text = schema.as_str().map_or_else(|| schema.to_string(), str::to_owned);
+        return Ok(Some(Wanted::new(Form::JsonSchema(text), outputs.name("json"))));
+    }
+    if outputs.boolean("json_object")? == Some(true) {
+        return Ok(Some(Wanted::new(Form::JsonObject, outputs.name("json_object"))));
+    }
+    take_choice(outputs, "choice")
 }
 
 /// The error of a request that wants two forms.
@@ -97,6 +133,8 @@ fn take_format(mut format: Params, within: &str) -> Result<Option<Wanted>> {
     let (name, kind) = (format.name("type"), format.string("type")?.unwrap_or_default());
     let wanted = match kind.as_str() {
         "text" => None,
+        // llama-server takes a schema with it.
+        "json_object" if format.seen("schema").is_some() => Some(take_schema(&mut format)?),
         "json_object" => Some(Wanted::new(Form::JsonObject, name)),
         "json_schema" if within.is_empty() => Some(take_schema(&mut format)?),
         "json_schema" => {
@@ -157,6 +195,7 @@ mod tests {
     #[test]
     fn a_form_is_said_in_many_ways() {
         let schema = |param: &str| Some(Wanted::new(Form::JsonSchema(r#"{"type":"null"}"#.into()), param));
+        let choice = || Form::one_of(&["a".to_owned(), "b+".to_owned()]);
         let named = |param: &str| schema(param).map(|wanted| Wanted { name: Some("x".into()), ..wanted });
         for (text, want) in [
             ("{}", None),
@@ -172,6 +211,16 @@ mod tests {
             (r#"{"guided_json": {"type": "null"}}"#, schema("guided_json")),
             (r#"{"guided_json": "{\"type\":\"null\"}"}"#, schema("guided_json")),
             (r#"{"regex": "a+"}"#, Some(Wanted::new(Form::Regex("a+".into()), "regex"))),
+            (r#"{"structured_outputs": {"json": {"type": "null"}}}"#, schema("structured_outputs.json")),
+            (
+                r#"{"structured_outputs": {"choice": ["a", "b+"]}}"#,
+                Some(Wanted::new(choice(), "structured_outputs.choice")),
+            ),
+            (r#"{"guided_choice": ["a", "b+"]}"#, Some(Wanted::new(choice(), "guided_choice"))),
+            (
+                r#"{"response_format": {"type": "json_object", "schema": {"type": "null"}}}"#,
+                schema("response_format.schema"),
+            ),
             (r#"{"grammar": "start: \"a\""}"#, Some(Wanted::new(Form::Lark("start: \"a\"".into()), "grammar"))),
         ] {
             assert_eq!(wanted(text, take), Ok(want), "{text}");
@@ -193,6 +242,7 @@ mod tests {
             (r#"{"regex": 5}"#, "regex"),
             (&long_name, "response_format.json_schema.name"),
             (r#"{"regex": "a", "grammar": "b"}"#, "grammar"),
+            (r#"{"structured_outputs": {"regex": "a", "choice": ["b"]}}"#, "structured_outputs.choice"),
         ] {
             let error = wanted(text, take).unwrap_err().openai();
             assert_eq!(error["error"]["param"], param, "{text}: {error}");

@@ -4,34 +4,35 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod access;
+mod answer_parser;
 mod api;
+mod blocking;
 mod body;
 mod connection;
+mod counted_body;
 mod embed;
+mod engine;
 mod error;
 mod form;
-mod kept;
 mod limits;
 mod metrics;
 mod models;
 mod page;
 mod params;
-mod patient;
 mod queue;
 mod room;
 mod server;
 mod service;
 mod settings;
-mod split;
 mod stream;
 mod style;
-mod texts;
+mod template;
 mod tools;
-mod work;
+mod write_timeout;
 
 pub use limits::Limits;
 pub use models::ServedModel;
 pub use outboard_net::{ServerTls, Tokens, warn_if_readable};
 pub use page::Page;
 pub use server::Server;
-pub use service::{Hosts, ServeOptions, Service};
+pub use service::{Beginnings, Hosts, ServeOptions, Service};

@@ -1,6 +1,6 @@
 //! What a server counts and measures, for Prometheus, as rpc-server does. No text, key or address of a client is among it.
 
-use crate::texts::Engine;
+use crate::engine::Engine;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::TypedMetric;

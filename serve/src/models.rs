@@ -1,11 +1,10 @@
 //! The models of a service, and which of them a request means.
 
+use crate::engine::Engine;
 use crate::error::{ApiError, Result};
-use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::params::Params;
-use crate::service::Service;
-use crate::texts::Engine;
+use crate::service::{ServeOptions, Service};
 use http::StatusCode;
 use outboard::{Error, Runner};
 use std::collections::HashSet;
@@ -55,7 +54,7 @@ impl Named {
 }
 
 /// All of them, and what is counted of them. Fails with [`Error::Request`] if there are none, or two have the same name.
-pub(crate) fn named(models: Vec<ServedModel>, limits: &Limits) -> outboard::Result<(Vec<Arc<Named>>, Metrics)> {
+pub(crate) fn named(models: Vec<ServedModel>, options: &ServeOptions) -> outboard::Result<(Vec<Arc<Named>>, Metrics)> {
     let models: Vec<ServedModel> = models.into_iter().map(ServedModel::named).collect();
     if models.is_empty() {
         return Err(Error::Request("there is no model to serve".into()));
@@ -67,7 +66,7 @@ pub(crate) fn named(models: Vec<ServedModel>, limits: &Limits) -> outboard::Resu
     let names: Vec<&str> = models.iter().map(|model| told(&model.names)).collect();
     let (metrics, each) = Metrics::new(&names);
     let named = |(ServedModel { runner, names }, metrics)| {
-        let engine = Arc::new(Engine::new(runner, limits.waiting, limits.waiting_each, metrics));
+        let engine = Arc::new(Engine::new(runner, options, metrics));
         Arc::new(Named { engine, names })
     };
     Ok((models.into_iter().zip(each).map(named).collect(), metrics))

@@ -4,6 +4,7 @@
 //! with a thousand texts holds up nobody who has one.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
@@ -30,6 +31,16 @@ impl Client {
             IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
             v4 => v4,
         })
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Client::Key(name) => write!(f, "{name}"),
+            Client::Address(ip) => write!(f, "{ip}"),
+            Client::Unknown => write!(f, "a client without an address"),
+        }
     }
 }
 

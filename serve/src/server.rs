@@ -1,10 +1,10 @@
 //! A service on a port: a thread with an event loop that takes connections, within limits, and drains.
 
+use crate::blocking::THREADS;
 use crate::connection::{self, Phase};
 use crate::limits::Limits;
 use crate::queue::Client;
 use crate::service::Service;
-use crate::work::THREADS;
 use axum::Router;
 use outboard::{Error, Result};
 use outboard_net::ServerTls;

@@ -1,7 +1,10 @@
 //! Models with the rules for whom they answer.
 
+use crate::answer_parser::{Callable, Splitter};
 use crate::api;
+use crate::blocking::{Length, Workers};
 use crate::embed::Inputs;
+use crate::engine::{Answers, Engine};
 use crate::error::ApiError;
 use crate::form::Wanted;
 use crate::limits::Limits;
@@ -11,14 +14,11 @@ use crate::page::Page;
 use crate::queue::Client;
 use crate::room::{Room, Rooms};
 use crate::settings::Settings;
-use crate::split::{Callable, Splitter};
 use crate::style::Style;
-use crate::texts::{Answers, Engine};
 use crate::tools::Offer;
-use crate::work::{Length, Workers};
 use axum::Router;
 use http::HeaderValue;
-use outboard::{Embedding, Error, Message, Model, Result, Runner};
+use outboard::{Embedding, Error, Message, Model, Result, Runner, Variables};
 use outboard_net::Tokens;
 use std::fmt;
 use std::sync::Arc;
@@ -55,6 +55,48 @@ pub struct ServeOptions {
     pub origins: Vec<String>,
     /// Whether there is a page for browsers.
     pub page: Page,
+    /// Whose texts share beginnings.
+    pub beginnings: Beginnings,
+}
+
+impl ServeOptions {
+    /// Whether all of them can be used: a service with others cannot be made.
+    pub fn check(&self) -> Result<()> {
+        self.origins().map(drop)
+    }
+
+    fn origins(&self) -> Result<Vec<HeaderValue>> {
+        let origin = |text: &String| {
+            let wrong = || {
+                Error::Request(format!("\"{text}\" is no origin of pages (--cors): https://chat.lan is one, * is all"))
+            };
+            let is_one = text == "*" || text.contains("://");
+            HeaderValue::from_str(text).ok().filter(|_| is_one).ok_or_else(wrong)
+        };
+        self.origins.iter().map(origin).collect()
+    }
+}
+
+/// Whose texts use what the cache has of others that begin alike. A client can tell by its own how another one's begin: by what `cached_tokens` says, and by
+/// the time to the first token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Beginnings {
+    /// Those of all clients: what many have in common is read once.
+    #[default]
+    OfAll,
+    /// Those of one client: of a key, or of an address where there are no keys.
+    OfEachClient,
+}
+
+impl Beginnings {
+    /// What texts have in common that share beginnings, where a request has said something for this itself (`cache_salt`); `None` is one of its own.
+    pub(crate) fn salt(self, client: &Client, said: Option<&str>) -> Option<Arc<str>> {
+        let client = match self {
+            Beginnings::OfAll => None,
+            Beginnings::OfEachClient => Some(client),
+        };
+        (client.is_some() || said.is_some()).then(|| format!("{client:?} {said:?}").into())
+    }
 }
 
 /// Models that programs may ask. Clones are the same ones. What is not asked of all is asked of one of them, the first where nothing is said.
@@ -92,14 +134,9 @@ impl Service {
         if !options.names.is_empty() {
             return Err(Error::Request("names are given with each model".into()));
         }
-        let origin = |text: &String| {
-            let wrong = || Error::Request(format!("\"{text}\" is no origin, such as https://chat.lan or *"));
-            let is_one = text == "*" || text.contains("://");
-            HeaderValue::from_str(text).ok().filter(|_| is_one).ok_or_else(wrong)
-        };
-        let origins = options.origins.iter().map(origin).collect::<Result<_>>()?;
+        let origins = options.origins()?;
         let Limits { bodies, bodies_each, .. } = options.limits;
-        let (models, metrics) = named(models, &options.limits)?;
+        let (models, metrics) = named(models, &options)?;
         let first = models.first().cloned().ok_or_else(|| Error::Bug("there is no model".into()))?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let (rooms, workers) = (Rooms::new(bodies, bodies_each), Workers::new());
@@ -217,16 +254,18 @@ impl Service {
         &self,
         room: &Arc<Room>,
         messages: Vec<Message>,
+        variables: Variables,
         offer: &Offer,
         form: Option<&Wanted>,
     ) -> crate::error::Result<(Vec<u32>, Splitter)> {
         let Offer { tools, calls, .. } = offer.clone();
         let (style, form) = (self.style().clone(), form.map(|form| form.param().to_owned()));
         self.work(room, move |model| {
-            let prompt = model.chat_with(&messages, &tools).map_err(|e| of_messages(e.into()))?;
+            let prompt = model.chat_with(&messages, &tools, &variables).map_err(|e| of_messages(e.into()))?;
             let is_reasoning = style.is_reasoning(&prompt);
             if let Some(param) = form.filter(|_| is_reasoning) {
-                let why = "the template of this model begins its reasoning, and a form would begin before that ends; ask without it";
+                let why = "the template of this model begins its reasoning, and a form would begin before that ends; ask for none (chat_template_kwargs, \
+                           reasoning_effort), where the template lets you, or without the form";
                 return Err(ApiError::unsupported(param, why));
             }
             let splitter = Splitter::new(&style, Callable::of(&tools), calls, is_reasoning);

@@ -2,8 +2,9 @@
 
 use crate::error::{ApiError, Result};
 use crate::limits::{BIASES, LOG_PROBS, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
-use crate::params::Params;
+use crate::params::{Params, is_nothing};
 use outboard::{Constraint, Penalties, Request, Reuse, Sampler};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Tokens that count for penalties if nothing is said, as in `outboard run`.
@@ -30,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) constraint: Option<Constraint>,
     /// What of the cache they begin with.
     pub(crate) reuse: Reuse,
+    /// Whose texts they share beginnings with: those of the same salt.
+    pub(crate) cache_salt: Option<String>,
 }
 
 impl Settings {
@@ -37,16 +40,22 @@ impl Settings {
     pub(crate) fn take(params: &mut Params, most_tokens: &[&str], stop: &str, least: i64) -> Result<Settings> {
         let mut most = None;
         for name in most_tokens {
+            // llama-server's word for as many as there is room for.
+            let unbounded = params.seen(name).and_then(Value::as_i64) == Some(-1);
+            if unbounded {
+                params.without_effect(&[name]);
+            }
             most = params.count(name, least..=i64::from(i32::MAX))?.or(most);
         }
+        take_other_samplers(params)?;
+        let temperature = params.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
         // Who gives a seed wants the same text each time.
         let again = params.seen("seed").is_some();
         let reuse = match params.boolean("cache_prompt")? {
-            Some(true) => Reuse::All,
-            None if !again => Reuse::All,
-            Some(false) | None => Reuse::Prompts,
+            Some(false) => Reuse::Nothing,
+            None if again => Reuse::Prompts,
+            Some(true) | None => Reuse::All,
         };
-        let temperature = params.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
         let sampler = Sampler {
             temperature,
             top_k: params.count("top_k", -1..=i64::from(i32::MAX))?.unwrap_or(0),
@@ -68,6 +77,7 @@ impl Settings {
             shown: Arc::default(),
             constraint: None,
             reuse,
+            cache_salt: params.string("cache_salt")?,
         })
     }
 
@@ -141,6 +151,35 @@ pub(crate) fn take_bias(params: &mut Params, n_vocab: usize) -> Result<Option<Ar
     Ok(bias.iter().any(|&bias| bias != 0.0).then(|| bias.into()))
 }
 
+/// Takes what other servers choose tokens by, where its value turns it off.
+fn take_other_samplers(params: &mut Params) -> Result<()> {
+    const OFF: [(&str, f64); 12] = [
+        ("typical_p", 1.0),
+        ("tfs_z", 1.0),
+        ("mirostat", 0.0),
+        ("dry_multiplier", 0.0),
+        ("xtc_probability", 0.0),
+        ("dynatemp_range", 0.0),
+        ("top_n_sigma", -1.0),
+        ("top_a", 0.0),
+        ("length_penalty", 1.0),
+        ("min_tokens", 0.0),
+        ("n_probs", 0.0),
+        ("n_keep", 0.0),
+    ];
+    for (name, off) in OFF {
+        let why = format!("there is nothing like it here; the only value is {off}");
+        params.absent(name, &why, |value| value.as_f64() == Some(off))?;
+    }
+    params.absent("use_beam_search", "texts are sampled token by token", |value| value == false)?;
+    params.absent("skip_special_tokens", "control tokens are not part of a text", |value| value == true)?;
+    params.absent("stop_token_ids", "texts end by 'stop'", is_nothing)?;
+    // What tunes a sampler that is off, and what other servers are told about their slots and models.
+    params.without_effect(&["dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat_tau", "mirostat_eta"]);
+    params.without_effect(&["xtc_threshold", "dynatemp_exponent", "id_slot", "keep_alive"]);
+    Ok(())
+}
+
 fn seed(params: &mut Params) -> Result<u64> {
     Ok(match params.integer("seed", i64::MIN..=i64::MAX)? {
         Some(seed) => seed.cast_unsigned(),
@@ -162,7 +201,11 @@ fn penalties(params: &mut Params) -> Result<Option<Penalties>> {
     let repeat = params.number("repeat_penalty", 0.01..=100.0)?;
     let repeat = params.number("repetition_penalty", 0.01..=100.0)?.or(repeat).unwrap_or(1.0);
     let penalties = Penalties {
-        last_n: params.count("repeat_last_n", 0..=LOOK_BACK)?.unwrap_or(LAST),
+        last_n: match params.integer("repeat_last_n", -1..=LOOK_BACK)? {
+            // All there are.
+            Some(-1) => LOOK_BACK as usize,
+            last => last.and_then(|n| usize::try_from(n).ok()).unwrap_or(LAST),
+        },
         repeat,
         frequency: params.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         presence: params.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
@@ -195,10 +238,22 @@ mod tests {
             ("{}", Reuse::All),
             (r#"{"seed": 1}"#, Reuse::Prompts),
             (r#"{"seed": null}"#, Reuse::All),
-            (r#"{"cache_prompt": false}"#, Reuse::Prompts),
+            (r#"{"cache_prompt": false}"#, Reuse::Nothing),
             (r#"{"cache_prompt": true, "seed": 1}"#, Reuse::All),
         ] {
             assert_eq!(settings(text).unwrap().reuse, reuse, "{text}");
+        }
+    }
+
+    #[test]
+    fn samplers_of_other_servers_may_be_off() {
+        let off = settings(
+            r#"{"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1, "dry_base": 1.75, "max_tokens": -1, "repeat_last_n": -1}"#,
+        );
+        assert_eq!(off.unwrap().most, None);
+        for on in [r#"{"mirostat": 2}"#, r#"{"typical_p": 0.9}"#, r#"{"stop_token_ids": [3]}"#, r#"{"max_tokens": -2}"#]
+        {
+            assert!(settings(on).is_err(), "{on}");
         }
     }
 

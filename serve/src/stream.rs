@@ -1,8 +1,8 @@
 //! Answers as they come: server-sent events, in the form that an API has.
 
+use crate::engine::Answers;
 use crate::error::{ApiError, Result};
 use crate::limits::KEEP_ALIVE;
-use crate::texts::Answers;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_core::Stream;

@@ -1,10 +1,10 @@
 //! Tools that a request offers to the model, and what its messages say of calls.
 
+use crate::answer_parser::Calls;
 use crate::error::{ApiError, Result};
 use crate::form::Wanted;
 use crate::limits::{CONTAINERS, TOOL_BYTES, TOOLS};
 use crate::params::{Params, containers, is_nothing, kind};
-use crate::split::Calls;
 use crate::style::{CallSyntax, Style};
 use outboard::{Message, Tool, ToolCall};
 use serde_json::{Map, Value, json};

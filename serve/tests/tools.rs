@@ -285,6 +285,45 @@ fn a_model_that_is_told_of_no_tools_is_given_none() {
 }
 
 #[test]
+fn a_template_is_told_whether_to_reason() {
+    const ASKS: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking is defined and not enable_thinking %}bb{% endif %}";
+    const EFFORT: &str = "{% for m in messages %}{{ m.content }}{% endfor %}{{ reasoning_effort }}";
+    let tokens = |template: &str, path: &str, more: &Value| -> Result<u64, Value> {
+        let served = Served::scripted(template, "x", Kind::UserDefined);
+        let mut request = json!({"max_tokens": 1});
+        request[if path == "/v1/responses" { "input" } else { "messages" }] = json!([{"role": "user", "content": "a"}]);
+        if path == "/v1/responses" {
+            request["max_output_tokens"] = request.as_object_mut().unwrap().remove("max_tokens").unwrap();
+        }
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let answer = served.post(path, &request);
+        if answer.status == 400 {
+            return Err(serde_json::from_str(&answer.text()).unwrap());
+        }
+        let usage = answer.json()["usage"].clone();
+        Ok(usage["prompt_tokens"].as_u64().or(usage["input_tokens"].as_u64()).unwrap())
+    };
+    let [chat, responses, messages] = ["/v1/chat/completions", "/v1/responses", "/v1/messages"];
+    let off = json!({"chat_template_kwargs": {"enable_thinking": false}});
+    for path in [chat, responses, messages] {
+        assert_eq!(tokens(ASKS, path, &json!({})), Ok(1));
+        assert_eq!(tokens(ASKS, path, &off), Ok(3));
+        assert!(tokens("{{ messages[0].content }}", path, &off).unwrap_err().to_string().contains("no such variable"));
+    }
+    assert_eq!(tokens(ASKS, messages, &json!({"thinking": {"type": "disabled"}})), Ok(3));
+    for (path, effort) in [
+        (chat, (|effort| json!({"reasoning_effort": effort})) as fn(&str) -> Value),
+        (responses, |effort| json!({"reasoning": {"effort": effort, "summary": "auto"}})),
+    ] {
+        assert_eq!(tokens(ASKS, path, &effort("none")), Ok(3));
+        assert_eq!(tokens(ASKS, path, &effort("high")), Ok(1));
+        assert_eq!(tokens(EFFORT, path, &effort("low")), Ok(4));
+        assert!(tokens(EFFORT, path, &effort("much")).is_err());
+        assert!(tokens("{{ messages[0].content }}", path, &effort("low")).is_err());
+    }
+}
+
+#[test]
 fn control_tokens_that_are_marks_are_seen_in_chats_alone() {
     let served = Served::scripted(TEMPLATE, "<tool_call>", Kind::Control);
     let mut request = with(chat(), "max_tokens", 2.into());

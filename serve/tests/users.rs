@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Answer, Events, LIMIT, Served, write_request};
-use outboard_serve::{Hosts, Limits, ServeOptions, Tokens};
+use outboard_serve::{Beginnings, Hosts, Limits, ServeOptions, Tokens};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -131,6 +131,35 @@ fn those_without_a_key_are_not_answered() {
     // With a key, any name of the host is good.
     let named = [as_user("bob").as_slice(), &[("host", "gpubox.lan")]].concat();
     served.send("POST", "/v1/completions", &named, &body).json();
+}
+
+#[test]
+fn what_others_have_asked_is_not_told_by_the_cache_where_that_is_wished() {
+    let dir = tempfile::tempdir().unwrap();
+    let cached = |beginnings, asked: &[(&str, Value)]| -> Vec<u64> {
+        let options = ServeOptions { keys: keys(dir.path()), beginnings, ..ServeOptions::default() };
+        let served = Served::with_context(2, 1024, options);
+        let ask = |(user, more): &(&str, Value)| {
+            let mut body = json!({"prompt": "abcd".repeat(100), "max_tokens": 2});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let answer = served.send("POST", "/v1/completions", &as_user(user), &body.to_string()).json();
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        asked.iter().map(ask).collect()
+    };
+    let none = json!({});
+    let asked = [("alice", none.clone()), ("alice", none.clone()), ("bob", none.clone()), ("bob", none)];
+    assert_eq!(cached(Beginnings::OfAll, &asked), [0, 384, 384, 384]);
+    assert_eq!(cached(Beginnings::OfEachClient, &asked), [0, 384, 0, 384]);
+    // Who says a salt shares with those who say the same, and with nobody else.
+    let salts = [json!({}), json!({"cache_salt": "x"}), json!({"cache_salt": "y"}), json!({"cache_salt": "x"})];
+    let asked = salts.map(|salt| ("alice", salt));
+    assert_eq!(cached(Beginnings::OfAll, &asked), [0, 0, 0, 384]);
+    let asked = ["alice", "bob", "alice"].map(|user| (user, json!({"cache_salt": "x"})));
+    assert_eq!(cached(Beginnings::OfEachClient, &asked), [0, 0, 384]);
+    // And who wants nothing of the cache gets nothing.
+    let asked = [json!({}), json!({"cache_prompt": false}), json!({"seed": 1})].map(|more| ("alice", more));
+    assert_eq!(cached(Beginnings::OfAll, &asked), [0, 0, 384]);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 mod report;
 
 use super::print_json;
-use crate::args::{DeviceArgs, ModelArgs, usage};
+use crate::args::{DeviceArgs, ModelArgs, Sequences, usage};
 use crate::devices;
 use crate::measure::{Sample, Side, Test, progress};
 use crate::model;
@@ -112,7 +112,7 @@ fn sides(args: &Args, loaded: &Model, available: &Available, needed: usize, np: 
     for names in &args.beside {
         sets.push(available.choose(&split(names))?);
     }
-    let mut model_args = ModelArgs { n_seqs: np, ..args.model.clone() };
+    let mut model_args = ModelArgs { sequences: Sequences::Apart(np), ..args.model.clone() };
     model_args.ctx.get_or_insert(u32::try_from(needed.next_multiple_of(CTX_STEP)).context("-p or -n is too large")?);
     let mut sides = Vec::new();
     for set in sets {

@@ -5,12 +5,12 @@ mod servers;
 
 use super::print_json;
 use super::run::{Report, Show, generate_shown};
-use crate::args::{CacheType, DeviceArgs, ModelArgs, RpcList, SplitMode};
+use crate::args::{CacheType, DeviceArgs, ModelArgs, RpcList, Sequences, SplitMode};
 use crate::trust::TrustArgs;
 use crate::{devices, fetch, interrupt, model};
 use anyhow::{Context, Result, anyhow};
 use outboard_llm::tokenizer::{Bos, SpecialText};
-use outboard_llm::{GenerateOptions, LogProbs, Prefixes};
+use outboard_llm::{GenerateOptions, LogProbs};
 use outboard_output as output;
 use servers::Server;
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let loaded = model::open(&path.to_string_lossy())?;
     let tokens = loaded.tokenizer().encode(PROMPT, SpecialText::Parse, Bos::Add)?;
     let set = devices::open(&device_args)?;
-    let options = model::load_options(&model_args(1, 1024), &loaded, &set)?;
+    let options = model::load_options(&model_args(Sequences::One, 1024), &loaded, &set)?;
     output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let start = Instant::now();
     let mut engine = model::load(&loaded, &set, &options)?;
@@ -96,7 +96,7 @@ fn device_args(servers: &[Server; 2]) -> Result<DeviceArgs> {
 }
 
 /// How the model is put on them: for so many texts at a time, each with a context of so many tokens.
-fn model_args(n_seqs: usize, context: u32) -> ModelArgs {
+fn model_args(sequences: Sequences, context: u32) -> ModelArgs {
     ModelArgs {
         models: Vec::new(),
         ctx: Some(context),
@@ -107,8 +107,7 @@ fn model_args(n_seqs: usize, context: u32) -> ModelArgs {
         override_tensor: Vec::new(),
         cache_type_k: CacheType::F16,
         cache_type_v: CacheType::F16,
-        n_seqs,
-        prefixes: if n_seqs > 1 { Prefixes::Shared } else { Prefixes::Apart },
+        sequences,
         mmap: false,
         no_mmap: false,
     }

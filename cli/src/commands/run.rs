@@ -5,7 +5,7 @@ mod form;
 mod many;
 
 use super::print_json;
-use crate::args::{DeviceArgs, ModelArgs, SampleArgs, usage};
+use crate::args::{DeviceArgs, ModelArgs, SampleArgs, Sequences, usage};
 use crate::devices::{self, Net};
 use crate::failover::{Recovered, Recoveries};
 use crate::measure::Range;
@@ -15,7 +15,7 @@ use crate::{interrupt, model, print};
 use anyhow::{Context, Result, bail};
 use outboard::Model;
 use outboard_llm::chat::{ChatTemplate, GenerationPrompt, Message};
-use outboard_llm::{Finish, GenerateOptions, Generation, LogProbs, PlacedModel, Prefixes, Sequence, generate};
+use outboard_llm::{Finish, GenerateOptions, Generation, LogProbs, PlacedModel, Sequence, generate};
 use outboard_output as output;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -144,8 +144,8 @@ impl Opened {
     /// Puts a model on its devices, with a context that has room for a prompt.
     fn new(args: &Args, loaded: Model, prompt: &[u32]) -> Result<Opened> {
         let set = devices::open(&args.devices)?;
-        let prefixes = if args.parallel > 1 { Prefixes::Shared } else { Prefixes::Apart };
-        let model_args = ModelArgs { n_seqs: args.parallel as usize, prefixes, ..args.model.clone() };
+        let sequences = if args.parallel > 1 { Sequences::Sharing(args.parallel as usize) } else { Sequences::One };
+        let model_args = ModelArgs { sequences, ..args.model.clone() };
         let load_options = model::load_options(&model_args, &loaded, &set)?;
         check_room(prompt.len(), load_options.n_ctx)?;
         output::errln(format_args!("model: {}", model::describe(&loaded)))?;

@@ -1,12 +1,13 @@
 //! `outboard serve`.
 
-use crate::args::{DeviceArgs, ModelArgs, usage};
+use crate::args::{DeviceArgs, ModelArgs, Sequences, usage};
 use crate::{devices, model, print};
 use anyhow::{Context, Result, anyhow};
 use outboard::{Placed, Plan, Recovery, RunOptions, Runner};
 use outboard_output as output;
-use outboard_serve::{Hosts, Limits, Page, ServeOptions, ServedModel, Server, ServerTls, Service, Tokens};
-use std::net::{SocketAddr, ToSocketAddrs};
+use outboard_serve::{Beginnings, Hosts, Limits, Page, ServeOptions, ServedModel, Server, ServerTls, Service, Tokens};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub(crate) struct Args {
     /// Texts at a time, each with a context of -c tokens; further ones wait for their turn
     #[arg(long, alias = "np", value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
     parallel: u32,
-    /// Names of the model, the first of which programs are told [default: the name of its file]. Of several models each has its own: -m NAME,..=MODEL
+    /// Names that requests may give for the model; answers have the first [default: the name of its file]. With several models: -m NAME,..=MODEL for each
     #[arg(short, long, value_name = "NAME,..", value_delimiter = ',')]
     alias: Vec<String>,
     /// Texts that may wait for their turn, half of them of one client; more are refused with 429
@@ -37,6 +38,9 @@ pub(crate) struct Args {
     /// Answer only those who show a key of this file: a line "name key" for each, read again when the file changes
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
+    /// Let each key's texts use only what its own have left in the cache: no key can tell what others have asked
+    #[arg(long, requires = "api_key_file")]
+    cache_per_key: bool,
     /// Certificate of this server, with those between it and its CA (PEM); turns TLS 1.3 on. `outboard cert` makes one
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -52,6 +56,9 @@ pub(crate) struct Args {
     /// No page at /: nothing but what programs ask for
     #[arg(long)]
     no_page: bool,
+    /// Write a line to the log for each request and each text: who, what, how many tokens, how long; never a text
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
     /// How long texts may go on after SIGTERM or SIGINT, while no new ones are taken; a second signal ends them at once
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=86400))]
     drain_timeout: u64,
@@ -76,10 +83,14 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
             "the limit of file descriptors cannot be raised, so that there may be fewer connections: {e}"
         ))?;
     }
+    let trust = describe_trust(keys.as_deref(), tls.is_some());
+    let options = serve_options(args, addr, keys);
+    // What can be wrong with them is said before weights are read and sent.
+    options.check().map_err(usage)?;
+    check_free(addr)?;
     let models = models(args)?;
     let (names, places) = (describe_names(&models), describe_places(&models));
-    let trust = describe_trust(keys.as_deref(), tls.is_some());
-    let service = Service::of_models(models, serve_options(args, addr, keys)).map_err(usage)?;
+    let service = Service::of_models(models, options).map_err(usage)?;
     let (stop, stopped) = channel();
     let handler = move || {
         let _ = stop.send(());
@@ -106,6 +117,11 @@ fn models(args: &Args) -> Result<Vec<ServedModel>> {
     let given: Vec<(Vec<String>, &str)> = args.model.models.iter().map(|given| with_names(given)).collect();
     if given.len() > 1 && !args.alias.is_empty() {
         return Err(usage("--alias names one model; with several, say what each is called: -m NAME,..=MODEL"));
+    }
+    let mut names: Vec<&String> = given.iter().flat_map(|(names, _)| names).collect();
+    names.sort_unstable();
+    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(usage(format_args!("two models are called \"{}\": give each a name of its own", twice[0])));
     }
     let placed = |(mut names, model): (Vec<String>, &str)| {
         names.extend(args.alias.iter().cloned());
@@ -138,7 +154,8 @@ fn describe_places(models: &[ServedModel]) -> String {
 fn runner(args: &Args, given: &str) -> Result<Runner> {
     let loaded = model::open(given)?;
     let set = devices::open(&args.devices)?;
-    let model_args = ModelArgs { n_seqs: args.parallel as usize, ..args.model.clone() };
+    let sequences = Sequences::Sharing(args.parallel as usize);
+    let model_args = ModelArgs { sequences, ..args.model.clone() };
     let options = model::load_options(&model_args, &loaded, &set)?;
     output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let placed = model::place(&loaded, &set, &options)?;
@@ -170,7 +187,8 @@ fn serve_options(args: &Args, addr: SocketAddr, keys: Option<Arc<Tokens>>) -> Se
         (Some(_), false) => Hosts::Any,
     };
     let page = if args.no_page { Page::Absent } else { Page::Shown };
-    ServeOptions { limits, keys, names: Vec::new(), hosts, origins: args.cors.clone(), page }
+    let beginnings = if args.cache_per_key { Beginnings::OfEachClient } else { Beginnings::OfAll };
+    ServeOptions { limits, keys, names: Vec::new(), hosts, origins: args.cors.clone(), page, beginnings }
 }
 
 /// The address to listen on; a name may stand for several, of which the first counts.
@@ -178,6 +196,17 @@ fn address(host: &str, port: u16) -> Result<SocketAddr> {
     let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
     let mut found = (bare, port).to_socket_addrs().map_err(|e| usage(format_args!("--host {host}: {e}")))?;
     found.next().ok_or_else(|| usage(format_args!("--host {host}: it has no address")))
+}
+
+/// Fails if another program listens there.
+fn check_free(addr: SocketAddr) -> Result<()> {
+    match TcpListener::bind(addr) {
+        Err(e) if e.kind() == ErrorKind::AddrInUse => {
+            Err(anyhow!("another program listens on {addr}: end it, or take another port (--port; 0 picks a free one)"))
+        }
+        // What else is wrong is told by whoever listens in the end.
+        _ => Ok(()),
+    }
 }
 
 /// Whether what protects the server is enough for its address.

@@ -1,33 +1,35 @@
 //! `/v1/chat/completions`.
 
-use super::usual::{
+use super::common::{
     Delivery, FINGERPRINT, Used, call_id, end_chunks, finish_reason_with, first, id, is_of_text, log_prob_of, now,
     take_absent, take_delivery, text_of, top,
 };
+use crate::answer_parser::{Call, Part, Splitter, Whole};
 use crate::body;
+use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
 use crate::form::{self, Wanted};
-use crate::kept::json_answer;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing};
 use crate::queue::Client;
 use crate::service::Service;
 use crate::settings::{Settings, take_bias, take_n};
-use crate::split::{Call, Part, Splitter, Whole};
 use crate::stream::{self, Out, Writer, data};
 use crate::style::Style;
+use crate::template::TemplateVariables;
 use crate::tools::{History, Offer, take_calls};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::response::sse::Event;
 use outboard::llm::N_TOP;
-use outboard::{Message, Model, Piece};
+use outboard::{Message, Model, Piece, Variables};
 use serde_json::{Value, json};
 
 /// What is asked for.
 struct Asked {
     messages: Vec<Message>,
+    variables: Variables,
     offer: Offer,
     settings: Settings,
     delivery: Delivery,
@@ -40,14 +42,14 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { messages, offer, mut settings, delivery, form } = parse(&service, params)?;
+    let Asked { messages, variables, offer, mut settings, delivery, form } = parse(&service, params)?;
     if delivery == Delivery::Whole {
         settings.check_log_probs(settings.n, service.context())?;
     }
     let form = offer.form_or(form)?;
     service.check_room(&client, settings.n)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, variables, &offer, form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (id, created, prompt_tokens) = (id("chatcmpl-"), now(), answers.prompt_tokens);
@@ -85,10 +87,15 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     let delivery = take_delivery(&mut params)?;
     let offer = Offer::of_chat(&mut params, service.style())?;
     let form = form::take(&mut params)?;
+    let mut template = TemplateVariables::new(service.model());
+    template.take(&mut params)?;
+    template.take_effort(&mut params, "reasoning_effort")?;
+    let variables = template.variables;
+    params.absent("best_of", "all texts are given", |value| value == 1)?;
     take_absent(&mut params)?;
     let list = params.required_list("messages", MESSAGES)?;
     params.finish()?;
-    Ok(Asked { messages: messages(list, service.style())?, offer, settings, delivery, form })
+    Ok(Asked { messages: messages(list, service.style())?, variables, offer, settings, delivery, form })
 }
 
 /// Whether log-probabilities are wanted, and how many of the most probable tokens beside each.

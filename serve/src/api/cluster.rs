@@ -1,7 +1,7 @@
 //! `/cluster`: what is where and how it does, for the page and `outboard top`.
 
+use super::common::{FINGERPRINT, json_response};
 use super::status::{model_of, slots_of};
-use super::usual::{FINGERPRINT, json_response};
 use crate::error::Result;
 use crate::service::Service;
 use axum::extract::{RawQuery, State};

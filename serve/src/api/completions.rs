@@ -1,13 +1,13 @@
 //! `/v1/completions`.
 
-use super::usual::{
+use super::common::{
     Delivery, FINGERPRINT, Used, end_chunks, finish_reason, first, id, ids, is_of_text, log_prob, now, take_absent,
     take_delivery, token, top,
 };
 use crate::body;
+use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
 use crate::form::{self, Wanted};
-use crate::kept::json_answer;
 use crate::limits::TEXTS;
 use crate::params::{Params, kind};
 use crate::queue::Client;

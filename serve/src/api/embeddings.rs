@@ -1,10 +1,10 @@
 //! `/v1/embeddings`.
 
-use super::usual::ids;
+use super::common::ids;
 use crate::body;
+use crate::counted_body::json_answer;
 use crate::embed::Inputs;
 use crate::error::{ApiError, Result};
-use crate::kept::json_answer;
 use crate::limits::EMBEDDINGS;
 use crate::params::{Params, kind};
 use crate::queue::Client;

@@ -1,23 +1,24 @@
 //! Anthropic's `/v1/messages` and `/v1/messages/count_tokens`.
 
-use super::usual::{call_id, id, json_response, shown_text, text_of, text_of_part};
+use super::common::{call_id, id, json_response, shown_text, text_of, text_of_part};
+use crate::answer_parser::{Part, Splitter, Whole};
 use crate::body;
+use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
 use crate::form;
-use crate::kept::json_answer;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
 use crate::service::Service;
 use crate::settings::Settings;
-use crate::split::{Part, Splitter, Whole};
 use crate::stream::{self, Out, Writer, named};
 use crate::style::Style;
+use crate::template::TemplateVariables;
 use crate::tools::{History, Offer};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use outboard::{Finish, Generation, Message, Model, Piece, ToolCall};
+use outboard::{Finish, Generation, Message, Model, Piece, ToolCall, Variables};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -34,10 +35,10 @@ pub(crate) async fn answer(
     let mut settings = Settings::take(&mut params, &["max_tokens"], STOPS, 1)?;
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
-    let Asked { messages, offer, thinking } = take_asked(&service, params)?;
+    let Asked { messages, variables, offer, thinking } = take_asked(&service, params)?;
     service.check_room(&client, 1)?;
     settings.constraint = form::compile(&service, &room, offer.form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, offer.form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, variables, &offer, offer.form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (model, name, input) = (service.model().clone(), service.name().to_owned(), answers.prompt_tokens);
@@ -58,14 +59,15 @@ pub(crate) async fn answer(
 
 pub(crate) async fn count(State(service): State<Service>, request: Request) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { messages, offer, .. } = take_asked(&service, params)?;
-    let (prompt, _) = service.encode_chat(&room, messages, &offer, None).await?;
+    let Asked { messages, variables, offer, .. } = take_asked(&service, params)?;
+    let (prompt, _) = service.encode_chat(&room, messages, variables, &offer, None).await?;
     Ok(json_response(&json!({"input_tokens": prompt.len()})))
 }
 
 /// What is asked for.
 struct Asked {
     messages: Vec<Message>,
+    variables: Variables,
     offer: Offer,
     thinking: Thinking,
 }
@@ -84,7 +86,10 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
     for name in ["mcp_servers", "container", "context_management", "output_config", "output_format"] {
         params.absent(name, "a model here writes text and calls of tools", is_nothing)?;
     }
-    let thinking = take_thinking(&mut params, style)?;
+    let mut template = TemplateVariables::new(service.model());
+    template.take(&mut params)?;
+    let thinking = take_thinking(&mut params, style, &mut template)?;
+    let variables = template.variables;
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "standard_only")?;
     params.without_effect(&["metadata", "cache_control"]);
     let system = params.take("system").map(|system| text_of(system, "system", &["text"])).transpose()?;
@@ -98,7 +103,7 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
         message(Params::of(value, &format!("messages[{i}]"))?, &mut history)?;
     }
     match history.messages.last().map(|message| message.role.as_str()) {
-        Some("user" | "tool") => Ok(Asked { messages: history.messages, offer, thinking }),
+        Some("user" | "tool") => Ok(Asked { messages: history.messages, variables, offer, thinking }),
         Some("assistant") => Err(ApiError::unsupported(
             "messages",
             "a last message of the assistant's, to go on from; the last one must be the user's",
@@ -107,13 +112,18 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
     }
 }
 
-/// `thinking`: whether a model reasons, and for how long, its template says and the model; whether the answer shows it, the request.
-fn take_thinking(params: &mut Params, style: &Style) -> Result<Thinking> {
+/// `thinking`: whether a model reasons, where its template asks, and whether the answer shows it. For how long, the model says.
+fn take_thinking(params: &mut Params, style: &Style, template: &mut TemplateVariables<'_>) -> Result<Thinking> {
     let Some(mut thinking) = params.object("thinking")? else { return Ok(Thinking::LeftOut) };
     let kind = thinking.required_string("type")?;
     thinking.count("budget_tokens", 1..=i64::from(i32::MAX))?;
     let display = thinking.string("display")?;
     thinking.finish()?;
+    match kind.as_str() {
+        "enabled" => template.think(true),
+        "disabled" => template.think(false),
+        _ => {}
+    }
     match kind.as_str() {
         "disabled" => Ok(Thinking::LeftOut),
         "enabled" | "adaptive" if !style.reasons() => {

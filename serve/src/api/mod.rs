@@ -2,13 +2,13 @@
 
 mod chat;
 mod cluster;
+mod common;
 mod completions;
 mod embeddings;
 mod messages;
 mod responses;
 mod status;
 mod tokens;
-mod usual;
 
 use crate::access::admit;
 use crate::error::ApiError;

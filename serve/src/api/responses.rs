@@ -1,18 +1,19 @@
 //! OpenAI's `/v1/responses`: one text for a list of messages. Nothing is stored, so that a conversation is sent anew each time.
 
-use super::usual::{call_id, first, id, is_of_text, is_zero, log_prob_of, now, take_absent, text_of};
+use super::common::{call_id, first, id, is_of_text, is_zero, log_prob_of, now, take_absent, text_of};
+use crate::answer_parser::{Call, Calls, Part, Splitter};
 use crate::body;
+use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
 use crate::form;
-use crate::kept::json_answer;
 use crate::limits::MESSAGES;
-use crate::params::{BY_TEMPLATE, Params, is_nothing, kind};
+use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
 use crate::service::Service;
 use crate::settings::Settings;
-use crate::split::{Call, Calls, Part, Splitter};
 use crate::stream::{self, Out, Writer, named};
 use crate::style::Style;
+use crate::template::TemplateVariables;
 use crate::tools::{History, Offer, take_call};
 use axum::Extension;
 use axum::extract::{Request, State};
@@ -41,12 +42,21 @@ pub(crate) async fn answer(
         |name: &str, default: &str| params.seen(name).map_or_else(|| default.to_owned(), Value::to_string).into();
     let repeated = Repeated { tools: said("tools", "[]"), tool_choice: said("tool_choice", "\"auto\"") };
     let offer = Offer::of_responses(&mut params, style)?;
+    let mut template = TemplateVariables::new(service.model());
+    template.take(&mut params)?;
+    if let Some(mut reasoning) = params.object("reasoning")? {
+        template.take_effort(&mut reasoning, "effort")?;
+        // All of it is given.
+        reasoning.without_effect(&["summary", "generate_summary"]);
+        reasoning.finish()?;
+    }
+    let variables = template.variables;
     let (messages, instructions) = take_messages(params, style)?;
     let format = form.clone();
     let form = offer.form_or(form)?;
     service.check_room(&client, 1)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, &offer, form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, messages, variables, &offer, form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (input, style, name) = (answers.prompt_tokens, style.clone(), service.name().to_owned());
@@ -96,7 +106,6 @@ fn take_messages(mut params: Params, style: &Style) -> Result<(Vec<Message>, Opt
         params.absent(name, NOT_STORED, is_nothing)?;
     }
     params.absent("truncation", "an input that is too long is an error", |value| value == "disabled")?;
-    params.absent("reasoning", BY_TEMPLATE, is_nothing)?;
     params.absent("max_tool_calls", "it is about tools of the server, and there are none", is_zero)?;
     if let Some(mut options) = params.object("stream_options")? {
         options.absent("include_obfuscation", "events are as long as their text", is_nothing)?;

@@ -1,9 +1,9 @@
 //! What there is, and how it does: `/health`, `/metrics`, `/v1/models`, `/props`, `/slots`.
 
-use super::usual::{FINGERPRINT, json_response};
+use super::common::{FINGERPRINT, json_response};
+use crate::engine::Slot;
 use crate::error::{ApiError, Result};
 use crate::service::Service;
-use crate::texts::Slot;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, State};
 use axum::response::{IntoResponse, Response};

@@ -1,9 +1,9 @@
 //! `/tokenize` and `/detokenize`, as llama-server has them.
 
-use super::usual::{ids, token};
+use super::common::{ids, token};
 use crate::body;
+use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
-use crate::kept::json_answer;
 use crate::limits::{PIECES, TOKENS};
 use crate::service::Service;
 use axum::extract::{Request, State};

@@ -1,8 +1,10 @@
 //! Texts under way: a task for each, which waits for its turn, takes what the engine gives, and ends the text when nobody reads it any more.
 
 use crate::error::{ApiError, Result};
+use crate::limits::Limits;
 use crate::metrics::ModelMetrics;
 use crate::queue::{Client, Full, Place, Queue, Turn};
+use crate::service::{Beginnings, ServeOptions};
 use crate::settings::Settings;
 use crate::style::Style;
 use futures_core::Stream;
@@ -29,6 +31,8 @@ pub(crate) struct Engine {
     pub(crate) metrics: ModelMetrics,
     /// How the model writes.
     pub(crate) style: Style,
+    /// Whose texts share beginnings.
+    beginnings: Beginnings,
     /// Says that texts end now, whatever they have.
     ended: watch::Sender<bool>,
     /// What texts take, a moving mean in microseconds; 0 before the first has ended.
@@ -73,13 +77,25 @@ impl Drop for UnderWay {
 }
 
 impl Engine {
-    pub(crate) fn new(runner: Runner, waiting: usize, waiting_each: usize, metrics: ModelMetrics) -> Engine {
+    pub(crate) fn new(runner: Runner, options: &ServeOptions, metrics: ModelMetrics) -> Engine {
         let places = runner.plan().sequences;
         let slots = (0..places).map(|_| Mutex::new(None)).collect();
+        let Limits { waiting, waiting_each, .. } = options.limits;
         let queue = Queue::new(places, waiting, waiting_each);
+        let beginnings = options.beginnings;
         let (ended, _) = watch::channel(false);
         let style = Style::of(runner.model());
-        Engine { runner, queue, metrics, style, ended, mean: AtomicU64::new(0), slots, under_way: AtomicUsize::new(0) }
+        Engine {
+            runner,
+            queue,
+            metrics,
+            style,
+            beginnings,
+            ended,
+            mean: AtomicU64::new(0),
+            slots,
+            under_way: AtomicUsize::new(0),
+        }
     }
 
     /// Begins the texts behind some prompts, `settings.n` behind each, when it is their turn. Fails if one cannot fit, and if too many wait.
@@ -95,9 +111,12 @@ impl Engine {
         }
         let count = prompts.len() * settings.n;
         let turns = self.queue.enter(client, count).map_err(|full| self.refuse(full, count))?;
-        let requests = prompts
-            .iter()
-            .flat_map(|prompt| (0..settings.n).map(|i| (prompt.len(), settings.request(prompt.clone(), i))));
+        let salt = self.beginnings.salt(client, settings.cache_salt.as_deref());
+        let request = |prompt: &[u32], number| {
+            let request = settings.request(prompt.to_vec(), number);
+            (prompt.len(), if let Some(salt) = &salt { request.cache_salt(salt.clone()) } else { request })
+        };
+        let requests = prompts.iter().flat_map(|prompt| (0..settings.n).map(|number| request(prompt, number)));
         let (sender, pieces) = unbounded_channel();
         for (number, ((prompt, request), turn)) in requests.zip(turns).enumerate() {
             let (engine, sender) = (self.clone(), sender.clone());
@@ -232,6 +251,12 @@ impl Task {
         self.engine.took(slot.since.elapsed());
         self.engine.metrics.tokens(slot.prompt, end.tokens.len(), end.decode_time);
         self.engine.metrics.ended("done");
+        let (cached, generated, finish) = (end.cached, end.tokens.len(), end.finish);
+        let [first, all] = [end.prompt_time, end.prompt_time + end.decode_time].map(|time| time.as_millis());
+        let (model, prompt) = (self.engine.runner.model().name(), slot.prompt);
+        tracing::info!(
+            "a text of {model}: {prompt} tokens read, {cached} of them in the cache, {generated} written; {first} ms to the first, {all} ms in all; {finish:?}"
+        );
     }
 
     fn fail(&self, error: ApiError) {

@@ -128,7 +128,7 @@ pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
     params.absent("prediction", "it would change nothing of the text, and nothing is gained by it", is_nothing)?;
     params.absent("store", "nothing is stored", is_nothing)?;
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "default")?;
-    params.absent("reasoning_effort", BY_TEMPLATE, is_nothing)?;
+    params.absent("reasoning_effort", "it is for chats", is_nothing)?;
     params.absent("verbosity", BY_TEMPLATE, is_nothing)?;
     params.absent("web_search_options", "nothing is searched for", is_nothing)?;
     params.without_effect(&["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]);

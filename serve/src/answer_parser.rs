@@ -7,9 +7,9 @@ mod calls;
 mod channels;
 mod marked;
 
+use crate::engine::Answers;
 use crate::error::{ApiError, Result};
 use crate::style::{CallSyntax, Style};
-use crate::texts::Answers;
 use channels::Channels;
 use http::StatusCode;
 use marked::Marked;
