@@ -343,5 +343,7 @@ impl State {
 /// Whether a block of others could be read again as it was computed, behind a fault: a few tokens at either end were part of a larger micro-batch.
 fn can_be_computed_again(decoded: DecodedMask, is_first: bool, least: usize) -> bool {
     let few = 1..least;
-    !few.contains(&decoded.trailing_batched()) && !(is_first && few.contains(&decoded.leading_batched()))
+    let begins_cut = is_first && few.contains(&decoded.leading_batched());
+    let ends_cut = few.contains(&decoded.trailing_batched());
+    !begins_cut && !ends_cut
 }

@@ -1,11 +1,13 @@
 //! Tools that a request offers to the model, and what its messages say of calls.
 
+mod forced;
+
 use crate::answer_parser::Calls;
 use crate::error::{ApiError, Result};
 use crate::form::Wanted;
 use crate::limits::{CONTAINERS, TOOL_BYTES, TOOLS};
 use crate::params::{Params, containers, is_nothing, kind};
-use crate::style::{CallSyntax, Style};
+use crate::style::Style;
 use outboard::{Message, Tool, ToolCall};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -156,7 +158,7 @@ impl Offer {
             let why = "it is not known here how this model writes calls: its chat template says none of the forms that are read";
             return Err(ApiError::unsupported("tools", why));
         }
-        let form = forced(&tools, choice, style)?;
+        let form = forced::form(&tools, choice, style)?;
         Ok(Offer { tools: tools.into(), calls, form })
     }
 
@@ -183,96 +185,6 @@ fn check_bytes(tools: &[Offered]) -> Result<()> {
     let message =
         format!("'tools' have {bytes} bytes of names, descriptions and schemas, and at most {TOOL_BYTES} are taken");
     Err(ApiError::of_param("tools", message))
-}
-
-/// The form of an answer that has to be a call: the object that models of these styles write, which is read without tags as well.
-fn forced(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wanted>> {
-    let among: Vec<(usize, &Tool)> = match choice {
-        Choice::Auto | Choice::None => return Ok(None),
-        Choice::Required => tools.iter().enumerate().collect(),
-        Choice::Named(name) => tools.iter().enumerate().filter(|(_, tool)| tool.name == *name).collect(),
-    };
-    if among.is_empty() {
-        return Err(ApiError::of_param(
-            "tool_choice",
-            "'tool_choice' wants a call of a tool that is not among 'tools'",
-        ));
-    }
-    let arguments = match style.calls {
-        Some(CallSyntax::Tagged) => "arguments",
-        Some(CallSyntax::Bare) => "parameters",
-        _ => {
-            let why = "a model that writes calls like this one is not made to call a tool; it is asked with 'auto'";
-            return Err(ApiError::unsupported("tool_choice", why));
-        }
-    };
-    let mut definitions = Map::new();
-    let call = |&(i, tool): &(usize, &Tool)| {
-        let mut parameters = tool.parameters.clone();
-        check_object(&mut parameters, &format!("tools[{i}]"))?;
-        if !refers_to_definitions(&parameters) {
-            let why = "a '$ref' of a tool's schema has to begin with '#/$defs/' or '#/definitions/' where a model is made to call it";
-            return Err(ApiError::unsupported(format!("tools[{i}]"), why));
-        }
-        // They are found from the root of a schema.
-        for name in ["$defs", "definitions"] {
-            let found = parameters.as_object_mut().and_then(|keys| keys.remove(name));
-            let Some(Value::Object(found)) = found else { continue };
-            let Value::Object(known) = definitions.entry(name).or_insert_with(|| json!({})) else { continue };
-            for (name, schema) in found {
-                if known.get(&name).is_some_and(|other| *other != schema) {
-                    let why =
-                        format!("an earlier tool has something else as '{name}' in its definitions; name one tool");
-                    return Err(ApiError::unsupported(format!("tools[{i}]"), &why));
-                }
-                known.insert(name, schema);
-            }
-        }
-        Ok(json!({
-            "type": "object", "properties": {"name": {"const": tool.name}, arguments: parameters},
-            "required": ["name", arguments], "additionalProperties": false,
-        }))
-    };
-    let mut calls = among.iter().map(call).collect::<Result<Vec<Value>>>()?;
-    let mut schema = match calls.len() {
-        1 => calls.remove(0),
-        _ => json!({"anyOf": calls}),
-    };
-    if let Value::Object(keys) = &mut schema {
-        keys.extend(definitions);
-    }
-    let param = match among[..] {
-        [(i, _)] => format!("tools[{i}]"),
-        _ => "tools".to_owned(),
-    };
-    Ok(Some(Wanted::new(outboard::Form::JsonSchema(schema.to_string()), param)))
-}
-
-/// Makes a schema of arguments one of an object, which arguments are. `at` is the tool.
-fn check_object(parameters: &mut Value, at: &str) -> Result<()> {
-    let is_object =
-        |kind: &Value| kind == "object" || kind.as_array().is_some_and(|kinds| kinds.contains(&"object".into()));
-    let Value::Object(keys) = parameters else { return Ok(()) };
-    if keys.get("type").is_some_and(|kind| !is_object(kind)) {
-        return Err(ApiError::of_param(
-            at,
-            format!("'{at}': the arguments of a call are an object, and its schema has another 'type'"),
-        ));
-    }
-    keys.insert("type".into(), "object".into());
-    Ok(())
-}
-
-/// Whether all references of a schema are to its definitions, which stay where they are when the schema is a part of another.
-fn refers_to_definitions(schema: &Value) -> bool {
-    match schema {
-        Value::Array(list) => list.iter().all(refers_to_definitions),
-        Value::Object(keys) => keys.iter().all(|(key, value)| match value {
-            Value::String(to) if key == "$ref" => to.starts_with("#/$defs/") || to.starts_with("#/definitions/"),
-            _ => refers_to_definitions(value),
-        }),
-        _ => true,
-    }
 }
 
 fn check_type(params: &mut Params, only: &str) -> Result<()> {

@@ -9,6 +9,7 @@ mod parse;
 #[cfg(test)]
 mod tests;
 
+use lexemes::Steps;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 
@@ -16,7 +17,7 @@ use std::fmt::Write;
 const MOST_PARTS: usize = 20_000;
 
 /// Lexemes that are taken apart, at most.
-const MOST_APART: usize = 200;
+const MOST_SPLIT: usize = 200;
 
 /// Characters, as ranges that do not meet, the lowest first.
 type Class = Vec<(u32, u32)>;
@@ -29,7 +30,7 @@ enum Part {
     /// One behind the other.
     Sequence(Vec<Part>),
     /// One of these.
-    Any(Vec<Part>),
+    Choice(Vec<Part>),
     /// So many times, without end where there is no second number.
     Repeat(Box<Part>, u32, Option<u32>),
     /// What the rule with this number is.
@@ -51,20 +52,20 @@ struct Grammar {
 /// The same grammar in Lark. Fails with what is wrong with it.
 pub(super) fn to_lark(text: &str) -> Result<String, String> {
     let grammar = parse::parse(text)?;
-    let (mut apart, mut steps) = (HashSet::new(), 0);
-    while apart.len() <= MOST_APART {
-        let mut lowering = Lowering::new(&grammar, &apart);
+    let (mut must_split, mut steps) = (HashSet::new(), Steps::default());
+    while must_split.len() <= MOST_SPLIT {
+        let mut lowering = Lowering::new(&grammar, &must_split);
         lowering.lower_rules()?;
-        lexemes::spend(&mut steps, lowering.parts + lowering.productions.len())?;
-        match lexemes::too_long(&lowering, &mut steps)? {
+        steps.spend(lowering.parts + lowering.productions.len())?;
+        match lexemes::find_overlong(&lowering, &mut steps)? {
             None => return Ok(lowering.lark()),
             Some(lexeme) => {
                 let part = lowering.lexemes.swap_remove(lexeme);
-                apart.insert(part);
+                must_split.insert(part);
             }
         }
     }
-    Err(format!("what ends a repetition may be a part of it in more than {MOST_APART} places"))
+    Err(format!("what ends a repetition may be a part of it in more than {MOST_SPLIT} places"))
 }
 
 /// What a rule is made of, once lexemes are known.
@@ -78,7 +79,7 @@ enum Symbol {
 #[derive(Clone, Debug)]
 enum Production {
     /// One of these sequences.
-    Any(Vec<Vec<Symbol>>),
+    Choice(Vec<Vec<Symbol>>),
     Repeat(Symbol, u32, Option<u32>),
 }
 
@@ -93,20 +94,20 @@ struct Lowering<'g> {
     lexemes: Vec<Part>,
     known: HashMap<Part, usize>,
     /// Parts that are not to be lexemes.
-    apart: &'g HashSet<Part>,
+    must_split: &'g HashSet<Part>,
     /// Parts that have been written out.
     parts: usize,
 }
 
 impl<'g> Lowering<'g> {
-    fn new(grammar: &'g Grammar, apart: &'g HashSet<Part>) -> Lowering<'g> {
+    fn new(grammar: &'g Grammar, must_split: &'g HashSet<Part>) -> Lowering<'g> {
         let mut states = vec![Visit::New; grammar.rules.len()];
         for rule in 0..grammar.rules.len() {
             visit(grammar, rule, &mut states);
         }
         let regular = states.iter().map(|state| *state == Visit::Regular).collect();
-        let productions = vec![Production::Any(Vec::new()); grammar.rules.len()];
-        Lowering { grammar, regular, productions, lexemes: Vec::new(), known: HashMap::new(), apart, parts: 0 }
+        let productions = vec![Production::Choice(Vec::new()); grammar.rules.len()];
+        Lowering { grammar, regular, productions, lexemes: Vec::new(), known: HashMap::new(), must_split, parts: 0 }
     }
 
     fn lower_rules(&mut self) -> Result<(), String> {
@@ -118,8 +119,8 @@ impl<'g> Lowering<'g> {
             // Others are written out where they are used.
             if !self.regular[i] || i == grammar.root {
                 self.productions[i] = match rule {
-                    Part::Any(options) => self.any(options)?,
-                    rule => Production::Any(vec![self.sequence(std::slice::from_ref(rule))?]),
+                    Part::Choice(options) => self.any(options)?,
+                    rule => Production::Choice(vec![self.sequence(std::slice::from_ref(rule))?]),
                 };
             }
         }
@@ -129,7 +130,7 @@ impl<'g> Lowering<'g> {
     fn is_regular(&self, part: &Part) -> bool {
         match part {
             Part::Chars(_) => true,
-            Part::Sequence(parts) | Part::Any(parts) => parts.iter().all(|part| self.is_regular(part)),
+            Part::Sequence(parts) | Part::Choice(parts) => parts.iter().all(|part| self.is_regular(part)),
             Part::Repeat(part, ..) => self.is_regular(part),
             Part::Rule(rule) => self.regular[*rule],
         }
@@ -137,7 +138,7 @@ impl<'g> Lowering<'g> {
 
     fn any(&mut self, options: &[Part]) -> Result<Production, String> {
         let sequences = options.iter().map(|option| self.sequence(std::slice::from_ref(option)));
-        Ok(Production::Any(sequences.collect::<Result<_, _>>()?))
+        Ok(Production::Choice(sequences.collect::<Result<_, _>>()?))
     }
 
     /// Parts one behind the other: those that are regular are one lexeme as long as they follow one another.
@@ -153,7 +154,7 @@ impl<'g> Lowering<'g> {
             self.lexeme(std::mem::take(&mut regular), &mut symbols);
             let symbol = match part {
                 Part::Rule(rule) => Symbol::Rule(*rule),
-                Part::Any(options) => {
+                Part::Choice(options) => {
                     let production = self.any(options)?;
                     self.add(production)
                 }
@@ -161,7 +162,7 @@ impl<'g> Lowering<'g> {
                     let of = self.sequence(std::slice::from_ref(part))?;
                     let of = match of[..] {
                         [one] => one,
-                        _ => self.add(Production::Any(vec![of])),
+                        _ => self.add(Production::Choice(vec![of])),
                     };
                     self.add(Production::Repeat(of, *least, *most))
                 }
@@ -185,8 +186,8 @@ impl<'g> Lowering<'g> {
         if is_empty(&part) {
             return;
         }
-        if self.apart.contains(&part) {
-            return self.take_apart(part, to);
+        if self.must_split.contains(&part) {
+            return self.split(part, to);
         }
         let (is_nullable, next) = (is_nullable(&part), self.lexemes.len());
         let number = *self.known.entry(part.clone()).or_insert(next);
@@ -194,30 +195,30 @@ impl<'g> Lowering<'g> {
             self.lexemes.push(part);
         }
         let lexeme = Symbol::Lexeme(number);
-        to.push(if is_nullable { self.add(Production::Any(vec![vec![lexeme], Vec::new()])) } else { lexeme });
+        to.push(if is_nullable { self.add(Production::Choice(vec![vec![lexeme], Vec::new()])) } else { lexeme });
     }
 
     /// Adds what a regular part is made of. Of a sequence the last one is on its own then: it is the end that is cut in more than one way.
-    fn take_apart(&mut self, part: Part, to: &mut Vec<Symbol>) {
+    fn split(&mut self, part: Part, to: &mut Vec<Symbol>) {
         match part {
             Part::Sequence(mut parts) => {
                 let last = parts.pop();
                 self.lexeme(parts, to);
                 self.lexeme(last.into_iter().collect(), to);
             }
-            Part::Any(options) => {
+            Part::Choice(options) => {
                 let option = |option: Part| {
                     let mut symbols = Vec::new();
                     self.lexeme(vec![option], &mut symbols);
                     symbols
                 };
-                let production = Production::Any(options.into_iter().map(option).collect());
+                let production = Production::Choice(options.into_iter().map(option).collect());
                 to.push(self.add(production));
             }
             Part::Repeat(part, least, most) => {
                 let mut of = Vec::new();
                 self.lexeme(vec![*part], &mut of);
-                let of = self.add(Production::Any(vec![of]));
+                let of = self.add(Production::Choice(vec![of]));
                 to.push(self.add(Production::Repeat(of, least, most)));
             }
             // They are of one character, or not there.
@@ -237,7 +238,7 @@ impl<'g> Lowering<'g> {
         Ok(match part {
             Part::Chars(class) => Part::Chars(class.clone()),
             Part::Sequence(parts) => Part::Sequence(all(self, parts)?),
-            Part::Any(parts) => Part::Any(all(self, parts)?),
+            Part::Choice(parts) => Part::Choice(all(self, parts)?),
             Part::Repeat(part, least, most) => Part::Repeat(Box::new(self.written_out(part)?), *least, *most),
             Part::Rule(rule) => {
                 let grammar = self.grammar;
@@ -255,8 +256,8 @@ impl<'g> Lowering<'g> {
         for (i, production) in self.productions.iter().enumerate() {
             let body = match production {
                 // Written out elsewhere.
-                Production::Any(options) if options.is_empty() => continue,
-                Production::Any(options) => {
+                Production::Choice(options) if options.is_empty() => continue,
+                Production::Choice(options) => {
                     let option = |symbols: &Vec<Symbol>| match &symbols[..] {
                         [] => "\"\"".to_owned(),
                         some => some.iter().map(name).collect::<Vec<_>>().join(" "),
@@ -312,7 +313,7 @@ fn visit(grammar: &Grammar, rule: usize, states: &mut [Visit]) -> bool {
 fn visit_part(grammar: &Grammar, part: &Part, states: &mut [Visit]) -> bool {
     match part {
         Part::Chars(_) => true,
-        Part::Sequence(parts) | Part::Any(parts) => parts.iter().all(|part| visit_part(grammar, part, states)),
+        Part::Sequence(parts) | Part::Choice(parts) => parts.iter().all(|part| visit_part(grammar, part, states)),
         Part::Repeat(part, ..) => visit_part(grammar, part, states),
         Part::Rule(rule) => visit(grammar, *rule, states),
     }
@@ -323,7 +324,7 @@ fn is_nullable(part: &Part) -> bool {
     match part {
         Part::Chars(_) | Part::Rule(_) => false,
         Part::Sequence(parts) => parts.iter().all(is_nullable),
-        Part::Any(parts) => parts.iter().any(is_nullable),
+        Part::Choice(parts) => parts.iter().any(is_nullable),
         Part::Repeat(part, least, _) => *least == 0 || is_nullable(part),
     }
 }
@@ -332,7 +333,7 @@ fn is_nullable(part: &Part) -> bool {
 fn is_empty(part: &Part) -> bool {
     match part {
         Part::Chars(_) | Part::Rule(_) => false,
-        Part::Sequence(parts) | Part::Any(parts) => parts.iter().all(is_empty),
+        Part::Sequence(parts) | Part::Choice(parts) => parts.iter().all(is_empty),
         Part::Repeat(part, ..) => is_empty(part),
     }
 }
@@ -364,7 +365,7 @@ fn write_regex(part: &Part, to: &mut String) {
             }
         },
         Part::Sequence(parts) => parts.iter().for_each(|part| write_regex(part, to)),
-        Part::Any(parts) => {
+        Part::Choice(parts) => {
             to.push_str("(?:");
             for (i, part) in parts.iter().enumerate() {
                 if i > 0 {

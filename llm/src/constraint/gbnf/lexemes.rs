@@ -8,29 +8,30 @@
 use super::{Class, Lowering, Part, Production, Symbol};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Places in lexemes at most, and steps that are taken to compare them, which are all counted.
-const MOST_PLACES: usize = 8000;
+/// Positions in lexemes at most.
+const MOST_POSITIONS: usize = 8000;
+/// Steps that are taken to compare lexemes at most.
 const MOST_STEPS: usize = 20_000_000;
 
-/// A lexeme that may be longer than is right; `None` if there is none. `steps` counts what it has taken, of which there is a bound.
-pub(super) fn too_long(grammar: &Lowering<'_>, steps: &mut usize) -> Result<Option<usize>, String> {
+/// A lexeme that may be longer than is right; `None` if there is none.
+pub(super) fn find_overlong(grammar: &Lowering<'_>, steps: &mut Steps) -> Result<Option<usize>, String> {
     let mut order = Order::of(grammar, steps)?;
     if order.follow.iter().all(BTreeSet::is_empty) {
         // All of a text is one lexeme.
         return Ok(None);
     }
-    let places: usize = grammar.lexemes.iter().map(places).sum();
-    if places > MOST_PLACES {
+    let positions: usize = grammar.lexemes.iter().map(count_positions).sum();
+    if positions > MOST_POSITIONS {
         return Err(format!(
-            "it has {places} characters and classes with its rules written out, and {MOST_PLACES} are the most"
+            "it has {positions} characters and classes with its rules written out, and {MOST_POSITIONS} are the most"
         ));
     }
     let automata: Vec<Automaton> =
         grammar.lexemes.iter().map(|lexeme| Automaton::of(lexeme, steps)).collect::<Result<_, _>>()?;
     order.merge(&automata, steps)?;
-    for begins in order.places() {
+    for begins in order.start_sets() {
         for &a in begins {
-            spend(steps, order.follow[a].len())?;
+            steps.spend(order.follow[a].len())?;
             let follows = order.follow[a].iter().fold(Bytes::default(), |bytes, &b| bytes.with(automata[b].begins));
             for &b in begins {
                 if side_by_side(&automata[a], &automata[b], steps)?.goes_on.meets(follows) {
@@ -42,10 +43,16 @@ pub(super) fn too_long(grammar: &Lowering<'_>, steps: &mut usize) -> Result<Opti
     Ok(None)
 }
 
-/// Counts steps.
-pub(super) fn spend(steps: &mut usize, more: usize) -> Result<(), String> {
-    *steps = steps.saturating_add(more);
-    if *steps > MOST_STEPS { Err("it takes too long to find out whether it is ambiguous".into()) } else { Ok(()) }
+/// Steps that were taken to compare lexemes.
+#[derive(Debug, Default)]
+pub(super) struct Steps(usize);
+
+impl Steps {
+    /// Counts so many more. Fails if there are too many.
+    pub(super) fn spend(&mut self, more: usize) -> Result<(), String> {
+        self.0 = self.0.saturating_add(more);
+        if self.0 > MOST_STEPS { Err("it takes too long to find out whether it is ambiguous".into()) } else { Ok(()) }
+    }
 }
 
 /// First bytes of characters, as bits.
@@ -87,12 +94,12 @@ struct SideBySide {
     end_together: bool,
 }
 
-/// Characters of a lexeme.
-fn places(part: &Part) -> usize {
+/// Characters and classes of a lexeme.
+fn count_positions(part: &Part) -> usize {
     match part {
         Part::Chars(_) => 1,
-        Part::Sequence(parts) | Part::Any(parts) => parts.iter().map(places).sum(),
-        Part::Repeat(part, ..) => places(part),
+        Part::Sequence(parts) | Part::Choice(parts) => parts.iter().map(count_positions).sum(),
+        Part::Repeat(part, ..) => count_positions(part),
         Part::Rule(_) => 0,
     }
 }
@@ -102,7 +109,7 @@ fn have_common(a: &Class, b: &Class) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.0.max(b.0) <= a.1.min(b.1)))
 }
 
-fn side_by_side(a: &Automaton, b: &Automaton, steps: &mut usize) -> Result<SideBySide, String> {
+fn side_by_side(a: &Automaton, b: &Automaton, steps: &mut Steps) -> Result<SideBySide, String> {
     let mut found = SideBySide { goes_on: Bytes::default(), end_together: false };
     let mut seen: HashSet<(usize, usize)> = HashSet::new();
     let mut next = Vec::new();
@@ -110,7 +117,7 @@ fn side_by_side(a: &Automaton, b: &Automaton, steps: &mut usize) -> Result<SideB
         for &p in from {
             for &q in to {
                 let (p_class, q_class) = (&a.classes[p], &b.classes[q]);
-                spend(steps, p_class.len() * q_class.len())?;
+                steps.spend(p_class.len() * q_class.len())?;
                 if have_common(p_class, q_class) && seen.insert((p, q)) {
                     next.push((p, q));
                 }
@@ -129,19 +136,19 @@ fn side_by_side(a: &Automaton, b: &Automaton, steps: &mut usize) -> Result<SideB
     Ok(found)
 }
 
-/// The places of a lexeme's characters: which come first and last, and which follow which. Repetitions are without end.
+/// The positions of a lexeme's characters: which come first and last, and which follow which. Repetitions are without end.
 #[derive(Default)]
 struct Automaton {
     classes: Vec<Class>,
     first: Vec<usize>,
     last: Vec<bool>,
     follow: Vec<Vec<usize>>,
-    /// What it begins with, and what follows each place.
+    /// What it begins with, and what follows each position.
     begins: Bytes,
     goes_on: Vec<Bytes>,
 }
 
-/// First and last places of a part, and whether it may be empty.
+/// First and last positions of a part, and whether it may be empty.
 struct Ends {
     first: Vec<usize>,
     last: Vec<usize>,
@@ -149,25 +156,25 @@ struct Ends {
 }
 
 impl Automaton {
-    fn of(lexeme: &Part, steps: &mut usize) -> Result<Automaton, String> {
+    fn of(lexeme: &Part, steps: &mut Steps) -> Result<Automaton, String> {
         let mut automaton = Automaton::default();
         let ends = automaton.add(lexeme, steps)?;
         automaton.last = vec![false; automaton.classes.len()];
-        ends.last.into_iter().for_each(|place| automaton.last[place] = true);
+        ends.last.into_iter().for_each(|position| automaton.last[position] = true);
         automaton.first = ends.first;
         let bytes: Vec<Bytes> = automaton.classes.iter().map(Bytes::of).collect();
-        let all = |places: &Vec<usize>| places.iter().fold(Bytes::default(), |all, &place| all.with(bytes[place]));
+        let all = |positions: &Vec<usize>| positions.iter().fold(Bytes::default(), |all, &at| all.with(bytes[at]));
         (automaton.begins, automaton.goes_on) = (all(&automaton.first), automaton.follow.iter().map(all).collect());
         Ok(automaton)
     }
 
-    fn add(&mut self, part: &Part, steps: &mut usize) -> Result<Ends, String> {
+    fn add(&mut self, part: &Part, steps: &mut Steps) -> Result<Ends, String> {
         Ok(match part {
             Part::Chars(class) => {
-                let place = self.classes.len();
+                let position = self.classes.len();
                 self.classes.push(class.clone());
                 self.follow.push(Vec::new());
-                Ends { first: vec![place], last: vec![place], is_nullable: false }
+                Ends { first: vec![position], last: vec![position], is_nullable: false }
             }
             Part::Sequence(parts) => {
                 let mut all = Ends { first: Vec::new(), last: Vec::new(), is_nullable: true };
@@ -180,13 +187,13 @@ impl Automaton {
                     if !next.is_nullable {
                         all.last.clear();
                     }
-                    spend(steps, all.last.len())?;
+                    steps.spend(all.last.len())?;
                     all.last.extend(next.last);
                     all.is_nullable &= next.is_nullable;
                 }
                 all
             }
-            Part::Any(parts) => {
+            Part::Choice(parts) => {
                 let mut all = Ends { first: Vec::new(), last: Vec::new(), is_nullable: false };
                 for part in parts {
                     let next = self.add(part, steps)?;
@@ -209,9 +216,9 @@ impl Automaton {
         })
     }
 
-    fn link(&mut self, from: &[usize], to: &[usize], steps: &mut usize) -> Result<(), String> {
-        spend(steps, from.len() * to.len())?;
-        from.iter().for_each(|&place| self.follow[place].extend(to));
+    fn link(&mut self, from: &[usize], to: &[usize], steps: &mut Steps) -> Result<(), String> {
+        steps.spend(from.len() * to.len())?;
+        from.iter().for_each(|&position| self.follow[position].extend(to));
         Ok(())
     }
 }
@@ -224,18 +231,18 @@ struct Order {
 
 impl Order {
     /// Sets of lexemes that may begin at the same place.
-    fn places(&self) -> impl Iterator<Item = &BTreeSet<usize>> {
+    fn start_sets(&self) -> impl Iterator<Item = &BTreeSet<usize>> {
         std::iter::once(&self.start).chain(&self.follow)
     }
 
-    fn of(grammar: &Lowering<'_>, steps: &mut usize) -> Result<Order, String> {
+    fn of(grammar: &Lowering<'_>, steps: &mut Steps) -> Result<Order, String> {
         let rules = &grammar.productions;
         let mut first = vec![BTreeSet::new(); rules.len()];
         let mut nullable = vec![false; rules.len()];
         until_nothing_changes(|| {
             let mut changed = false;
             for (i, rule) in rules.iter().enumerate() {
-                spend(steps, size(rule, &first))?;
+                steps.spend(size(rule, &first))?;
                 let (found, is_nullable) = first_of_rule(rule, &first, &nullable);
                 let before = (first[i].len(), nullable[i]);
                 first[i].extend(found);
@@ -256,7 +263,7 @@ impl Order {
                             Symbol::Lexeme(lexeme) => (&mut follow[*lexeme], BTreeSet::from([*lexeme]), false),
                             Symbol::Rule(rule) => (&mut of_rules[*rule], first[*rule].clone(), nullable[*rule]),
                         };
-                        spend(steps, 1 + behind.len() + mine.len())?;
+                        steps.spend(1 + behind.len() + mine.len())?;
                         let before = to.len();
                         to.extend(&behind);
                         changed |= to.len() > before;
@@ -273,14 +280,14 @@ impl Order {
     }
 
     /// Lexemes that may match the same text at the same place are followed by what may follow any of them.
-    fn merge(&mut self, automata: &[Automaton], steps: &mut usize) -> Result<(), String> {
+    fn merge(&mut self, automata: &[Automaton], steps: &mut Steps) -> Result<(), String> {
         let mut known: HashMap<(usize, usize), bool> = HashMap::new();
         until_nothing_changes(|| {
-            let places: HashSet<BTreeSet<usize>> = self.places().cloned().collect();
+            let sets: HashSet<BTreeSet<usize>> = self.start_sets().cloned().collect();
             let mut changed = false;
-            for place in &places {
-                spend(steps, place.len() * place.len())?;
-                for (&a, &b) in place.iter().flat_map(|a| place.range(a + 1..).map(move |b| (a, b))) {
+            for set in &sets {
+                steps.spend(set.len() * set.len())?;
+                for (&a, &b) in set.iter().flat_map(|a| set.range(a + 1..).map(move |b| (a, b))) {
                     let end_together = match known.get(&(a, b)) {
                         Some(known) => *known,
                         None => side_by_side(&automata[a], &automata[b], steps)?.end_together,
@@ -288,7 +295,7 @@ impl Order {
                     known.insert((a, b), end_together);
                     if end_together && self.follow[a] != self.follow[b] {
                         let all: BTreeSet<usize> = self.follow[a].union(&self.follow[b]).copied().collect();
-                        spend(steps, all.len())?;
+                        steps.spend(all.len())?;
                         (self.follow[a], self.follow[b]) = (all.clone(), all);
                         changed = true;
                     }
@@ -311,7 +318,7 @@ fn size(rule: &Production, first: &[BTreeSet<usize>]) -> usize {
         Symbol::Rule(rule) => 1 + first[*rule].len(),
     };
     match rule {
-        Production::Any(options) => options.iter().flatten().map(of).sum::<usize>() + 1,
+        Production::Choice(options) => options.iter().flatten().map(of).sum::<usize>() + 1,
         Production::Repeat(symbol, ..) => 2 * of(symbol),
     }
 }
@@ -319,7 +326,7 @@ fn size(rule: &Production, first: &[BTreeSet<usize>]) -> usize {
 /// The sequences that a rule stands for: of a repetition one and two.
 fn sequences(rule: &Production) -> Vec<Vec<Symbol>> {
     match rule {
-        Production::Any(options) => options.clone(),
+        Production::Choice(options) => options.clone(),
         Production::Repeat(of, _, Some(1)) => vec![vec![*of]],
         Production::Repeat(of, ..) => vec![vec![*of, *of]],
     }

@@ -158,7 +158,7 @@ impl Parser<'_> {
             self.blanks(Lines::Many);
             options.push(self.sequence(depth)?);
         }
-        Ok(if options.len() == 1 { options.remove(0) } else { Part::Any(options) })
+        Ok(if options.len() == 1 { options.remove(0) } else { Part::Choice(options) })
     }
 
     fn sequence(&mut self, depth: usize) -> Result<Part, String> {

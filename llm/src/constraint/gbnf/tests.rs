@@ -89,7 +89,7 @@ fn sample(grammar: &Grammar, part: &Part, depth: usize, random: &mut Random, to:
             to.push(char::from_u32(c).unwrap());
         }
         Part::Sequence(parts) => parts.iter().for_each(|part| sample(grammar, part, depth, random, to)),
-        Part::Any(parts) => {
+        Part::Choice(parts) => {
             let i = if depth > 12 { parts.len() - 1 } else { random.below(parts.len()) };
             sample(grammar, &parts[i], depth, random, to);
         }
@@ -135,7 +135,7 @@ impl Reader {
                 self.text.get(at).filter(is_one).map(|_| at + 1).into_iter().collect()
             }
             Part::Sequence(parts) => parts.iter().fold([at].into(), |ends, part| self.all(part, &ends)),
-            Part::Any(parts) => parts.iter().flat_map(|part| self.ends(part, at)).collect(),
+            Part::Choice(parts) => parts.iter().flat_map(|part| self.ends(part, at)).collect(),
             Part::Repeat(part, least, most) => {
                 let mut now: BTreeSet<usize> = (0..*least).fold([at].into(), |ends, _| self.all(part, &ends));
                 let mut all = now.clone();
