@@ -12,6 +12,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde_json::{Map, json};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,7 +22,27 @@ const MAX_TEMPLATE: usize = 1 << 20;
 const MAX_STEPS: u64 = 10_000_000;
 /// Deepest nesting of calls and macros.
 const MAX_DEPTH: usize = 100;
+/// Longest prompt in bytes.
+const MAX_PROMPT: usize = 64 << 20;
 const NAME: &str = "chat_template";
+/// What is set here and by nobody else.
+const OWN_VARIABLES: [&str; 7] =
+    ["messages", "add_generation_prompt", "bos_token", "eos_token", "tools", "documents", "strftime_now"];
+
+/// A text that fails to grow beyond the longest prompt.
+struct Limited(Vec<u8>);
+
+impl Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(MAX_PROMPT - self.0.len());
+        self.0.extend_from_slice(bytes.get(..taken).unwrap_or_default());
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// What stands behind the messages of a chat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,8 +199,11 @@ impl ChatTemplate {
         self.render_with(messages, &[], &Variables::new(), answer, now)
     }
 
-    /// Whether the template looks at a variable of this name.
+    /// Whether the template looks at a variable of this name that callers may set.
     pub fn has_variable(&self, name: &str) -> bool {
+        if OWN_VARIABLES.contains(&name) || self.environment.globals().any(|(global, _)| global == name) {
+            return false;
+        }
         self.environment.get_template(NAME).is_ok_and(|template| template.undeclared_variables(false).contains(name))
     }
 
@@ -203,8 +227,9 @@ impl ChatTemplate {
         let messages: Vec<Value> = messages.iter().map(Message::value).collect();
         let tools: Vec<Value> = tools.iter().map(Tool::value).collect();
         let template = self.environment.get_template(NAME).map_err(wrong)?;
-        let text = template
-            .render(context! {
+        let mut text = Limited(Vec::new());
+        let rendered = template.render_captured_to(
+            context! {
                 messages,
                 add_generation_prompt => answer == GenerationPrompt::Add,
                 bos_token => self.bos.as_str(),
@@ -215,8 +240,16 @@ impl ChatTemplate {
                 strftime_now => Value::from_function(move |format: String| strftime(&format, now)),
                 // They replace none of those above.
                 ..Value::from(Serde(variables.clone()))
-            })
-            .map_err(wrong)?;
+            },
+            &mut text,
+        );
+        if text.0.len() >= MAX_PROMPT {
+            return Err(Error::Request(format!(
+                "the model's chat template makes more than {MAX_PROMPT} bytes of these messages"
+            )));
+        }
+        rendered.map_err(wrong)?;
+        let text = String::from_utf8(text.0).map_err(|e| Error::Internal(e.to_string()))?;
         match text.strip_prefix(&self.bos) {
             Some(rest) if self.strip_bos && !self.bos.is_empty() => Ok(rest.to_owned()),
             _ => Ok(text),
@@ -383,7 +416,7 @@ mod tests {
         let source = "{% set x = 1 %}{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{{ messages[0].content }}";
         let template = template(source, false).unwrap();
         let has = ["enable_thinking", "messages", "x", "documents", ""].map(|name| template.has_variable(name));
-        assert_eq!(has, [true, true, false, false, false]);
+        assert_eq!(has, [true, false, false, false, false]);
         let text = |variables: serde_json::Value| {
             let (messages, variables) = ([Message::new("user", "Hi")], variables.as_object().unwrap().clone());
             template.render_with(&messages, &[], &variables, GenerationPrompt::Add, UNIX_EPOCH).unwrap()

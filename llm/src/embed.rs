@@ -13,6 +13,7 @@ use crate::turns::Work;
 use bytes::Bytes;
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// How the rows of a text become one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +43,8 @@ pub struct EmbedRequest {
     pub pooling: Pooling,
     /// How long the vector is.
     pub scale: Scale,
+    /// Others share its beginnings only if theirs is the same.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 /// The vector of a text.
@@ -155,6 +158,7 @@ impl PlacedModel {
         let begun = self.prompts;
         self.return_to_devices()?;
         self.truncate(sequence, 0)?;
+        self.set_cache_salt(sequence, request.cache_salt.as_deref())?;
         self.add_prompt(sequence, tokens)?;
         self.state_and_blocks(sequence)?.0.shared = 0;
         let shared = match pooling {
@@ -299,7 +303,7 @@ mod tests {
     use super::*;
 
     fn pool(pooling: Pooling, scale: Scale) -> Pool {
-        Pool::new(&EmbedRequest { tokens: vec![0; 3], pooling, scale }, 2)
+        Pool::new(&EmbedRequest { tokens: vec![0; 3], pooling, scale, cache_salt: None }, 2)
     }
 
     #[test]

@@ -33,7 +33,7 @@ fn load(name: &str, devices: usize, n_seqs: usize) -> PlacedModel {
 }
 
 fn request(tokens: &[u32], pooling: Pooling) -> EmbedRequest {
-    EmbedRequest { tokens: tokens.to_vec(), pooling, scale: Scale::AsItIs }
+    EmbedRequest { tokens: tokens.to_vec(), pooling, scale: Scale::AsItIs, cache_salt: None }
 }
 
 /// The embedding of a text that is alone.

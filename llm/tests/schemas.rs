@@ -283,6 +283,8 @@ fn forms_that_cannot_be_used_say_why() {
         (Form::Regex("a(?=b)".into()), "look-around"),
         (Form::Lark("start: other".into()), "other"),
         (Form::Lark(String::new()), "the grammar cannot be used"),
+        (Form::Lark("start: T\nT: /[a-z]+/ & /.*x/".into()), "'&' is not taken"),
+        (Form::Regex("a?".repeat(15_000)), "2000 are the most"),
         (Form::of_grammar("root = \"a\"".into()), "it was read as Lark"),
         (Form::Gbnf("root ::= root \"b\"".into()), "never end"),
         (Form::Gbnf("root ::= \"a\" | other".into()), "no rule 'other'"),

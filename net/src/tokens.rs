@@ -157,10 +157,7 @@ fn parse(bytes: &[u8]) -> std::result::Result<Vec<Entry>, String> {
         }
         let mut words = line.split_whitespace();
         let (Some(name), Some(token), None) = (words.next(), words.next(), words.next()) else {
-            return Err(format!(
-                "line {number} is not a name and a secret, such as: laptop {}",
-                "0123456789abcdef".repeat(2)
-            ));
+            return Err(format!("line {number} is not a name and a secret, with blanks between them and nothing else"));
         };
         if name.len() > MAX_NAME || name.chars().any(char::is_control) {
             return Err(format!("line {number}: a name has 1 to {MAX_NAME} printable characters"));

@@ -22,6 +22,7 @@ pub struct EmbedRequest {
     input: Input,
     pooling: Option<Pooling>,
     scale: Scale,
+    cache_salt: Option<Arc<str>>,
 }
 
 #[derive(Clone, Debug)]
@@ -33,12 +34,23 @@ enum Input {
 impl EmbedRequest {
     /// Of a text.
     pub fn new(text: impl Into<String>) -> EmbedRequest {
-        EmbedRequest { input: Input::Text(text.into()), pooling: None, scale: Scale::default() }
+        EmbedRequest::of(Input::Text(text.into()))
     }
 
     /// Of tokens.
     pub fn tokens(tokens: impl Into<Vec<u32>>) -> EmbedRequest {
-        EmbedRequest { input: Input::Tokens(tokens.into()), pooling: None, scale: Scale::default() }
+        EmbedRequest::of(Input::Tokens(tokens.into()))
+    }
+
+    fn of(input: Input) -> EmbedRequest {
+        EmbedRequest { input, pooling: None, scale: Scale::default(), cache_salt: None }
+    }
+
+    /// Has it share beginnings in the cache only with those of the same salt.
+    #[must_use]
+    pub fn cache_salt(mut self, salt: impl Into<Arc<str>>) -> EmbedRequest {
+        self.cache_salt = Some(salt.into());
+        self
     }
 
     /// How its rows become one.
@@ -62,7 +74,7 @@ impl EmbedRequest {
             Input::Tokens(tokens) => tokens,
         };
         let pooling = self.pooling.unwrap_or(model.pooling());
-        Ok(outboard_llm::EmbedRequest { tokens, pooling, scale: self.scale })
+        Ok(outboard_llm::EmbedRequest { tokens, pooling, scale: self.scale, cache_salt: self.cache_salt })
     }
 }
 

@@ -16,12 +16,15 @@ pub(crate) struct Inputs {
     pub(crate) tokens: Vec<Vec<u32>>,
     pub(crate) pooling: Pooling,
     pub(crate) scale: Scale,
+    /// Whose texts they share beginnings with.
+    pub(crate) salt: Option<Arc<str>>,
 }
 
 impl Inputs {
     fn request(&self, number: usize) -> Option<EmbedRequest> {
         let tokens = self.tokens.get(number)?;
-        Some(EmbedRequest::tokens(tokens.clone()).pooling(self.pooling).scale(self.scale))
+        let request = EmbedRequest::tokens(tokens.clone()).pooling(self.pooling).scale(self.scale);
+        Some(if let Some(salt) = &self.salt { request.cache_salt(salt.clone()) } else { request })
     }
 }
 

@@ -85,28 +85,33 @@ pub(crate) fn take(params: &mut Params) -> Result<Option<Wanted>> {
 
 /// One of some texts, as vLLM's `guided_choice` wants it.
 fn take_choice(params: &mut Params, name: &str) -> Result<Option<Wanted>> {
+    if params.seen(name).is_none() {
+        return Ok(None);
+    }
     let choices = params.strings(name, MOST_CHOICES)?;
     if choices.is_empty() {
-        return Ok(None);
+        let at = params.name(name);
+        return Err(ApiError::of_param(at.clone(), format!("'{at}' has no text to choose")));
     }
     Ok(Some(Wanted::new(Form::one_of(&choices), params.name(name))))
 }
 
-/// vLLM's `structured_outputs`: one form, by its kind.
-fn take_structured(outputs: &mut Params) -> Result<Option<Wanted>> {
+/// vLLM's `structured_outputs`: a form, by its kind.
+fn take_structured(outputs: &mut Params) -> Result<Vec<Wanted>> {
+    let mut wanted = Vec::new();
     for (name, form) in [("regex", Form::Regex as fn(String) -> Form), ("grammar", Form::of_grammar)] {
-        if let Some(text) = outputs.string(name)? {
-            return Ok(Some(Wanted::new(form(text), outputs.name(name))));
-        }
+        let text = outputs.string(name)?;
+        wanted.extend(text.map(|text| Wanted::new(form(text), outputs.name(name))));
     }
     if let Some(schema) = outputs.take("json") {
         let text = schema.as_str().map_or_else(|| schema.to_string(), str::to_owned);
-        return Ok(Some(Wanted::new(Form::JsonSchema(text), outputs.name("json"))));
+        wanted.push(Wanted::new(Form::JsonSchema(text), outputs.name("json")));
     }
     if outputs.boolean("json_object")? == Some(true) {
-        return Ok(Some(Wanted::new(Form::JsonObject, outputs.name("json_object"))));
+        wanted.push(Wanted::new(Form::JsonObject, outputs.name("json_object")));
     }
-    take_choice(outputs, "choice")
+    wanted.extend(take_choice(outputs, "choice")?);
+    Ok(wanted)
 }
 
 /// The error of a request that wants two forms.

@@ -56,6 +56,10 @@ pub(crate) const EMBEDDINGS: usize = 2048;
 pub(crate) const STOPS: usize = 16;
 /// Bytes of a stop string.
 pub(crate) const STOP_BYTES: usize = 1 << 10;
+/// Bytes of a request's `cache_salt`.
+pub(crate) const SALT_BYTES: usize = 256;
+/// Bytes of a request's variables for the template of the model, as JSON: a template may write them again and again.
+pub(crate) const VARIABLE_BYTES: usize = 4 << 10;
 /// Tokens of one request whose logits something is added to.
 pub(crate) const BIASES: usize = 1024;
 /// Tokens of `/detokenize`: each may stand for a long text.

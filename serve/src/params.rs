@@ -163,6 +163,11 @@ impl Params {
         self.take(name).map(|value| Params::of(value, &at)).transpose()
     }
 
+    /// Bytes of those that are left, as JSON.
+    pub(crate) fn bytes(&self) -> usize {
+        serde_json::to_string(&self.map).map_or(usize::MAX, |text| text.len())
+    }
+
     /// The names of those that are left.
     pub(crate) fn names(&self) -> Vec<String> {
         self.map.keys().cloned().collect()

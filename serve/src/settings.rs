@@ -1,7 +1,7 @@
 //! How texts are to be generated, as the parameters of OpenAI's API and some of llama-server and vLLM say it.
 
 use crate::error::{ApiError, Result};
-use crate::limits::{BIASES, LOG_PROBS, LOOK_BACK, STOP_BYTES, STOPS, TEXTS};
+use crate::limits::{BIASES, LOG_PROBS, LOOK_BACK, SALT_BYTES, STOP_BYTES, STOPS, TEXTS};
 use crate::params::{Params, is_nothing};
 use outboard::{Constraint, Penalties, Request, Reuse, Sampler};
 use serde_json::Value;
@@ -77,7 +77,7 @@ impl Settings {
             shown: Arc::default(),
             constraint: None,
             reuse,
-            cache_salt: params.string("cache_salt")?,
+            cache_salt: take_cache_salt(params)?,
         })
     }
 
@@ -121,6 +121,15 @@ impl Settings {
         }
         self.stop.iter().fold(request, |request, stop| request.stop(stop.as_str()))
     }
+}
+
+/// `cache_salt`, as vLLM has it: texts share beginnings with those of the same.
+pub(crate) fn take_cache_salt(params: &mut Params) -> Result<Option<String>> {
+    let salt = params.string("cache_salt")?;
+    if salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > SALT_BYTES) {
+        return Err(ApiError::of_param("cache_salt", format!("'cache_salt' has 1 to {SALT_BYTES} bytes")));
+    }
+    Ok(salt)
 }
 
 /// `n`, of which there may be so many.
@@ -251,6 +260,7 @@ mod tests {
             r#"{"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1, "dry_base": 1.75, "max_tokens": -1, "repeat_last_n": -1}"#,
         );
         assert_eq!(off.unwrap().most, None);
+        assert!(settings(&serde_json::json!({"cache_salt": "x".repeat(257)}).to_string()).is_err());
         for on in [r#"{"mirostat": 2}"#, r#"{"typical_p": 0.9}"#, r#"{"stop_token_ids": [3]}"#, r#"{"max_tokens": -2}"#]
         {
             assert!(settings(on).is_err(), "{on}");

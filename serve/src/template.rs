@@ -1,6 +1,7 @@
 //! What a chat tells the model's template beside its messages and tools: whether to reason, and how much.
 
 use crate::error::{ApiError, Result};
+use crate::limits::VARIABLE_BYTES;
 use crate::params::Params;
 use outboard::{Model, Variables};
 use serde_json::Value;
@@ -27,20 +28,33 @@ impl<'m> TemplateVariables<'m> {
         self.model.template().is_ok_and(|template| template.has_variable(variable))
     }
 
-    fn set(&mut self, variable: &str, value: impl Into<Value>) {
-        self.variables.insert(variable.into(), value.into());
+    /// Sets one, by the parameter of this name. Fails if another one has said something else.
+    fn set(&mut self, at: &str, variable: &str, value: impl Into<Value>) -> Result<()> {
+        let value = value.into();
+        match self.variables.insert(variable.into(), value.clone()) {
+            Some(other) if other != value => Err(ApiError::of_param(
+                at,
+                format!("'{at}' says something else of '{variable}' than 'chat_template_kwargs'"),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// `chat_template_kwargs`, as llama-server and vLLM have it.
     pub(crate) fn take(&mut self, params: &mut Params) -> Result<()> {
         let Some(mut given) = params.object("chat_template_kwargs")? else { return Ok(()) };
+        if given.bytes() > VARIABLE_BYTES {
+            let message =
+                format!("'chat_template_kwargs' has {} bytes, and at most {VARIABLE_BYTES} are taken", given.bytes());
+            return Err(ApiError::of_param("chat_template_kwargs", message));
+        }
         for name in given.names() {
             let at = given.name(&name);
             if !self.has(&name) {
                 return Err(ApiError::unsupported(at, "the chat template of this model has no such variable"));
             }
             if let Some(value) = given.take(&name) {
-                self.set(&name, value);
+                self.set(&at, &name, value)?;
             }
         }
         Ok(())
@@ -53,21 +67,18 @@ impl<'m> TemplateVariables<'m> {
             return Err(ApiError::of_param(at.clone(), format!("'{at}' must be one of {}", EFFORTS.join(", "))));
         }
         match (self.has(THINKS), self.has(EFFORT)) {
-            (true, false) => self.set(THINKS, effort != "none"),
-            (true, true) if effort == "none" => self.set(THINKS, false),
-            (_, true) => self.set(EFFORT, effort),
+            (true, false) => self.set(&at, THINKS, effort != "none"),
+            (true, true) if effort == "none" => self.set(&at, THINKS, false),
+            (_, true) => self.set(&at, EFFORT, effort),
             (false, false) => {
                 let why = "the chat template of this model does not ask how much to reason: it always does, or never";
-                return Err(ApiError::unsupported(at, why));
+                Err(ApiError::unsupported(at, why))
             }
         }
-        Ok(())
     }
 
     /// Whether to reason, for templates that ask.
-    pub(crate) fn think(&mut self, thinks: bool) {
-        if self.has(THINKS) {
-            self.set(THINKS, thinks);
-        }
+    pub(crate) fn think(&mut self, thinks: bool) -> Result<()> {
+        if self.has(THINKS) { self.set("thinking", THINKS, thinks) } else { Ok(()) }
     }
 }

@@ -310,6 +310,13 @@ fn a_template_is_told_whether_to_reason() {
         assert_eq!(tokens(ASKS, path, &off), Ok(3));
         assert!(tokens("{{ messages[0].content }}", path, &off).unwrap_err().to_string().contains("no such variable"));
     }
+    for (wrong, why) in [
+        (json!({"chat_template_kwargs": {"enable_thinking": "x".repeat(5000)}}), "at most 4096"),
+        (json!({"chat_template_kwargs": {"messages": []}}), "no such variable"),
+        (json!({"chat_template_kwargs": {"enable_thinking": true}, "reasoning_effort": "none"}), "something else"),
+    ] {
+        assert!(tokens(ASKS, chat, &wrong).unwrap_err().to_string().contains(why), "{wrong}");
+    }
     assert_eq!(tokens(ASKS, messages, &json!({"thinking": {"type": "disabled"}})), Ok(3));
     for (path, effort) in [
         (chat, (|effort| json!({"reasoning_effort": effort})) as fn(&str) -> Value),

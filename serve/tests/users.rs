@@ -157,6 +157,19 @@ fn what_others_have_asked_is_not_told_by_the_cache_where_that_is_wished() {
     assert_eq!(cached(Beginnings::OfAll, &asked), [0, 0, 0, 384]);
     let asked = ["alice", "bob", "alice"].map(|user| (user, json!({"cache_salt": "x"})));
     assert_eq!(cached(Beginnings::OfEachClient, &asked), [0, 0, 384]);
+    let embedded = |beginnings, salt: Value| -> Vec<u64> {
+        let options = ServeOptions { keys: keys(dir.path()), beginnings, ..ServeOptions::default() };
+        let served = Served::with_context(2, 1024, options);
+        let ask = |user| {
+            let body = json!({"input": "abcd".repeat(100), "pooling": "last", "cache_salt": salt}).to_string();
+            let answer = served.send("POST", "/v1/embeddings", &as_user(user), &body).json();
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        ["alice", "bob", "alice"].into_iter().map(ask).collect()
+    };
+    assert_eq!(embedded(Beginnings::OfAll, Value::Null), [0, 384, 384]);
+    assert_eq!(embedded(Beginnings::OfAll, json!("x")), [0, 384, 384]);
+    assert_eq!(embedded(Beginnings::OfEachClient, Value::Null), [0, 0, 384]);
     // And who wants nothing of the cache gets nothing.
     let asked = [json!({}), json!({"cache_prompt": false}), json!({"seed": 1})].map(|more| ("alice", more));
     assert_eq!(cached(Beginnings::OfAll, &asked), [0, 0, 384]);

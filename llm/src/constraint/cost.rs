@@ -2,19 +2,59 @@
 //!
 //! Schemas that have to hold at once (`allOf`, `$ref` beside others) are merged, alternative by alternative and property by property, and nothing is
 //! remembered: a few hundred bytes can ask for as many mergers as there are atoms. So mergers are counted first, from above.
+//!
+//! Of patterns that one string has to match at once all ways to go on are combined, in one step that nothing bounds: how many there are of them, and how
+//! long they are, is bounded here.
 
 use serde_json::{Map, Value};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
 
 /// Mergers, at most: some hundred milliseconds.
 const MOST: u64 = 20_000;
 /// Schemas that are written once more for each alternative that they have to hold with, at most: some dozens of MiB.
 const MOST_COPIES: u64 = 100_000;
 
+/// Patterns that one string has to match at once, at most, and the product of their bytes.
+const MOST_PATTERNS: u32 = 3;
+const MOST_PATTERN_BYTES: u64 = 1_000_000;
+/// Bytes that a format counts as.
+const FORMAT_BYTES: u64 = 100;
+/// Parts of a regular expression that are repeated or may be left out, at most: each is looked at with all behind it.
+const MOST_REPEATED: usize = 2000;
+
+/// Fails if a regular expression, or a grammar with some, takes too long to be compiled.
+pub(super) fn check_regex(text: &str) -> Result<(), String> {
+    let mut repeated = 0;
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'\\' => drop(bytes.next()),
+            b'?' | b'*' | b'+' | b'{' => repeated += 1,
+            _ => {}
+        }
+    }
+    if repeated > MOST_REPEATED {
+        return Err(format!(
+            "{repeated} parts of it are repeated or may be left out, and {MOST_REPEATED} are the most"
+        ));
+    }
+    Ok(())
+}
+
 /// Fails with what is wrong if a schema costs too much.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
-    let mut counter = Counter { root: schema, known: HashMap::new(), mergers: 0, copies: 0 };
+    let mut counter = Counter { root: schema, known: HashMap::new(), mergers: 0, copies: 0, patterns: Patterns::NONE };
     counter.count(schema);
+    if counter.patterns.number > MOST_PATTERNS
+        || counter.patterns.number > 1 && counter.patterns.bytes > MOST_PATTERN_BYTES
+    {
+        return Err(format!(
+            "the patterns and formats that a string has to match at once are too many or too long: {MOST_PATTERNS} are the most, and {MOST_PATTERN_BYTES} the \
+             product of their bytes"
+        ));
+    }
+    check_patterns(schema)?;
     if counter.mergers > MOST {
         return Err(format!(
             "its alternatives and properties that have to hold at once ('allOf') come to more than {MOST} mergers"
@@ -28,36 +68,121 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
     Ok(())
 }
 
+/// Checks all patterns together.
+fn check_patterns(schema: &Value) -> Result<(), String> {
+    fn collect(value: &Value, all: &mut String) {
+        match value {
+            Value::Array(list) => list.iter().for_each(|value| collect(value, all)),
+            Value::Object(keys) => {
+                for (key, value) in keys {
+                    if let (true, Some(text)) = (key == "pattern", value.as_str()) {
+                        *all += text;
+                    }
+                    if let (true, Some(by_pattern)) = (key == "patternProperties", value.as_object()) {
+                        all.extend(by_pattern.keys().map(String::as_str));
+                    }
+                    collect(value, all);
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut all = String::new();
+    collect(schema, &mut all);
+    check_regex(&all)
+}
+
+/// Patterns that a string has to match at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Patterns {
+    number: u32,
+    /// The product of their bytes.
+    bytes: u64,
+}
+
+impl Patterns {
+    const NONE: Patterns = Patterns { number: 0, bytes: 1 };
+
+    /// Those that are said with these keywords themselves.
+    fn of(keys: &Map<String, Value>) -> Patterns {
+        let one = |bytes| Patterns { number: 1, bytes };
+        let pattern = keys.get("pattern").and_then(Value::as_str).map(|text| one(text.len().max(1) as u64));
+        let format = keys.get("format").map(|_| one(FORMAT_BYTES));
+        pattern.into_iter().chain(format).fold(Patterns::NONE, Patterns::and)
+    }
+
+    fn and(self, other: Patterns) -> Patterns {
+        Patterns { number: self.number.saturating_add(other.number), bytes: self.bytes.saturating_mul(other.bytes) }
+    }
+
+    /// The larger of each.
+    fn or(self, other: Patterns) -> Patterns {
+        Patterns { number: self.number.max(other.number), bytes: self.bytes.max(other.bytes) }
+    }
+}
+
+/// Patterns of strings, by the name of the property that a string is, in whatever depth; by nothing for the value itself, and by `*` for items and properties
+/// of any name.
+type Strings<'s> = BTreeMap<&'s str, Patterns>;
+
+const ITSELF: &str = "";
+const ANY_NAME: &str = "*";
+
+fn add<'s>(strings: &mut Strings<'s>, name: &'s str, patterns: Patterns) {
+    let known = strings.entry(name).or_insert(Patterns::NONE);
+    *known = known.or(patterns);
+}
+
+/// Those of strings that have to be as all of these say.
+fn all_at_once<'s>(sizes: &[Size<'s>]) -> Strings<'s> {
+    let names = sizes.iter().flat_map(|size| size.strings.keys().copied());
+    let of = |size: &Size<'s>, name: &str| {
+        let [named, any] = [name, ANY_NAME].map(|name| size.strings.get(name).copied().unwrap_or(Patterns::NONE));
+        if name == ITSELF { named } else { named.or(any) }
+    };
+    names.map(|name| (name, sizes.iter().fold(Patterns::NONE, |all, size| all.and(of(size, name))))).collect()
+}
+
 /// How large a schema is, with what it refers to written out.
-#[derive(Clone, Copy, Debug)]
-struct Size {
+#[derive(Clone, Debug)]
+struct Size<'s> {
     /// Alternatives of itself, or of one of its parts.
     alternatives: u64,
     /// Schemas in it; the most if it refers to itself.
     schemas: u64,
     /// Schemas in a copy of it: what refers to itself stays a reference.
     copied: u64,
+    strings: Rc<Strings<'s>>,
 }
 
-const ONE: Size = Size { alternatives: 1, schemas: 1, copied: 1 };
-const ENDLESS: Size = Size { alternatives: 1, schemas: u64::MAX, copied: 1 };
+impl Size<'_> {
+    fn one() -> Self {
+        Size { alternatives: 1, schemas: 1, copied: 1, strings: Rc::default() }
+    }
+
+    fn endless() -> Self {
+        Size { schemas: u64::MAX, ..Size::one() }
+    }
+}
 
 struct Counter<'s> {
     root: &'s Value,
     /// Those of references. One that is being counted is endless.
-    known: HashMap<&'s str, Size>,
+    known: HashMap<&'s str, Size<'s>>,
     mergers: u64,
     copies: u64,
+    /// The most of any part.
+    patterns: Patterns,
 }
 
 impl<'s> Counter<'s> {
-    fn count(&mut self, schema: &'s Value) -> Size {
-        let Value::Object(keys) = schema else { return ONE };
+    fn count(&mut self, schema: &'s Value) -> Size<'s> {
+        let Value::Object(keys) = schema else { return Size::one() };
         // What has to hold at once.
-        let mut at_once = vec![self.parts(keys)];
+        let mut at_once = vec![self.own(keys)];
         for name in ["anyOf", "oneOf"] {
             if let Some(Value::Array(options)) = keys.get(name) {
-                let sizes: Vec<Size> = options.iter().map(|option| self.count(option)).collect();
+                let sizes: Vec<Size<'s>> = options.iter().map(|option| self.count(option)).collect();
                 at_once.push(sum(&sizes));
             }
         }
@@ -77,46 +202,58 @@ impl<'s> Counter<'s> {
         self.merge(&at_once)
     }
 
-    /// What its own keywords say of parts of a value.
-    fn parts(&mut self, keys: &'s Map<String, Value>) -> Size {
-        let mut parts: Vec<&'s Value> = Vec::new();
-        for name in ["properties", "patternProperties"] {
-            parts.extend(keys.get(name).and_then(Value::as_object).into_iter().flat_map(Map::values));
-        }
-        parts.extend(keys.get("prefixItems").and_then(Value::as_array).into_iter().flatten());
-        for name in ["items", "additionalItems", "additionalProperties"] {
+    /// What its own keywords say of a value and of its parts.
+    fn own(&mut self, keys: &'s Map<String, Value>) -> Size<'s> {
+        let named = keys.get("properties").and_then(Value::as_object).into_iter().flatten();
+        let mut parts: Vec<(&'s str, &'s Value)> = named.map(|(name, part)| (name.as_str(), part)).collect();
+        let mut of_any_name = |part| parts.push((ANY_NAME, part));
+        keys.get("patternProperties")
+            .and_then(Value::as_object)
+            .into_iter()
+            .flat_map(Map::values)
+            .for_each(&mut of_any_name);
+        for name in ["prefixItems", "items", "additionalItems", "additionalProperties"] {
             match keys.get(name) {
-                Some(Value::Array(list)) => parts.extend(list),
-                Some(part) => parts.push(part),
+                Some(Value::Array(list)) => list.iter().for_each(&mut of_any_name),
+                Some(part) => of_any_name(part),
                 None => {}
             }
         }
-        let sizes: Vec<Size> = parts.into_iter().map(|part| self.count(part)).collect();
+        let sizes: Vec<(&'s str, Size<'s>)> = parts.into_iter().map(|(name, part)| (name, self.count(part))).collect();
+        let mut strings = Strings::from([(ITSELF, Patterns::of(keys))]);
+        for (name, size) in &sizes {
+            for (&within, &patterns) in &*size.strings {
+                add(&mut strings, if within == ITSELF { name } else { within }, patterns);
+            }
+        }
+        let sizes: Vec<Size<'s>> = sizes.into_iter().map(|(_, size)| size).collect();
         let alternatives = sizes.iter().map(|size| size.alternatives).max().unwrap_or(1);
-        Size { alternatives, ..sum(&sizes) }
+        Size { alternatives, strings: strings.into(), ..sum(&sizes) }
     }
 
-    fn reference(&mut self, to: &'s str) -> Size {
+    fn reference(&mut self, to: &'s str) -> Size<'s> {
         if let Some(known) = self.known.get(to) {
-            return *known;
+            return known.clone();
         }
         let target = target(self.root, to);
         // What does not exist is an error elsewhere.
-        let Some(target) = target else { return ONE };
-        self.known.insert(to, ENDLESS);
+        let Some(target) = target else { return Size::one() };
+        self.known.insert(to, Size::endless());
         let size = self.count(target);
-        self.known.insert(to, size);
+        self.known.insert(to, size.clone());
         size
     }
 
     /// Each alternative of one with each of the others; the parts of the largest meet those of the others alone.
-    fn merge(&mut self, at_once: &[Size]) -> Size {
+    fn merge(&mut self, at_once: &[Size<'s>]) -> Size<'s> {
         let alternatives = at_once.iter().fold(1, |all: u64, size| all.saturating_mul(size.alternatives));
         let mut schemas: Vec<u64> = at_once.iter().map(|size| size.schemas).collect();
         schemas.sort_unstable();
         let all = |schemas: &[u64]| schemas.iter().fold(0, |all: u64, schemas| all.saturating_add(*schemas));
         let copied = at_once.iter().fold(0, |all: u64, size| all.saturating_add(size.copied));
-        let size = Size { alternatives, schemas: all(&schemas), copied };
+        let strings = all_at_once(at_once);
+        self.patterns = strings.values().copied().fold(self.patterns, Patterns::or);
+        let size = Size { alternatives, schemas: all(&schemas), copied, strings: strings.into() };
         if at_once.iter().filter(|size| size.alternatives > 1 || size.schemas > 1).count() > 1 {
             schemas.pop();
             self.mergers = self.mergers.saturating_add(alternatives.saturating_mul(all(&schemas)));
@@ -127,12 +264,18 @@ impl<'s> Counter<'s> {
     }
 }
 
-fn sum(sizes: &[Size]) -> Size {
-    let add = |of: fn(&Size) -> u64| sizes.iter().fold(0, |all: u64, size| all.saturating_add(of(size)));
+/// Of several of which each is there.
+fn sum<'s>(sizes: &[Size<'s>]) -> Size<'s> {
+    let mut strings = Strings::new();
+    for (&name, &patterns) in sizes.iter().flat_map(|size| size.strings.iter()) {
+        add(&mut strings, name, patterns);
+    }
+    let add = |of: fn(&Size<'_>) -> u64| sizes.iter().fold(0, |all: u64, size| all.saturating_add(of(size)));
     Size {
         alternatives: add(|size| size.alternatives).max(1),
         schemas: add(|size| size.schemas).saturating_add(1),
         copied: add(|size| size.copied).saturating_add(1),
+        strings: strings.into(),
     }
 }
 
@@ -153,7 +296,8 @@ mod tests {
 
     fn mergers_and_copies(text: &str) -> (u64, u64) {
         let schema: Value = serde_json::from_str(text).unwrap();
-        let mut counter = Counter { root: &schema, known: HashMap::new(), mergers: 0, copies: 0 };
+        let mut counter =
+            Counter { root: &schema, known: HashMap::new(), mergers: 0, copies: 0, patterns: Patterns::NONE };
         counter.count(&schema);
         (counter.mergers, counter.copies)
     }
@@ -181,6 +325,43 @@ mod tests {
         let recursive =
             r##"{"properties": {"a": {"$ref": "#"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}"##;
         assert!(mergers_and_copies(recursive).1 < 100);
+    }
+
+    #[test]
+    fn patterns_of_one_string_are_bounded() {
+        let error = |text: &str| check(&serde_json::from_str(text).unwrap()).err().unwrap_or_default();
+        let pattern = |i: usize| format!(r#"{{"type": "string", "pattern": "x.{{{i}}}"}}"#);
+        let all = |n: usize| (0..n).map(pattern).collect::<Vec<_>>().join(",");
+        assert_eq!(error(&format!(r#"{{"allOf": [{}]}}"#, all(3))), "");
+        assert!(error(&format!(r#"{{"allOf": [{}]}}"#, all(4))).contains("at once"));
+        // Any number, where each is of another string.
+        assert_eq!(error(&format!(r#"{{"anyOf": [{}]}}"#, all(40))), "");
+        assert_eq!(error(&format!(r#"{{"prefixItems": [{}]}}"#, all(40))), "");
+        let members = |name: fn(usize) -> String| -> String {
+            let one = |i: usize| format!(r#"{{"properties": {{"{}": {}}}}}"#, name(i), pattern(i));
+            format!(r#"{{"allOf": [{}]}}"#, (0..6).map(one).collect::<Vec<_>>().join(","))
+        };
+        assert_eq!(error(&members(|i| format!("p{i}"))), "", "classes that extend one another");
+        assert!(error(&members(|_| "p".into())).contains("at once"));
+        // Within what has to hold at once, and by references.
+        let within =
+            format!(r#"{{"allOf": [{}]}}"#, vec![format!(r#"{{"properties": {{"a": {}}}}}"#, pattern(1)); 4].join(","));
+        assert!(error(&within).contains("at once"));
+        let refer = [r##"{"$ref": "#/$defs/p"}"##; 4].join(",");
+        assert!(
+            error(&format!(r#"{{"$defs": {{"p": {}}}, "items": {{"allOf": [{refer}]}}}}"#, pattern(1)))
+                .contains("at once")
+        );
+        let long = |n: usize| format!(r#"{{"pattern": "{}", "format": "date"}}"#, "a".repeat(n));
+        assert_eq!((error(&long(10_000)), error(&long(10_001)).is_empty()), (String::new(), false));
+    }
+
+    #[test]
+    fn parts_that_are_repeated_are_bounded() {
+        assert!(check_regex(&"a?".repeat(2000)).is_ok() && check_regex(&"a?".repeat(2001)).is_err());
+        assert!(check_regex(&r"\?".repeat(5000)).is_ok(), "characters");
+        let schema = serde_json::json!({"patternProperties": {"(ab?c?)?".repeat(1000): true}});
+        assert!(check(&schema).unwrap_err().contains("repeated"));
     }
 
     #[test]

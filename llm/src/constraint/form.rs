@@ -87,12 +87,22 @@ impl Form {
                 cost::check(&schema)?;
                 Ok(TopLevelGrammar::from_json_schema(with_blanks(schema)))
             }
-            Form::Regex(text) => Ok(TopLevelGrammar::from_regex(text)),
+            Form::Regex(text) => {
+                cost::check_regex(text)?;
+                Ok(TopLevelGrammar::from_regex(text))
+            }
             // What schemas cost is counted for those that are asked for by themselves.
             Form::Lark(text) if text.contains("%json") => {
                 Err("'%json' is not taken within a grammar: ask for a JSON schema by itself".into())
             }
-            Form::Lark(text) => Ok(TopLevelGrammar::from_lark(text.clone())),
+            // What is common to several expressions takes exponentially long to find out, in one step that nothing bounds.
+            Form::Lark(text) if text.contains('&') => {
+                Err("'&' is not taken in a grammar: write '\\x26' where the character is meant".into())
+            }
+            Form::Lark(text) => {
+                cost::check_regex(text)?;
+                Ok(TopLevelGrammar::from_lark(text.clone()))
+            }
             Form::Gbnf(text) => Ok(TopLevelGrammar::from_lark(gbnf::to_lark(text)?)),
         }
     }

@@ -9,6 +9,7 @@ use crate::limits::EMBEDDINGS;
 use crate::params::{Params, kind};
 use crate::queue::Client;
 use crate::service::Service;
+use crate::settings::take_cache_salt;
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -25,6 +26,7 @@ struct Asked {
     format: Format,
     pooling: Pooling,
     scale: Scale,
+    cache_salt: Option<String>,
 }
 
 enum Input {
@@ -56,7 +58,7 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { input, format, pooling, scale } = parse(&service, params)?;
+    let Asked { input, format, pooling, scale, cache_salt } = parse(&service, params)?;
     let width = service.model().inner().hparams().n_embd;
     // The answer, and the numbers that it is made of.
     let size = input.len().saturating_mul(width).saturating_mul(format.bytes() + size_of::<f32>());
@@ -77,7 +79,8 @@ pub(crate) async fn answer(
         service.work(&room, move |model| input.into_iter().map(|input| encode(model, input)).collect()).await?;
     drop(room);
     let prompt_tokens: usize = tokens.iter().map(Vec::len).sum();
-    let embeddings = service.embed(&client, Inputs { tokens, pooling, scale }).await?;
+    let salt = service.options().beginnings.salt(&client, cache_salt.as_deref());
+    let embeddings = service.embed(&client, Inputs { tokens, pooling, scale, salt }).await?;
     let name = service.name().to_owned();
     let write = move |_: &Model| Ok(written(&embeddings, format, &name, prompt_tokens));
     let json = service.work(&held, write).await?;
@@ -109,9 +112,10 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     );
     params.absent("dimensions", &why, |value| value.as_u64() == Some(width as u64))?;
     params.without_effect(&["user"]);
+    let cache_salt = take_cache_salt(&mut params)?;
     let input = inputs(params.required("input")?, n_vocab)?;
     params.finish()?;
-    Ok(Asked { input, format, pooling, scale })
+    Ok(Asked { input, format, pooling, scale, cache_salt })
 }
 
 /// A text, several, the tokens of one, or of several.

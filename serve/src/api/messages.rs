@@ -120,8 +120,8 @@ fn take_thinking(params: &mut Params, style: &Style, template: &mut TemplateVari
     let display = thinking.string("display")?;
     thinking.finish()?;
     match kind.as_str() {
-        "enabled" => template.think(true),
-        "disabled" => template.think(false),
+        "enabled" => template.think(true)?,
+        "disabled" => template.think(false)?,
         _ => {}
     }
     match kind.as_str() {
