@@ -18,6 +18,8 @@ const MOST_COPIES: u64 = 100_000;
 /// Patterns that one string has to match at once, at most, and the product of their bytes.
 const MOST_PATTERNS: u32 = 3;
 const MOST_PATTERN_BYTES: u64 = 1_000_000;
+/// Patterns of names of properties, at most.
+const MOST_NAME_PATTERNS: usize = 64;
 /// Bytes that a format counts as.
 const FORMAT_BYTES: u64 = 100;
 /// Parts of a regular expression that are repeated or may be left out, at most: each is looked at with all behind it.
@@ -54,7 +56,9 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
              product of their bytes"
         ));
     }
-    check_patterns(schema)?;
+    let mut written = Written::default();
+    written.collect(schema);
+    written.check()?;
     if counter.mergers > MOST {
         return Err(format!(
             "its alternatives and properties that have to hold at once ('allOf') come to more than {MOST} mergers"
@@ -68,28 +72,44 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks all patterns together.
-fn check_patterns(schema: &Value) -> Result<(), String> {
-    fn collect(value: &Value, all: &mut String) {
+/// All patterns of a schema.
+#[derive(Default)]
+struct Written {
+    /// One behind the other.
+    text: String,
+    /// Those of names of properties.
+    names: usize,
+}
+
+impl Written {
+    fn collect(&mut self, value: &Value) {
         match value {
-            Value::Array(list) => list.iter().for_each(|value| collect(value, all)),
+            Value::Array(list) => list.iter().for_each(|value| self.collect(value)),
             Value::Object(keys) => {
                 for (key, value) in keys {
                     if let (true, Some(text)) = (key == "pattern", value.as_str()) {
-                        *all += text;
+                        self.text += text;
                     }
                     if let (true, Some(by_pattern)) = (key == "patternProperties", value.as_object()) {
-                        all.extend(by_pattern.keys().map(String::as_str));
+                        self.names += by_pattern.len();
+                        self.text.extend(by_pattern.keys().map(String::as_str));
                     }
-                    collect(value, all);
+                    self.collect(value);
                 }
             }
             _ => {}
         }
     }
-    let mut all = String::new();
-    collect(schema, &mut all);
-    check_regex(&all)
+
+    fn check(&self) -> Result<(), String> {
+        if self.names > MOST_NAME_PATTERNS {
+            return Err(format!(
+                "'patternProperties' have {} patterns, and {MOST_NAME_PATTERNS} are the most: each is compared with the others",
+                self.names
+            ));
+        }
+        check_regex(&self.text)
+    }
 }
 
 /// Patterns that a string has to match at once.
@@ -360,6 +380,10 @@ mod tests {
     fn parts_that_are_repeated_are_bounded() {
         assert!(check_regex(&"a?".repeat(2000)).is_ok() && check_regex(&"a?".repeat(2001)).is_err());
         assert!(check_regex(&r"\?".repeat(5000)).is_ok(), "characters");
+        let names = |n: usize| (0..n).map(|i| format!(r#""^{i}$": true"#)).collect::<Vec<_>>().join(",");
+        let of_names =
+            |n: usize| check(&serde_json::from_str(&format!(r#"{{"patternProperties": {{{}}}}}"#, names(n))).unwrap());
+        assert!(of_names(64).is_ok() && of_names(65).unwrap_err().contains("compared"));
         let schema = serde_json::json!({"patternProperties": {"(ab?c?)?".repeat(1000): true}});
         assert!(check(&schema).unwrap_err().contains("repeated"));
     }
