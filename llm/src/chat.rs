@@ -12,6 +12,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde_json::{Map, json};
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -149,6 +150,8 @@ pub struct ChatTemplate {
     eos: String,
     strip_bos: bool,
     knows_tools: OnceLock<bool>,
+    /// Those that callers may set.
+    variables: OnceLock<HashSet<String>>,
 }
 
 impl ChatTemplate {
@@ -190,6 +193,7 @@ impl ChatTemplate {
             eos: text(tokenizer.eos()),
             strip_bos: tokenizer.adds_bos(),
             knows_tools: OnceLock::new(),
+            variables: OnceLock::new(),
         })
     }
 
@@ -201,10 +205,16 @@ impl ChatTemplate {
 
     /// Whether the template looks at a variable of this name that callers may set.
     pub fn has_variable(&self, name: &str) -> bool {
-        if OWN_VARIABLES.contains(&name) || self.environment.globals().any(|(global, _)| global == name) {
-            return false;
-        }
-        self.environment.get_template(NAME).is_ok_and(|template| template.undeclared_variables(false).contains(name))
+        let variables = self.variables.get_or_init(|| {
+            let template = self.environment.get_template(NAME);
+            let mut found = template.map_or_else(|_| HashSet::new(), |template| template.undeclared_variables(false));
+            let is_taken = |name: &str| {
+                OWN_VARIABLES.contains(&name) || self.environment.globals().any(|(global, _)| global == name)
+            };
+            found.retain(|name| !is_taken(name));
+            found
+        });
+        variables.contains(name)
     }
 
     /// The same with tools that the model may call, and variables of its own. A template that does not know of any leaves them out:

@@ -15,7 +15,6 @@ pub use vocabulary::Vocabulary;
 
 use crate::error::{Error, Result};
 use llguidance::Matcher;
-use llguidance::api::StopReason;
 use std::fmt;
 use std::sync::Arc;
 
@@ -80,18 +79,19 @@ impl FormedText {
         if self.matcher.is_stopped() {
             return Ok(None);
         }
-        let set = self.matcher.compute_mask().map_err(|e| match self.matcher.stop_reason() {
-            StopReason::NoExtensionBias => wrong("the model's vocabulary has no token for what has to follow".into()),
-            _ => wrong(said(&e)),
-        })?;
+        let set = self.matcher.compute_mask().map_err(|e| wrong(said(&e)))?;
         let allowed = self.constraint.0.vocabulary.allowed(&set);
         Ok((!allowed.is_empty()).then_some(allowed))
     }
 }
 
-/// What llguidance says, without its state.
+/// What llguidance says, without its state and in words that others know.
 fn said(error: &impl fmt::Display) -> String {
     let text = error.to_string();
+    // A matcher that has failed gives no other reason than that it has.
+    if text.contains("NoExtensionBias") {
+        return "no text of the model's tokens is of it: a rule may begin with itself and never end".into();
+    }
     let text = ["\n<", "<non-verbose"].iter().fold(text.as_str(), |text, mark| text.split(mark).next().unwrap_or(text));
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.replace(" without 'referencing' feature", "").chars().take(MOST_SAID).collect()

@@ -48,8 +48,8 @@ impl EmbedRequest {
 
     /// Has it share beginnings in the cache only with those of the same salt.
     #[must_use]
-    pub fn cache_salt(mut self, salt: impl Into<Arc<str>>) -> EmbedRequest {
-        self.cache_salt = Some(salt.into());
+    pub fn cache_salt(mut self, salt: Option<Arc<str>>) -> EmbedRequest {
+        self.cache_salt = salt;
         self
     }
 

@@ -124,8 +124,8 @@ impl Request {
     /// Has the text share beginnings in the cache only with those of the same salt. Otherwise [`Generation::cached`](outboard_llm::Generation::cached)
     /// says whether anybody has had its beginning.
     #[must_use]
-    pub fn cache_salt(mut self, salt: impl Into<Arc<str>>) -> Request {
-        self.options.cache_salt = Some(salt.into());
+    pub fn cache_salt(mut self, salt: Option<Arc<str>>) -> Request {
+        self.options.cache_salt = salt;
         self
     }
 

@@ -11,6 +11,7 @@ use http::header::{AUTHORIZATION, CONNECTION, HOST, HeaderMap, HeaderValue, WWW_
 use http::{Method, StatusCode, Uri};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
+use tracing::Level;
 
 /// Whether a path says nothing of a model or its users, so that nobody needs a key for it: for those who look whether the server lives, and the page,
 /// which asks for one.
@@ -22,10 +23,12 @@ fn is_open(service: &Service, path: &str) -> bool {
 pub(crate) async fn admit(State(service): State<Service>, mut request: Request, next: Next) -> Response {
     match client(&service, &request) {
         Ok(client) => {
-            let (asked, since) = (Asked::new(&request, &client), Instant::now());
+            let asked = tracing::enabled!(Level::INFO).then(|| Asked::new(&request, &client));
             request.extensions_mut().insert(client);
             let mut response = next.run(request).await;
-            asked.log(&response, since);
+            if let Some(asked) = asked {
+                asked.log(&response);
+            }
             if service.is_draining() {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
@@ -48,17 +51,18 @@ struct Asked {
     method: Method,
     path: String,
     client: String,
+    since: Instant,
 }
 
 impl Asked {
     fn new(request: &Request, client: &Client) -> Asked {
         let path = request.uri().path().chars().take(100).collect();
-        Asked { method: request.method().clone(), path, client: client.to_string() }
+        Asked { method: request.method().clone(), path, client: client.to_string(), since: Instant::now() }
     }
 
     /// A stream goes on behind its head.
-    fn log(&self, response: &Response, since: Instant) {
-        let Asked { method, path, client } = self;
+    fn log(&self, response: &Response) {
+        let Asked { method, path, client, since } = self;
         let (status, ms) = (response.status().as_u16(), since.elapsed().as_millis());
         tracing::info!("{method} {path:?} {status} {ms} ms, {client}");
     }

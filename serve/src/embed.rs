@@ -16,15 +16,14 @@ pub(crate) struct Inputs {
     pub(crate) tokens: Vec<Vec<u32>>,
     pub(crate) pooling: Pooling,
     pub(crate) scale: Scale,
-    /// Whose texts they share beginnings with.
-    pub(crate) salt: Option<Arc<str>>,
+    /// Whose texts they share beginnings with: those of the same.
+    pub(crate) cache_salt: Option<String>,
 }
 
 impl Inputs {
     fn request(&self, number: usize) -> Option<EmbedRequest> {
         let tokens = self.tokens.get(number)?;
-        let request = EmbedRequest::tokens(tokens.clone()).pooling(self.pooling).scale(self.scale);
-        Some(if let Some(salt) = &self.salt { request.cache_salt(salt.clone()) } else { request })
+        Some(EmbedRequest::tokens(tokens.clone()).pooling(self.pooling).scale(self.scale))
     }
 }
 
@@ -32,6 +31,7 @@ impl Inputs {
 struct Lane {
     engine: Arc<Engine>,
     client: Client,
+    salt: Option<Arc<str>>,
     inputs: Arc<Inputs>,
     next: Arc<AtomicUsize>,
     since: Instant,
@@ -49,12 +49,13 @@ impl Engine {
         let count = inputs.tokens.len();
         let lanes = count.min(self.runner.plan().sequences);
         let turns = self.queue.enter(client, lanes).map_err(|full| self.refuse(full, lanes))?;
+        let salt = self.beginnings.salt(client, inputs.cache_salt.as_deref());
         let (inputs, next) = (Arc::new(inputs), Arc::new(AtomicUsize::new(0)));
         // What is under way ends with this.
         let mut tasks = JoinSet::new();
         for turn in turns {
-            let (engine, client, since) = (self.clone(), client.clone(), Instant::now());
-            tasks.spawn(Lane { engine, client, inputs: inputs.clone(), next: next.clone(), since }.run(turn));
+            let (engine, client, salt, since) = (self.clone(), client.clone(), salt.clone(), Instant::now());
+            tasks.spawn(Lane { engine, client, salt, inputs: inputs.clone(), next: next.clone(), since }.run(turn));
         }
         let mut done: Vec<Option<Embedding>> = vec![None; count];
         while let Some(ended) = tasks.join_next().await {
@@ -100,7 +101,7 @@ impl Lane {
             let prompt = self.inputs.tokens.get(number).map_or(0, Vec::len);
             let slot = Slot { prompt, tokens: AtomicUsize::new(0), since: Instant::now() };
             let occupied = Occupied::new(self.engine.clone(), place, Arc::new(slot));
-            done.push((number, self.engine.runner.embed(request)?.await?));
+            done.push((number, self.engine.runner.embed(request.cache_salt(self.salt.clone()))?.await?));
             self.engine.took(occupied.slot.since.elapsed());
             self.engine.metrics.tokens(prompt, 0, Duration::ZERO);
             self.engine.metrics.ended("done");

@@ -32,7 +32,7 @@ pub(crate) struct Engine {
     /// How the model writes.
     pub(crate) style: Style,
     /// Whose texts share beginnings.
-    beginnings: Beginnings,
+    pub(crate) beginnings: Beginnings,
     /// Says that texts end now, whatever they have.
     ended: watch::Sender<bool>,
     /// What texts take, a moving mean in microseconds; 0 before the first has ended.
@@ -112,10 +112,8 @@ impl Engine {
         let count = prompts.len() * settings.n;
         let turns = self.queue.enter(client, count).map_err(|full| self.refuse(full, count))?;
         let salt = self.beginnings.salt(client, settings.cache_salt.as_deref());
-        let request = |prompt: &[u32], number| {
-            let request = settings.request(prompt.to_vec(), number);
-            (prompt.len(), if let Some(salt) = &salt { request.cache_salt(salt.clone()) } else { request })
-        };
+        let request =
+            |prompt: &[u32], number| (prompt.len(), settings.request(prompt.to_vec(), number).cache_salt(salt.clone()));
         let requests = prompts.iter().flat_map(|prompt| (0..settings.n).map(|number| request(prompt, number)));
         let (sender, pieces) = unbounded_channel();
         for (number, ((prompt, request), turn)) in requests.zip(turns).enumerate() {

@@ -53,26 +53,13 @@ pub(crate) fn take(params: &mut Params) -> Result<Option<Wanted>> {
     if let Some(format) = params.object("response_format")? {
         wanted.extend(take_format(format, "json_schema")?);
     }
-    for name in ["json_schema", "guided_json"] {
-        let form = params.take(name).map(|value| match value {
-            // vLLM takes its text as well.
-            Value::String(text) => Form::JsonSchema(text),
-            schema => Form::JsonSchema(schema.to_string()),
-        });
-        wanted.extend(form.map(|form| Wanted::new(form, params.name(name))));
-    }
-    for (name, form) in [
-        ("regex", Form::Regex as fn(String) -> Form),
-        ("guided_regex", Form::Regex),
-        ("grammar", Form::of_grammar),
-        ("guided_grammar", Form::of_grammar),
-    ] {
-        let text = params.string(name)?;
-        wanted.extend(text.map(|text| Wanted::new(form(text), params.name(name))));
-    }
-    if let Some(choice) = take_choice(params, "guided_choice")? {
-        wanted.push(choice);
-    }
+    wanted.extend(take_named(
+        params,
+        &["json_schema", "guided_json"],
+        &["regex", "guided_regex"],
+        &["grammar", "guided_grammar"],
+        "guided_choice",
+    )?);
     if let Some(mut outputs) = params.object("structured_outputs")? {
         wanted.extend(take_structured(&mut outputs)?);
         outputs.finish()?;
@@ -96,21 +83,39 @@ fn take_choice(params: &mut Params, name: &str) -> Result<Option<Wanted>> {
     Ok(Some(Wanted::new(Form::one_of(&choices), params.name(name))))
 }
 
+/// Forms that are said with these names.
+fn take_named(
+    params: &mut Params,
+    schemas: &[&str],
+    regexes: &[&str],
+    grammars: &[&str],
+    choice: &str,
+) -> Result<Vec<Wanted>> {
+    let mut wanted = Vec::new();
+    for name in schemas {
+        let form = params.take(name).map(|value| match value {
+            // vLLM takes its text as well.
+            Value::String(text) => Form::JsonSchema(text),
+            schema => Form::JsonSchema(schema.to_string()),
+        });
+        wanted.extend(form.map(|form| Wanted::new(form, params.name(name))));
+    }
+    for (names, form) in [(regexes, Form::Regex as fn(String) -> Form), (grammars, Form::of_grammar)] {
+        for name in names {
+            let text = params.string(name)?;
+            wanted.extend(text.map(|text| Wanted::new(form(text), params.name(name))));
+        }
+    }
+    wanted.extend(take_choice(params, choice)?);
+    Ok(wanted)
+}
+
 /// vLLM's `structured_outputs`: a form, by its kind.
 fn take_structured(outputs: &mut Params) -> Result<Vec<Wanted>> {
-    let mut wanted = Vec::new();
-    for (name, form) in [("regex", Form::Regex as fn(String) -> Form), ("grammar", Form::of_grammar)] {
-        let text = outputs.string(name)?;
-        wanted.extend(text.map(|text| Wanted::new(form(text), outputs.name(name))));
-    }
-    if let Some(schema) = outputs.take("json") {
-        let text = schema.as_str().map_or_else(|| schema.to_string(), str::to_owned);
-        wanted.push(Wanted::new(Form::JsonSchema(text), outputs.name("json")));
-    }
+    let mut wanted = take_named(outputs, &["json"], &["regex"], &["grammar"], "choice")?;
     if outputs.boolean("json_object")? == Some(true) {
         wanted.push(Wanted::new(Form::JsonObject, outputs.name("json_object")));
     }
-    wanted.extend(take_choice(outputs, "choice")?);
     Ok(wanted)
 }
 

@@ -67,9 +67,8 @@ impl ServeOptions {
 
     fn origins(&self) -> Result<Vec<HeaderValue>> {
         let origin = |text: &String| {
-            let wrong = || {
-                Error::Request(format!("\"{text}\" is no origin of pages (--cors): https://chat.lan is one, * is all"))
-            };
+            let wrong =
+                || Error::Request(format!("\"{text}\" is no origin of pages: https://chat.lan is one, * is all"));
             let is_one = text == "*" || text.contains("://");
             HeaderValue::from_str(text).ok().filter(|_| is_one).ok_or_else(wrong)
         };

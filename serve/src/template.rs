@@ -20,8 +20,11 @@ pub(crate) struct TemplateVariables<'m> {
 }
 
 impl<'m> TemplateVariables<'m> {
-    pub(crate) fn new(model: &'m Model) -> TemplateVariables<'m> {
-        TemplateVariables { model, variables: Variables::new() }
+    /// Takes `chat_template_kwargs`, as llama-server and vLLM have it.
+    pub(crate) fn take(model: &'m Model, params: &mut Params) -> Result<TemplateVariables<'m>> {
+        let mut template = TemplateVariables { model, variables: Variables::new() };
+        template.take_named(params)?;
+        Ok(template)
     }
 
     fn has(&self, variable: &str) -> bool {
@@ -40,8 +43,7 @@ impl<'m> TemplateVariables<'m> {
         }
     }
 
-    /// `chat_template_kwargs`, as llama-server and vLLM have it.
-    pub(crate) fn take(&mut self, params: &mut Params) -> Result<()> {
+    fn take_named(&mut self, params: &mut Params) -> Result<()> {
         let Some(mut given) = params.object("chat_template_kwargs")? else { return Ok(()) };
         if given.bytes() > VARIABLE_BYTES {
             let message =

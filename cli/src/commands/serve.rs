@@ -86,7 +86,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let trust = describe_trust(keys.as_deref(), tls.is_some());
     let options = serve_options(args, addr, keys);
     // What can be wrong with them is said before weights are read and sent.
-    options.check().map_err(usage)?;
+    options.check().map_err(|wrong| usage(format_args!("--cors: {wrong}")))?;
     check_free(addr)?;
     let models = models(args)?;
     let (names, places) = (describe_names(&models), describe_places(&models));

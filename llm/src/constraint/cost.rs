@@ -27,6 +27,11 @@ const MOST_REPEATED: usize = 2000;
 
 /// Fails if a regular expression, or a grammar with some, takes too long to be compiled.
 pub(super) fn check_regex(text: &str) -> Result<(), String> {
+    check_repeated(count_repeated(text))
+}
+
+/// Parts of a regular expression that are repeated or may be left out.
+fn count_repeated(text: &str) -> usize {
     let mut repeated = 0;
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
@@ -36,6 +41,10 @@ pub(super) fn check_regex(text: &str) -> Result<(), String> {
             _ => {}
         }
     }
+    repeated
+}
+
+fn check_repeated(repeated: usize) -> Result<(), String> {
     if repeated > MOST_REPEATED {
         return Err(format!(
             "{repeated} parts of it are repeated or may be left out, and {MOST_REPEATED} are the most"
@@ -75,8 +84,8 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
 /// All patterns of a schema.
 #[derive(Default)]
 struct Written {
-    /// One behind the other.
-    text: String,
+    /// Their parts that are repeated or may be left out.
+    repeated: usize,
     /// Those of names of properties.
     names: usize,
 }
@@ -88,11 +97,11 @@ impl Written {
             Value::Object(keys) => {
                 for (key, value) in keys {
                     if let (true, Some(text)) = (key == "pattern", value.as_str()) {
-                        self.text += text;
+                        self.repeated += count_repeated(text);
                     }
                     if let (true, Some(by_pattern)) = (key == "patternProperties", value.as_object()) {
                         self.names += by_pattern.len();
-                        self.text.extend(by_pattern.keys().map(String::as_str));
+                        self.repeated += by_pattern.keys().map(|name| count_repeated(name)).sum::<usize>();
                     }
                     self.collect(value);
                 }
@@ -108,7 +117,7 @@ impl Written {
                 self.names
             ));
         }
-        check_regex(&self.text)
+        check_repeated(self.repeated)
     }
 }
 
@@ -141,26 +150,33 @@ impl Patterns {
     }
 }
 
-/// Patterns of strings, by the name of the property that a string is, in whatever depth; by nothing for the value itself, and by `*` for items and properties
-/// of any name.
-type Strings<'s> = BTreeMap<&'s str, Patterns>;
+/// Where a string is in a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place<'s> {
+    /// It is the value.
+    Itself,
+    /// A property of this name, in whatever depth.
+    Named(&'s str),
+    /// An item, or a property of any name.
+    Any,
+}
 
-const ITSELF: &str = "";
-const ANY_NAME: &str = "*";
+/// Patterns of strings, by where these are.
+type Strings<'s> = BTreeMap<Place<'s>, Patterns>;
 
-fn add<'s>(strings: &mut Strings<'s>, name: &'s str, patterns: Patterns) {
-    let known = strings.entry(name).or_insert(Patterns::NONE);
+fn add<'s>(strings: &mut Strings<'s>, place: Place<'s>, patterns: Patterns) {
+    let known = strings.entry(place).or_insert(Patterns::NONE);
     *known = known.or(patterns);
 }
 
 /// Those of strings that have to be as all of these say.
 fn all_at_once<'s>(sizes: &[Size<'s>]) -> Strings<'s> {
-    let names = sizes.iter().flat_map(|size| size.strings.keys().copied());
-    let of = |size: &Size<'s>, name: &str| {
-        let [named, any] = [name, ANY_NAME].map(|name| size.strings.get(name).copied().unwrap_or(Patterns::NONE));
-        if name == ITSELF { named } else { named.or(any) }
+    let places = sizes.iter().flat_map(|size| size.strings.keys().copied());
+    let of = |size: &Size<'s>, place: Place<'s>| {
+        let [there, any] = [place, Place::Any].map(|at| size.strings.get(&at).copied().unwrap_or(Patterns::NONE));
+        if place == Place::Itself { there } else { there.or(any) }
     };
-    names.map(|name| (name, sizes.iter().fold(Patterns::NONE, |all, size| all.and(of(size, name))))).collect()
+    places.map(|place| (place, sizes.iter().fold(Patterns::NONE, |all, size| all.and(of(size, place))))).collect()
 }
 
 /// How large a schema is, with what it refers to written out.
@@ -225,8 +241,8 @@ impl<'s> Counter<'s> {
     /// What its own keywords say of a value and of its parts.
     fn own(&mut self, keys: &'s Map<String, Value>) -> Size<'s> {
         let named = keys.get("properties").and_then(Value::as_object).into_iter().flatten();
-        let mut parts: Vec<(&'s str, &'s Value)> = named.map(|(name, part)| (name.as_str(), part)).collect();
-        let mut of_any_name = |part| parts.push((ANY_NAME, part));
+        let mut parts: Vec<(Place<'s>, &'s Value)> = named.map(|(name, part)| (Place::Named(name), part)).collect();
+        let mut of_any_name = |part| parts.push((Place::Any, part));
         keys.get("patternProperties")
             .and_then(Value::as_object)
             .into_iter()
@@ -239,11 +255,12 @@ impl<'s> Counter<'s> {
                 None => {}
             }
         }
-        let sizes: Vec<(&'s str, Size<'s>)> = parts.into_iter().map(|(name, part)| (name, self.count(part))).collect();
-        let mut strings = Strings::from([(ITSELF, Patterns::of(keys))]);
+        let sizes: Vec<(Place<'s>, Size<'s>)> =
+            parts.into_iter().map(|(name, part)| (name, self.count(part))).collect();
+        let mut strings = Strings::from([(Place::Itself, Patterns::of(keys))]);
         for (name, size) in &sizes {
             for (&within, &patterns) in &*size.strings {
-                add(&mut strings, if within == ITSELF { name } else { within }, patterns);
+                add(&mut strings, if within == Place::Itself { *name } else { within }, patterns);
             }
         }
         let sizes: Vec<Size<'s>> = sizes.into_iter().map(|(_, size)| size).collect();

@@ -49,9 +49,6 @@ impl Form {
     /// What llguidance says of it, in words that those know who have written it.
     pub(super) fn said(&self, error: &impl fmt::Display) -> String {
         let said = said(error);
-        if said.contains("NoExtensionBias") {
-            return "no text of the model's tokens is of it: a rule may begin with itself and never end".into();
-        }
         match self {
             // Its options cannot be set here.
             Form::JsonSchema(_) => match said.split_once(". Enable 'coerce_one_of'") {

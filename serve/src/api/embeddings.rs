@@ -79,8 +79,7 @@ pub(crate) async fn answer(
         service.work(&room, move |model| input.into_iter().map(|input| encode(model, input)).collect()).await?;
     drop(room);
     let prompt_tokens: usize = tokens.iter().map(Vec::len).sum();
-    let salt = service.options().beginnings.salt(&client, cache_salt.as_deref());
-    let embeddings = service.embed(&client, Inputs { tokens, pooling, scale, salt }).await?;
+    let embeddings = service.embed(&client, Inputs { tokens, pooling, scale, cache_salt }).await?;
     let name = service.name().to_owned();
     let write = move |_: &Model| Ok(written(&embeddings, format, &name, prompt_tokens));
     let json = service.work(&held, write).await?;

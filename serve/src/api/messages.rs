@@ -86,8 +86,7 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
     for name in ["mcp_servers", "container", "context_management", "output_config", "output_format"] {
         params.absent(name, "a model here writes text and calls of tools", is_nothing)?;
     }
-    let mut template = TemplateVariables::new(service.model());
-    template.take(&mut params)?;
+    let mut template = TemplateVariables::take(service.model(), &mut params)?;
     let thinking = take_thinking(&mut params, style, &mut template)?;
     let variables = template.variables;
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "standard_only")?;
@@ -120,17 +119,16 @@ fn take_thinking(params: &mut Params, style: &Style, template: &mut TemplateVari
     let display = thinking.string("display")?;
     thinking.finish()?;
     match kind.as_str() {
-        "enabled" => template.think(true)?,
-        "disabled" => template.think(false)?,
-        _ => {}
-    }
-    match kind.as_str() {
-        "disabled" => Ok(Thinking::LeftOut),
+        "disabled" => template.think(false).map(|()| Thinking::LeftOut),
         "enabled" | "adaptive" if !style.reasons() => {
             Err(ApiError::unsupported("thinking", "this model writes no reasoning that its template knows of"))
         }
-        "enabled" | "adaptive" if display.as_deref() == Some("omitted") => Ok(Thinking::LeftOut),
-        "enabled" | "adaptive" => Ok(Thinking::Shown),
+        "enabled" | "adaptive" => {
+            if kind == "enabled" {
+                template.think(true)?;
+            }
+            Ok(if display.as_deref() == Some("omitted") { Thinking::LeftOut } else { Thinking::Shown })
+        }
         _ => Err(ApiError::of_param("thinking.type", "'thinking.type' must be enabled, adaptive or disabled")),
     }
 }
