@@ -13,7 +13,6 @@ use outboard_cuda_emulator::Emulator;
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// Compute capability of the emulated card.
 const CAPABILITY: &str = "OUTBOARD_CUDA_CAPABILITY";
@@ -21,9 +20,6 @@ const CAPABILITY: &str = "OUTBOARD_CUDA_CAPABILITY";
 const QUICK: &str = "OUTBOARD_QUICK";
 /// If it says something, only cases of this op are run.
 const OP: &str = "OUTBOARD_CUDA_OP";
-
-/// Functions that compute several nodes, which no case has together: tests/steps.rs has them.
-const OF_SEVERAL: &[&str] = &["rope_cache"];
 
 #[test]
 fn kernels_compute_what_the_reference_does() {
@@ -41,26 +37,14 @@ fn kernels_compute_what_the_reference_does() {
     wrong.extend(report.beyond(&[]));
     wrong.extend(emulator.findings("").into_iter().map(|found| found.text));
     if whole {
-        wrong.extend(never_ran(emulator, capability).into_iter().map(|entry| format!("{entry} never ran")));
+        wrong.extend(never_ran(emulator, capability).into_iter().map(|name| format!("{name} never ran")));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(report.cases() > 0 && report.unsupported() <= report.cases() / 4, "{report}");
 }
 
-/// Functions of the committed PTX for cards of this compute capability that no case has used.
+/// Functions that no case has used, of those that compute one node.
 fn never_ran(emulator: Emulator, capability: u32) -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
-    let files = std::fs::read_dir(folder).unwrap().map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
-    let suits = |text: &String| (60..=capability).any(|c| text.contains(&format!(".target sm_{c}\n")));
-    let files = files.filter(suits);
-    let names =
-        |text: String| text.lines().filter_map(|line| line.strip_prefix(".visible .entry ")).map(entry).collect();
-    let all: BTreeSet<String> = files.flat_map(|text| -> Vec<String> { names(text) }).collect();
     let ran: BTreeSet<String> = emulator.launches("").into_iter().map(|launch| launch.kernel).collect();
-    let of_several = OF_SEVERAL.iter().map(|name| (*name).to_owned()).collect();
-    &(&all - &ran) - &of_several
-}
-
-fn entry(line: &str) -> String {
-    line.trim_end_matches('(').to_owned()
+    functions(capability).into_iter().filter(|name| !ran.contains(name) && !is_of_several(name)).collect()
 }

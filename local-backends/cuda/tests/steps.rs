@@ -124,32 +124,49 @@ fn a_layer_is_what_it_is_node_by_node() {
     }
 }
 
-/// Rows of three products of one column.
+/// Length of the column of products, and the rows of three of them.
+const LENGTH: usize = 512;
 const ROWS: [usize; 3] = [70, 5, 64];
 
+/// A graph, what is written before it runs, and its outputs.
+type Products = (Graph, Vec<TensorId>, Vec<TensorId>);
+
+/// The product of a column with weights. It reads the column itself, or what is made of it and equal.
+fn product(g: &mut GraphBuilder, weights: TensorId, x: TensorId, nodes: Nodes) -> TensorId {
+    let column = match nodes {
+        Nodes::Together => x,
+        Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[x]).unwrap(),
+    };
+    g.push(MulMat, &[weights, column]).unwrap()
+}
+
 /// Three products of a column, to one of which something is added.
-fn products(dtype: DType, nodes: Nodes) -> (Graph, Vec<TensorId>, Vec<TensorId>) {
+fn three_products(dtype: DType, nodes: Nodes) -> Products {
     let mut g = GraphBuilder::new();
-    let x = g.input("x", DType::F32, &[WIDTH, 1]).unwrap();
+    let x = g.input("x", DType::F32, &[LENGTH, 1]).unwrap();
     let added = g.input("added", DType::F32, &[ROWS[1]]).unwrap();
-    let weights = ROWS.map(|rows| g.weight(&format!("weights {rows}"), dtype, &[WIDTH, rows]).unwrap());
-    let mut made = Vec::new();
-    for (i, weights) in weights.into_iter().enumerate() {
-        let column = match nodes {
-            Nodes::Together => x,
-            Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[x]).unwrap(),
-        };
-        let product = g.push(MulMat, &[weights, column]).unwrap();
-        made.push(if i == 1 { g.push(Binary { kind: BinaryKind::Add }, &[product, added]).unwrap() } else { product });
-    }
+    let weights = ROWS.map(|rows| g.weight(&format!("weights {rows}"), dtype, &[LENGTH, rows]).unwrap());
+    let mut made = weights[..2].iter().map(|&weights| product(&mut g, weights, x, nodes)).collect::<Vec<_>>();
+    made[1] = g.push(Binary { kind: BinaryKind::Add }, &[made[1], added]).unwrap();
+    made.push(product(&mut g, weights[2], x, nodes));
     for &id in &made {
         g.output(id);
     }
     (g.finish().unwrap(), [&[x, added], &weights[..]].concat(), made)
 }
 
-fn multiplied(device: &dyn Device, dtype: DType, nodes: Nodes) -> Vec<Bytes> {
-    let (graph, inputs, made) = products(dtype, nodes);
+/// A gated unit of two products of a column.
+fn gated_unit(dtype: DType, nodes: Nodes) -> Products {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[LENGTH, 1]).unwrap();
+    let weights = ["gate", "up"].map(|name| g.weight(name, dtype, &[LENGTH, ROWS[0]]).unwrap());
+    let products = weights.map(|weights| product(&mut g, weights, x, nodes));
+    let gated = g.push(Glu { kind: GluKind::Swiglu }, &products).unwrap();
+    g.output(gated);
+    (g.finish().unwrap(), [&[x], &weights[..]].concat(), vec![gated])
+}
+
+fn multiplied(device: &dyn Device, (graph, inputs, made): Products) -> Vec<Vec<f32>> {
     let layouts: Vec<_> =
         inputs.iter().map(|&id| (graph.tensor(id).dtype(), graph.tensor(id).layout().elements())).collect();
     let (executable, places) = compile(device, graph).unwrap();
@@ -158,22 +175,54 @@ fn multiplied(device: &dyn Device, dtype: DType, nodes: Nodes) -> Vec<Bytes> {
         queue.write(places[id.index()].as_ref().unwrap(), bytes_of(dtype, &numbers(i, n))).unwrap();
     }
     (0..RUNS).for_each(|_| queue.execute(&executable).unwrap());
-    made.into_iter().map(|id| read(queue.as_ref(), places[id.index()].as_ref().unwrap())).collect()
+    let numbers = |bytes: Bytes| bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    made.into_iter().map(|id| numbers(read(queue.as_ref(), places[id.index()].as_ref().unwrap()))).collect()
+}
+
+/// Whether each number is about what is wanted, beside the largest one.
+fn assert_close(got: &[Vec<f32>], want: &[Vec<f32>], most: f32, dtype: DType) {
+    let (got, want) = (got.concat(), want.concat());
+    let largest = want.iter().fold(0f32, |most, number| most.max(number.abs()));
+    assert!(largest > 0.0 && got.len() == want.len());
+    for (got, want) in got.into_iter().zip(want) {
+        assert!((got - want).abs() <= most * largest, "{dtype}: {got} for {want}");
+    }
+}
+
+/// For each type that weights have a function for, the kernel of several products is the one that it is meant to be, and computes what each product
+/// would on its own, but for this part of the largest number.
+fn products_are_one_kernel(function: &str, products: fn(DType, Nodes) -> Products, rounding: f32) {
+    let _alone = alone();
+    let device = device(LONG);
+    let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
+    let all = functions(80);
+    let names = DType::ALL.map(|dtype| (dtype, format!("mul_mat_vec_{}_1_{function}", dtype.name())));
+    let names: Vec<_> = names.into_iter().filter(|(_, name)| all.contains(name)).collect();
+    assert!(!names.is_empty() && names.len() == all.iter().filter(|name| name.ends_with(function)).count());
+    for (dtype, name) in names {
+        let apart = multiplied(device.as_ref(), products(dtype, Nodes::Apart));
+        emulator().forget();
+        let together = multiplied(device.as_ref(), products(dtype, Nodes::Together));
+        assert_close(&together, &apart, rounding, dtype);
+        let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
+        // Before products of quantized weights the column is packed.
+        let passes = if dtype.is_quantized() { 2 } else { 1 };
+        assert_eq!(kernels.len(), passes * RUNS, "{kernels:?}");
+        assert_eq!(kernels.iter().filter(|kernel| **kernel == name).count(), RUNS, "{kernels:?}");
+        let want = multiplied(reference.as_ref(), products(dtype, Nodes::Together));
+        assert_close(&together, &want, 0.01, dtype);
+    }
 }
 
 #[test]
 fn products_of_one_column_are_one_kernel() {
-    let _alone = alone();
-    let device = device(LONG);
-    for (dtype, passes) in [(DType::F32, 1), (DType::Q4_0, 2)] {
-        let apart = multiplied(device.as_ref(), dtype, Nodes::Apart);
-        emulator().forget();
-        assert_eq!(multiplied(device.as_ref(), dtype, Nodes::Together), apart, "{dtype}");
-        let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
-        assert_eq!(kernels.len(), passes * RUNS, "{kernels:?}");
-        assert!(kernels.contains(&format!("mul_mat_vec_{}_1_many", dtype.name())), "{kernels:?}");
-        assert!(apart.iter().all(|bytes| bytes.iter().any(|&byte| byte != 0)));
-    }
+    products_are_one_kernel("many", three_products, 0.0);
+}
+
+#[test]
+fn a_gated_unit_of_one_column_is_one_kernel() {
+    // A block takes fewer rows of two products than of one, and other parts of a row are added up first.
+    products_are_one_kernel("gated", gated_unit, 1e-6);
 }
 
 /// Heads of queries, and of keys and values; length of each; tokens; rows of a cache.

@@ -10,6 +10,8 @@ use outboard_core::{
 };
 use outboard_cuda::{OpenOptions, cuda_device, find};
 use outboard_cuda_emulator::{Config, Emulator};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,20 @@ pub fn emulator() -> Emulator {
 pub fn device(patience: Duration) -> Arc<LocalDevice> {
     emulator();
     cuda_device(&Host::new(), &find()[0], "CUDA0", &OpenOptions { patience }).unwrap()
+}
+
+/// Functions of the committed PTX for cards of this compute capability.
+pub fn functions(capability: u32) -> BTreeSet<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
+    let files = std::fs::read_dir(folder).unwrap().map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap());
+    let suits = |text: &String| (60..=capability).any(|c| text.contains(&format!(".target sm_{c}\n")));
+    let name = |line: &str| Some(line.strip_prefix(".visible .entry ")?.trim_end_matches('(').to_owned());
+    files.filter(suits).flat_map(|text| text.lines().filter_map(name).collect::<Vec<_>>()).collect()
+}
+
+/// Whether a function computes several nodes, which no case of one op has: tests/steps.rs has them.
+pub fn is_of_several(function: &str) -> bool {
+    function == "rope_cache" || function.ends_with("_many") || function.ends_with("_gated")
 }
 
 pub fn slice(device: &dyn Device, size: u64) -> Slice {
