@@ -179,6 +179,17 @@ impl StepsAhead {
         (2 + self.on_the_way(self.pace.step() * groups.max(1) as f64)).min(MAX_AHEAD)
     }
 
+    /// Whether the steps of a group had better wait for those under way, to go with the ones behind them, so many groups being at work. A run takes `fixed`
+    /// of its time for itself: that is lost with each run more, and the way there and back where nothing of the group is under way.
+    pub(crate) fn gathers(&self, group: usize, groups: usize, fixed: f64) -> bool {
+        let is_under_way = self.steps.iter().any(|step| step.group == group && step.gives.is_tokens());
+        is_under_way && self.is_fixed_more_than_the_way(groups, fixed)
+    }
+
+    fn is_fixed_more_than_the_way(&self, groups: usize, fixed: f64) -> bool {
+        self.pace.step() * groups.max(1) as f64 * fixed > self.round_trip.as_secs_f64()
+    }
+
     /// Whether one more run that nobody's next token waits for should be enqueued, `begun` others having begun, of which so many are needed for every
     /// device to have one. No more than that: whoever comes next waits for those under way.
     pub(crate) fn has_time_to_read(&self, begun: usize, needed: usize) -> bool {
@@ -552,7 +563,14 @@ mod tests {
             (0..4).for_each(|i| pace.note(start + ms(500 + 100 * burst + 10 * i), true));
         }
         assert_eq!(pace.step(), 0.01);
+        // A run of which half is its own costs more than a short way, and less than a long one.
+        let mut ahead = StepsAhead { pace, ..StepsAhead::new(ms(4)) };
+        assert!(ahead.is_fixed_more_than_the_way(1, 0.5) && !ahead.is_fixed_more_than_the_way(1, 0.3));
+        assert!(ahead.is_fixed_more_than_the_way(2, 0.3));
+        ahead.round_trip = ms(20);
+        assert!(!ahead.is_fixed_more_than_the_way(1, 0.5));
         // Steps become slower.
+        let mut pace = ahead.pace;
         (0..6).for_each(|i| pace.note(start + ms(900 + 20 * i), true));
         assert_eq!(pace.step(), 0.02);
     }

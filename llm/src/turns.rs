@@ -103,7 +103,8 @@ impl PlacedModel {
         for _ in 0..groups {
             let (group, decoding) = (self.turn % groups, self.decoding_groups());
             let work = self.work_of(group);
-            if work.steps.is_empty() && work.reads.is_empty() {
+            let is_idle = work.steps.is_empty() && work.reads.is_empty();
+            if is_idle || self.gathers(group, &work, decoding) {
                 self.turn += 1;
                 continue;
             }
@@ -122,6 +123,18 @@ impl PlacedModel {
             return Ok(Some((self.compose(&work, decoding)?, Turn { group, lead })));
         }
         Ok(None)
+    }
+
+    /// Whether a group's steps wait for those under way. Texts that wait for somebody after each token are not run ahead of: those that began apart would
+    /// stay apart, each in runs of its own.
+    fn gathers(&self, group: usize, work: &Work, decoding: usize) -> bool {
+        let is_held = |slot: usize| self.slot(slot).is_ok_and(|state| state.held.is_some());
+        if !work.reads.is_empty() || !work.steps.iter().all(|&(slot, _)| is_held(slot)) {
+            return false;
+        }
+        let rows = self.states().filter(|(_, state)| state.group == group && state.is_decoding()).count() as f64;
+        let own = self.placement.pipeline.run_rows();
+        self.ahead.gathers(group, decoding, own / (rows + own))
     }
 
     /// The rows of a run.
