@@ -198,7 +198,7 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
 /// What can be named, for messages.
 fn names(backends: &[Backend]) -> String {
     let mut names = Vec::new();
-    for backend in backends {
+    for backend in backends.iter().filter(|backend| backend.looked_for != LookedFor::ByTests) {
         names.extend((backend.find)().iter().map(|found| name_of(backend, found)));
         if let Argument::Number(what, _) = backend.argument {
             names.push(format!("{}:{what}", backend.name));
@@ -357,6 +357,11 @@ mod tests {
         let threads = |specs: Vec<DeviceSpec>| specs.iter().map(|s| s.argument).collect::<Vec<_>>();
         assert_eq!(threads(list("cpu:1,CPU:3,cpu")), [Some(1), Some(3), None]);
         assert_eq!(shown(BACKENDS, &list("cpu,reference,detached")), ["cpu0", "reference0", "detached0"]);
+        let told = names(BACKENDS);
+        assert!(
+            told.starts_with("cpu, cpu:THREADS") && !told.contains("reference") && !told.contains("detached"),
+            "{told}"
+        );
         for wrong in
             ["", "gpu", "cpu:0", "cpu:x", "cpu:1,", "reference:1", "cpu:99999999999", "cpu,".repeat(99).as_str()]
         {

@@ -83,6 +83,8 @@ pub(crate) enum LookedFor {
     Always,
     /// Nothing looks for it until somebody says what to use.
     WhenNamed,
+    /// The same, and people are not told of it.
+    ByTests,
 }
 
 /// What is known of a device.
@@ -113,7 +115,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "reference",
         prefix: "REF",
         argument: Argument::None,
-        looked_for: LookedFor::Always,
+        looked_for: LookedFor::ByTests,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![in_host_memory(Class::Software)],
@@ -123,7 +125,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         name: "detached",
         prefix: "DETACHED",
         argument: Argument::None,
-        looked_for: LookedFor::Always,
+        looked_for: LookedFor::ByTests,
         known: |_, _| Known::default(),
         without: "",
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],

@@ -116,12 +116,15 @@ fn key(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
 }
 
-/// The host that a request has asked for, without its port.
+/// The host that a request has asked for, without its port; nothing that is a host if it is not written as one.
 fn host<'r>(headers: &'r HeaderMap, uri: &'r Uri) -> Option<&'r str> {
     let said = headers.get(HOST).map(|host| host.to_str().unwrap_or_default());
     let host = said.or_else(|| uri.host())?;
     Some(match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        Some(rest) => match rest.split_once(']') {
+            Some((address, port)) if port.is_empty() || port.starts_with(':') => address,
+            _ => "",
+        },
         None => host.rsplit_once(':').map_or(host, |(name, _)| name),
     })
 }
@@ -162,8 +165,16 @@ mod tests {
         for host in ["gpubox", "gpubox:8080", "GPUBOX.lan:8080", "a.b.home.arpa", "gpu.example.org:8080"] {
             assert!(private(host) && !local(host), "{host}");
         }
-        for host in ["evil.example", "evil.example:8080", "localhost.evil.example", "lan.evil.example", "", "evillan."]
-        {
+        for host in [
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "lan.evil.example",
+            "",
+            "evillan.",
+            "[::1",
+            "[::1]evil",
+        ] {
             assert!(!local(host) && !private(host), "{host}");
         }
         assert!(!local("[evil]") && !local("notlocalhost"));
