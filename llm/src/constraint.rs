@@ -6,6 +6,7 @@
 mod cost;
 mod form;
 mod gbnf;
+pub(crate) mod masks;
 mod token_set;
 mod vocabulary;
 
@@ -21,66 +22,70 @@ use std::sync::Arc;
 /// What an error says of a form, at most.
 const MOST_SAID: usize = 600;
 
-/// A compiled form. Clones are the same one; any number of texts may have it.
+/// A form that texts are to have. Clones are the same one; any number of texts may have it.
 #[derive(Clone)]
-pub struct Constraint(Arc<Compiled>);
-
-struct Compiled {
-    vocabulary: Arc<Vocabulary>,
-    /// At the beginning of a text.
-    matcher: Matcher,
-    /// What a text may begin with.
-    first: TokenSet,
+pub struct Constraint {
+    n_vocab: usize,
+    begin: Arc<dyn Fn() -> Box<dyn FormedText> + Send + Sync>,
 }
 
-impl fmt::Debug for Constraint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Constraint").field("first", &self.0.first).finish_non_exhaustive()
-    }
-}
-
-impl Constraint {
-    /// A text of the form, at its beginning.
-    pub fn begin(&self) -> FormedText {
-        FormedText { constraint: self.clone(), matcher: self.0.matcher.clone() }
-    }
-
-    /// Tokens of the vocabulary that it was compiled for.
-    pub(crate) fn n_vocab(&self) -> usize {
-        self.0.vocabulary.len
-    }
-}
-
-/// How far a text of a form has come.
-pub struct FormedText {
-    constraint: Constraint,
-    matcher: Matcher,
-}
-
-impl fmt::Debug for FormedText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FormedText").field("constraint", &self.constraint).finish_non_exhaustive()
-    }
-}
-
-impl FormedText {
+/// How far a text of a form has come. It is on a thread of its own while the text is generated.
+pub trait FormedText: Send {
     /// What it may begin with.
-    pub fn first(&self) -> TokenSet {
-        self.constraint.0.first.clone()
-    }
+    fn first(&self) -> TokenSet;
 
     /// Takes a token, which is not one that ends a text, and gives those that may follow: `None` if the text is complete and nothing may. If it may end
     /// here, tokens that end a text are among them.
     ///
     /// Fails with [`Error::Request`] if it costs too much to find out, or if the model has no tokens to go on with.
-    pub fn push(&mut self, id: u32) -> Result<Option<TokenSet>> {
+    fn push(&mut self, id: u32) -> Result<Option<TokenSet>>;
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Constraint").field("n_vocab", &self.n_vocab).finish_non_exhaustive()
+    }
+}
+
+impl Constraint {
+    /// A form of the caller's own, for a vocabulary of so many tokens: `begin` makes a text of it, at its beginning.
+    pub fn new(n_vocab: usize, begin: impl Fn() -> Box<dyn FormedText> + Send + Sync + 'static) -> Constraint {
+        Constraint { n_vocab, begin: Arc::new(begin) }
+    }
+
+    /// A text of the form, at its beginning.
+    pub fn begin(&self) -> Box<dyn FormedText> {
+        (self.begin)()
+    }
+
+    /// Tokens of the vocabulary that it was made for.
+    pub(crate) fn n_vocab(&self) -> usize {
+        self.n_vocab
+    }
+}
+
+/// A text of a form that llguidance has compiled.
+#[derive(Clone)]
+struct Matched {
+    vocabulary: Arc<Vocabulary>,
+    matcher: Matcher,
+    /// What a text may begin with.
+    first: TokenSet,
+}
+
+impl FormedText for Matched {
+    fn first(&self) -> TokenSet {
+        self.first.clone()
+    }
+
+    fn push(&mut self, id: u32) -> Result<Option<TokenSet>> {
         let wrong = |why: String| Error::Request(format!("the text cannot go on as its form wants it: {why}"));
         self.matcher.consume_token(id).map_err(|e| wrong(said(&e)))?;
         if self.matcher.is_stopped() {
             return Ok(None);
         }
         let set = self.matcher.compute_mask().map_err(|e| wrong(said(&e)))?;
-        let allowed = self.constraint.0.vocabulary.allowed(&set);
+        let allowed = self.vocabulary.allowed(&set);
         Ok((!allowed.is_empty()).then_some(allowed))
     }
 }

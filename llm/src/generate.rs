@@ -2,13 +2,14 @@
 
 use crate::ahead::Token;
 use crate::arch::net::{LogProbs, Sampling};
-use crate::constraint::{Constraint, FormedText};
+use crate::constraint::Constraint;
+use crate::constraint::masks::{Formed, Found, Masks};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::sequence::Sequence;
 use crate::stop::StopFilter;
 use crate::tokenizer::{SpecialTokens, TextStream, Tokenizer};
-use crate::watch::is_cancelled;
+use crate::watch::{TICK, is_cancelled};
 use outboard_core::op::{Penalties, Sampler};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -125,15 +126,22 @@ pub fn generate(
     if options.n_predict == Some(0) {
         return Ok(Generation::default());
     }
-    let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options)?;
+    let masks = Masks::new();
+    let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options, &masks)?;
     let finish = loop {
         match model.next_token_of(sequence) {
             Ok(Some(token)) => {
                 if let Some(finish) = text.push(&token, on_text) {
                     break finish;
                 }
-                if let Some(finish) = text.go_on(model, &token)? {
+                if let Some(finish) = text.go_on(&token)? {
                     break finish;
+                }
+                match text.wait_for_form(model, &masks) {
+                    Ok(None) => {}
+                    Ok(Some(finish)) => break finish,
+                    Err(error) if is_cancelled(&error) => break Finish::Cancelled,
+                    Err(error) => return Err(error),
                 }
             }
             Ok(None) => return Err(Error::Internal("a text has not ended, and nothing is under way".into())),
@@ -152,7 +160,7 @@ pub(crate) struct Ongoing<'t> {
     /// Most tokens, and why it ends with them.
     most: (usize, Finish),
     /// How far it has come in its form.
-    form: Option<FormedText>,
+    form: Option<Formed>,
     writer: Writer<'t>,
     out: Generation,
     start: Instant,
@@ -166,6 +174,7 @@ impl<'t> Ongoing<'t> {
         tokenizer: &'t Tokenizer,
         prompt: &[u32],
         options: &GenerateOptions,
+        masks: &Masks,
     ) -> Result<Ongoing<'t>> {
         let limit = options.n_predict.unwrap_or(usize::MAX);
         if let Some(form) = &options.constraint
@@ -186,9 +195,10 @@ impl<'t> Ongoing<'t> {
         }
         let most = model.begin(sequence, prompt, sampling, limit)?;
         let most = (most, if most < limit { Finish::Context } else { Finish::Length });
-        let form = options.constraint.as_ref().map(Constraint::begin);
+        let begin = |constraint: &Constraint| masks.begin(constraint, sequence, model.n_seqs());
+        let form = options.constraint.as_ref().map(begin).transpose()?;
         if let Some(form) = &form {
-            model.allow(sequence, &form.first())?;
+            model.allow(sequence, &form.first)?;
         }
         let (writer, out) = (Writer::new(tokenizer, options), Generation::default());
         Ok(Ongoing { sequence, before, most, form, writer, out, start, decode_start: start })
@@ -211,17 +221,42 @@ impl<'t> Ongoing<'t> {
         finish.or((self.out.tokens.len() >= most).then_some(end))
     }
 
-    /// Has the next token come behind one that did not end it; gives the reason if nothing can follow in its form. An error is one of the form.
-    pub(crate) fn go_on(&mut self, model: &mut PlacedModel, token: &Token) -> Result<Option<Finish>> {
+    /// Has the next token come behind one that did not end it; gives the reason if its form ends with it. What may follow in its form comes from `masks`,
+    /// and goes to [`take_allowed`](Self::take_allowed).
+    pub(crate) fn go_on(&mut self, token: &Token) -> Result<Option<Finish>> {
         let Some(form) = &mut self.form else { return Ok(None) };
         // It ends here even where the caller wants to go on behind it.
         if self.writer.tokenizer.is_eog(token.id) {
             return Ok(Some(Finish::Eos));
         }
-        match form.push(token.id)? {
+        form.push(token.id).map(|()| None)
+    }
+
+    /// Takes what may come next in its form; gives the reason if nothing can. An error is one of the form.
+    pub(crate) fn take_allowed(&mut self, model: &mut PlacedModel, found: Found) -> Result<Option<Finish>> {
+        if let Some(form) = &mut self.form {
+            form.take();
+        }
+        match found.allowed? {
             Some(allowed) => model.allow(self.sequence, &allowed).map(|()| None),
             None => Ok(Some(Finish::Eos)),
         }
+    }
+
+    /// Since when it waits for what may come next in its form. Fails if that is too long.
+    pub(crate) fn waits_since(&self) -> Result<Option<Instant>> {
+        self.form.as_ref().map_or(Ok(None), Formed::waits_since)
+    }
+
+    /// Waits for what may come next in its form, if it has one; gives the reason if nothing can.
+    fn wait_for_form(&mut self, model: &mut PlacedModel, masks: &Masks) -> Result<Option<Finish>> {
+        while self.waits_since()?.is_some() {
+            if let Some(found) = masks.next(Some(Instant::now() + TICK)) {
+                return self.take_allowed(model, found);
+            }
+            model.check_cancelled()?;
+        }
+        Ok(None)
     }
 
     /// The text. Its sequence is as if it had never run too far: the last token has not gone through the model, those behind it never were.

@@ -2,6 +2,7 @@
 
 use crate::ahead::Token;
 use crate::blocks::blocks_of;
+use crate::constraint::masks::{Found, Masks, PATIENCE};
 use crate::embed::{EmbedRequest, Embedding, check_tokens};
 use crate::error::{Error, Result};
 use crate::generate::{Finish, GenerateOptions, Generation, Ongoing};
@@ -12,6 +13,7 @@ use crate::watch::is_cancelled;
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 /// A text to be generated beside others.
 #[derive(Clone, Debug)]
@@ -122,6 +124,8 @@ pub struct Texts<'t, K> {
     waiting: VecDeque<(K, Wanted)>,
     ongoing: Vec<(K, Ongoing<'t>)>,
     embedding: Vec<(K, Sequence)>,
+    /// What may come next in those that have a form.
+    masks: Masks,
     /// The cache had no room for the first one that waits; it has when another one has ended.
     is_full: bool,
 }
@@ -132,7 +136,14 @@ pub type OnEvent<'e, K> = dyn FnMut(&K, TextEvent) -> ControlFlow<()> + 'e;
 impl<'t, K> Texts<'t, K> {
     /// None yet.
     pub fn new(tokenizer: &'t Tokenizer) -> Texts<'t, K> {
-        Texts { tokenizer, waiting: VecDeque::new(), ongoing: Vec::new(), embedding: Vec::new(), is_full: false }
+        Texts {
+            tokenizer,
+            waiting: VecDeque::new(),
+            ongoing: Vec::new(),
+            embedding: Vec::new(),
+            masks: Masks::new(),
+            is_full: false,
+        }
     }
 
     /// One more.
@@ -205,11 +216,58 @@ impl<'t, K> Texts<'t, K> {
         if let Some((sequence, came)) = model.take_embedding(embeds) {
             return self.take_embedding(model, sequence, came, on_event);
         }
-        match model.take_ready(is_ours) {
-            Some(token) => self.take(model, token, on_event),
-            None if model.go_on()? => Ok(()),
-            None => Err(Error::Internal("a text has not ended, and nothing is under way".into())),
+        if let Some(token) = model.take_ready(is_ours) {
+            return self.take(model, token, on_event);
         }
+        self.take_masks(model, on_event)?;
+        if model.go_on()? {
+            return Ok(());
+        }
+        // All others have ended meanwhile, or wait for their forms as well.
+        if self.is_idle() || self.wait_for_mask(model, on_event)? {
+            return Ok(());
+        }
+        Err(Error::Internal("a text has not ended, and nothing is under way".into()))
+    }
+
+    /// Takes what may come next in texts that have a form, as long as it comes soon.
+    fn take_masks(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        loop {
+            let last = self.waits_since(model, on_event)?;
+            let Some(found) = self.masks.next(last.map(|asked| asked + PATIENCE)) else { return Ok(()) };
+            self.take_found(model, found, on_event)?;
+        }
+    }
+
+    /// Waits a while until it is known what may come next in a text, or one has ended for it; `false` if there is none to wait for.
+    fn wait_for_mask(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<bool> {
+        let before = self.ongoing.len();
+        if self.waits_since(model, on_event)?.is_none() {
+            return Ok(self.ongoing.len() < before);
+        }
+        if let Some(found) = self.masks.next(Some(Instant::now() + PATIENCE)) {
+            self.take_found(model, found, on_event)?;
+        }
+        model.check_cancelled().map(|()| true)
+    }
+
+    /// When the last text has begun to wait for what may come next in it. Ends those that have waited too long.
+    fn waits_since(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<Option<Instant>> {
+        let mut last = None;
+        for at in (0..self.ongoing.len()).rev() {
+            match self.ongoing[at].1.waits_since() {
+                Ok(asked) => last = last.max(asked),
+                Err(error) => self.drop_text(model, at, error, on_event)?,
+            }
+        }
+        Ok(last)
+    }
+
+    /// Takes what may come next in a text, if it has not ended meanwhile.
+    fn take_found(&mut self, model: &mut PlacedModel, found: Found, on_event: &mut OnEvent<'_, K>) -> Result<()> {
+        let Some(at) = self.ongoing.iter().position(|(_, text)| text.sequence == found.sequence) else { return Ok(()) };
+        let finish = self.ongoing[at].1.take_allowed(model, found);
+        self.finish(model, at, finish, on_event)
     }
 
     fn begin(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
@@ -231,7 +289,9 @@ impl<'t, K> Texts<'t, K> {
                 continue;
             }
             let opened = match &request {
-                Wanted::Text(text) => open(model, self.tokenizer, text).map(|text| Opened::Text(Box::new(text))),
+                Wanted::Text(text) => {
+                    open(model, self.tokenizer, text, &self.masks).map(|text| Opened::Text(Box::new(text)))
+                }
                 Wanted::Embedding(text) => open_embedding(model, text).map(Opened::Embedding),
             };
             match opened {
@@ -306,8 +366,19 @@ impl<'t, K> Texts<'t, K> {
         let finish = if on_event(key, event).is_break() { Some(Finish::Cancelled) } else { finish };
         let finish = match finish {
             Some(finish) => Ok(Some(finish)),
-            None => text.go_on(model, &token),
+            None => text.go_on(&token),
         };
+        self.finish(model, at, finish, on_event)
+    }
+
+    /// Ends a text if there is a reason to.
+    fn finish(
+        &mut self,
+        model: &mut PlacedModel,
+        at: usize,
+        finish: Result<Option<Finish>>,
+        on_event: &mut OnEvent<'_, K>,
+    ) -> Result<()> {
         match finish {
             Ok(Some(finish)) => self.end(model, at, finish, on_event),
             Ok(None) => Ok(()),
@@ -388,9 +459,14 @@ fn open_embedding(model: &mut PlacedModel, request: &EmbedRequest) -> Result<Seq
 }
 
 /// Opens a sequence for a text, or closes it again.
-fn open<'t>(model: &mut PlacedModel, tokenizer: &'t Tokenizer, request: &TextRequest) -> Result<Ongoing<'t>> {
+fn open<'t>(
+    model: &mut PlacedModel,
+    tokenizer: &'t Tokenizer,
+    request: &TextRequest,
+    masks: &Masks,
+) -> Result<Ongoing<'t>> {
     let sequence = model.open()?;
-    let begun = Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options);
+    let begun = Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options, masks);
     if begun.is_err() {
         model.close(sequence)?;
     }

@@ -16,7 +16,7 @@ const FIRST: Duration = Duration::from_secs(5);
 /// And again and again after this long.
 const EVERY: Duration = Duration::from_secs(5);
 /// How soon a wait notices that it was cancelled.
-const TICK: Duration = Duration::from_millis(100);
+pub(crate) const TICK: Duration = Duration::from_millis(100);
 
 /// A wait that takes long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,9 +67,7 @@ impl PlacedModel {
                 return Ok(result?);
             }
             let after = start.elapsed();
-            if self.scheduler().cancel_token().load(Ordering::Relaxed) {
-                return Err(outboard_core::Error::Cancelled.into());
-            }
+            self.check_cancelled()?;
             if let Some(error) = self.scheduler().failure() {
                 return Err(error.into());
             }
@@ -87,6 +85,12 @@ impl PlacedModel {
                 watch(&Stall { who, doing: self.doing(), after });
             }
         }
+    }
+
+    /// Fails if the run is cancelled.
+    pub(crate) fn check_cancelled(&self) -> Result<()> {
+        let is_cancelled = self.scheduler().cancel_token().load(Ordering::Relaxed);
+        if is_cancelled { Err(outboard_core::Error::Cancelled.into()) } else { Ok(()) }
     }
 
     /// What is under way, for people.

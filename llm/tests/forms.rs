@@ -14,12 +14,14 @@ use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
 use outboard_llm::{
-    Constraint, Finish, Form, GenerateOptions, Generation, LoadOptions, LogProbs, PlacedModel, Sampling, TextEvent,
-    TextRequest, Texts, TokenSet, Vocabulary,
+    Constraint, Finish, Form, FormedText, GenerateOptions, Generation, LoadOptions, LogProbs, PlacedModel, Sampling,
+    TextEvent, TextRequest, Texts, TokenSet, Vocabulary,
 };
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use texts::Random;
 
 const SCHEMA: &str = r#"{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -197,6 +199,107 @@ fn a_long_prompt_does_not_hold_up_a_text_that_has_a_form() {
         assert!(most <= 2 * (n as i64 + 3), "{n} devices: {most} graphs for a token");
         assert!(model.next_token().unwrap().is_some_and(|token| token.sequence == long));
         assert!(model.next_token().unwrap().is_none());
+    }
+}
+
+/// A text of any tokens that says nothing of the second one until it is told to, or everybody who could tell has gone.
+struct Slow(Arc<Mutex<Receiver<()>>>);
+
+impl FormedText for Slow {
+    fn first(&self) -> TokenSet {
+        TokenSet::new(128, 0..120)
+    }
+
+    fn push(&mut self, _: u32) -> outboard_llm::Result<Option<TokenSet>> {
+        let _ = self.0.lock().unwrap().recv();
+        Ok(Some(self.first()))
+    }
+}
+
+fn slow() -> (Sender<()>, Constraint) {
+    let (go_on, told) = channel();
+    let told = Arc::new(Mutex::new(told));
+    (go_on, Constraint::new(128, move || Box::new(Slow(told.clone()))))
+}
+
+fn greedy(n_predict: usize, constraint: Option<Constraint>) -> TextRequest {
+    let options =
+        GenerateOptions { n_predict: Some(n_predict), ignore_eos: true, constraint, ..GenerateOptions::default() };
+    TextRequest { prompt: vec![1, 2, 3], options }
+}
+
+#[test]
+fn a_form_that_takes_long_holds_up_its_own_text_alone() {
+    let (tokenizer, mut model) = (words::ascii(), load("llama-dense", cpus(1), 4));
+    let (go_on, form) = slow();
+    let mut texts = Texts::new(&tokenizer);
+    texts.push("slow", greedy(5, Some(form)));
+    (0..3).for_each(|_| texts.push("free", greedy(30, None)));
+    let regex = Form::Regex("[a-z]{40}".into());
+    let quick = Arc::new(Vocabulary::new(&tokenizer).unwrap()).constraint(&regex).unwrap();
+    texts.push("formed", greedy(30, Some(quick)));
+    let mut order = Vec::new();
+    while !texts.is_empty() {
+        texts.step(&mut model, &mut |key, event| {
+            if let TextEvent::Ended { generation, .. } = event {
+                order.push(*key);
+                assert!(generation.tokens.len() == if *key == "slow" { 5 } else { 30 } || *key == "formed");
+            }
+            ControlFlow::Continue(())
+        });
+        if order.len() == 4 {
+            (0..5).for_each(|_| go_on.send(()).unwrap());
+        }
+    }
+    assert_eq!(order, ["free", "free", "free", "formed", "slow"]);
+}
+
+#[test]
+fn a_form_that_takes_too_long_ends_its_text_and_few_are_left_at_work() {
+    let (tokenizer, mut model) = (words::ascii(), load("llama-dense", cpus(1), 2));
+    let mut texts = Texts::new(&tokenizer);
+    let (go_on, form) = slow();
+    texts.push((), greedy(5, Some(form.clone())));
+    let mut failed = String::new();
+    while !texts.is_empty() {
+        texts.step(&mut model, &mut |(), event| {
+            if let TextEvent::Failed(error) = event {
+                failed = error.to_string();
+            }
+            ControlFlow::Continue(())
+        });
+    }
+    assert!(failed.contains("not found in 10 s"), "{failed}");
+    let mut refused = None;
+    for given_up in 1..20 {
+        texts.push((), greedy(5, Some(form.clone())));
+        let mut has_token = false;
+        while !has_token && refused.is_none() {
+            texts.step(&mut model, &mut |(), event| {
+                match event {
+                    TextEvent::Token { .. } => has_token = true,
+                    TextEvent::Failed(error) => refused = Some((given_up, error.to_string())),
+                    event => panic!("{event:?}"),
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        texts.retain(&mut model, |()| false, &mut |_, _| ControlFlow::Continue(()));
+    }
+    let (given_up, error) = refused.unwrap();
+    assert!(given_up == 10 && error.contains("ask again"), "{given_up}: {error}");
+    drop(go_on);
+    // Those that are at work end now.
+    let (start, mut ended) = (Instant::now(), false);
+    while !ended {
+        assert!(start.elapsed() < Duration::from_secs(60), "they are still at work");
+        texts.push((), greedy(5, Some(form.clone())));
+        while !texts.is_empty() {
+            texts.step(&mut model, &mut |(), event| {
+                ended |= matches!(event, TextEvent::Ended { .. });
+                ControlFlow::Continue(())
+            });
+        }
     }
 }
 

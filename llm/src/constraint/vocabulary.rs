@@ -2,7 +2,7 @@
 
 use super::form::{Form, MOST_FORM_BYTES};
 use super::token_set::TokenSet;
-use super::{Compiled, Constraint, said};
+use super::{Constraint, Matched, said};
 use crate::error::{Error, Result};
 use crate::tokenizer::{SpecialTokens, TokenKind, Tokenizer};
 use llguidance::api::ParserLimits;
@@ -56,7 +56,7 @@ impl Vocabulary {
             // 40 MiB.
             max_lexer_states: 30_000,
             max_grammar_size: 200_000,
-            // An ambiguous grammar has many readings of each byte, and all texts wait while they are found.
+            // An ambiguous grammar has many readings of each byte.
             max_items_in_row: 500,
             step_max_items: 20_000,
             verbose_errors: false,
@@ -91,7 +91,8 @@ impl Vocabulary {
         if first.is_empty() {
             return Err(wrong("only an empty text is of it"));
         }
-        Ok(Constraint(Arc::new(Compiled { vocabulary: self.clone(), matcher, first })))
+        let text = Matched { vocabulary: self.clone(), matcher, first };
+        Ok(Constraint::new(self.len, move || Box::new(text.clone())))
     }
 
     /// The tokens of a set that are the model's.
