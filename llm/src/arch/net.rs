@@ -6,6 +6,8 @@
 
 mod attention;
 mod feed_forward;
+mod head;
+mod shape;
 mod stored;
 
 use super::Architecture;
@@ -14,206 +16,10 @@ use crate::error::{Error, Result};
 use crate::hparams::{Hparams, ModelFile};
 use outboard_core::op::{self, BinaryKind, NormKind, UnaryKind};
 use outboard_core::{DType, Graph, GraphBuilder, TensorId};
+pub use shape::*;
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
 use std::sync::Arc;
 pub use stored::{State, Stored};
-
-/// Name of the input of token ids, I32 `[n_tokens]`.
-pub const TOKENS: &str = "tokens";
-/// Name of the input that says of each row its position, the row of the cache that it is written to, and its [slot](Cache::slots): I32
-/// `[n_tokens, 3]`.
-pub const ROWS: &str = "rows";
-/// Name of the input that says which token each row is: I32 `[n_tokens]`, a slot for the one sampled last there, and behind the last slot the
-/// number of a token of [`TOKENS`].
-pub const PICKS: &str = "picks";
-/// Name of the input that says which rows go through the head, I32 `[n_outputs]`.
-pub const OUTPUT_ROWS: &str = "output_rows";
-/// Name of the input of the slots of the rows that go through the head, I32 `[n_outputs]`.
-pub const OUTPUT_SLOTS: &str = "output_slots";
-/// Name of the input of the samplers' parameters, F32 `[4, n_outputs]` ([`Sampler::params`](op::Sampler::params)).
-pub const SAMPLE_PARAMS: &str = "sample_params";
-/// Name of the input of the samplers' seeds and counters, I32 `[3, n_outputs]` ([`Sampler::draw_of`](op::Sampler::draw_of)).
-pub const SAMPLE_DRAWS: &str = "sample_draws";
-/// Name of the input of the penalties' parameters, F32 `[4, n_outputs]` ([`Penalties::params`](op::Penalties::params)).
-pub const PENALTY_PARAMS: &str = "penalty_params";
-/// Name of the input that says of each row of logits the last position that penalties count, and its slot: I32 `[n_outputs, 2]`.
-pub const PENALTY_STEPS: &str = "penalty_steps";
-/// Name of the input of numbers that are added to logits before a token is drawn: F32 `[n_vocab, n_biases]`.
-pub const VOCAB_BIAS: &str = "vocab_bias";
-/// Name of the input of sets of tokens, Q4_0 `[n_vocab, n_masks]`: 0 for those that may be drawn, [`EXCLUDED`] for the others.
-pub const MASKS: &str = "masks";
-/// Name of the input that says which row of [`VOCAB_BIAS`] or [`MASKS`] each row of logits has, I32 `[n_outputs]`.
-pub const ADDED_ROWS: &str = "added_rows";
-/// What a mask has for a token that may not be drawn. It becomes minus infinity, which blocks of numbers cannot say.
-pub const EXCLUDED: f32 = -65536.0;
-/// Name of the input of the tokens that [`Outputs::Scores`] asks for, I32 `[n_outputs]`.
-pub const TARGETS: &str = "targets";
-/// Name of the output of logits, F32 `[n_vocab, n_outputs]`.
-pub const LOGITS: &str = "logits";
-/// Name of the output of what the head would read, F32 `[n_embd, n_outputs]`.
-pub const HIDDEN: &str = "output_norm";
-/// Name of the output of sampled ids, I32 `[n_outputs]`.
-pub const SAMPLED: &str = "sampled";
-/// Name of the output of log-probabilities, of the sampled ids or of [`TARGETS`], F32 `[n_outputs]`.
-pub const LOG_PROBS: &str = "log_probs";
-/// Name of the output of the most probable ids, most probable first: I32 `[k, n_outputs]`, of [`N_TOP`] or the whole vocabulary.
-pub const TOP_IDS: &str = "top_ids";
-/// Name of the output of their log-probabilities, F32 `[1, k, n_outputs]`.
-pub const TOP_LOG_PROBS: &str = "top_log_probs";
-
-/// What a graph gives back.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Outputs {
-    /// Nothing: a part of a prompt that is not its end. What only the head would read is left out.
-    None,
-    /// What the head would read, for nobody: how long the layers take.
-    Layers,
-    /// Logits of the last so many rows.
-    Logits(usize),
-    /// What the output matrix would read of so many rows, those that an input says or all: behind the final norm ([`HIDDEN`]).
-    Hidden(usize),
-    /// How probable the given tokens are, each behind one of the last so many tokens. The logits stay where they are.
-    Scores(usize),
-    /// A sampled token for each of so many rows.
-    Sample {
-        /// How many, the rows that an input says.
-        rows: usize,
-        /// Whether penalties are applied, over [`State::History`].
-        penalties: bool,
-        /// What is added to the logits.
-        added: Added,
-        /// Which log-probabilities come with them.
-        log_probs: LogProbs,
-    },
-}
-
-/// What is added to logits before a token is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Added {
-    /// Nothing.
-    Nothing,
-    /// Numbers, as one of so many rows of [`VOCAB_BIAS`] says.
-    Numbers(usize),
-    /// Nothing or minus infinity, as one of so many [`MASKS`] says.
-    Masks(usize),
-}
-
-impl Outputs {
-    /// How many tokens the head is for.
-    pub fn rows(self) -> usize {
-        match self {
-            Outputs::None | Outputs::Layers => 0,
-            Outputs::Logits(rows) | Outputs::Hidden(rows) | Outputs::Scores(rows) | Outputs::Sample { rows, .. } => {
-                rows
-            }
-        }
-    }
-}
-
-/// Which log-probabilities come with a sampled token: those of the model, before penalties and what is added to logits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LogProbs {
-    /// None.
-    #[default]
-    None,
-    /// The token's own.
-    Chosen,
-    /// Its own, and those of the [most probable tokens](N_TOP).
-    Top,
-}
-
-/// Tokens that [`LogProbs::Top`] gives, fewer if the vocabulary has fewer: as many as OpenAI's API gives at most.
-pub const N_TOP: usize = 20;
-
-/// How a token is chosen. The numbers are inputs of a run; only whether there are penalties, and log-probabilities, changes its graph.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// The draw.
-    pub sampler: op::Sampler,
-    /// What makes tokens less probable before it.
-    pub penalties: Option<op::Penalties>,
-    /// Which log-probabilities come with the token.
-    pub log_probs: LogProbs,
-}
-
-/// Where token ids come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Feed {
-    /// From the input [`TOKENS`].
-    Input,
-    /// Those that graphs before have sampled: they never leave the devices, so nobody has to wait for them.
-    Sampled,
-    /// Some from the input, some that were sampled ([`PICKS`]).
-    Mixed,
-}
-
-/// The shape of the KV cache, which all sequences share: blocks of [`BLOCK_ROWS`](op::BLOCK_ROWS) rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// Most tokens of a sequence.
-    pub n_ctx: usize,
-    /// Blocks in all.
-    pub blocks: usize,
-    /// Places for sequences, the spare ones included.
-    pub slots: usize,
-    /// Slots, the last ones, for padding rows. They share a block, the first one: what is used ends with the last row of a sequence.
-    pub spare: usize,
-    /// Element types of keys and of values.
-    pub dtypes: [DType; 2],
-}
-
-impl Cache {
-    /// For one sequence of up to `n_ctx` tokens.
-    pub fn of_one(n_ctx: usize) -> Cache {
-        Cache { n_ctx, blocks: n_ctx.div_ceil(op::BLOCK_ROWS), slots: 1, spare: 0, dtypes: [CACHE_DTYPE; 2] }
-    }
-
-    /// The same with slots for padding rows.
-    pub fn with_spare(self, spare: usize) -> Cache {
-        Cache { blocks: self.blocks + usize::from(spare > 0), slots: self.slots + spare, spare, ..self }
-    }
-
-    /// Blocks that sequences may have: all but the spare one.
-    pub fn blocks_of_sequences(&self) -> usize {
-        self.blocks - usize::from(self.spare > 0)
-    }
-
-    /// The blocks that sequences may have: all but the one of padding rows.
-    pub(crate) fn numbers(&self) -> Range<usize> {
-        self.blocks - self.blocks_of_sequences()..self.blocks
-    }
-
-    /// The block of padding rows, where there are spare slots.
-    pub(crate) fn spare_block(&self) -> usize {
-        0
-    }
-
-    /// Rows in all.
-    pub fn rows(&self) -> usize {
-        self.blocks.saturating_mul(op::BLOCK_ROWS)
-    }
-
-    /// Most blocks of a sequence.
-    pub fn blocks_each(&self) -> usize {
-        self.n_ctx.div_ceil(op::BLOCK_ROWS).max(1)
-    }
-}
-
-/// The shape of a graph: two runs of the same shape use the same graph.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GraphShape {
-    /// Tokens that go in.
-    pub n_tokens: usize,
-    /// What they are written to.
-    pub cache: Cache,
-    /// Where they come from.
-    pub feed: Feed,
-    /// Whether the tokens are noted in [`State::History`].
-    pub history: bool,
-    /// What comes out.
-    pub outputs: Outputs,
-}
 
 /// A graph under construction.
 pub struct Net<'a> {
@@ -239,9 +45,6 @@ struct Leaves {
     /// Those that have a part for each expert.
     of_experts: HashSet<TensorId>,
 }
-
-/// Element type of the cache where nothing is said.
-pub const CACHE_DTYPE: DType = DType::F16;
 
 /// The graph of a model, and which part of it is which section.
 ///
@@ -560,32 +363,6 @@ impl Net<'_> {
         Ok(self.g.name(y, name))
     }
 
-    /// The final norm, the output matrix and what the shape asks for after it.
-    fn head(&mut self, x: TensorId) -> Result<()> {
-        match self.shape.outputs {
-            // Nothing but the caches is wanted, and those are state.
-            Outputs::None => {}
-            Outputs::Layers => {
-                self.g.output(x);
-            }
-            Outputs::Logits(rows) => {
-                let logits = self.logits(x, rows)?;
-                self.g.output(logits);
-            }
-            Outputs::Hidden(rows) => {
-                let normed = self.normed(x, rows)?;
-                self.g.output(normed);
-            }
-            Outputs::Scores(rows) => {
-                let logits = self.logits(x, rows)?;
-                let targets = self.g.input(TARGETS, DType::I32, &[rows])?;
-                self.log_probs(logits, targets)?;
-            }
-            Outputs::Sample { .. } => self.sample(x)?,
-        }
-        Ok(())
-    }
-
     /// Positions, rows of the cache or slots of all rows.
     fn column(&mut self, column: Column) -> Result<TensorId> {
         column.of(&mut self.g, self.rows)
@@ -596,120 +373,5 @@ impl Net<'_> {
         let Cache { slots, .. } = self.shape.cache;
         let ne = [self.shape.cache.blocks_each(), slots];
         self.state(State::BlockTable, Some(user), DType::I32, &ne)
-    }
-
-    /// The final norm of all rows of x if it has as many, else of those that the input says.
-    fn normed(&mut self, mut x: TensorId, rows: usize) -> Result<TensorId> {
-        if rows != self.shape.n_tokens {
-            let ids = self.g.input(OUTPUT_ROWS, DType::I32, &[rows])?;
-            x = self.g.push(op::GetRows, &[x, ids])?;
-        }
-        self.rms_norm(x, HIDDEN)
-    }
-
-    /// The final norm and the output matrix, of these rows.
-    fn logits(&mut self, x: TensorId, rows: usize) -> Result<TensorId> {
-        let x = self.normed(x, rows)?;
-        let logits = match self.weights.layout("output.weight") {
-            Some(_) => self.linear(x, "output")?,
-            // Models without an output matrix use the embedding: the same bytes, where the last layer is.
-            None => {
-                let w = self.weight_for("output", "token_embd.weight")?;
-                self.g.push(op::MulMat, &[w, x])?
-            }
-        };
-        let logits = self.scale(logits, self.frame.logit_scale)?;
-        let logits = self.softcap(logits, self.frame.logit_softcap)?;
-        Ok(self.g.name(logits, LOGITS))
-    }
-
-    /// The output of the log-probabilities of these ids, one for each row of logits.
-    fn log_probs(&mut self, logits: TensorId, ids: TensorId) -> Result<TensorId> {
-        let log_probs = self.g.push(op::LogProb, &[logits, ids])?;
-        self.g.name(log_probs, LOG_PROBS);
-        self.g.output(log_probs);
-        Ok(log_probs)
-    }
-
-    /// The outputs of the most probable tokens of each row of logits, given one id of each row and how probable it is: a logit and its
-    /// log-probability differ by the same number in all of the row.
-    fn top(&mut self, logits: TensorId, id: TensorId, log_prob: TensorId) -> Result<()> {
-        let [n_vocab, rows, ..] = self.g.ne(logits);
-        let ids = self.g.push(op::TopK { k: N_TOP.min(n_vocab) }, &[logits])?;
-        self.g.name(ids, TOP_IDS);
-        self.g.output(ids);
-        let each = self.reshape(logits, [1, n_vocab, rows, 1])?;
-        let id = self.reshape(id, [1, rows, 1, 1])?;
-        let of_id = self.g.push(op::GetRows, &[each, id])?;
-        let log_prob = self.reshape(log_prob, [1, 1, rows, 1])?;
-        let difference = self.g.push(op::Binary { kind: BinaryKind::Sub }, &[of_id, log_prob])?;
-        let of_top = self.g.push(op::GetRows, &[each, ids])?;
-        let log_probs = self.g.push(op::Binary { kind: BinaryKind::Sub }, &[of_top, difference])?;
-        self.g.name(log_probs, TOP_LOG_PROBS);
-        self.g.output(log_probs);
-        Ok(())
-    }
-
-    /// Tokens from the logits of some rows of x, and what the next steps need of them.
-    fn sample(&mut self, x: TensorId) -> Result<()> {
-        let Outputs::Sample { rows, penalties, added, log_probs } = self.shape.outputs else { return Ok(()) };
-        let logits = self.logits(x, rows)?;
-        let mut weighed = match self.history {
-            Some(history) if penalties => self.weigh(logits, history, rows)?,
-            None if penalties => return Err(Error::Internal("a penalty needs the history of tokens".into())),
-            _ => logits,
-        };
-        if let Some(added) = self.added(added, self.g.ne(logits)[0], rows)? {
-            weighed = self.add(weighed, added)?;
-        }
-        let params = self.g.input(SAMPLE_PARAMS, DType::F32, &[4, rows])?;
-        let draws = self.g.input(SAMPLE_DRAWS, DType::I32, &[3, rows])?;
-        let ids = self.g.push(op::Sample, &[weighed, params, draws])?;
-        self.g.name(ids, SAMPLED);
-        self.g.output(ids);
-        if log_probs != LogProbs::None {
-            let log_prob = self.log_probs(logits, ids)?;
-            if log_probs == LogProbs::Top {
-                self.top(logits, ids, log_prob)?;
-            }
-        }
-        let next = self.next_token()?;
-        // Steps sample for every row, in their order.
-        let slots = if self.shape.feed == Feed::Sampled && rows == self.shape.n_tokens {
-            self.slots
-        } else {
-            self.g.input(OUTPUT_SLOTS, DType::I32, &[rows])?
-        };
-        let ids = self.reshape(ids, [1, rows, 1, 1])?;
-        let fed = self.g.push(op::SetRows, &[next, ids, slots])?;
-        self.g.name(fed, "next_token.written");
-        Ok(())
-    }
-
-    /// What is added to some rows of logits of so many tokens.
-    fn added(&mut self, added: Added, n_vocab: usize, rows: usize) -> Result<Option<TensorId>> {
-        let choices = match added {
-            Added::Nothing => return Ok(None),
-            Added::Numbers(biases) => self.g.input(VOCAB_BIAS, DType::F32, &[n_vocab, biases])?,
-            Added::Masks(masks) => self.g.input(MASKS, DType::Q4_0, &[n_vocab, masks])?,
-        };
-        let which = self.g.input(ADDED_ROWS, DType::I32, &[rows])?;
-        let chosen = self.g.push(op::GetRows, &[choices, which])?;
-        Ok(Some(match added {
-            // What is not 0 is beyond what a float can be.
-            Added::Masks(_) => self.g.push(op::Scale { scale: f32::MAX, bias: 0.0 }, &[chosen])?,
-            _ => chosen,
-        }))
-    }
-
-    /// Logits, of which those are smaller whose tokens were used a short while ago.
-    fn weigh(&mut self, logits: TensorId, history: TensorId, rows: usize) -> Result<TensorId> {
-        let steps = self.g.input(PENALTY_STEPS, DType::I32, &[rows, 2])?;
-        let (last, slots) = (column(&mut self.g, steps, 0)?, column(&mut self.g, steps, 1)?);
-        let params = self.g.input(PENALTY_PARAMS, DType::F32, &[4, rows])?;
-        let history = self.reshape(history, [self.shape.cache.rows(), 1, 1, 1])?;
-        let table = self.block_table("head")?;
-        let srcs = [logits, history, last, params, table, slots];
-        Ok(self.g.push(op::Penalty { block: op::BLOCK_ROWS }, &srcs)?)
     }
 }
