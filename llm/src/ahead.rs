@@ -180,14 +180,16 @@ impl StepsAhead {
     }
 
     /// Whether the steps of a group had better wait for those under way, to go with the ones behind them, so many groups being at work. A run takes `fixed`
-    /// of its time for itself: that is lost with each run more, and the way there and back where nothing of the group is under way.
+    /// of its time for itself: that is lost with each run more, and the way there and back where nothing of the group is under way. Of several groups the
+    /// rest of a run goes with the beginning of the next one, which is a way more.
     pub(crate) fn gathers(&self, group: usize, groups: usize, fixed: f64) -> bool {
         let is_under_way = self.steps.iter().any(|step| step.group == group && step.gives.is_tokens());
         is_under_way && self.is_fixed_more_than_the_way(groups, fixed)
     }
 
     fn is_fixed_more_than_the_way(&self, groups: usize, fixed: f64) -> bool {
-        self.pace.step() * groups.max(1) as f64 * fixed > self.round_trip.as_secs_f64()
+        let (runs, ways) = (groups.max(1) as f64, groups.clamp(1, 2) as f64);
+        self.pace.step() * runs * fixed > self.round_trip.as_secs_f64() * ways
     }
 
     /// Whether one more run that nobody's next token waits for should be enqueued, `begun` others having begun, of which so many are needed for every
@@ -223,6 +225,12 @@ impl Pace {
 }
 
 impl PlacedModel {
+    /// What a step takes, as far as that has been measured.
+    pub(crate) fn step_time(&self) -> Option<Duration> {
+        let step = self.ahead.pace.step();
+        (step > 0.0).then(|| Duration::from_secs_f64(step))
+    }
+
     /// Has tokens read behind those of a sequence ([`PlacedModel::len`]), and up to `most` tokens sampled behind them: fewer if the context is full before.
     /// Gives how many; [`PlacedModel::next_token`] gives them, with those of other sequences.
     ///
@@ -566,7 +574,7 @@ mod tests {
         // A run of which half is its own costs more than a short way, and less than a long one.
         let mut ahead = StepsAhead { pace, ..StepsAhead::new(ms(4)) };
         assert!(ahead.is_fixed_more_than_the_way(1, 0.5) && !ahead.is_fixed_more_than_the_way(1, 0.3));
-        assert!(ahead.is_fixed_more_than_the_way(2, 0.3));
+        assert!(!ahead.is_fixed_more_than_the_way(2, 0.3) && ahead.is_fixed_more_than_the_way(3, 0.3));
         ahead.round_trip = ms(20);
         assert!(!ahead.is_fixed_more_than_the_way(1, 0.5));
         // Steps become slower.

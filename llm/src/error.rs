@@ -114,6 +114,9 @@ pub enum Error {
         /// Tokens that there is room for if no other sequence is there.
         total: usize,
     },
+    /// There is no room for it now, beside what others have asked for.
+    #[error("{0}; ask again in a moment")]
+    Busy(String),
     /// A device, a server or the graph.
     #[error(transparent)]
     Core(#[from] outboard_core::Error),

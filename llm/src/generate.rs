@@ -127,7 +127,7 @@ pub fn generate(
         return Ok(Generation::default());
     }
     let masks = Masks::new();
-    let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options, &masks)?;
+    let mut text = Ongoing::begin(model, sequence, tokenizer, prompt, options, (&masks, 0))?;
     let finish = loop {
         match model.next_token_of(sequence) {
             Ok(Some(token)) => {
@@ -168,13 +168,14 @@ pub(crate) struct Ongoing<'t> {
 }
 
 impl<'t> Ongoing<'t> {
+    /// `masks` finds what may come next, and so many other texts wait for it.
     pub(crate) fn begin(
         model: &mut PlacedModel,
         sequence: Sequence,
         tokenizer: &'t Tokenizer,
         prompt: &[u32],
         options: &GenerateOptions,
-        masks: &Masks,
+        (masks, waiting): (&Masks, usize),
     ) -> Result<Ongoing<'t>> {
         let limit = options.n_predict.unwrap_or(usize::MAX);
         if let Some(form) = &options.constraint
@@ -195,7 +196,7 @@ impl<'t> Ongoing<'t> {
         }
         let most = model.begin(sequence, prompt, sampling, limit)?;
         let most = (most, if most < limit { Finish::Context } else { Finish::Length });
-        let begin = |constraint: &Constraint| masks.begin(constraint, sequence, model.n_seqs());
+        let begin = |constraint: &Constraint| masks.begin(constraint, sequence, waiting);
         let form = options.constraint.as_ref().map(begin).transpose()?;
         if let Some(form) = &form {
             model.allow(sequence, &form.first)?;
@@ -235,7 +236,7 @@ impl<'t> Ongoing<'t> {
     /// Takes what may come next in its form; gives the reason if nothing can. An error is one of the form.
     pub(crate) fn take_allowed(&mut self, model: &mut PlacedModel, found: Found) -> Result<Option<Finish>> {
         if let Some(form) = &mut self.form {
-            form.take();
+            form.answered();
         }
         match found.allowed? {
             Some(allowed) => model.allow(self.sequence, &allowed).map(|()| None),
@@ -243,17 +244,23 @@ impl<'t> Ongoing<'t> {
         }
     }
 
-    /// Since when it waits for what may come next in its form. Fails if that is too long.
-    pub(crate) fn waits_since(&self) -> Result<Option<Instant>> {
-        self.form.as_ref().map_or(Ok(None), Formed::waits_since)
+    /// Since when it waits for what may come next in its form.
+    pub(crate) fn asked(&self) -> Option<Instant> {
+        self.form.as_ref().and_then(Formed::asked)
+    }
+
+    /// Fails if it has waited too long for that.
+    pub(crate) fn check_wait(&self) -> Result<()> {
+        self.form.as_ref().map_or(Ok(()), Formed::check_wait)
     }
 
     /// Waits for what may come next in its form, if it has one; gives the reason if nothing can.
     fn wait_for_form(&mut self, model: &mut PlacedModel, masks: &Masks) -> Result<Option<Finish>> {
-        while self.waits_since()?.is_some() {
+        while self.asked().is_some() {
             if let Some(found) = masks.next(Some(Instant::now() + TICK)) {
                 return self.take_allowed(model, found);
             }
+            self.check_wait()?;
             model.check_cancelled()?;
         }
         Ok(None)

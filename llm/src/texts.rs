@@ -230,20 +230,19 @@ impl<'t, K> Texts<'t, K> {
         Err(Error::Internal("a text has not ended, and nothing is under way".into()))
     }
 
-    /// Takes what may come next in texts that have a form, as long as it comes soon.
+    /// Takes what may come next in texts that have a form, as long as it comes soon: within a step, so that devices do not wait.
     fn take_masks(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
-        loop {
-            let last = self.waits_since(model, on_event)?;
-            let Some(found) = self.masks.next(last.map(|asked| asked + PATIENCE)) else { return Ok(()) };
+        let patience = model.step_time().map_or(PATIENCE, |step| step.min(PATIENCE));
+        while let Some(found) = self.masks.next(self.last_asked().map(|asked| asked + patience)) {
             self.take_found(model, found, on_event)?;
         }
+        self.end_late(model, on_event)
     }
 
-    /// Waits a while until it is known what may come next in a text, or one has ended for it; `false` if there is none to wait for.
+    /// Waits a while until it is known what may come next in a text; `false` if none waits for that.
     fn wait_for_mask(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<bool> {
-        let before = self.ongoing.len();
-        if self.waits_since(model, on_event)?.is_none() {
-            return Ok(self.ongoing.len() < before);
+        if self.last_asked().is_none() {
+            return Ok(false);
         }
         if let Some(found) = self.masks.next(Some(Instant::now() + PATIENCE)) {
             self.take_found(model, found, on_event)?;
@@ -251,16 +250,19 @@ impl<'t, K> Texts<'t, K> {
         model.check_cancelled().map(|()| true)
     }
 
-    /// When the last text has begun to wait for what may come next in it. Ends those that have waited too long.
-    fn waits_since(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<Option<Instant>> {
-        let mut last = None;
+    /// When the last text has begun to wait for what may come next in it.
+    fn last_asked(&self) -> Option<Instant> {
+        self.ongoing.iter().filter_map(|(_, text)| text.asked()).max()
+    }
+
+    /// Ends texts that have waited too long for what may come next in them.
+    fn end_late(&mut self, model: &mut PlacedModel, on_event: &mut OnEvent<'_, K>) -> Result<()> {
         for at in (0..self.ongoing.len()).rev() {
-            match self.ongoing[at].1.waits_since() {
-                Ok(asked) => last = last.max(asked),
-                Err(error) => self.drop_text(model, at, error, on_event)?,
+            if let Err(error) = self.ongoing[at].1.check_wait() {
+                self.drop_text(model, at, error, on_event)?;
             }
         }
-        Ok(last)
+        Ok(())
     }
 
     /// Takes what may come next in a text, if it has not ended meanwhile.
@@ -289,9 +291,7 @@ impl<'t, K> Texts<'t, K> {
                 continue;
             }
             let opened = match &request {
-                Wanted::Text(text) => {
-                    open(model, self.tokenizer, text, &self.masks).map(|text| Opened::Text(Box::new(text)))
-                }
+                Wanted::Text(text) => self.open(model, text).map(|text| Opened::Text(Box::new(text))),
                 Wanted::Embedding(text) => open_embedding(model, text).map(Opened::Embedding),
             };
             match opened {
@@ -311,6 +311,18 @@ impl<'t, K> Texts<'t, K> {
             }
         }
         Ok(())
+    }
+
+    /// Opens a sequence for a text, or closes it again.
+    fn open(&self, model: &mut PlacedModel, request: &TextRequest) -> Result<Ongoing<'t>> {
+        let sequence = model.open()?;
+        let waiting = self.ongoing.iter().filter(|(_, text)| text.asked().is_some()).count();
+        let masks = (&self.masks, waiting);
+        let begun = Ongoing::begin(model, sequence, self.tokenizer, &request.prompt, &request.options, masks);
+        if begun.is_err() {
+            model.close(sequence)?;
+        }
+        begun
     }
 
     /// Ends those that are under way with an error.
@@ -456,21 +468,6 @@ fn open_embedding(model: &mut PlacedModel, request: &EmbedRequest) -> Result<Seq
         model.close(sequence)?;
     }
     begun.map(|()| sequence)
-}
-
-/// Opens a sequence for a text, or closes it again.
-fn open<'t>(
-    model: &mut PlacedModel,
-    tokenizer: &'t Tokenizer,
-    request: &TextRequest,
-    masks: &Masks,
-) -> Result<Ongoing<'t>> {
-    let sequence = model.open()?;
-    let begun = Ongoing::begin(model, sequence, tokenizer, &request.prompt, &request.options, masks);
-    if begun.is_err() {
-        model.close(sequence)?;
-    }
-    begun
 }
 
 /// Generates texts side by side, as many at a time as the model has room for, each in a sequence of its own. `on_text` gets pieces of text with

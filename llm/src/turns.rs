@@ -16,6 +16,9 @@ use std::ops::Range;
 /// without; what is left of that is for how uneven steps are (measured with the example `side_by_side` of `outboard-integration`).
 const PROMPT_SHARE: f64 = 1.0;
 
+/// A row of a step next to one of a long prompt, in which weights are read once for many rows.
+const ROW: f64 = 2.0;
+
 /// What a group's next run is made of, by slot.
 #[derive(Default)]
 pub(crate) struct Work {
@@ -134,7 +137,7 @@ impl PlacedModel {
         }
         let rows = self.states().filter(|(_, state)| state.group == group && state.is_decoding()).count() as f64;
         let own = self.placement.pipeline.run_rows();
-        self.ahead.gathers(group, decoding, own / (rows + own))
+        self.ahead.gathers(group, decoding, own / (ROW * rows + own))
     }
 
     /// The rows of a run.

@@ -287,7 +287,8 @@ fn a_form_that_takes_too_long_ends_its_text_and_few_are_left_at_work() {
         texts.retain(&mut model, |()| false, &mut |_, _| ControlFlow::Continue(()));
     }
     let (given_up, error) = refused.unwrap();
-    assert!(given_up == 10 && error.contains("ask again"), "{given_up}: {error}");
+    // One of the text that was too late, and those that were given up.
+    assert!(given_up == 8 && error.contains("ask again"), "{given_up}: {error}");
     drop(go_on);
     // Those that are at work end now.
     let (start, mut ended) = (Instant::now(), false);

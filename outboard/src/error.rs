@@ -31,6 +31,9 @@ pub enum Error {
     /// What was asked for cannot be done, by anybody.
     #[error("{0}")]
     Request(String),
+    /// There is no room for it now, beside what others have asked for: it may be asked again in a moment.
+    #[error("{0}")]
+    Busy(String),
     /// No device has the name, or several do.
     #[error("{detail}")]
     NoSuchDevice {
@@ -204,6 +207,7 @@ impl From<outboard_llm::Error> for Error {
                 Error::TensorTooLarge { tensor, device, needed, most, detail }
             }
             Llm::PartsOfSplit { parts, devices } => Error::PartsOfSplit { parts, devices },
+            Llm::Busy(_) => Error::Busy(detail),
             Llm::Internal(what) => Error::Bug(what),
             _ => Error::Request(detail),
         }

@@ -123,6 +123,9 @@ impl From<Error> for ApiError {
                 of(StatusCode::BAD_REQUEST).with_code("context_length_exceeded")
             }
             Error::Request(_) => of(StatusCode::BAD_REQUEST),
+            Error::Busy(_) => {
+                of(StatusCode::SERVICE_UNAVAILABLE).with_code("crowded").retry_after(Duration::from_secs(1))
+            }
             // Of a model that was opened: what it lacks, such as a template for chats.
             Error::Model { detail, .. } => ApiError::new(StatusCode::BAD_REQUEST, detail),
             Error::Cancelled => ApiError::stopping(),
