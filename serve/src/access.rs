@@ -36,7 +36,10 @@ pub(crate) async fn admit(State(service): State<Service>, mut request: Request, 
         }
         Err(error) => {
             let is_unknown = error.status == StatusCode::UNAUTHORIZED;
-            service.metrics().refused(if is_unknown { "key" } else { "host" });
+            let why = if is_unknown { "key" } else { "host" };
+            service.metrics().refused(why);
+            let path: String = request.uri().path().chars().take(100).collect();
+            tracing::info!("{} {path:?} {}: refused for its {why}", request.method(), error.status.as_u16());
             let mut response = error.into_response();
             if is_unknown {
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

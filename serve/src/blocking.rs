@@ -1,16 +1,18 @@
 //! Work that takes long, such as finding the tokens of a text: on threads of its own, which clients take turns at.
 //!
 //! A piece of work that nobody waits for any more is not begun. One that has begun goes on to its end and holds its place and the room of its
-//! request until then. Short pieces have places that long ones never take.
+//! request until then. Short pieces have places that long ones never take, and no client has all places for long ones.
 
 use crate::error::{ApiError, Result};
-use crate::queue::Queue;
+use crate::queue::{Most, Queue};
 use crate::room::Room;
 use http::StatusCode;
 use std::sync::Arc;
 
 /// Pieces of long work at a time.
 const LONG: usize = 2;
+/// The same of one client: it goes on even when nobody waits for it any more.
+const LONG_EACH: usize = 1;
 /// Pieces of short work at a time.
 const SHORT: usize = 2;
 /// Threads that all of it takes.
@@ -42,8 +44,10 @@ pub(crate) struct Workers {
 impl Workers {
     pub(crate) fn new() -> Workers {
         // Each one that waits has a connection, of which there are limits.
-        let queue = |places| Queue::new(places, usize::MAX, usize::MAX);
-        Workers { long: queue(LONG), short: queue(SHORT) }
+        let queue = |places, places_each| {
+            Queue::new(Most { places, places_each, waiting: usize::MAX, waiting_each: usize::MAX })
+        };
+        Workers { long: queue(LONG, LONG_EACH), short: queue(SHORT, SHORT) }
     }
 
     /// Does something for the request that has this room, when it is its client's turn.
@@ -106,9 +110,14 @@ mod tests {
                     })
                 })
                 .collect();
-            while begun.load(Ordering::Relaxed) < LONG {
+            while begun.load(Ordering::Relaxed) < LONG_EACH {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
+            // Another client's long work does not wait for it.
+            let other = room(&rooms, "other", LARGE + 1);
+            let long = workers.run(Length::of(&other), &other, || Ok(6));
+            assert_eq!(tokio::time::timeout(Duration::from_secs(20), long).await.unwrap(), Ok(6));
+            drop(other);
             let one = room(&rooms, "one", 10);
             let short = workers.run(Length::of(&one), &one, || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(20), short).await.unwrap(), Ok(7));
@@ -117,12 +126,12 @@ mod tests {
             for task in tasks.drain(..) {
                 let _ = task.await;
             }
-            let held = (LARGE + 1) * LONG;
+            let held = (LARGE + 1) * LONG_EACH;
             assert!(rooms.enter(Client::Unknown).grow((1 << 30) - held + 1).is_err(), "what has begun holds its room");
             assert!(rooms.enter(Client::Unknown).grow((1 << 30) - held).is_ok(), "what has not, holds none");
             drop(ends);
             let after = workers.run(Length::Long, &room(&rooms, "many", 1), || Ok(8)).await;
-            assert_eq!((after, begun.load(Ordering::Relaxed)), (Ok(8), LONG));
+            assert_eq!((after, begun.load(Ordering::Relaxed)), (Ok(8), LONG_EACH));
         });
     }
 }

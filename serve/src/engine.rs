@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Result};
 use crate::limits::Limits;
 use crate::metrics::ModelMetrics;
-use crate::queue::{Client, Full, Place, Queue, Turn};
+use crate::queue::{Client, Full, Most, Place, Queue, Turn};
 use crate::service::{Beginnings, ServeOptions};
 use crate::settings::Settings;
 use crate::style::Style;
@@ -81,7 +81,7 @@ impl Engine {
         let places = runner.plan().sequences;
         let slots = (0..places).map(|_| Mutex::new(None)).collect();
         let Limits { waiting, waiting_each, .. } = options.limits;
-        let queue = Queue::new(places, waiting, waiting_each);
+        let queue = Queue::new(Most { places, places_each: places, waiting, waiting_each });
         let beginnings = options.beginnings;
         let (ended, _) = watch::channel(false);
         let style = Style::of(runner.model());
@@ -117,11 +117,11 @@ impl Engine {
         let requests = prompts.iter().flat_map(|prompt| (0..settings.n).map(|number| request(prompt, number)));
         let (sender, pieces) = unbounded_channel();
         for (number, ((prompt, request), turn)) in requests.zip(turns).enumerate() {
-            let (engine, sender) = (self.clone(), sender.clone());
+            let (engine, client, sender) = (self.clone(), client.clone(), sender.clone());
             let counted = UnderWay::new(self);
             tokio::spawn(async move {
                 let _counted = counted;
-                let text = Task { engine, sender, number, since: Instant::now() };
+                let text = Task { engine, client, sender, number, since: Instant::now() };
                 text.run(turn, prompt, request).await;
             });
         }
@@ -199,6 +199,7 @@ fn locked(slot: &Mutex<Option<Arc<Slot>>>) -> MutexGuard<'_, Option<Arc<Slot>>> 
 /// A text from its turn to its end.
 struct Task {
     engine: Arc<Engine>,
+    client: Client,
     sender: UnboundedSender<(usize, Result<Piece>)>,
     number: usize,
     since: Instant,
@@ -253,12 +254,19 @@ impl Task {
         let [first, all] = [end.prompt_time, end.prompt_time + end.decode_time].map(|time| time.as_millis());
         let (model, prompt) = (self.engine.runner.model().name(), slot.prompt);
         tracing::info!(
-            "a text of {model}: {prompt} tokens read, {cached} of them in the cache, {generated} written; {first} ms to the first, {all} ms in all; {finish:?}"
+            "a text of {model}: {prompt} tokens read, {cached} of them in the cache, {generated} written; {first} ms to the first, {all} ms in all; {finish:?}, {}",
+            self.client
         );
     }
 
     fn fail(&self, error: ApiError) {
         self.engine.metrics.ended("failed");
+        tracing::info!(
+            "a text of {} has failed: {}, {}",
+            self.engine.runner.model().name(),
+            error.status.as_u16(),
+            self.client
+        );
         let _ = self.sender.send((self.number, Err(error)));
     }
 }

@@ -1,4 +1,4 @@
-//! Who is next: places for texts that are generated, and clients that wait for one.
+//! Who is next: places for texts that are generated, or for long work, and clients that wait for one.
 //!
 //! A place that becomes free goes to the client that has the fewest, among those with as many to the one whose turn is longest ago. So a client
 //! with a thousand texts holds up nobody who has one.
@@ -48,9 +48,19 @@ impl fmt::Display for Client {
 #[derive(Debug)]
 pub(crate) struct Queue {
     state: Mutex<State>,
-    places: usize,
-    /// Most that wait, of all clients and of each.
-    most: (usize, usize),
+    most: Most,
+}
+
+/// How much there is of what is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Most {
+    pub(crate) places: usize,
+    /// That one client has at a time.
+    pub(crate) places_each: usize,
+    /// That wait, of all clients.
+    pub(crate) waiting: usize,
+    /// The same of each.
+    pub(crate) waiting_each: usize,
 }
 
 #[derive(Debug, Default)]
@@ -84,11 +94,12 @@ pub(crate) enum Full {
 }
 
 impl State {
-    /// Gives free places away.
-    fn give(&mut self) {
+    /// Gives free places away, so many to each client.
+    fn give(&mut self, each: usize) {
         while let Some(&place) = self.free.last() {
-            let taken = |client: &Client| self.taken.get(client).copied().unwrap_or(0);
-            let Some(at) = (0..self.turns.len()).min_by_key(|&i| taken(&self.turns[i])) else { return };
+            let taken = |i: &usize| self.taken.get(&self.turns[*i]).copied().unwrap_or(0);
+            let waiting = (0..self.turns.len()).filter(|i| taken(i) < each);
+            let Some(at) = waiting.min_by_key(&taken) else { return };
             let Some(client) = self.turns.remove(at) else { return };
             let next = self.waiting.get_mut(&client).and_then(|waiting| {
                 let next = waiting.pop_front();
@@ -109,7 +120,7 @@ impl State {
         }
     }
 
-    fn take_back(&mut self, client: &Client, place: usize) {
+    fn take_back(&mut self, client: &Client, place: usize, each: usize) {
         if let Some(taken) = self.taken.get_mut(client) {
             *taken -= 1;
             if *taken == 0 {
@@ -117,7 +128,7 @@ impl State {
             }
         }
         self.free.push(place);
-        self.give();
+        self.give(each);
     }
 
     fn leave(&mut self, client: &Client, number: u64) {
@@ -133,10 +144,10 @@ impl State {
 }
 
 impl Queue {
-    /// With so many places, and so many that may wait for them, of all clients and of each.
-    pub(crate) fn new(places: usize, waiting: usize, waiting_each: usize) -> Arc<Queue> {
-        let state = State { free: (0..places).rev().collect(), ..State::default() };
-        Arc::new(Queue { state: Mutex::new(state), places, most: (waiting, waiting_each) })
+    /// With all places free.
+    pub(crate) fn new(most: Most) -> Arc<Queue> {
+        let state = State { free: (0..most.places).rev().collect(), ..State::default() };
+        Arc::new(Queue { state: Mutex::new(state), most })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -159,7 +170,7 @@ impl Queue {
             state.count += 1;
             turns.push(Turn { queue: self.clone(), client: client.clone(), number, receiver: Some(receiver) });
         }
-        state.give();
+        state.give(self.most.places_each);
         Ok(turns)
     }
 
@@ -170,8 +181,8 @@ impl Queue {
 
     fn has_room(&self, state: &State, client: &Client, n: usize) -> Result<(), Full> {
         let wait = n.saturating_sub(state.free.len());
-        let (all, each) = self.most;
-        if n.saturating_sub(self.places) > all.min(each) {
+        let Most { places, waiting: all, waiting_each: each, .. } = self.most;
+        if n.saturating_sub(places) > all.min(each) {
             return Err(Full::Never);
         }
         let mine = state.waiting.get(client).map_or(0, VecDeque::len);
@@ -226,7 +237,7 @@ impl Drop for Turn {
         let mut state = self.queue.lock();
         receiver.close();
         match receiver.try_recv() {
-            Ok(place) => state.take_back(&self.client, place),
+            Ok(place) => state.take_back(&self.client, place, self.queue.most.places_each),
             Err(_) => state.leave(&self.client, self.number),
         }
     }
@@ -243,7 +254,7 @@ pub(crate) struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.queue.lock().take_back(&self.client, self.number);
+        self.queue.lock().take_back(&self.client, self.number, self.queue.most.places_each);
     }
 }
 
@@ -256,6 +267,10 @@ mod tests {
         Client::Key(name.into())
     }
 
+    fn queue(places: usize, waiting: usize, waiting_each: usize) -> Arc<Queue> {
+        Queue::new(Most { places, places_each: places, waiting, waiting_each })
+    }
+
     fn poll(turn: &mut Turn) -> Option<Place> {
         match Pin::new(turn).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(place) => Some(place),
@@ -265,7 +280,7 @@ mod tests {
 
     #[test]
     fn one_with_many_texts_holds_up_nobody() {
-        let queue = Queue::new(2, 100, 100);
+        let queue = queue(2, 100, 100);
         let (many, one, two) = (client("many"), client("one"), client("two"));
         let mut of_many = queue.enter(&many, 10).unwrap();
         let first = [poll(&mut of_many[0]).unwrap(), poll(&mut of_many[1]).unwrap()];
@@ -290,8 +305,24 @@ mod tests {
     }
 
     #[test]
+    fn a_place_stays_for_others() {
+        let queue = Queue::new(Most { places: 2, places_each: 1, waiting: 9, waiting_each: 9 });
+        let (many, one) = (client("many"), client("one"));
+        let mut of_many = queue.enter(&many, 3).unwrap();
+        let first = poll(&mut of_many[0]).unwrap();
+        assert!(poll(&mut of_many[1]).is_none());
+        assert_eq!((queue.free(), queue.waiting()), (1, 2));
+        let mut of_one = queue.enter(&one, 1).unwrap();
+        let of_one = poll(&mut of_one[0]).unwrap();
+        drop(of_one);
+        assert!(poll(&mut of_many[1]).is_none());
+        drop(first);
+        assert!(poll(&mut of_many[1]).is_some());
+    }
+
+    #[test]
     fn those_who_leave_keep_no_place() {
-        let queue = Queue::new(1, 8, 8);
+        let queue = queue(1, 8, 8);
         let me = client("me");
         let mut turns = queue.enter(&me, 4).unwrap();
         // It was given a place and never took it.
@@ -311,7 +342,7 @@ mod tests {
 
     #[test]
     fn room_to_wait_is_bounded_for_all_and_for_each() {
-        let queue = Queue::new(1, 4, 3);
+        let queue = queue(1, 4, 3);
         let (a, b) = (client("a"), client("b"));
         assert_eq!(queue.enter(&a, 5).unwrap_err(), Full::Never);
         let first = queue.enter(&a, 4).unwrap();

@@ -252,23 +252,22 @@ impl Service {
     pub(crate) async fn encode_chat(
         &self,
         room: &Arc<Room>,
-        messages: Vec<Message>,
-        variables: Variables,
-        offer: &Offer,
+        chat: Chat,
         form: Option<&Wanted>,
     ) -> crate::error::Result<(Vec<u32>, Splitter)> {
-        let Offer { tools, calls, .. } = offer.clone();
         let (style, form) = (self.style().clone(), form.map(|form| form.param().to_owned()));
         self.work(room, move |model| {
+            let Chat { messages, variables, offer: Offer { tools, calls, .. }, opening } = chat;
             let prompt = model.chat_with(&messages, &tools, &variables).map_err(|e| of_messages(e.into()))?;
             let is_reasoning = style.is_reasoning(&prompt);
             if let Some(param) = form.filter(|_| is_reasoning) {
-                let why = "the template of this model begins its reasoning, and a form would begin before that ends; ask for none (chat_template_kwargs, \
-                           reasoning_effort), where the template lets you, or without the form";
-                return Err(ApiError::unsupported(param, why));
+                return Err(ApiError::unsupported(param, &format!("{IS_REASONING}, or without the form")));
+            }
+            if is_reasoning && !opening.is_empty() {
+                return Err(ApiError::unsupported("messages", &format!("{IS_REASONING}, or for a new answer")));
             }
             let splitter = Splitter::new(&style, Callable::of(&tools), calls, is_reasoning);
-            Ok((model.encode(&prompt)?, splitter))
+            Ok((model.encode(&(prompt + &opening))?, splitter))
         })
         .await
     }
@@ -300,6 +299,18 @@ impl Service {
         self.check_not_draining()?;
         self.engine().begin(client, prompts, settings)
     }
+}
+
+const IS_REASONING: &str = "the template of this model begins its reasoning, and what is asked for would begin before that ends; ask for none \
+                            (chat_template_kwargs, reasoning_effort), where the template lets you";
+
+/// A chat that is to be answered.
+pub(crate) struct Chat {
+    pub(crate) messages: Vec<Message>,
+    pub(crate) variables: Variables,
+    pub(crate) offer: Offer,
+    /// What the answer begins with: the model goes on from it.
+    pub(crate) opening: String,
 }
 
 /// An error about what the template makes of messages.

@@ -67,6 +67,26 @@ fn messages_are_answered_whole_and_as_they_come() {
 }
 
 #[test]
+fn an_answer_goes_on_from_a_last_message_of_the_assistants() {
+    let served = served();
+    // The template of this model puts the contents one behind the other.
+    let text = expected(&served, json!([{"role": "user", "content": "abcd"}]));
+    let messages = json!([{"role": "user", "content": "ab"}, {"role": "assistant", "content": "cd"}]);
+    let mut request = json!({"messages": messages, "max_tokens": 10, "temperature": 0});
+    assert_eq!(served.post("/v1/messages", &request).json()["content"][0]["text"], text.as_str());
+    request["continue_final_message"] = true.into();
+    let chat = |request: &Value| served.post("/v1/chat/completions", request);
+    assert_eq!(chat(&request).json()["choices"][0]["message"]["content"], text.as_str());
+    request["add_generation_prompt"] = true.into();
+    assert!(chat(&request).text().contains("add_generation_prompt"));
+    request["add_generation_prompt"] = false.into();
+    assert_eq!(chat(&request).json()["choices"][0]["message"]["content"], text.as_str());
+    request["messages"] = json!([{"role": "user", "content": "ab"}]);
+    let answer = chat(&request);
+    assert!(answer.status == 400 && answer.text().contains("must be the assistant's"), "{}", answer.text());
+}
+
+#[test]
 fn errors_of_messages_have_the_shape_of_their_api() {
     let served = served();
     let user = json!([{"role": "user", "content": "a"}]);
@@ -79,11 +99,7 @@ fn errors_of_messages_have_the_shape_of_their_api() {
             "thinking",
         ),
         (json!({"max_tokens": 1, "messages": [{"role": "user", "content": [{"type": "image"}]}]}), 400, "image"),
-        (
-            json!({"max_tokens": 1, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}),
-            400,
-            "assistant",
-        ),
+        (json!({"max_tokens": 1, "messages": [{"role": "assistant", "content": "b"}]}), 400, "user's"),
         (json!({"max_tokens": 1, "messages": []}), 400, "messages"),
         (json!({"max_tokens": 1, "model": "claude", "messages": user}), 404, "claude"),
     ] {

@@ -12,7 +12,7 @@ use crate::form::{self, Wanted};
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing};
 use crate::queue::Client;
-use crate::service::Service;
+use crate::service::{Chat, Service};
 use crate::settings::{Settings, take_bias, take_n};
 use crate::stream::{self, Out, Writer, data};
 use crate::style::Style;
@@ -23,14 +23,12 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::response::sse::Event;
 use outboard::llm::N_TOP;
-use outboard::{Message, Model, Piece, Variables};
+use outboard::{Message, Model, Piece};
 use serde_json::{Value, json};
 
 /// What is asked for.
 struct Asked {
-    messages: Vec<Message>,
-    variables: Variables,
-    offer: Offer,
+    chat: Chat,
     settings: Settings,
     delivery: Delivery,
     form: Option<Wanted>,
@@ -42,14 +40,14 @@ pub(crate) async fn answer(
     request: Request,
 ) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { messages, variables, offer, mut settings, delivery, form } = parse(&service, params)?;
+    let Asked { chat, mut settings, delivery, form } = parse(&service, params)?;
     if delivery == Delivery::Whole {
         settings.check_log_probs(settings.n, service.context())?;
     }
-    let form = offer.form_or(form)?;
+    let form = chat.offer.form_or(form)?;
     service.check_room(&client, settings.n)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, variables, &offer, form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, chat, form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (id, created, prompt_tokens) = (id("chatcmpl-"), now(), answers.prompt_tokens);
@@ -79,7 +77,7 @@ pub(crate) async fn answer(
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
-    let mut settings = Settings::take(&mut params, &["max_tokens", "max_completion_tokens"], "stop", 1)?;
+    let mut settings = Settings::take(&mut params, &["max_tokens", "max_completion_tokens", "n_predict"], "stop", 1)?;
     settings.n = take_n(&mut params)?;
     settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;
     settings.log_probs = take_log_probs(&mut params)?;
@@ -92,9 +90,27 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     let variables = template.variables;
     params.absent("best_of", "all texts are given", |value| value == 1)?;
     take_absent(&mut params)?;
+    let goes_on = takes_opening(&mut params)?;
     let list = params.required_list("messages", MESSAGES)?;
     params.finish()?;
-    Ok(Asked { messages: messages(list, service.style())?, variables, offer, settings, delivery, form })
+    let mut history = messages(list, service.style())?;
+    let opening = if goes_on { history.take_opening()?.ok_or_else(no_opening)? } else { String::new() };
+    Ok(Asked { chat: Chat { messages: history.messages, variables, offer, opening }, settings, delivery, form })
+}
+
+/// Whether the answer goes on from the last message, in vLLM's words.
+fn takes_opening(params: &mut Params) -> Result<bool> {
+    let goes_on = params.boolean("continue_final_message")?.unwrap_or(false);
+    let begins = params.boolean("add_generation_prompt")?.unwrap_or(!goes_on);
+    if begins == goes_on {
+        let why = "an answer is a new one, or goes on from the last message: 'add_generation_prompt' is false where 'continue_final_message' is true";
+        return Err(ApiError::of_param("add_generation_prompt", why));
+    }
+    Ok(goes_on)
+}
+
+fn no_opening() -> ApiError {
+    ApiError::of_param("messages", "with 'continue_final_message' the last message must be the assistant's")
 }
 
 /// Whether log-probabilities are wanted, and how many of the most probable tokens beside each.
@@ -108,7 +124,7 @@ fn take_log_probs(params: &mut Params) -> Result<Option<usize>> {
 }
 
 /// The messages of a chat.
-fn messages(list: Vec<Value>, style: &Style) -> Result<Vec<Message>> {
+fn messages(list: Vec<Value>, style: &Style) -> Result<History<'_>> {
     if list.is_empty() {
         return Err(ApiError::of_param("messages", "'messages' must have one message at least"));
     }
@@ -116,7 +132,7 @@ fn messages(list: Vec<Value>, style: &Style) -> Result<Vec<Message>> {
     for (i, value) in list.into_iter().enumerate() {
         message(Params::of(value, &format!("messages[{i}]"))?, &mut history)?;
     }
-    Ok(history.messages)
+    Ok(history)
 }
 
 fn message(mut params: Params, history: &mut History<'_>) -> Result<()> {

@@ -86,7 +86,7 @@ pub(crate) async fn answer(
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
-    let mut settings = Settings::take(&mut params, &["max_tokens"], "stop", 0)?;
+    let mut settings = Settings::take(&mut params, &["max_tokens", "n_predict"], "stop", 0)?;
     // As OpenAI's API has it; programs that want more say so.
     settings.most = settings.most.or(Some(16));
     settings.n = take_n(&mut params)?;

@@ -9,7 +9,7 @@ use crate::form;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
-use crate::service::Service;
+use crate::service::{Chat, Service};
 use crate::settings::Settings;
 use crate::stream::{self, Out, Writer, named};
 use crate::style::Style;
@@ -18,7 +18,7 @@ use crate::tools::{History, Offer};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use outboard::{Finish, Generation, Message, Model, Piece, ToolCall, Variables};
+use outboard::{Finish, Generation, Message, Model, Piece, ToolCall};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -35,10 +35,11 @@ pub(crate) async fn answer(
     let mut settings = Settings::take(&mut params, &["max_tokens"], STOPS, 1)?;
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
-    let Asked { messages, variables, offer, thinking } = take_asked(&service, params)?;
+    let Asked { chat, thinking } = take_asked(&service, params)?;
     service.check_room(&client, 1)?;
-    settings.constraint = form::compile(&service, &room, offer.form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, variables, &offer, offer.form.as_ref()).await?;
+    let form = chat.offer.form.clone();
+    settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
+    let (prompt, splitter) = service.encode_chat(&room, chat, form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (model, name, input) = (service.model().clone(), service.name().to_owned(), answers.prompt_tokens);
@@ -59,16 +60,14 @@ pub(crate) async fn answer(
 
 pub(crate) async fn count(State(service): State<Service>, request: Request) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
-    let Asked { messages, variables, offer, .. } = take_asked(&service, params)?;
-    let (prompt, _) = service.encode_chat(&room, messages, variables, &offer, None).await?;
+    let Asked { chat, .. } = take_asked(&service, params)?;
+    let (prompt, _) = service.encode_chat(&room, chat, None).await?;
     Ok(json_response(&json!({"input_tokens": prompt.len()})))
 }
 
 /// What is asked for.
 struct Asked {
-    messages: Vec<Message>,
-    variables: Variables,
-    offer: Offer,
+    chat: Chat,
     thinking: Thinking,
 }
 
@@ -101,13 +100,15 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
     for (i, value) in list.into_iter().enumerate() {
         message(Params::of(value, &format!("messages[{i}]"))?, &mut history)?;
     }
+    let opening = history.take_opening()?.unwrap_or_default();
     match history.messages.last().map(|message| message.role.as_str()) {
-        Some("user" | "tool") => Ok(Asked { messages: history.messages, variables, offer, thinking }),
-        Some("assistant") => Err(ApiError::unsupported(
+        Some("user" | "tool") => {
+            Ok(Asked { chat: Chat { messages: history.messages, variables, offer, opening }, thinking })
+        }
+        _ => Err(ApiError::of_param(
             "messages",
-            "a last message of the assistant's, to go on from; the last one must be the user's",
+            "'messages' must have one of the user's, and no two of the assistant's at the end",
         )),
-        _ => Err(ApiError::of_param("messages", "'messages' must have one message at least")),
     }
 }
 

@@ -9,7 +9,7 @@ use crate::form;
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
-use crate::service::Service;
+use crate::service::{Chat, Service};
 use crate::settings::Settings;
 use crate::stream::{self, Out, Writer, named};
 use crate::style::Style;
@@ -55,7 +55,9 @@ pub(crate) async fn answer(
     let form = offer.form_or(form)?;
     service.check_room(&client, 1)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, messages, variables, &offer, form.as_ref()).await?;
+    let calls = offer.calls;
+    let chat = Chat { messages, variables, offer, opening: String::new() };
+    let (prompt, splitter) = service.encode_chat(&room, chat, form.as_ref()).await?;
     drop(room);
     let answers = service.begin(&client, &[prompt], &settings)?;
     let (input, style, name) = (answers.prompt_tokens, style.clone(), service.name().to_owned());
@@ -67,7 +69,7 @@ pub(crate) async fn answer(
         style,
         instructions,
         input,
-        calls: offer.calls,
+        calls,
         repeated,
         settings,
         format,
