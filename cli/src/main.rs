@@ -35,6 +35,10 @@ struct Cli {
     command: Command,
 }
 
+/// For those who know llama.cpp.
+const SHORT_NAMES: &str =
+    "llama.cpp's names behind one dash are read as well: -np, -ub, -sm, -ts, -ot, -dev, -ctk, -ctv, -jf.";
+
 #[derive(Subcommand)]
 enum Command {
     /// Fetch a small model, start two servers here, split the model over their devices, write text
@@ -42,8 +46,10 @@ enum Command {
     /// List the devices that a run would see
     Devices(commands::devices::Args),
     /// Run a model over local and remote devices
+    #[command(after_help = SHORT_NAMES)]
     Run(Box<commands::run::Args>),
     /// Serve a model over local and remote devices to programs: the HTTP APIs of OpenAI and Anthropic
+    #[command(after_help = SHORT_NAMES)]
     Serve(Box<commands::serve::Args>),
     /// Show what the devices of a service hold and do, once a second
     Top(commands::top::Args),
@@ -75,8 +81,12 @@ fn show_warnings(command: &Command) {
     let shown = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into()).parse_lossy(shown);
     let log = tracing_subscriber::fmt().with_env_filter(shown);
     let log = log.with_writer(|| output::Log).with_ansi(output::err_is_terminal()).log_internal_errors(false);
+    let log = log.with_target(false);
     // Fails only if there is one already.
-    let _ = log.without_time().with_target(false).try_init();
+    let _ = match command {
+        Command::Serve(_) => log.try_init(),
+        _ => log.without_time().try_init(),
+    };
 }
 
 fn main() -> ExitCode {

@@ -199,7 +199,7 @@ fn address(host: &str, port: u16) -> Result<SocketAddr> {
 }
 
 /// Fails if another program listens there.
-fn check_free(addr: SocketAddr) -> Result<()> {
+pub(super) fn check_free(addr: SocketAddr) -> Result<()> {
     match TcpListener::bind(addr) {
         Err(e) if e.kind() == ErrorKind::AddrInUse => {
             Err(anyhow!("another program listens on {addr}: end it, or take another port (--port; 0 picks a free one)"))

@@ -18,6 +18,8 @@ const CONTEXT: u32 = 2048;
 
 /// Serves the model until a signal comes.
 pub(super) fn serve(model: &Path, port: u16) -> Result<ExitCode> {
+    let addr = ([127, 0, 0, 1], port).into();
+    serve::check_free(addr)?;
     let (stop, stopped) = channel();
     let handler = move || {
         let _ = stop.send(());
@@ -33,7 +35,7 @@ pub(super) fn serve(model: &Path, port: u16) -> Result<ExitCode> {
     drop(set);
     output::err(model::table_of(&placed.plan()))?;
     let service = Service::new(placed.run_with(serve::run_options())?, ServeOptions::default())?;
-    let server = Server::start(service, ([127, 0, 0, 1], port).into(), None)?;
+    let server = Server::start(service, addr, None)?;
     output::outln(format_args!("open http://{}/ in a browser; Ctrl-C ends it", server.local_addr()))?;
     // An error means that the handler is gone, which lives as long as the process.
     let _ = stopped.recv();
