@@ -188,8 +188,7 @@ impl StepsAhead {
     }
 
     fn is_fixed_more_than_the_way(&self, groups: usize, fixed: f64) -> bool {
-        let (runs, ways) = (groups.max(1) as f64, groups.clamp(1, 2) as f64);
-        self.pace.step() * runs * fixed > self.round_trip.as_secs_f64() * ways
+        self.pace.step() * fixed > self.round_trip.as_secs_f64() * groups.clamp(1, 2) as f64
     }
 
     /// Whether one more run that nobody's next token waits for should be enqueued, `begun` others having begun, of which so many are needed for every
@@ -574,7 +573,7 @@ mod tests {
         // A run of which half is its own costs more than a short way, and less than a long one.
         let mut ahead = StepsAhead { pace, ..StepsAhead::new(ms(4)) };
         assert!(ahead.is_fixed_more_than_the_way(1, 0.5) && !ahead.is_fixed_more_than_the_way(1, 0.3));
-        assert!(!ahead.is_fixed_more_than_the_way(2, 0.3) && ahead.is_fixed_more_than_the_way(3, 0.3));
+        assert!(!ahead.is_fixed_more_than_the_way(2, 0.5) && ahead.is_fixed_more_than_the_way(3, 0.9));
         ahead.round_trip = ms(20);
         assert!(!ahead.is_fixed_more_than_the_way(1, 0.5));
         // Steps become slower.
