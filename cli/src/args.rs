@@ -313,15 +313,22 @@ pub(crate) fn absent(args: impl Iterator<Item = std::ffi::OsString>) -> Option<S
     flags.into_iter().find_map(said)
 }
 
+/// llama.cpp's names that are behind one dash and have more than one letter.
+const BEHIND_ONE_DASH: [&str; 9] = ["-np", "-ub", "-sm", "-ts", "-ot", "-dev", "-ctk", "-ctv", "-jf"];
+
+/// What help says of them.
+pub(crate) fn names_behind_one_dash() -> String {
+    format!("llama.cpp's names behind one dash are read as well: {}.", BEHIND_ONE_DASH.join(", "))
+}
+
 /// Rewrites llama.cpp's habit of long names behind one dash (`-sm`, `-ts`, `-ub`) to what clap reads.
 pub(crate) fn with_double_dashes(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {
-    const NAMES: [&str; 9] = ["-sm", "-ts", "-ot", "-ub", "-dev", "-np", "-ctk", "-ctv", "-jf"];
     let mut literal = false;
     args.map(|arg| {
         literal |= arg == "--";
         let text = arg.to_string_lossy();
         let name = text.split('=').next().unwrap_or_default();
-        if !literal && NAMES.contains(&name) { format!("-{text}").into() } else { arg }
+        if !literal && BEHIND_ONE_DASH.contains(&name) { format!("-{text}").into() } else { arg }
     })
     .collect()
 }

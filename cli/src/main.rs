@@ -35,10 +35,6 @@ struct Cli {
     command: Command,
 }
 
-/// For those who know llama.cpp.
-const SHORT_NAMES: &str =
-    "llama.cpp's names behind one dash are read as well: -np, -ub, -sm, -ts, -ot, -dev, -ctk, -ctv, -jf.";
-
 #[derive(Subcommand)]
 enum Command {
     /// Fetch a small model, start two servers here, split the model over their devices, write text
@@ -46,10 +42,10 @@ enum Command {
     /// List the devices that a run would see
     Devices(commands::devices::Args),
     /// Run a model over local and remote devices
-    #[command(after_help = SHORT_NAMES)]
+    #[command(after_help = args::names_behind_one_dash())]
     Run(Box<commands::run::Args>),
     /// Serve a model over local and remote devices to programs: the HTTP APIs of OpenAI and Anthropic
-    #[command(after_help = SHORT_NAMES)]
+    #[command(after_help = args::names_behind_one_dash())]
     Serve(Box<commands::serve::Args>),
     /// Show what the devices of a service hold and do, once a second
     Top(commands::top::Args),

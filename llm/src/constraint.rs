@@ -48,7 +48,8 @@ impl fmt::Debug for Constraint {
 }
 
 impl Constraint {
-    /// A form of the caller's own, for a vocabulary of so many tokens: `begin` makes a text of it, at its beginning.
+    /// A form of the caller's own, for a vocabulary of so many tokens: `begin` makes a text of it, at its beginning. All texts
+    /// wait for that, and for what it may [begin with](FormedText::first).
     pub fn new(n_vocab: usize, begin: impl Fn() -> Box<dyn FormedText> + Send + Sync + 'static) -> Constraint {
         Constraint { n_vocab, begin: Arc::new(begin) }
     }

@@ -38,8 +38,8 @@ pub(crate) async fn admit(State(service): State<Service>, mut request: Request, 
             let is_unknown = error.status == StatusCode::UNAUTHORIZED;
             let why = if is_unknown { "key" } else { "host" };
             service.metrics().refused(why);
-            let path: String = request.uri().path().chars().take(100).collect();
-            tracing::info!("{} {path:?} {}: refused for its {why}", request.method(), error.status.as_u16());
+            let status = error.status.as_u16();
+            tracing::info!("{} {:?} {status}: refused for its {why}", request.method(), path(&request));
             let mut response = error.into_response();
             if is_unknown {
                 response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -47,6 +47,11 @@ pub(crate) async fn admit(State(service): State<Service>, mut request: Request, 
             response
         }
     }
+}
+
+/// What the log has of a request's path.
+fn path(request: &Request) -> String {
+    request.uri().path().chars().take(100).collect()
 }
 
 /// What the log says of a request that was let through, for those who look: never a text.
@@ -59,8 +64,12 @@ struct Asked {
 
 impl Asked {
     fn new(request: &Request, client: &Client) -> Asked {
-        let path = request.uri().path().chars().take(100).collect();
-        Asked { method: request.method().clone(), path, client: client.to_string(), since: Instant::now() }
+        Asked {
+            method: request.method().clone(),
+            path: path(request),
+            client: client.to_string(),
+            since: Instant::now(),
+        }
     }
 
     /// A stream goes on behind its head.

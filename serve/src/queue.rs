@@ -66,6 +66,8 @@ pub(crate) struct Most {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<usize>,
+    /// Places that one client has at a time.
+    each: usize,
     /// Places that clients have.
     taken: HashMap<Client, usize>,
     waiting: HashMap<Client, VecDeque<Waiting>>,
@@ -94,11 +96,11 @@ pub(crate) enum Full {
 }
 
 impl State {
-    /// Gives free places away, so many to each client.
-    fn give(&mut self, each: usize) {
+    /// Gives free places away.
+    fn give(&mut self) {
         while let Some(&place) = self.free.last() {
             let taken = |i: &usize| self.taken.get(&self.turns[*i]).copied().unwrap_or(0);
-            let waiting = (0..self.turns.len()).filter(|i| taken(i) < each);
+            let waiting = (0..self.turns.len()).filter(|i| taken(i) < self.each);
             let Some(at) = waiting.min_by_key(&taken) else { return };
             let Some(client) = self.turns.remove(at) else { return };
             let next = self.waiting.get_mut(&client).and_then(|waiting| {
@@ -120,7 +122,7 @@ impl State {
         }
     }
 
-    fn take_back(&mut self, client: &Client, place: usize, each: usize) {
+    fn take_back(&mut self, client: &Client, place: usize) {
         if let Some(taken) = self.taken.get_mut(client) {
             *taken -= 1;
             if *taken == 0 {
@@ -128,7 +130,7 @@ impl State {
             }
         }
         self.free.push(place);
-        self.give(each);
+        self.give();
     }
 
     fn leave(&mut self, client: &Client, number: u64) {
@@ -146,7 +148,7 @@ impl State {
 impl Queue {
     /// With all places free.
     pub(crate) fn new(most: Most) -> Arc<Queue> {
-        let state = State { free: (0..most.places).rev().collect(), ..State::default() };
+        let state = State { free: (0..most.places).rev().collect(), each: most.places_each, ..State::default() };
         Arc::new(Queue { state: Mutex::new(state), most })
     }
 
@@ -170,7 +172,7 @@ impl Queue {
             state.count += 1;
             turns.push(Turn { queue: self.clone(), client: client.clone(), number, receiver: Some(receiver) });
         }
-        state.give(self.most.places_each);
+        state.give();
         Ok(turns)
     }
 
@@ -237,7 +239,7 @@ impl Drop for Turn {
         let mut state = self.queue.lock();
         receiver.close();
         match receiver.try_recv() {
-            Ok(place) => state.take_back(&self.client, place, self.queue.most.places_each),
+            Ok(place) => state.take_back(&self.client, place),
             Err(_) => state.leave(&self.client, self.number),
         }
     }
@@ -254,7 +256,7 @@ pub(crate) struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.queue.lock().take_back(&self.client, self.number, self.queue.most.places_each);
+        self.queue.lock().take_back(&self.client, self.number);
     }
 }
 

@@ -37,33 +37,39 @@ enum Nodes {
     Apart,
 }
 
+impl Nodes {
+    /// What a node reads: `x` itself, or what is made of it and equal.
+    fn between(self, g: &mut GraphBuilder, x: TensorId) -> TensorId {
+        match self {
+            Nodes::Together => x,
+            Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[x]).unwrap(),
+        }
+    }
+}
+
 /// A layer without attention: a norm, two products of it, a gated unit, a product that is added to what came in.
 fn layer(columns: usize, nodes: Nodes) -> (Graph, Vec<TensorId>, TensorId) {
     let mut g = GraphBuilder::new();
-    let apart = |g: &mut GraphBuilder, x| match nodes {
-        Nodes::Together => x,
-        Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[x]).unwrap(),
-    };
     let x = g.input("x", DType::F32, &[WIDTH, columns]).unwrap();
     let scale = g.weight("scale", DType::F32, &[WIDTH]).unwrap();
     let [gate, up] = ["gate", "up"].map(|name| g.weight(name, DType::Q8_0, &[WIDTH, WIDE]).unwrap());
     let down = g.weight("down", DType::Q8_0, &[WIDE, WIDTH]).unwrap();
     let norm = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[x]).unwrap();
-    let norm = apart(&mut g, norm);
+    let norm = nodes.between(&mut g, norm);
     let scaled = g.push(Binary { kind: BinaryKind::Mul }, &[norm, scale]).unwrap();
     let [a, b] = [gate, up].map(|weights| {
-        let columns = apart(&mut g, scaled);
+        let columns = nodes.between(&mut g, scaled);
         g.push(MulMat, &[weights, columns]).unwrap()
     });
     let gated = g.push(Glu { kind: GluKind::Swiglu }, &[a, b]).unwrap();
-    let gated = apart(&mut g, gated);
+    let gated = nodes.between(&mut g, gated);
     let product = g.push(MulMat, &[down, gated]).unwrap();
-    let product = apart(&mut g, product);
+    let product = nodes.between(&mut g, product);
     let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, x]).unwrap();
     // Columns that no kernel leaves as bytes.
     let square = g.weight("square", DType::Q8_0, &[WIDTH, WIDTH]).unwrap();
     let product = g.push(MulMat, &[square, x]).unwrap();
-    let product = apart(&mut g, product);
+    let product = nodes.between(&mut g, product);
     let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, sum]).unwrap();
     g.output(sum);
     (g.finish().unwrap(), vec![x, scale, gate, up, down, square], sum)
@@ -80,6 +86,10 @@ fn bytes_of(dtype: DType, values: &[f32]) -> Bytes {
     bytes.into()
 }
 
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
 /// What a device computes of the layer, each time with another input.
 fn results(device: &dyn Device, columns: usize, nodes: Nodes) -> Vec<Vec<f32>> {
     let (graph, inputs, output) = layer(columns, nodes);
@@ -94,8 +104,7 @@ fn results(device: &dyn Device, columns: usize, nodes: Nodes) -> Vec<Vec<f32>> {
     let run = |run: usize| {
         queue.write(place(inputs[0]), bytes_of(DType::F32, &numbers(100 + run, WIDTH * columns))).unwrap();
         queue.execute(&executable).unwrap();
-        let bytes = read(queue.as_ref(), place(output));
-        bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        floats(&read(queue.as_ref(), place(output)))
     };
     (0..RUNS).map(run).collect()
 }
@@ -131,12 +140,9 @@ const ROWS: [usize; 3] = [70, 5, 64];
 /// A graph, what is written before it runs, and its outputs.
 type Products = (Graph, Vec<TensorId>, Vec<TensorId>);
 
-/// The product of a column with weights. It reads the column itself, or what is made of it and equal.
+/// The product of a column with weights.
 fn product(g: &mut GraphBuilder, weights: TensorId, x: TensorId, nodes: Nodes) -> TensorId {
-    let column = match nodes {
-        Nodes::Together => x,
-        Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[x]).unwrap(),
-    };
+    let column = nodes.between(g, x);
     g.push(MulMat, &[weights, column]).unwrap()
 }
 
@@ -175,8 +181,7 @@ fn multiplied(device: &dyn Device, (graph, inputs, made): Products) -> Vec<Vec<f
         queue.write(places[id.index()].as_ref().unwrap(), bytes_of(dtype, &numbers(i, n))).unwrap();
     }
     (0..RUNS).for_each(|_| queue.execute(&executable).unwrap());
-    let numbers = |bytes: Bytes| bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
-    made.into_iter().map(|id| numbers(read(queue.as_ref(), places[id.index()].as_ref().unwrap()))).collect()
+    made.into_iter().map(|id| floats(&read(queue.as_ref(), places[id.index()].as_ref().unwrap()))).collect()
 }
 
 /// Whether each number is about what is wanted, beside the largest one.
@@ -204,6 +209,7 @@ fn products_are_one_kernel(function: &str, products: fn(DType, Nodes) -> Product
         emulator().forget();
         let together = multiplied(device.as_ref(), products(dtype, Nodes::Together));
         assert_close(&together, &apart, rounding, dtype);
+        assert!(apart.iter().all(|numbers| numbers.iter().any(|&number| number != 0.0)));
         let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
         // Before products of quantized weights the column is packed.
         let passes = if dtype.is_quantized() { 2 } else { 1 };
@@ -240,10 +246,7 @@ fn rotations(nodes: Nodes) -> (Graph, Vec<TensorId>, Vec<TensorId>) {
     let rows = g.input("rows", DType::I32, &[TOKENS]).unwrap();
     let caches = ["keys", "cached values"].map(|name| g.input(name, DType::F16, &[HEAD, CACHE, HEADS[1]]).unwrap());
     let rotated = x.map(|x| g.push(Rope::plain(RopeMode::Neox, HEAD, 1e4), &[x, positions]).unwrap());
-    let keys = match nodes {
-        Nodes::Together => rotated[1],
-        Nodes::Apart => g.push(Scale { scale: 1.0, bias: 0.0 }, &[rotated[1]]).unwrap(),
-    };
+    let keys = nodes.between(&mut g, rotated[1]);
     let mut written = rotated.to_vec();
     for (heads, cache) in [keys, v].into_iter().zip(caches) {
         let src = g.push(Permute { axes: [0, 2, 1, 3] }, &[heads]).unwrap();
