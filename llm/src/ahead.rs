@@ -11,8 +11,9 @@ use crate::embed::Rows;
 use crate::error::{Error, Result};
 use crate::generate::Reuse;
 use crate::placed_model::PlacedModel;
-use crate::runs::Run;
-use crate::sequence::{Held, Job, Sequence, State};
+use crate::runs::{Rest, Run};
+use crate::sequence::{Held, Job, Next, Sequence, State};
+use crate::watch::TICK;
 use bytes::Bytes;
 use outboard_core::device::RoundTrips;
 use outboard_core::op::BLOCK_ROWS;
@@ -28,6 +29,8 @@ const MAX_AHEAD: usize = 64;
 const PINGS: usize = 3;
 /// Times between steps that are remembered. Half of them may be waits for the network and not a step's.
 const RECENT: usize = 9;
+/// Longest wait before the rest of a run is enqueued.
+const MOST_WAY: Duration = Duration::from_secs(1);
 /// What a run that reads a part of a prompt is taken to need before one has been measured, in seconds.
 const SHORTEST_READ: f64 = 0.005;
 
@@ -75,6 +78,8 @@ pub(crate) struct StepsAhead {
     pace: Pace,
     /// Of runs that read parts of prompts and sample nothing.
     reading: Pace,
+    /// The last times from the beginning of a run that samples until its ids have come.
+    run_times: VecDeque<Duration>,
 }
 
 /// How long a run takes, by when what it gives comes.
@@ -119,6 +124,14 @@ impl Gives {
     fn is_tokens(&self) -> bool {
         matches!(self, Gives::Tokens { .. })
     }
+
+    fn comes_within(&self, patience: Duration) -> bool {
+        match self {
+            Gives::Tokens { sampled, .. } => sampled.ids.comes_within(patience),
+            Gives::Rows { bytes, .. } => bytes.comes_within(patience),
+            Gives::End(end) => end.comes_within(patience),
+        }
+    }
 }
 
 /// Measures the way to the farthest device and back. The devices must have nothing to do.
@@ -135,7 +148,8 @@ impl StepsAhead {
     /// None yet, over devices of which the farthest is so far away.
     pub(crate) fn new(round_trip: Duration) -> StepsAhead {
         let (pace, reading) = <(Pace, Pace)>::default();
-        StepsAhead { steps: VecDeque::new(), ready: VecDeque::new(), round_trip, pace, reading }
+        let (steps, ready, run_times) = <(VecDeque<_>, VecDeque<_>, VecDeque<_>)>::default();
+        StepsAhead { steps, ready, round_trip, pace, reading, run_times }
     }
 
     /// Others take the place of what is under way. Tokens that have come are still given out.
@@ -179,16 +193,9 @@ impl StepsAhead {
         (2 + self.on_the_way(self.pace.step() * groups.max(1) as f64)).min(MAX_AHEAD)
     }
 
-    /// Whether the steps of a group had better wait for those under way, to go with the ones behind them, so many groups being at work. A run takes `fixed`
-    /// of its time for itself: that is lost with each run more, and the way there and back where nothing of the group is under way. Of several groups the
-    /// rest of a run goes with the beginning of the next one, which is a way more.
-    pub(crate) fn gathers(&self, group: usize, groups: usize, fixed: f64) -> bool {
-        let is_under_way = self.steps.iter().any(|step| step.group == group && step.gives.is_tokens());
-        is_under_way && self.is_fixed_more_than_the_way(groups, fixed)
-    }
-
-    fn is_fixed_more_than_the_way(&self, groups: usize, fixed: f64) -> bool {
-        self.pace.step() * fixed > self.round_trip.as_secs_f64() * groups.clamp(1, 2) as f64
+    /// Whether tokens of a group are under way.
+    pub(crate) fn samples(&self, group: usize) -> bool {
+        self.steps.iter().any(|step| step.group == group && step.gives.is_tokens())
     }
 
     /// Whether one more run that nobody's next token waits for should be enqueued, `begun` others having begun, of which so many are needed for every
@@ -196,6 +203,31 @@ impl StepsAhead {
     pub(crate) fn has_time_to_read(&self, begun: usize, needed: usize) -> bool {
         let each = if self.reading.recent.is_empty() { SHORTEST_READ } else { self.reading.step() };
         self.steps.len() + begun < (needed + 1 + self.on_the_way(each)).min(needed + MAX_AHEAD)
+    }
+
+    /// The time from the beginning of a run until its rest is to be enqueued, so that it is there when the other ones of so many devices are through.
+    ///
+    /// The first device is taken to have the end as well, and all ways to be as long. Then a run of d devices takes 1 + d / 2 round trips, and what they
+    /// compute. Between the two ends lie all of it but one round trip (the way to the first device, and the way here) and what the rest computes, a d-th.
+    /// The shortest of the last runs had nothing else to wait for.
+    fn way_to_rest(&self, devices: usize) -> Duration {
+        let (devices, trip) = (devices.max(1) as u32, self.round_trip);
+        let Some(&run) = self.run_times.iter().min() else { return trip.min(MOST_WAY) };
+        let computing = run.saturating_sub(trip + trip * devices / 2);
+        run.saturating_sub(trip + computing / devices).min(MOST_WAY)
+    }
+
+    /// Takes note of how long a run has taken.
+    fn note_run(&mut self, time: Duration) {
+        if self.run_times.len() == RECENT {
+            self.run_times.pop_front();
+        }
+        self.run_times.push_back(time);
+    }
+
+    /// Whether the oldest run under way gives what it gives within `patience`.
+    fn comes_within(&self, patience: Duration) -> bool {
+        self.steps.front().is_some_and(|step| step.gives.comes_within(patience))
     }
 
     /// Runs that take so many seconds each, while one is on the way there and back.
@@ -408,10 +440,7 @@ impl PlacedModel {
             self.pad(&mut batch);
             let rows = if let Request::Hidden(hidden) = &batch.request { hidden.of.clone() } else { Vec::new() };
             let awaited = Awaited { group: turn.group, tokens: self.expected(&batch)?, rows };
-            let mut runs = std::mem::take(&mut self.runs);
-            let done = runs.push(self, &batch, awaited, turn, &mut |model, run, awaited| model.expect(run, awaited));
-            self.runs = runs;
-            done?;
+            self.with_runs(|runs, model| runs.push(model, &batch, awaited, turn, &mut PlacedModel::expect))?;
         }
         Ok(())
     }
@@ -429,7 +458,8 @@ impl PlacedModel {
     }
 
     /// Asks for what a run samples, or else to be told of its end.
-    pub(crate) fn expect(&mut self, run: Run, Awaited { group, tokens: expected, rows }: Awaited) -> Result<()> {
+    pub(crate) fn expect(&mut self, run: Run, awaited: Awaited) -> Result<()> {
+        let Awaited { group, tokens: expected, rows } = awaited;
         let gives = if !rows.is_empty() {
             Gives::Rows { of: rows, bytes: self.read(&run.program, net::HIDDEN)? }
         } else if expected.is_empty() {
@@ -459,11 +489,54 @@ impl PlacedModel {
         Ok(queue.read(&table.part(0, size_of::<i32>() as u64)?)?)
     }
 
+    /// Enqueues the rest of runs that have begun, of all if no run is under way. Where nobody knows when another run begins, it waits for the oldest
+    /// run under way, and enqueues each rest when it is due.
+    fn end_what_is_due(&mut self) -> Result<()> {
+        if self.ahead.steps.is_empty() {
+            return self.flush_runs();
+        }
+        if self.others_begin_soon() {
+            return Ok(());
+        }
+        let way = self.ahead.way_to_rest(self.route().devices().len());
+        while let Some(begun) = self.runs.oldest_begun()
+            && !self.comes_by(begun + way)?
+        {
+            self.with_runs(|runs, model| runs.end(model, Rest::Due, &mut PlacedModel::expect))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a run begins as soon as the oldest one under way has given what it gives: of texts that wait for nobody, or of prompts that go by themselves.
+    fn others_begin_soon(&self) -> bool {
+        let decoding = |(_, state): &(usize, &State)| state.is_decoding();
+        if self.states().any(|state| decoding(&state)) {
+            self.states().filter(decoding).any(|(_, state)| !state.is_held())
+        } else {
+            self.states().any(|(_, state)| state.next() != Next::Nothing)
+        }
+    }
+
+    /// Whether the oldest run under way gives what it gives by then. Fails if the run is cancelled, or a device is lost.
+    fn comes_by(&self, then: Instant) -> Result<bool> {
+        loop {
+            let left = then.saturating_duration_since(Instant::now());
+            if self.ahead.comes_within(left.min(TICK)) {
+                return Ok(true);
+            }
+            if left <= TICK {
+                return Ok(false);
+            }
+            self.check_cancelled()?;
+            if let Some(error) = self.scheduler().failure() {
+                return Err(error.into());
+            }
+        }
+    }
+
     /// Waits for the oldest run that is under way; `false` if there is none.
     fn take_step(&mut self) -> Result<bool> {
-        if self.ahead.steps.is_empty() {
-            self.flush_runs()?;
-        }
+        self.end_what_is_due()?;
         let Some(Step { run, gives, .. }) = self.ahead.steps.pop_front() else { return Ok(false) };
         match gives {
             Gives::End(end) => {
@@ -484,6 +557,10 @@ impl PlacedModel {
                     top.map(|[ids, log_probs]| Ok::<_, Error>([self.wait(ids)?, self.wait(log_probs)?])).transpose()?;
                 let more = self.ahead.steps.iter().any(|step| step.gives.is_tokens());
                 self.ahead.pace.note(Instant::now(), more);
+                // One whose rest was late would make the next ones late.
+                if run.rest == Rest::InTurn {
+                    self.ahead.note_run(run.begun.elapsed());
+                }
                 self.note_tokens(expected, &Sampled { ids, log_probs, top })?;
             }
         }
@@ -556,6 +633,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_rest_of_a_run_comes_with_what_it_needs() {
+        let ms = Duration::from_millis;
+        let mut ahead = StepsAhead::new(ms(20));
+        // Over and back before anything is known.
+        assert_eq!(ahead.way_to_rest(2), ms(20));
+        // 10 ms there, 3 ms, 10 ms over, 5 ms, 10 ms back, 6 ms, 10 ms here.
+        ahead.note_run(ms(54));
+        assert_eq!(ahead.way_to_rest(2), ms(27));
+        // Late rests have made runs longer: that is made good, as a run gets shorter.
+        let late = ms(100);
+        let mut ahead = StepsAhead::new(ms(20));
+        let mut way = late;
+        for _ in 0..RECENT {
+            ahead.note_run(way + ms(20 + 6));
+            way = ahead.way_to_rest(2);
+        }
+        assert!(way < ms(28), "{way:?}");
+        ahead.note_run(ms(20));
+        assert_eq!(ahead.way_to_rest(2), Duration::ZERO);
+    }
+
+    #[test]
     fn a_step_takes_neither_the_pause_between_texts_nor_the_way_of_late_ids() {
         let (start, ms) = (Instant::now(), Duration::from_millis);
         let mut pace = Pace::default();
@@ -570,14 +669,7 @@ mod tests {
             (0..4).for_each(|i| pace.note(start + ms(500 + 100 * burst + 10 * i), true));
         }
         assert_eq!(pace.step(), 0.01);
-        // A run of which half is its own costs more than a short way, and less than a long one.
-        let mut ahead = StepsAhead { pace, ..StepsAhead::new(ms(4)) };
-        assert!(ahead.is_fixed_more_than_the_way(1, 0.5) && !ahead.is_fixed_more_than_the_way(1, 0.3));
-        assert!(!ahead.is_fixed_more_than_the_way(2, 0.5) && ahead.is_fixed_more_than_the_way(3, 0.9));
-        ahead.round_trip = ms(20);
-        assert!(!ahead.is_fixed_more_than_the_way(1, 0.5));
         // Steps become slower.
-        let mut pace = ahead.pace;
         (0..6).for_each(|i| pace.note(start + ms(900 + 20 * i), true));
         assert_eq!(pace.step(), 0.02);
     }

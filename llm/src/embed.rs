@@ -209,12 +209,11 @@ impl PlacedModel {
             return Ok(None);
         }
         let idle = self.ahead.is_idle() && self.runs.len() == 0;
-        let others = |state: &State| !state.embeds() && (state.is_decoding() || state.next() != Next::Nothing);
-        if !self.embeddings.has_turn && !idle && self.states().any(|(_, state)| others(state)) {
+        if !self.embeddings.has_turn && !idle && self.states().any(|(_, state)| state.is_busy()) {
             return Ok(None);
         }
         let decoding = self.decoding_groups();
-        let lead = if decoding == 0 { self.prompt_lead() } else { decoding - 1 };
+        let lead = self.lead(decoding);
         let devices = self.route().devices().len();
         if decoding == 0 && !self.ahead.has_time_to_read(self.runs.len(), devices + lead) {
             return Ok(None);

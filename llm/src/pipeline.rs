@@ -61,7 +61,7 @@ impl Pipeline {
         self.costs.iter().map(|costs| f64::from(costs.run_rows)).fold(0.0, f64::max)
     }
 
-    /// How many micro-batches begin before the oldest of them goes on behind its first device, if each hands over so many bytes at most.
+    /// How many micro-batches begin before the rest of the oldest of them is enqueued, if each hands over so many bytes at most.
     pub fn lead(&self, bytes: u64) -> usize {
         let room = MOST_BEGUN / bytes.max(1);
         let wanted = if self.ring { self.costs.len() + SPARE } else { 0 };

@@ -388,8 +388,16 @@ impl PlacedModel {
 
     /// Enqueues the rest of all runs that have begun.
     pub(crate) fn flush_runs(&mut self) -> Result<()> {
+        self.with_runs(|runs, model| runs.finish(model, &mut PlacedModel::expect))
+    }
+
+    /// Runs are not the model's while they use it.
+    pub(crate) fn with_runs(
+        &mut self,
+        f: impl FnOnce(&mut Runs<Awaited>, &mut PlacedModel) -> Result<()>,
+    ) -> Result<()> {
         let mut runs = std::mem::take(&mut self.runs);
-        let done = runs.finish(self, &mut |model, run, awaited| model.expect(run, awaited));
+        let done = f(&mut runs, self);
         self.runs = runs;
         done
     }

@@ -2,7 +2,8 @@
 //!
 //! Where the device with the beginning of the model has its end as well, it would wait for each run to come back before it takes up the next one,
 //! as its commands are done in their order. So the beginnings of a few go first, and then by turns the rest of one and the beginning of
-//! another: of the micro-batches of a prompt, or of the steps of groups of sequences.
+//! another: of the micro-batches of a prompt, or of the steps of groups of sequences. Where nobody knows when another one begins, the rest of a run follows
+//! when what it needs of the other devices is about to come.
 
 use crate::arch::net::Feed;
 use crate::batch::Batch;
@@ -11,11 +12,24 @@ use crate::placed_model::PlacedModel;
 use outboard_scheduler::{Begun, Program};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// A run that was enqueued.
 pub(crate) struct Run {
     pub(crate) program: Arc<Program>,
     pub(crate) number: u64,
+    /// When it was enqueued, or its beginning was.
+    pub(crate) begun: Instant,
+    pub(crate) rest: Rest,
+}
+
+/// Why the rest of a run was enqueued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Others had begun, or there was nothing to wait for.
+    InTurn,
+    /// It was due.
+    Due,
 }
 
 /// Runs of which the beginning was enqueued, in their order, each with something to remember.
@@ -27,11 +41,12 @@ pub(crate) struct Runs<T> {
 struct UnfinishedRun<T> {
     program: Arc<Program>,
     rest: Begun,
+    begun: Instant,
     group: usize,
     note: T,
 }
 
-/// Which runs a run goes with, and how many may begin before the oldest of them goes on behind its first device.
+/// Which runs a run goes with, and how many may begin before the rest of the oldest of them is enqueued.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Turn {
     pub(crate) group: usize,
@@ -68,29 +83,41 @@ impl<T> Runs<T> {
             samples_before && run.group == group || !program.may_begin_before_rest_of(&run.program)
         };
         while self.unfinished.len() > lead || self.unfinished.iter().any(needs) {
-            self.end(model, ended)?;
+            self.end(model, Rest::InTurn, ended)?;
         }
         if lead == 0 {
+            let begun = Instant::now();
             let number = model.scheduler().run(&program, &inputs)?;
-            return ended(model, Run { program, number }, note);
+            return ended(model, Run { program, number, begun, rest: Rest::InTurn }, note);
         }
         let rest = model.scheduler().begin(&program, inputs)?;
-        self.unfinished.push_back(UnfinishedRun { program, rest, group, note });
+        self.unfinished.push_back(UnfinishedRun { program, rest, begun: Instant::now(), group, note });
         while self.unfinished.len() > lead {
-            self.end(model, ended)?;
+            self.end(model, Rest::InTurn, ended)?;
         }
         Ok(())
     }
 
+    /// Whether one of them is of a group.
+    pub(crate) fn has(&self, group: usize) -> bool {
+        self.unfinished.iter().any(|run| run.group == group)
+    }
+
+    /// When the oldest of them has begun.
+    pub(crate) fn oldest_begun(&self) -> Option<Instant> {
+        self.unfinished.front().map(|run| run.begun)
+    }
+
     /// Enqueues the rest of the oldest.
-    fn end(
+    pub(crate) fn end(
         &mut self,
         model: &mut PlacedModel,
+        why: Rest,
         ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
     ) -> Result<()> {
-        let Some(UnfinishedRun { program, rest, note, .. }) = self.unfinished.pop_front() else { return Ok(()) };
+        let Some(UnfinishedRun { program, rest, begun, note, .. }) = self.unfinished.pop_front() else { return Ok(()) };
         let number = model.scheduler().end(&program, rest)?;
-        ended(model, Run { program, number }, note)
+        ended(model, Run { program, number, begun, rest: why }, note)
     }
 
     /// Enqueues the rest of all.
@@ -100,7 +127,7 @@ impl<T> Runs<T> {
         ended: &mut dyn FnMut(&mut PlacedModel, Run, T) -> Result<()>,
     ) -> Result<()> {
         while !self.unfinished.is_empty() {
-            self.end(model, ended)?;
+            self.end(model, Rest::InTurn, ended)?;
         }
         Ok(())
     }

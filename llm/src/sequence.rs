@@ -147,6 +147,11 @@ impl State {
         self.pool.is_some()
     }
 
+    /// Whether it waits for somebody after each token.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
     /// Whether the token at a position may be sampled, and does not wait for somebody.
     fn may_sample(&self, at: usize) -> bool {
         self.held.as_ref().is_none_or(|held| held.at == at)
@@ -163,6 +168,11 @@ impl State {
     /// Whether its steps are under way, or about to be.
     pub(crate) fn is_decoding(&self) -> bool {
         self.sampled.is_some() && self.job.is_some_and(|job| job.left > 0)
+    }
+
+    /// Whether it has a text to go on with.
+    pub(crate) fn is_busy(&self) -> bool {
+        !self.embeds() && (self.is_decoding() || self.next() != Next::Nothing)
     }
 
     /// Rows were enqueued; with a sampler, the token behind them as well.

@@ -16,9 +16,6 @@ use std::ops::Range;
 /// without; what is left of that is for how uneven steps are (measured with the example `side_by_side` of `outboard-integration`).
 const PROMPT_SHARE: f64 = 1.0;
 
-/// A row of a step next to one of a long prompt, in which weights are read once for many rows.
-const ROW: f64 = 2.0;
-
 /// What a group's next run is made of, by slot.
 #[derive(Default)]
 pub(crate) struct Work {
@@ -46,7 +43,7 @@ impl PlacedModel {
         }
         let mut sizes = vec![0usize; groups];
         let mut moved = false;
-        let is_busy = |state: &&mut State| !state.embeds() && (state.is_decoding() || state.next() != Next::Nothing);
+        let is_busy = |state: &&mut State| state.is_busy();
         for state in self.sequences.iter_mut().flatten().filter(is_busy) {
             if state.group >= groups {
                 (state.group, moved) = (state.group % groups, true);
@@ -107,12 +104,11 @@ impl PlacedModel {
             let (group, decoding) = (self.turn % groups, self.decoding_groups());
             let work = self.work_of(group);
             let is_idle = work.steps.is_empty() && work.reads.is_empty();
-            if is_idle || self.gathers(group, &work, decoding) {
+            if is_idle || self.gathers(group, &work) {
                 self.turn += 1;
                 continue;
             }
-            // The ids that steps sample come back to the first device: those of other groups begin before it waits for them.
-            let lead = if decoding == 0 { self.prompt_lead() } else { decoding - 1 };
+            let lead = self.lead(decoding);
             let has_time = match decoding {
                 0 => self.ahead.has_time_to_read(self.runs.len(), self.route().devices().len() + lead),
                 _ => self.ahead.has_time(group, decoding),
@@ -128,16 +124,22 @@ impl PlacedModel {
         Ok(None)
     }
 
-    /// Whether a group's steps wait for those under way. Texts that wait for somebody after each token are not run ahead of: those that began apart would
-    /// stay apart, each in runs of its own.
-    fn gathers(&self, group: usize, work: &Work, decoding: usize) -> bool {
-        let is_held = |slot: usize| self.slot(slot).is_ok_and(|state| state.held.is_some());
-        if !work.reads.is_empty() || !work.steps.iter().all(|&(slot, _)| is_held(slot)) {
-            return false;
+    /// Runs that may begin before the rest of the oldest one is enqueued, so many groups decoding. The first device would wait for it: runs of other groups
+    /// begin before.
+    pub(crate) fn lead(&self, decoding: usize) -> usize {
+        if decoding == 0 {
+            return self.prompt_lead();
         }
-        let rows = self.states().filter(|(_, state)| state.group == group && state.is_decoding()).count() as f64;
-        let own = self.placement.pipeline.run_rows();
-        self.ahead.gathers(group, decoding, own / (ROW * rows + own))
+        let is_at_work = |group: &usize| self.states().any(|(_, state)| state.group == *group && state.is_busy());
+        (0..self.groups()).filter(is_at_work).count().max(decoding) - 1
+    }
+
+    /// Whether a group's steps wait for those under way, to go with the ones behind them. Texts that wait for somebody after each token are not run ahead of:
+    /// those that began apart would stay apart, each in runs of its own.
+    fn gathers(&self, group: usize, work: &Work) -> bool {
+        let is_held = |slot: usize| self.slot(slot).is_ok_and(State::is_held);
+        let is_under_way = self.ahead.samples(group) || self.runs.has(group);
+        is_under_way && work.reads.is_empty() && work.steps.iter().all(|&(slot, _)| is_held(slot))
     }
 
     /// The rows of a run.

@@ -396,7 +396,8 @@ fn a_token_that_is_none_is_an_error() {
 #[test]
 fn a_sequence_is_closed_in_any_case() {
     let world = World::new();
-    let (devices, fate) = world.pair(0, i64::MAX);
+    // B, which has the ends of runs that have begun.
+    let (devices, fate) = world.pair(1, i64::MAX);
     let options = LoadOptions { n_ctx: 256, n_seqs: 3, n_ubatch: 8, split: vec![1.0; 2], ..LoadOptions::default() };
     let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
     let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_probs: LogProbs::None };

@@ -32,6 +32,8 @@ pub(crate) struct Step {
     pub(crate) copies: Vec<Transfer>,
     pub(crate) executable: Arc<dyn Executable>,
     pub(crate) last_node: Option<TensorId>,
+    /// Inputs that it reads, with their devices: those of its copies may be elsewhere.
+    pub(crate) inputs: Vec<(TensorId, usize)>,
 }
 
 /// A copy between two devices.
@@ -52,12 +54,26 @@ impl Program {
     }
 
     /// Whether a run may [begin](Scheduler::begin) while one of another program has begun and not ended: no device has anything to do
-    /// for the beginning of this one that comes before what that one has not enqueued there. (What both do on the devices where both begin, the
-    /// rest of the other one does behind this one's beginning.)
+    /// for the beginning of this one that comes before what that one has not enqueued there. (Where the other one has begun as often as this one
+    /// begins, its rest goes behind this one's beginning.)
     pub fn may_begin_before_rest_of(&self, other: &Program) -> bool {
         let (begun, rest) = other.steps.split_at(other.leading.min(other.steps.len()));
-        let has = |steps: &[Step], device| steps.iter().any(|step| step.device == device);
-        self.steps.iter().take(self.leading).all(|step| has(begun, step.device) || !has(rest, step.device))
+        let leading = self.steps.get(..self.leading).unwrap_or_default();
+        let count = |steps: &[Step], device| steps.iter().filter(|step| step.device == device).count();
+        let is_behind = |device| count(rest, device) == 0 || count(leading, device) <= count(begun, device);
+        leading.iter().all(|step| is_behind(step.device))
+    }
+
+    /// Whether a beginning needs an input on a device.
+    pub(crate) fn begins_with(&self, input: TensorId, device: usize) -> bool {
+        self.steps.iter().take(self.leading).any(|step| step.inputs.contains(&(input, device)))
+    }
+
+    /// Whether the beginning is all that needs an input on a device.
+    pub(crate) fn is_done_with(&self, input: TensorId, device: usize) -> bool {
+        let is_needed = self.steps.iter().skip(self.leading).any(|step| step.inputs.contains(&(input, device)));
+        let is_read = || self.graph().outputs().any(|id| self.graph().tensor(id).root() == input);
+        self.begins_with(input, device) && !is_needed && !is_read()
     }
 
     /// The plan it was made from.
@@ -189,7 +205,13 @@ impl<'a> Memory<'a> {
         let placement = Placement::new(&split.graph, device.as_ref(), slices.collect::<Result<_>>()?)?;
         let executable = device.compile(split.graph.clone(), placement)?;
         let copies = split.copies.iter().map(|&number| self.transfer(number)).collect::<Result<_>>()?;
-        Ok(Step { device: split.device, copies, executable, last_node: split.nodes.last().copied() })
+        let sources = split.copies.iter().map(|&number| &self.plan.splits.copies[number].source);
+        let input = |place: &Place| match *place {
+            Place::Input(id, device) => Some((id, device)),
+            _ => None,
+        };
+        let inputs = split.places.iter().flatten().chain(sources).filter_map(input).collect();
+        Ok(Step { device: split.device, copies, executable, last_node: split.nodes.last().copied(), inputs })
     }
 
     /// Where each input is written to.

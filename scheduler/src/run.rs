@@ -268,20 +268,21 @@ impl Scheduler {
     /// enqueued one after another.
     pub fn run(&self, program: &Program, inputs: &[(TensorId, Bytes)]) -> Result<u64> {
         let (run, mut open) = self.start(program, inputs)?;
-        self.write(program, inputs, |_| true)?;
+        self.write(program, inputs, |_, _| true)?;
         program.steps.iter().try_for_each(|step| self.step(&mut open, step))?;
         Ok(run)
     }
 
     /// Enqueues the beginning of a run: [leading](crate::split::Splits::leading) splits, if there are any, and what they hand to others.
+    /// Where devices do not reach each other, it waits for what they hand over.
+    ///
     /// Further runs may begin before this one is [ended](Scheduler::end), which is to be done in their order. State that the beginning
     /// writes is seen by the rest as the last run that has begun left it.
     pub fn begin(&self, program: &Program, inputs: Vec<(TensorId, Bytes)>) -> Result<Begun> {
         let (run, mut open) = self.start(program, &inputs)?;
         let mut begun = Begun { run, graph: program.graph().clone(), inputs, handed: VecDeque::new() };
         let (leading, rest) = program.steps.split_at(program.leading);
-        let uses = |step: &Step, device| step.device == device || step.copies.iter().any(|copy| copy.from == device);
-        self.write(program, &begun.inputs, |device| leading.iter().any(|step| uses(step, device)))?;
+        self.write(program, &begun.inputs, |input, device| program.begins_with(input, device))?;
         leading.iter().try_for_each(|step| self.step(&mut open, step))?;
         for copy in rest.iter().flat_map(|step| &step.copies).filter(|copy| copy.early) {
             begun.handed.push_back(self.hand_over(&mut open, copy)?);
@@ -299,7 +300,7 @@ impl Scheduler {
         let mut open = self.lock();
         let rest = program.steps.get(program.leading..).unwrap_or_default();
         // The beginnings of other runs have had theirs in the same places.
-        self.write(program, &inputs, |_| true)?;
+        self.write(program, &inputs, |input, device| !program.is_done_with(input, device))?;
         let ended = rest.iter().try_for_each(|step| self.end_step(&mut open, step, &mut handed));
         if ended.is_err() {
             self.take_rest(rest, handed)?;
@@ -341,7 +342,7 @@ impl Scheduler {
         observer: &mut dyn Observer,
     ) -> Result<()> {
         let (_, mut open) = self.start(program, inputs)?;
-        self.write(program, inputs, |_| true)?;
+        self.write(program, inputs, |_, _| true)?;
         for step in &program.steps {
             self.step(&mut open, step)?;
             let Some(node) = step.last_node else { continue };
@@ -378,11 +379,16 @@ impl Scheduler {
         Ok((run, open))
     }
 
-    /// Enqueues the inputs of some devices.
-    fn write(&self, program: &Program, inputs: &[(TensorId, Bytes)], wanted: impl Fn(usize) -> bool) -> Result<()> {
+    /// Enqueues inputs, those that are wanted on a device.
+    fn write(
+        &self,
+        program: &Program,
+        inputs: &[(TensorId, Bytes)],
+        wanted: impl Fn(TensorId, usize) -> bool,
+    ) -> Result<()> {
         for (id, slices) in &program.inputs {
             let Some((_, data)) = inputs.iter().find(|(input, _)| input == id) else { continue };
-            for (device, slice) in slices.iter().filter(|(device, _)| wanted(*device)) {
+            for (device, slice) in slices.iter().filter(|(device, _)| wanted(*id, *device)) {
                 self.on(*device)?.write(slice, data.clone())?;
             }
         }

@@ -85,16 +85,22 @@ pub struct Splits {
 }
 
 impl Splits {
-    /// How many splits, the first ones, may be run a while before the rest, with others in between that use the same memory for results:
-    /// those up to the first one on the device of the last one, or those on the first device if nothing comes back to one, if they leave
-    /// nothing for the rest, or for readers of the graph, but what is copied from device to device. 0 if there are none such.
+    /// How many splits, the first ones, may be run a while before the rest, with others in between that use the same memory for results.
+    ///
+    /// They leave nothing for the rest, or for readers of the graph, but what is copied from device to device. Of those that do, it is the first: all
+    /// but the last ones, which are on one device, if that has some before; those up to its first one; those on the first device; or 0.
     pub fn leading(&self, graph: &Graph) -> usize {
         let (Some(first), Some(last)) = (self.splits.first(), self.splits.last()) else { return 0 };
-        let not_on = |device| self.splits.iter().take_while(move |split| split.device != device).count();
-        let n = match not_on(last.device) + 1 {
-            all if all == self.splits.len() => self.splits.iter().take_while(|s| s.device == first.device).count(),
-            n => n,
-        };
+        let at_the_end = self.splits.iter().rev().take_while(|split| split.device == last.device).count();
+        let before_end = self.splits.len() - at_the_end;
+        let first_of_last = self.splits.iter().take(before_end).position(|split| split.device == last.device);
+        let on_first = self.splits.iter().take_while(|split| split.device == first.device).count();
+        let choices = [first_of_last.map(|_| before_end), first_of_last.map(|at| at + 1), Some(on_first)];
+        choices.into_iter().flatten().find(|&n| self.leaves_nothing(n, graph)).unwrap_or(0)
+    }
+
+    /// Whether the first `n` splits leave nothing for the rest, or for readers of the graph, but what is copied from device to device.
+    fn leaves_nothing(&self, n: usize, graph: &Graph) -> bool {
         let (leading, rest) = self.splits.split_at(n);
         let computed: HashSet<&TensorId> = leading.iter().flat_map(|split| &split.nodes).collect();
         let left = |place: &Place| match place {
@@ -109,7 +115,7 @@ impl Splits {
         let stays = rest.iter().flat_map(|split| &split.places).flatten().any(left)
             || graph.outputs().any(|id| computed.contains(&graph.tensor(id).root()))
             || leading.iter().any(writes_input);
-        if rest.is_empty() || stays { 0 } else { n }
+        !rest.is_empty() && !stays
     }
 
     /// Whether a copy, by its number, is of what one of the first `leading` splits computes.

@@ -82,6 +82,15 @@ impl<T> Pending<T> {
         state.take()
     }
 
+    /// Whether the result is there, or comes within `timeout`. It is left there.
+    pub fn comes_within(&self, timeout: Duration) -> bool {
+        let state = self.shared.lock();
+        let waiting = |state: &mut Promised<T>| matches!(state, Promised::Waiting);
+        let waited = self.shared.there.wait_timeout_while(state, timeout, waiting);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !matches!(*state, Promised::Waiting)
+    }
+
     /// The result if it is there.
     pub fn try_take(&mut self) -> Option<Result<T>> {
         self.shared.lock().take()
