@@ -90,7 +90,7 @@ fn main() -> ExitCode {
         return code;
     }
     let parsed = match args::absent(std::env::args_os()) {
-        Some(why) => Err(Cli::command().error(ErrorKind::UnknownArgument, why)),
+        Some(why) => Err(asked_command().error(ErrorKind::UnknownArgument, why)),
         None => Cli::try_parse_from(args::with_double_dashes(std::env::args_os())),
     };
     let command = match parsed {
@@ -117,6 +117,14 @@ fn main() -> ExitCode {
         Command::RpcServer(args) => return commands::rpc_server::main(args),
     };
     end(done)
+}
+
+/// The command that was asked for, for its usage.
+fn asked_command() -> clap::Command {
+    let mut all = Cli::command();
+    all.build();
+    let name = std::env::args_os().nth(1).unwrap_or_default();
+    all.find_subcommand(&name).cloned().unwrap_or(all)
 }
 
 /// Ends the program. By now, everything that the command had on servers is freed.

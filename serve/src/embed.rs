@@ -6,7 +6,7 @@ use crate::queue::{Client, Place, Turn};
 use outboard::{EmbedRequest, Embedding, Pooling, Scale};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::task::JoinSet;
 
 /// What is to be embedded for a request.
@@ -103,7 +103,7 @@ impl Lane {
             let occupied = Occupied::new(self.engine.clone(), place, Arc::new(slot));
             done.push((number, self.engine.runner.embed(request.cache_salt(self.salt.clone()))?.await?));
             self.engine.took(occupied.slot.since.elapsed());
-            self.engine.metrics.tokens(prompt, 0, Duration::ZERO);
+            self.engine.metrics.read(prompt);
             self.engine.metrics.ended("done");
             let Some(vacated) = occupied.vacate() else { return Err(lost()) };
             place = vacated;

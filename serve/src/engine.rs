@@ -235,8 +235,12 @@ impl Task {
                 Ok(piece) => piece,
                 Err(error) => return self.fail(error.into()),
             };
-            if piece.token.is_some() && occupied.slot.tokens.fetch_add(1, Ordering::Relaxed) == 0 {
-                self.engine.metrics.first_token(self.since.elapsed());
+            if piece.token.is_some() {
+                if occupied.slot.tokens.fetch_add(1, Ordering::Relaxed) == 0 {
+                    self.engine.metrics.read(occupied.slot.prompt);
+                    self.engine.metrics.first_token(self.since.elapsed());
+                }
+                self.engine.metrics.token();
             }
             if let Some(end) = &piece.end {
                 self.done(end, occupied);
@@ -248,8 +252,7 @@ impl Task {
     fn done(&self, end: &Generation, occupied: &Occupied) {
         let slot = &occupied.slot;
         self.engine.took(slot.since.elapsed());
-        self.engine.metrics.tokens(slot.prompt, end.tokens.len(), end.decode_time);
-        self.engine.metrics.ended("done");
+        self.engine.metrics.done(end.tokens.len(), end.decode_time);
         let (cached, generated, finish) = (end.cached, end.tokens.len(), end.finish);
         let [first, all] = [end.prompt_time, end.prompt_time + end.decode_time].map(|time| time.as_millis());
         let (model, prompt) = (self.engine.runner.model().name(), slot.prompt);

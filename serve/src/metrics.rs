@@ -106,10 +106,9 @@ impl Metrics {
         let texts: Family<Labels, Counter> = b.add("texts", "Texts that have ended, by how", Family::default());
         let refused: Family<Labels, Counter> =
             b.add("refused", "Requests and connections that were refused, by reason", Family::default());
-        let prompts =
-            ("prompt_tokens", "Tokens of prompts whose texts are done, and of texts that were embedded", None);
+        let prompts = ("prompt_tokens", "Tokens of prompts that were read, and of texts that were embedded", None);
         let mut prompts = b.each(models, prompts, Counter::default).into_iter();
-        let generated = ("tokens", "Tokens that were generated, of texts that are done", None);
+        let generated = ("tokens", "Tokens that were generated", None);
         let mut generated = b.each(models, generated, Counter::default).into_iter();
         let seconds = Some(Unit::Seconds);
         let mut wait = b.each(models, ("wait", "Time until a text had a place", seconds.clone()), times).into_iter();
@@ -184,11 +183,21 @@ impl ModelMetrics {
         self.refused.get_or_create(&self.labels("reason", reason)).inc();
     }
 
-    pub(crate) fn tokens(&self, prompt: usize, generated: usize, decode: Duration) {
+    /// A prompt has been read.
+    pub(crate) fn read(&self, prompt: usize) {
         self.prompt_tokens.inc_by(prompt as u64);
-        self.tokens.inc_by(generated as u64);
-        if generated > 1 {
-            self.each.observe(decode.as_secs_f64() / (generated - 1) as f64);
+    }
+
+    /// A token has come.
+    pub(crate) fn token(&self) {
+        self.tokens.inc();
+    }
+
+    /// A text is done, with so many tokens, those behind the first in this time.
+    pub(crate) fn done(&self, tokens: usize, decode: Duration) {
+        self.ended("done");
+        if tokens > 1 {
+            self.each.observe(decode.as_secs_f64() / (tokens - 1) as f64);
         }
     }
 
@@ -212,8 +221,9 @@ mod tests {
     fn text(models: &[&str]) -> String {
         let (metrics, each) = Metrics::new(models);
         for of_model in &each {
-            of_model.ended("done");
-            of_model.tokens(3, 2, Duration::from_millis(4));
+            of_model.read(3);
+            (0..2).for_each(|_| of_model.token());
+            of_model.done(2, Duration::from_millis(4));
         }
         metrics.render(std::iter::empty()).unwrap()
     }

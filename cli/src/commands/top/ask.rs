@@ -6,6 +6,7 @@ use crate::args::usage;
 use crate::fetch::pypi::{roots, system_roots};
 use anyhow::{Context, Result, anyhow};
 use outboard_output as output;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 use ureq::http::StatusCode;
@@ -92,7 +93,12 @@ impl Source {
         if let Some(key) = &self.key {
             request = request.header("authorization", format!("Bearer {key}"));
         }
-        let told = |e: ureq::Error| output::one_line(&e.to_string());
+        let told = |e: ureq::Error| match e {
+            ureq::Error::Io(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                "nothing listens there: is `outboard serve` running, and on this port?".into()
+            }
+            e => output::one_line(&e.to_string()),
+        };
         let mut response = request.call().map_err(told)?;
         let text = response.body_mut().with_config().limit(MOST).read_to_string().map_err(told)?;
         Ok((response.status(), text))
