@@ -36,8 +36,11 @@ fn a_client_that_vanishes_frees_its_place() {
     let mut streams = [1, 2].map(|seed| served.stream("/v1/completions", &endless(seed)));
     streams.iter_mut().for_each(|stream| drop(stream.next().unwrap()));
     assert_eq!(served.busy(), 2);
+    // Tokens are counted as they come, and stay counted.
+    assert!(served.metric("outboard_serve_tokens_total") >= 2.0);
     drop(streams);
     served.wait("both places are free", |served| served.busy() == 0);
+    assert_eq!(served.metric("outboard_serve_prompt_tokens_total"), 8.0);
     // While it waits for an answer that comes whole.
     let mut socket = served.connect();
     let mut whole = endless(3);
