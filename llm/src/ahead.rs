@@ -219,10 +219,7 @@ impl StepsAhead {
 
     /// Takes note of how long a run has taken.
     fn note_run(&mut self, time: Duration) {
-        if self.run_times.len() == RECENT {
-            self.run_times.pop_front();
-        }
-        self.run_times.push_back(time);
+        remember(&mut self.run_times, time);
     }
 
     /// Whether the oldest run under way gives what it gives within `patience`.
@@ -234,6 +231,14 @@ impl StepsAhead {
     fn on_the_way(&self, each: f64) -> usize {
         if each > 0.0 { (self.round_trip.as_secs_f64() / each).ceil().min(MAX_AHEAD as f64) as usize } else { 0 }
     }
+}
+
+/// Adds to the last few of something.
+fn remember<T>(last: &mut VecDeque<T>, new: T) {
+    if last.len() == RECENT {
+        last.pop_front();
+    }
+    last.push_back(new);
 }
 
 impl Pace {
@@ -248,10 +253,7 @@ impl Pace {
     fn note(&mut self, now: Instant, more_are_under_way: bool) {
         let before = std::mem::replace(&mut self.last, more_are_under_way.then_some(now));
         let Some(before) = before else { return };
-        if self.recent.len() == RECENT {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(now.duration_since(before).as_secs_f64());
+        remember(&mut self.recent, now.duration_since(before).as_secs_f64());
     }
 }
 
@@ -509,9 +511,9 @@ impl PlacedModel {
 
     /// Whether a run begins as soon as the oldest one under way has given what it gives: of texts that wait for nobody, or of prompts that go by themselves.
     fn others_begin_soon(&self) -> bool {
-        let decoding = |(_, state): &(usize, &State)| state.is_decoding();
-        if self.states().any(|state| decoding(&state)) {
-            self.states().filter(decoding).any(|(_, state)| !state.is_held())
+        let mut decoding = self.states().map(|(_, state)| state).filter(|state| state.is_decoding()).peekable();
+        if decoding.peek().is_some() {
+            decoding.any(|state| !state.is_held())
         } else {
             self.states().any(|(_, state)| state.next() != Next::Nothing)
         }
@@ -527,10 +529,7 @@ impl PlacedModel {
             if left <= TICK {
                 return Ok(false);
             }
-            self.check_cancelled()?;
-            if let Some(error) = self.scheduler().failure() {
-                return Err(error.into());
-            }
+            self.check_under_way()?;
         }
     }
 

@@ -131,7 +131,7 @@ impl PlacedModel {
             return self.prompt_lead();
         }
         let is_at_work = |group: &usize| self.states().any(|(_, state)| state.group == *group && state.is_busy());
-        (0..self.groups()).filter(is_at_work).count().max(decoding) - 1
+        (0..self.groups()).filter(is_at_work).count().saturating_sub(1)
     }
 
     /// Whether a group's steps wait for those under way, to go with the ones behind them. Texts that wait for somebody after each token are not run ahead of:

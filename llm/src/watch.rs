@@ -67,10 +67,7 @@ impl PlacedModel {
                 return Ok(result?);
             }
             let after = start.elapsed();
-            self.check_cancelled()?;
-            if let Some(error) = self.scheduler().failure() {
-                return Err(error.into());
-            }
+            self.check_under_way()?;
             let patience = patience.get_or_insert_with(|| self.scheduler().patience());
             if let Some(after) = patience.over(Instant::now(), self.scheduler().progress()) {
                 let who = late.as_ref().and_then(Late::first).unwrap_or("the devices");
@@ -85,6 +82,12 @@ impl PlacedModel {
                 watch(&Stall { who, doing: self.doing(), after });
             }
         }
+    }
+
+    /// Fails if what is under way will not come: the run is cancelled, or a device is lost.
+    pub(crate) fn check_under_way(&self) -> Result<()> {
+        self.check_cancelled()?;
+        self.scheduler().failure().map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// Fails if the run is cancelled.
