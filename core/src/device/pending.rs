@@ -38,6 +38,13 @@ impl<T> Promise<T> {
     fn lock(&self) -> MutexGuard<'_, Promised<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The same when something is there, or `timeout` is over.
+    fn lock_within(&self, timeout: Duration) -> MutexGuard<'_, Promised<T>> {
+        let waiting = |state: &mut Promised<T>| matches!(state, Promised::Waiting);
+        let waited = self.there.wait_timeout_while(self.lock(), timeout, waiting);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
 }
 
 impl<T> Promised<T> {
@@ -75,20 +82,12 @@ impl<T> Pending<T> {
 
     /// Waits at most `timeout`, and may be asked again if nothing came.
     pub fn wait_more(&mut self, timeout: Duration) -> Option<Result<T>> {
-        let state = self.shared.lock();
-        let waiting = |state: &mut Promised<T>| matches!(state, Promised::Waiting);
-        let waited = self.shared.there.wait_timeout_while(state, timeout, waiting);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.take()
+        self.shared.lock_within(timeout).take()
     }
 
     /// Whether the result is there, or comes within `timeout`. It is left there.
     pub fn comes_within(&self, timeout: Duration) -> bool {
-        let state = self.shared.lock();
-        let waiting = |state: &mut Promised<T>| matches!(state, Promised::Waiting);
-        let waited = self.shared.there.wait_timeout_while(state, timeout, waiting);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        !matches!(*state, Promised::Waiting)
+        !matches!(*self.shared.lock_within(timeout), Promised::Waiting)
     }
 
     /// The result if it is there.
