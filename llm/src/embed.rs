@@ -204,7 +204,7 @@ impl PlacedModel {
     /// The rows of the next run for embeddings, if it is their turn: always, where nobody else has something to do, and else behind each run of others.
     pub(crate) fn next_embeddings(&mut self) -> Result<Option<(Batch, Turn)>> {
         let reads = |(slot, state): (usize, &State)| (state.embeds() && state.next() != Next::Nothing).then_some(slot);
-        let mut work = Work { steps: Vec::new(), reads: self.states().filter_map(reads).collect() };
+        let mut work = Work { reads: self.states().filter_map(reads).collect(), ..Work::default() };
         if work.reads.is_empty() {
             return Ok(None);
         }

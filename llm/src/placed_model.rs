@@ -386,6 +386,13 @@ impl PlacedModel {
         (0..self.cache.spare).map(spare)
     }
 
+    /// Rows that only stand between others, of a slot and of a block that no sequence has. They may be in a run with padding rows.
+    pub(crate) fn separating_rows(&self) -> impl ExactSizeIterator<Item = Row> + use<> {
+        let (slot, row) = (self.n_seqs(), self.cache.spare_block() * BLOCK_ROWS);
+        let places = if self.cache.spare > 0 { self.cache.spare.min(BLOCK_ROWS)..BLOCK_ROWS } else { 0..0 };
+        places.map(move |i| Row { token: Some(0), position: 0, cache_row: row + i, slot })
+    }
+
     /// Enqueues the rest of all runs that have begun.
     pub(crate) fn flush_runs(&mut self) -> Result<()> {
         self.with_runs(|runs, model| runs.finish(model, &mut PlacedModel::expect))

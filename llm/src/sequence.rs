@@ -1,7 +1,7 @@
 //! Sequences: what each has in the cache, and what is still to come of it.
 
 use crate::arch::net::Sampling;
-use crate::batch::Bias;
+use crate::batch::{Bias, Draw};
 use crate::blocks::{Blocks, PrefixHash, blocks_of, computed_hash, prefix_hash, salt_hash};
 use crate::embed::Pool;
 use crate::error::{Error, Result};
@@ -32,8 +32,10 @@ pub(crate) struct Job {
 pub(crate) enum Next {
     /// Nothing.
     Nothing,
-    /// Read these positions of its text.
+    /// Read these positions of its text, a micro-batch.
     Read(Range<usize>),
+    /// Read these positions of its text, each computed alone.
+    ReadAlone(Range<usize>),
     /// Go on from the token that it has sampled, at this position.
     Step(usize),
 }
@@ -133,11 +135,19 @@ impl State {
                     Next::Nothing
                 }
             }
-            Some(_) if self.sampled.is_none() && self.n_past < self.text.len() => {
-                let range = self.text.batch(self.n_past);
-                let samples = range.end == self.text.len();
-                if samples && !self.may_sample(range.end) { Next::Nothing } else { Next::Read(range) }
-            }
+            Some(_) if self.sampled.is_none() && self.n_past < self.text.len() => self.next_read(),
+            _ => Next::Nothing,
+        }
+    }
+
+    /// What is read next. The end of the text is not read before what comes behind it may be sampled.
+    fn next_read(&self) -> Next {
+        let (past, len) = (self.n_past, self.text.len());
+        let may_end = self.may_sample(len);
+        match self.text.alone(past) {
+            Some(range) if range.end < len || may_end => Next::ReadAlone(range),
+            Some(range) if range.len() > 1 => Next::ReadAlone(past..len - 1),
+            None if self.text.batch(past).end < len || may_end => Next::Read(self.text.batch(past)),
             _ => Next::Nothing,
         }
     }
@@ -163,6 +173,11 @@ impl State {
             Some(held) => Some(held.bias.clone()),
             None => self.bias.clone().map(Bias::Numbers),
         }
+    }
+
+    /// The token to be sampled behind its row at a position, which is this one of a run.
+    pub(crate) fn draw(&self, row: usize, slot: usize, position: usize) -> Draw {
+        Draw { row, slot, position, sampling: self.job.map(|job| job.sampling), bias: self.next_bias() }
     }
 
     /// Whether its steps are under way, or about to be.

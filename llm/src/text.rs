@@ -1,7 +1,7 @@
 //! The tokens of a sequence, and the micro-batches that they were read in: enough to read them again and get the same cache, bit for bit.
 //!
 //! What a device rounds depends on how many tokens it computes at a time, so those of a prompt are read again in the same
-//! micro-batches, and those that were generated one by one.
+//! micro-batches, and those that were generated alone, each by itself.
 
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::BTreeMap;
@@ -97,6 +97,12 @@ impl Text {
     /// What to read at a position: a micro-batch as it was, or what is left of it, or one token. Empty at the end.
     pub(crate) fn batch(&self, at: usize) -> Range<usize> {
         at..self.end_of_batch(at).unwrap_or(at + 1).min(self.tokens.len())
+    }
+
+    /// The tokens from a position on that were computed alone, up to a micro-batch of several or the end; `None` if it is in such a one.
+    pub(crate) fn alone(&self, at: usize) -> Option<Range<usize>> {
+        let next = self.batches.range(at..).next().map_or(self.tokens.len(), |(start, _)| *start);
+        self.end_of_batch(at).is_none().then_some(at..next)
     }
 
     /// The end of the micro-batch of several that a position is in; `None` if its token is alone.
@@ -211,6 +217,7 @@ mod tests {
         text.sampled(6, 7);
         assert_eq!((text.len(), text.confirmed(), batches(&text, 0)), (7, 6, vec![3, 2, 1, 1]));
         assert_eq!(text.tokens(text.batch(6)), [7]);
+        assert_eq!((text.alone(5), text.alone(6), text.alone(4)), (Some(5..7), Some(6..7), None));
         // The same again changes nothing.
         text.sampled(5, 6);
         assert_eq!((text.len(), text.confirmed()), (7, 5));
@@ -218,6 +225,7 @@ mod tests {
         text.truncate(6);
         text.read(6, &[8, 9]);
         assert_eq!((text.confirmed(), batches(&text, 0)), (5, vec![3, 2, 1, 2]));
+        assert_eq!(text.alone(5), Some(5..6));
         text.truncate(4);
         assert_eq!((text.confirmed(), batches(&text, 0)), (3, vec![3, 1]));
         text.truncate(0);

@@ -3,8 +3,10 @@
 //! Sequences are dealt into groups, as many as there are devices with layers, which follow one another through the devices, so that each has
 //! something to do while the others work. In a run go the next tokens of all sequences of a group. Those that still have a prompt to read add
 //! as much of it as lets nobody wait long, or a whole micro-batch where nobody waits. Of several prompts, the one that came first has at least half of
-//! that, so that it gets on; the others follow by how little they have left, so that a short one does not wait for long ones.
+//! that, so that it gets on; the others follow by how little they have left, so that a short one does not wait for long ones. What texts have generated is read
+//! again before that, in as many rows as prompts leave.
 
+use crate::again::Part;
 use crate::batch::{Batch, Draw, Request, Row};
 use crate::error::Result;
 use crate::placed_model::PlacedModel;
@@ -21,6 +23,26 @@ const PROMPT_SHARE: f64 = 1.0;
 pub(crate) struct Work {
     pub(crate) steps: Vec<(usize, usize)>,
     pub(crate) reads: Vec<usize>,
+    /// Those that read what was computed alone.
+    pub(crate) read_alone: Vec<usize>,
+}
+
+impl Work {
+    fn is_empty(&self) -> bool {
+        self.steps.is_empty() && !self.has_reads()
+    }
+
+    fn has_reads(&self) -> bool {
+        !self.reads.is_empty() || !self.read_alone.is_empty()
+    }
+}
+
+/// What a run is made of so far.
+#[derive(Default)]
+struct Composed {
+    rows: Vec<Row>,
+    draws: Vec<Draw>,
+    history: bool,
 }
 
 impl PlacedModel {
@@ -79,9 +101,11 @@ impl PlacedModel {
                 Next::Nothing => {}
                 Next::Step(position) => work.steps.push((slot, position)),
                 Next::Read(_) => work.reads.push(slot),
+                Next::ReadAlone(_) => work.read_alone.push(slot),
             }
         }
         self.by_turn(&mut work.reads);
+        self.by_turn(&mut work.read_alone);
         work
     }
 
@@ -103,8 +127,7 @@ impl PlacedModel {
         for _ in 0..groups {
             let (group, decoding) = (self.turn % groups, self.decoding_groups());
             let work = self.work_of(group);
-            let is_idle = work.steps.is_empty() && work.reads.is_empty();
-            if is_idle || self.gathers(group, &work) {
+            if work.is_empty() || self.gathers(group, &work) {
                 self.turn += 1;
                 continue;
             }
@@ -139,60 +162,91 @@ impl PlacedModel {
     fn gathers(&self, group: usize, work: &Work) -> bool {
         let is_held = |slot: usize| self.slot(slot).is_ok_and(State::is_held);
         let is_under_way = self.ahead.samples(group) || self.runs.has(group);
-        is_under_way && work.reads.is_empty() && work.steps.iter().all(|&(slot, _)| is_held(slot))
+        is_under_way && !work.has_reads() && work.steps.iter().all(|&(slot, _)| is_held(slot))
     }
 
     /// The rows of a run.
     fn compose(&mut self, work: &Work, decoding: usize) -> Result<Batch> {
         let history = self.needs_history(work);
-        let (mut rows, mut draws) = (Vec::new(), Vec::new());
+        let mut run = Composed { history, ..Composed::default() };
         for &(slot, position) in &work.steps {
-            self.grow(slot, position + 1)?;
-            let (state, _) = self.slot_and_blocks(slot)?;
-            let sampling = state.job.map(|job| job.sampling);
-            draws.push(Draw { row: rows.len(), slot, position, sampling, bias: state.next_bias() });
-            rows.push(Row { token: None, position, cache_row: state.cache_row(position), slot });
-            state.note_history(history, 1);
-            state.enqueued(1, true);
+            self.add_step(&mut run, slot, position)?;
         }
-        let mut room = self.options.n_ubatch.saturating_sub(rows.len());
+        let mut room = self.options.n_ubatch.saturating_sub(run.rows.len());
         if decoding > 0 {
             room = room.min(self.prompt_rows(work));
         }
-        let n_steps = rows.len();
-        let note = self.options.prefixes.are_shared();
-        let mut kept = self.kept_for_others(&work.reads, room);
-        for &slot in &work.reads {
-            // Others may have read the same since, this run's rows included: they are written before anybody sees them.
-            self.share_prefix(slot)?;
-            let range = self.part_of_prompt(slot, room - std::mem::take(&mut kept), rows.len() == n_steps)?;
-            if range.is_empty() {
-                continue;
-            }
-            let n = range.len();
-            room = room.saturating_sub(n);
-            let end = range.end;
-            rows.extend(self.read_rows(slot, range)?);
-            let (state, blocks) = self.slot_and_blocks(slot)?;
-            let samples = end == state.text.len();
-            if samples {
-                let sampling = state.job.map(|job| job.sampling);
-                let bias = state.next_bias();
-                draws.push(Draw { row: rows.len() - 1, slot, position: end - 1, sampling, bias });
-            }
-            state.note_history(history, n);
-            state.enqueued(n, samples);
-            if note {
-                state.publish_prefixes(blocks);
-            }
-        }
+        room = room.saturating_sub(self.add_read_alone(&mut run, work, room)?);
+        self.add_reads(&mut run, &work.reads, room)?;
+        let Composed { rows, draws, history } = run;
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
         Ok(Batch { rows, request, history })
     }
 
+    /// Adds a step.
+    fn add_step(&mut self, run: &mut Composed, slot: usize, position: usize) -> Result<()> {
+        self.grow(slot, position + 1)?;
+        let (state, _) = self.slot_and_blocks(slot)?;
+        run.draws.push(state.draw(run.rows.len(), slot, position));
+        run.rows.push(Row { token: None, position, cache_row: state.cache_row(position), slot });
+        state.note_history(run.history, 1);
+        state.enqueued(1, true);
+        Ok(())
+    }
+
+    /// Adds what is read again as it was generated, and leaves half of the room to prompts if they have as much to read. Gives the number of rows.
+    fn add_read_alone(&mut self, run: &mut Composed, work: &Work, mut room: usize) -> Result<usize> {
+        if !work.reads.is_empty() {
+            // What cannot be cut goes as it is, into a run of any rows.
+            let uncut = run.rows.len() + 2 * self.smallest_part();
+            room = (room - self.wanted(&work.reads).min(room / 2)).min(self.options.n_ubatch.saturating_sub(uncut));
+        }
+        let (rows, parts) = self.rows_alone(&work.read_alone, room)?;
+        let (before, added) = (run.rows.len(), rows.len());
+        run.rows.extend(rows);
+        for Part { slot, range, last } in parts {
+            self.enqueued_part(run, slot, range, before + last)?;
+        }
+        Ok(added)
+    }
+
+    /// Adds parts of prompts.
+    fn add_reads(&mut self, run: &mut Composed, reads: &[usize], mut room: usize) -> Result<()> {
+        let before = run.rows.len();
+        let mut kept = self.kept_for_others(reads, room);
+        for &slot in reads {
+            // Others may have read the same since, this run's rows included: they are written before anybody sees them.
+            self.share_prefix(slot)?;
+            let range = self.part_of_prompt(slot, room - std::mem::take(&mut kept), run.rows.len() == before)?;
+            if range.is_empty() {
+                continue;
+            }
+            room = room.saturating_sub(range.len());
+            run.rows.extend(self.read_rows(slot, range.clone())?);
+            self.enqueued_part(run, slot, range, run.rows.len() - 1)?;
+        }
+        Ok(())
+    }
+
+    /// Rows of a run are a part of a sequence's text, which ends with row `last`. What comes behind the whole text is sampled.
+    fn enqueued_part(&mut self, run: &mut Composed, slot: usize, part: Range<usize>, last: usize) -> Result<()> {
+        let note = self.options.prefixes.are_shared();
+        let (state, blocks) = self.slot_and_blocks(slot)?;
+        let samples = part.end == state.text.len();
+        if samples {
+            run.draws.push(state.draw(last, slot, part.end - 1));
+        }
+        state.note_history(run.history, part.len());
+        state.enqueued(part.len(), samples);
+        if note {
+            state.publish_prefixes(blocks);
+        }
+        Ok(())
+    }
+
     /// Whether tokens are to be noted: somebody's penalties count them, or may if they are shared.
     fn needs_history(&self, work: &Work) -> bool {
-        let slots = work.steps.iter().map(|(slot, _)| slot).chain(&work.reads);
+        let slots = work.steps.iter().map(|(slot, _)| slot).chain(&work.reads).chain(&work.read_alone);
         let penalties = |slot: &usize| {
             let job = self.slot(*slot).ok().and_then(|state| state.job);
             job.is_some_and(|job| job.sampling.penalties.is_some())
@@ -206,19 +260,24 @@ impl PlacedModel {
         let pipeline = &self.placement.pipeline;
         let rows = self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups());
         let each = self.placement.parts.work();
-        let past = work.reads.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
+        let first = work.reads.first().or(work.read_alone.first());
+        let past = first.and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
         let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
         each.within(past, PROMPT_SHARE * step).max(self.smallest_part())
     }
 
     /// Rows of a run that the first one of some prompts leaves to the others: half of them, if they have as many to read.
     pub(crate) fn kept_for_others(&self, reads: &[usize], room: usize) -> usize {
-        let others = reads.get(1..).unwrap_or_default();
+        self.wanted(reads.get(1..).unwrap_or_default()).min(room / 2)
+    }
+
+    /// Rows that some prompts have to read.
+    fn wanted(&self, reads: &[usize]) -> usize {
         let wanted = |&slot: &usize| match self.slot(slot).map(State::next) {
             Ok(Next::Read(range)) => range.len(),
             _ => 0,
         };
-        others.iter().map(wanted).sum::<usize>().min(room / 2)
+        reads.iter().map(wanted).sum()
     }
 
     /// As much of a sequence's next micro-batch as there is room for, and no part that would be rounded otherwise than the whole. The first one of

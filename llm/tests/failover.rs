@@ -203,6 +203,83 @@ fn a_text_behind_what_others_have_generated_goes_on_behind_a_fault() {
     }
 }
 
+/// Texts of CPUs, which round alone what they generate otherwise than prompts: some with the same beginning, which is there once. One of two devices is lost
+/// with what it held when so many tokens have come. Gives tokens and log-probabilities of each, the graphs that the other one has run since, and the
+/// tokens that were read again.
+fn texts_of_cpus(
+    split: [f64; 2],
+    prompts: &[Vec<u32>],
+    most: usize,
+    lost_at: usize,
+) -> (Vec<Vec<(u32, u32)>>, i64, usize) {
+    let world = World::new();
+    let (devices, fates) = world.devices(["CPU0", "CPU1"]);
+    let options = LoadOptions { n_ctx: 2048, n_seqs: 4, split: split.into(), ..LoadOptions::default() };
+    let options = LoadOptions { n_ubatch: 1024, prefixes: Prefixes::Shared, ..options };
+    let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
+    let helper = Helper::default();
+    engine.set_failover(Box::new(helper.clone()));
+    let open: Vec<Sequence> = prompts
+        .iter()
+        .enumerate()
+        .map(|(i, prompt)| {
+            let (sequence, sampler) = (engine.open().unwrap(), Sampler { seed: i as u64, ..sampled().sampler });
+            let penalties = sampled().penalties.filter(|_| i != 1);
+            let sampling = Sampling { sampler, penalties, log_probs: LogProbs::Chosen };
+            engine.begin(sequence, prompt, sampling, most).unwrap();
+            sequence
+        })
+        .collect();
+    let (mut texts, mut n, mut before) = (vec![Vec::new(); prompts.len()], 0, 0);
+    while let Some(token) = engine.next_token().unwrap() {
+        let i = open.iter().position(|sequence| *sequence == token.sequence).unwrap();
+        texts[i].push((token.id, token.log_prob.unwrap().to_bits()));
+        n += 1;
+        if n == lost_at {
+            fates[1].forgets.store(true, Ordering::SeqCst);
+            fates[1].runs.store(0, Ordering::SeqCst);
+            before = fates[0].runs.load(Ordering::SeqCst);
+        }
+    }
+    let tokens = helper.told.lock().unwrap().iter().map(|recovery| recovery.tokens).sum();
+    (texts, before - fates[0].runs.load(Ordering::SeqCst), tokens)
+}
+
+/// A prompt of so many tokens.
+fn prompt_of(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| 1 + i * 7 % 90).collect()
+}
+
+#[test]
+fn texts_with_a_common_beginning_are_rounded_alike_behind_a_fault() {
+    // One device reads a prompt at once, and whoever comes next in the same run shares it; two devices read parts of all prompts side by side.
+    for (split, lengths) in [[0.0, 1.0], [1.0, 1.0]]
+        .into_iter()
+        .flat_map(|split| [&[300, 300, 300][..], &[257, 257], &[256, 256, 130, 7]].map(|lengths| (split, lengths)))
+    {
+        let prompts: Vec<_> = lengths.iter().map(|n| prompt_of(*n)).collect();
+        let (expected, ..) = texts_of_cpus(split, &prompts, 24, usize::MAX);
+        for lost_at in [10, 40] {
+            let (texts, _, tokens) = texts_of_cpus(split, &prompts, 24, lost_at);
+            assert_eq!(texts, expected, "{lengths:?}, lost when {lost_at} tokens had come");
+            assert!(tokens > 256, "{tokens} tokens");
+        }
+    }
+}
+
+#[test]
+fn what_was_generated_is_read_again_in_few_runs() {
+    for lengths in [&[5][..], &[9, 7], &[2, 40, 12, 70]] {
+        let prompts: Vec<_> = lengths.iter().map(|n| prompt_of(*n)).collect();
+        let (expected, ..) = texts_of_cpus([1.0, 1.0], &prompts, 100, usize::MAX);
+        let (texts, runs, tokens) = texts_of_cpus([1.0, 1.0], &prompts, 100, 80 * lengths.len());
+        assert_eq!(texts, expected, "{lengths:?}");
+        // There are 80 of each to read, and some 20 to come.
+        println!("{lengths:?}: {runs} runs, {tokens} tokens read again");
+        assert!(tokens > 70 * lengths.len() && runs < 80, "{runs} runs, {tokens} tokens read again");
+    }
+}
+
 #[test]
 fn devices_that_keep_what_they_hold() {
     assert!(at_every_moment(Memory::Kept, &sampled()) >= 28);

@@ -10,6 +10,7 @@ use outboard_core::{
     Buffer, Device, DeviceInfo, Error, Event, Executable, Graph, MemoryInfo, NodeSet, Pending, Placement, Queue,
     Result, Slice, Usage,
 };
+use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_detached::{DetachedOptions, detached_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
@@ -249,6 +250,8 @@ impl World {
         let card = DetachedOptions { memory: memory.unwrap_or(1 << 30), ..DetachedOptions::default() };
         let inner: Arc<dyn Device> = match name {
             "B" => detached_device(&self.host, name, card),
+            // These round otherwise what they compute alone.
+            "CPU0" | "CPU1" => cpu_device(&self.host, name, CpuOptions::with_threads(1), &MemoryBudget::new(memory)),
             _ => reference_device(&self.host, name, &MemoryBudget::new(memory)),
         };
         let fate = Arc::new(Fate::good());
@@ -257,9 +260,13 @@ impl World {
 
     /// Two devices, of which the one with this number runs so many graphs before it is lost.
     pub(crate) fn pair(&self, unlucky: usize, runs: i64) -> (Vec<Arc<dyn Device>>, Arc<Fate>) {
-        let (devices, fates): (Vec<_>, Vec<_>) = ["A", "B"].map(|name| self.device(name, None)).into_iter().unzip();
+        let (devices, fates) = self.devices(["A", "B"]);
         fates[unlucky].runs.store(runs, Ordering::SeqCst);
         (devices, fates[unlucky].clone())
+    }
+
+    pub(crate) fn devices(&self, names: [&str; 2]) -> (Vec<Arc<dyn Device>>, Vec<Arc<Fate>>) {
+        names.map(|name| self.device(name, None)).into_iter().unzip()
     }
 
     pub(crate) fn engine(&self, devices: Vec<Arc<dyn Device>>) -> PlacedModel {

@@ -1,0 +1,107 @@
+//! Tokens that were generated, read again: behind a fault, or where the cache has none of them any more.
+//!
+//! Attention rounds a token that it computes alone otherwise than one of a micro-batch, and products of several sequences round all rows alike
+//! (`uniform_rows`). So many tokens of a text go in one run, each alone to attention: rows of a sequence that follow one another are computed together,
+//! so between two of them goes a row of another sequence, or one of nobody's. Every row is written to the cache before any attends to it, as those of
+//! a prompt are.
+
+use crate::batch::Row;
+use crate::error::Result;
+use crate::placed_model::PlacedModel;
+use crate::sequence::Next;
+use std::ops::Range;
+
+/// The order of rows, each by the number of its text; `None`: a row of nobody's. So many rows of each text are wanted, and there is room for `room`, and for
+/// `spare` of nobody's. No two of a text follow one another, and all texts get on alike.
+fn alternate(wanted: &[usize], room: usize, spare: usize) -> Vec<Option<usize>> {
+    let (mut left, mut spare, mut order) = (wanted.to_vec(), spare, Vec::new());
+    while left.iter().any(|&left| left > 0) {
+        for (text, left) in left.iter_mut().enumerate().filter(|(_, left)| **left > 0) {
+            let is_last = order.last() == Some(&Some(text));
+            if order.len() + usize::from(is_last) >= room || is_last && spare == 0 {
+                return order;
+            }
+            if is_last {
+                order.push(None);
+                spare -= 1;
+            }
+            order.push(Some(text));
+            *left -= 1;
+        }
+    }
+    order
+}
+
+/// Rows of a text in a run, by their positions.
+pub(crate) struct Part {
+    pub(crate) slot: usize,
+    pub(crate) range: Range<usize>,
+    /// The number of the last of them among the rows.
+    pub(crate) last: usize,
+}
+
+impl PlacedModel {
+    /// Rows that read again what sequences have generated, `room` at most, with blocks for them; and what each of the sequences has of them, in the order of
+    /// their last rows.
+    pub(crate) fn rows_alone(&mut self, slots: &[usize], room: usize) -> Result<(Vec<Row>, Vec<Part>)> {
+        let part = |&slot: &usize| match self.slot(slot).ok()?.next() {
+            Next::ReadAlone(range) => Some(Part { slot, range, last: 0 }),
+            _ => None,
+        };
+        let mut parts: Vec<Part> = slots.iter().filter_map(part).collect();
+        let wanted: Vec<usize> = parts.iter().map(|part| part.range.len()).collect();
+        let mut separating = self.separating_rows();
+        let order = alternate(&wanted, room, separating.len());
+        for (i, part) in parts.iter_mut().enumerate() {
+            let own = |text: &Option<usize>| *text == Some(i);
+            part.range.end = part.range.start + order.iter().filter(|text| own(text)).count();
+            part.last = order.iter().rposition(own).unwrap_or(0);
+        }
+        let mut rows: Vec<_> = parts
+            .iter()
+            .map(|part| Ok(self.read_rows(part.slot, part.range.clone())?.into_iter()))
+            .collect::<Result<_>>()?;
+        let row = |text: &Option<usize>| match text {
+            Some(text) => rows.get_mut(*text)?.next(),
+            None => separating.next(),
+        };
+        let rows: Vec<Row> = order.iter().filter_map(row).collect();
+        parts.retain(|part| !part.range.is_empty());
+        parts.sort_by_key(|part| part.last);
+        Ok((rows, parts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_text_do_not_follow_one_another() {
+        for wanted in [&[][..], &[1], &[5], &[0, 3], &[2, 2, 2], &[7, 1, 3], &[100, 1, 40, 41]] {
+            let all: usize = wanted.iter().sum();
+            let order = alternate(wanted, usize::MAX, usize::MAX);
+            assert!(order.windows(2).all(|two| two[0] != two[1]), "{wanted:?}: {order:?}");
+            assert_eq!(order.iter().flatten().count(), all);
+            assert!(order.last() != Some(&None) && order.first() != Some(&None));
+            for (text, wanted) in wanted.iter().enumerate() {
+                assert_eq!(order.iter().filter(|row| **row == Some(text)).count(), *wanted);
+            }
+        }
+        assert_eq!(alternate(&[3, 1], 9, 9), [Some(0), Some(1), Some(0), None, Some(0)]);
+    }
+
+    #[test]
+    fn there_are_no_more_rows_than_there_is_room_for() {
+        for room in 0..12 {
+            let order = alternate(&[9, 2, 3], room, 2);
+            assert!(order.len() <= room && order.last() != Some(&None), "{order:?}");
+            assert_eq!(order.is_empty(), room == 0);
+        }
+        assert_eq!(alternate(&[9], 9, 0), [Some(0)]);
+        assert_eq!(alternate(&[9], 2, 9), [Some(0)]);
+        assert_eq!(alternate(&[9], 9, 1), [Some(0), None, Some(0)]);
+        // All get on alike.
+        assert_eq!(alternate(&[9, 9, 9], 6, 0).iter().filter(|row| **row == Some(2)).count(), 2);
+    }
+}
