@@ -172,12 +172,11 @@ impl PlacedModel {
         for &(slot, position) in &work.steps {
             self.add_step(&mut run, slot, position)?;
         }
-        let mut room = self.options.n_ubatch.saturating_sub(run.rows.len());
-        if decoding > 0 {
-            room = room.min(self.prompt_rows(work));
-        }
-        room = room.saturating_sub(self.add_read_alone(&mut run, work, room)?);
-        self.add_reads(&mut run, &work.reads, room)?;
+        let room = self.options.n_ubatch.saturating_sub(run.rows.len());
+        let beside_steps = |rows: usize| if decoding > 0 { room.min(rows) } else { room };
+        let (alone, read) = (beside_steps(self.alone_rows(work)), beside_steps(self.prompt_rows(work)));
+        let added = self.add_read_alone(&mut run, work, alone)?;
+        self.add_reads(&mut run, &work.reads, read.saturating_sub(added))?;
         let Composed { rows, draws, history } = run;
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
         Ok(Batch { rows, request, history })
@@ -254,16 +253,28 @@ impl PlacedModel {
         self.options.prefixes.are_shared() || slots.into_iter().any(penalties)
     }
 
-    /// Rows of prompts that go with the steps of a run, so that these do not wait long: by what a run takes beside its rows and by what
-    /// attention to a long text costs.
+    /// Rows of prompts that go with the steps of a run, so that these do not wait long.
     pub(crate) fn prompt_rows(&self, work: &Work) -> usize {
-        let pipeline = &self.placement.pipeline;
-        let rows = self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups());
+        self.rows_beside_steps(&work.reads, PROMPT_SHARE)
+    }
+
+    /// The same of texts that are read again as they were generated: each has as much of a run's time as one that steps.
+    fn alone_rows(&self, work: &Work) -> usize {
+        let each = work.read_alone.len() as f64 / self.steps_of_group() as f64;
+        self.rows_beside_steps(&work.read_alone, PROMPT_SHARE * each.max(1.0))
+    }
+
+    /// Steps of a group's run, on average, if some sequence decodes.
+    fn steps_of_group(&self) -> usize {
+        self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups()).max(1)
+    }
+
+    /// Rows that take as long as this share of the steps of a run, by what a run takes beside its rows and by what attention to a long text costs.
+    fn rows_beside_steps(&self, reads: &[usize], share: f64) -> usize {
         let each = self.placement.parts.work();
-        let first = work.reads.first().or(work.read_alone.first());
-        let past = first.and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
-        let step = each.cost(0, 1) * (rows.max(1) as f64 + pipeline.run_rows());
-        each.within(past, PROMPT_SHARE * step).max(self.smallest_part())
+        let past = reads.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
+        let step = each.cost(0, 1) * (self.steps_of_group() as f64 + self.placement.pipeline.run_rows());
+        each.within(past, share * step).max(self.smallest_part())
     }
 
     /// Rows of a run that the first one of some prompts leaves to the others: half of them, if they have as many to read.
