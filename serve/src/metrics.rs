@@ -84,15 +84,31 @@ impl Book {
         models: &[&str],
         (name, help, unit): (&'static str, &'static str, Option<Unit>),
         new: fn() -> M,
-    ) -> Vec<M> {
+    ) -> Each<M> {
         if let [_] = models {
             let metric = new();
             self.put(name, help, unit, metric.clone());
-            return vec![metric];
+            return Each::Only(metric);
         }
-        let family = Family::<OfModel, M>::new_with_constructor(new);
+        let family = Family::new_with_constructor(new);
         self.put(name, help, unit, family.clone());
-        models.iter().map(|model| family.get_or_create(&OfModel { model: (*model).to_owned() }).clone()).collect()
+        Each::Labelled(family)
+    }
+}
+
+/// A metric of each model.
+enum Each<M> {
+    /// There is one model.
+    Only(M),
+    Labelled(Family<OfModel, M>),
+}
+
+impl<M: Clone> Each<M> {
+    fn of(&self, model: &str) -> M {
+        match self {
+            Each::Only(metric) => metric.clone(),
+            Each::Labelled(family) => family.get_or_create(&OfModel { model: model.to_owned() }).clone(),
+        }
     }
 }
 
@@ -107,38 +123,35 @@ impl Metrics {
         let refused: Family<Labels, Counter> =
             b.add("refused", "Requests and connections that were refused, by reason", Family::default());
         let prompts = ("prompt_tokens", "Tokens of prompts that were read, and of texts that were embedded", None);
-        let mut prompts = b.each(models, prompts, Counter::default).into_iter();
+        let prompts = b.each(models, prompts, Counter::default);
         let generated = ("tokens", "Tokens that were generated", None);
-        let mut generated = b.each(models, generated, Counter::default).into_iter();
+        let generated = b.each(models, generated, Counter::default);
         let seconds = Some(Unit::Seconds);
-        let mut wait = b.each(models, ("wait", "Time until a text had a place", seconds.clone()), times).into_iter();
+        let wait = b.each(models, ("wait", "Time until a text had a place", seconds.clone()), times);
         let first = ("first_token", "Time from a request to the first token of a text", seconds.clone());
-        let mut first = b.each(models, first, times).into_iter();
+        let first = b.each(models, first, times);
         let each = ("token", "Mean time of a text's tokens behind the first", seconds);
-        let mut each = b.each(models, each, times).into_iter();
+        let each = b.each(models, each, times);
         let connections = b.add("connections", "Connections that are open", Gauge::default());
-        let mut gauges =
-            |name: &'static str, help: &'static str| b.each(models, (name, help, None), Gauge::default).into_iter();
-        let mut waiting = gauges("waiting", "Texts that wait for a place");
-        let mut running = gauges("running", "Texts that have a place");
-        let mut slots = gauges("slots", "Places for texts");
-        let of = |model: &&str| {
-            Some(ModelMetrics {
-                model: (models.len() > 1).then(|| (*model).to_owned()),
-                texts: texts.clone(),
-                refused: refused.clone(),
-                prompt_tokens: prompts.next()?,
-                tokens: generated.next()?,
-                wait: wait.next()?,
-                first: first.next()?,
-                each: each.next()?,
-                waiting: waiting.next()?,
-                running: running.next()?,
-                slots: slots.next()?,
-            })
+        let mut gauges = |name: &'static str, help: &'static str| b.each(models, (name, help, None), Gauge::default);
+        let waiting = gauges("waiting", "Texts that wait for a place");
+        let running = gauges("running", "Texts that have a place");
+        let slots = gauges("slots", "Places for texts");
+        let of = |model: &&str| ModelMetrics {
+            model: (models.len() > 1).then(|| (*model).to_owned()),
+            texts: texts.clone(),
+            refused: refused.clone(),
+            prompt_tokens: prompts.of(model),
+            tokens: generated.of(model),
+            wait: wait.of(model),
+            first: first.of(model),
+            each: each.of(model),
+            waiting: waiting.of(model),
+            running: running.of(model),
+            slots: slots.of(model),
         };
-        let each = models.iter().filter_map(of).collect();
-        (Metrics { registry: b.0, requests, refused, connections }, each)
+        let of_models = models.iter().map(of).collect();
+        (Metrics { registry: b.0, requests, refused, connections }, of_models)
     }
 
     pub(crate) fn request(&self, path: &'static str, status: u16) {
