@@ -211,7 +211,7 @@ fn penalties(params: &mut Params) -> Result<Option<Penalties>> {
     let repeat = params.number("repetition_penalty", 0.01..=100.0)?.or(repeat).unwrap_or(1.0);
     let penalties = Penalties {
         last_n: match params.integer("repeat_last_n", -1..=LOOK_BACK)? {
-            // All there are.
+            // As many as there may be.
             Some(-1) => LOOK_BACK as usize,
             last => last.and_then(|n| usize::try_from(n).ok()).unwrap_or(LAST),
         },

@@ -49,6 +49,18 @@ fn a_chat_is_answered_whole_and_as_it_comes_with_the_same_text() {
 }
 
 #[test]
+fn a_completion_has_sixteen_tokens_or_as_many_as_are_asked_for() {
+    let served = served();
+    let tokens = |most: Value| {
+        let request = json!({"prompt": "abcd", "max_tokens": most, "ignore_eos": true});
+        served.post("/v1/completions", &request).json()["usage"]["completion_tokens"].as_u64().unwrap()
+    };
+    assert_eq!((tokens(Value::Null), tokens(json!(3))), (16, 3));
+    // Until the context is full.
+    assert!(tokens(json!(-1)) > 100);
+}
+
+#[test]
 fn several_texts_have_seeds_that_follow_one_another() {
     let served = served();
     let ask = |n: u64, seed: u64| {

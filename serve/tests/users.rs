@@ -297,7 +297,7 @@ fn pages_of_others_are_not_answered() {
     let preflight = [
         ("origin", "https://chat.lan"),
         ("access-control-request-method", "POST"),
-        ("access-control-request-headers", "authorization"),
+        ("access-control-request-headers", "authorization,x-stainless-os,anthropic-version"),
     ];
     assert_eq!(
         served.send("OPTIONS", "/v1/chat/completions", &preflight, "").header("access-control-allow-origin"),
@@ -308,6 +308,9 @@ fn pages_of_others_are_not_answered() {
     let served = Served::new(1, options);
     let allowed = served.send("OPTIONS", "/v1/chat/completions", &preflight, "");
     assert_eq!((allowed.status, allowed.header("access-control-allow-origin")), (200, Some("https://chat.lan")));
+    // What OpenAI's and Anthropic's clients send.
+    let headers = allowed.header("access-control-allow-headers");
+    assert_eq!(headers, Some("authorization,x-stainless-os,anthropic-version"));
     let other = served.send("GET", "/v1/models", &[("origin", "https://evil.example"), ("host", "gpubox")], "");
     assert_eq!((other.status, other.header("access-control-allow-origin")), (200, None));
 }

@@ -86,9 +86,13 @@ pub(crate) async fn answer(
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
-    let mut settings = Settings::take(&mut params, &["max_tokens", "n_predict"], "stop", 0)?;
-    // As OpenAI's API has it; programs that want more say so.
-    settings.most = settings.most.or(Some(16));
+    const MOST: [&str; 2] = ["max_tokens", "n_predict"];
+    let says_most = MOST.iter().any(|name| params.seen(name).is_some());
+    let mut settings = Settings::take(&mut params, &MOST, "stop", 0)?;
+    if !says_most {
+        // As OpenAI's API has it; programs that want more say so.
+        settings.most = Some(16);
+    }
     settings.n = take_n(&mut params)?;
     settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;
     let best_of = params.count("best_of", 1..=TEXTS as i64)?;

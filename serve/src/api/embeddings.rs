@@ -61,11 +61,13 @@ pub(crate) async fn answer(
     let Asked { input, format, pooling, scale, cache_salt } = parse(&service, params)?;
     let width = service.model().inner().hparams().n_embd;
     // The answer, and the numbers that it is made of.
-    let size = input.len().saturating_mul(width).saturating_mul(format.bytes() + size_of::<f32>());
-    let most = service.options().limits.bodies_each;
-    if size > most {
-        let message =
-            format!("{} texts of {width} numbers each are more than an answer has; ask for fewer", input.len());
+    let each = width.saturating_mul(format.bytes() + size_of::<f32>());
+    let most = service.options().limits.bodies_each / each.max(1);
+    if input.len() > most {
+        let message = format!(
+            "{} texts of {width} numbers each are more than an answer has room for: it has at most {most} of them",
+            input.len()
+        );
         return Err(ApiError::of_param("input", message));
     }
     let mut held = service.rooms().enter(client.clone());

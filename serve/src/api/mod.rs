@@ -19,11 +19,11 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName};
+use http::header::RETRY_AFTER;
 use http::{Method, StatusCode};
 use std::any::Any;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Every path, as metrics name it.
 const PATHS: [&str; 15] = [
@@ -84,8 +84,10 @@ fn cors(service: &Service) -> Option<CorsLayer> {
         origins if origins.iter().any(|origin| origin == "*") => AllowOrigin::any(),
         origins => AllowOrigin::list(origins.iter().cloned()),
     };
-    let headers = [AUTHORIZATION, CONTENT_TYPE, HeaderName::from_static("x-api-key")];
-    Some(CorsLayer::new().allow_origin(origin).allow_methods([Method::GET, Method::POST]).allow_headers(headers))
+    // Clients of OpenAI and Anthropic send headers of their own from a page.
+    let headers = AllowHeaders::mirror_request();
+    let layer = CorsLayer::new().allow_origin(origin).allow_headers(headers).expose_headers([RETRY_AFTER]);
+    Some(layer.allow_methods([Method::GET, Method::POST]))
 }
 
 /// Counts answers, and gives errors the shape that programs for the API of their path know.
