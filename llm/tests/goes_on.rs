@@ -31,6 +31,29 @@ fn pair(world: &World, unlucky: usize) -> (Devices, Arc<Fate>) {
     (devices, fates.remove(unlucky))
 }
 
+/// Prompts of other lengths are other graphs, with the same ops.
+#[test]
+fn devices_are_not_asked_again_what_they_support_of_other_sizes() {
+    let world = World::new();
+    let (devices, fate) = pair(&world, 1);
+    let mut engine = world.engine(devices);
+    let mut asked = |length: usize, refuses: bool| {
+        let sequence = failing::only(&mut engine);
+        engine.truncate(sequence, 0).unwrap();
+        let before = fate.asked.load(Ordering::SeqCst);
+        fate.refuses.store(refuses, Ordering::SeqCst);
+        let text = world.run(&mut engine, &PROMPT[..length], &sampled()).unwrap();
+        assert!(!fate.refuses.load(Ordering::SeqCst), "something was compiled");
+        (text.tokens, fate.asked.load(Ordering::SeqCst) - before)
+    };
+    let (expected, first) = asked(4, false);
+    assert!(first > 0);
+    assert_eq!(asked(3, false).1, 0);
+    // Its sizes may matter to a device.
+    assert_eq!(asked(2, true).1, 1);
+    assert_eq!(asked(4, false), (expected, 0));
+}
+
 /// Graphs that one of two devices runs for the prompt and the text.
 const RUNS: i64 = 3 + 12;
 

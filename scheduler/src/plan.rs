@@ -4,7 +4,8 @@ use crate::assign::{Assignment, DeviceView, Hints, assign};
 use crate::memory::{MemoryPlan, MemoryRules, TooLarge, plan_memory};
 use crate::split::{Place, PlannedCopy, Splits, split};
 use outboard_core::error::Bytes;
-use outboard_core::{Graph, GraphError, WeightTail};
+use outboard_core::op::Op;
+use outboard_core::{Graph, GraphError, NodeSet, TensorId, WeightTail};
 use std::fmt;
 use std::sync::Arc;
 
@@ -67,6 +68,8 @@ pub struct Plan {
     pub memory: MemoryPlan,
     /// What each device wants behind weights.
     pub weight_tails: Vec<WeightTail>,
+    /// The nodes that each device supports.
+    pub supports: Vec<NodeSet>,
 }
 
 impl Plan {
@@ -77,8 +80,19 @@ impl Plan {
         let rules: Vec<MemoryRules> = devices.iter().map(|d| d.memory).collect();
         let memory = plan_memory(&graph, &splits, &rules).map_err(|e| too_large(e, &graph, &splits, devices))?;
         let weight_tails = rules.iter().map(|rules| rules.weight_tail).collect();
+        let supports = devices.iter().map(|d| d.supports.clone()).collect();
         let devices = devices.iter().map(|d| d.id.clone()).collect();
-        Ok(Plan { graph, devices, assignment, splits, memory, weight_tails })
+        Ok(Plan { graph, devices, assignment, splits, memory, weight_tails, supports })
+    }
+
+    /// Whether a graph has the same ops on the same tensors as this plan's, so that the two differ in sizes at most.
+    pub(crate) fn is_built_like(&self, graph: &Graph) -> bool {
+        let built = |graph: &Graph, id: TensorId| {
+            let tensor = graph.tensor(id);
+            (tensor.op().map(Op::name), tensor.srcs().to_vec(), tensor.dtype())
+        };
+        let is_alike = |id| built(&self.graph, id) == built(graph, id);
+        self.graph.tensors().len() == graph.tensors().len() && graph.ids().all(is_alike)
     }
 
     /// Bytes that each device's intermediate results need.

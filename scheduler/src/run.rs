@@ -73,6 +73,16 @@ pub struct Begun {
     handed: VecDeque<InTransit>,
 }
 
+/// What a plan has to know of a device that supports these nodes.
+fn view(device: &Arc<dyn Device>, supports: NodeSet) -> DeviceView {
+    let info = device.info();
+    DeviceView { id: info.id.clone(), kind: info.kind, supports, memory: MemoryRules::of(info) }
+}
+
+fn plan_over(graph: Arc<Graph>, devices: &[DeviceView], hints: &Hints, max_nodes: usize) -> Result<Plan> {
+    Plan::new(graph, devices, hints, max_nodes).map_err(|e: PlanError| Error::Request(e.to_string()))
+}
+
 /// What an observer wants after a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -186,14 +196,20 @@ impl Scheduler {
         self.plan_with(graph, hints, 1)
     }
 
+    /// Plans a graph with the same ops as another plan's, of other sizes, without a round trip: devices are taken to support the same nodes of it. `None` if the
+    /// ops differ. Where it depends on sizes what a device supports, it refuses to [compile](Scheduler::prepare) the plan with [`Error::Request`].
+    pub fn plan_like(&self, graph: Arc<Graph>, hints: &Hints, other: &Plan) -> Option<Result<Plan>> {
+        let are_same = self.devices.iter().map(|device| &device.info().id).eq(&other.devices);
+        if !are_same || !other.is_built_like(&graph) {
+            return None;
+        }
+        let views = self.devices.iter().zip(&other.supports).map(|(device, supports)| view(device, supports.clone()));
+        Some(plan_over(graph, &views.collect::<Vec<_>>(), hints, usize::MAX))
+    }
+
     fn plan_with(&self, graph: Arc<Graph>, hints: &Hints, max_nodes: usize) -> Result<Plan> {
-        let view = |d: &Arc<dyn Device>| -> Result<DeviceView> {
-            let supports: NodeSet = d.supports(&graph)?;
-            let info = d.info();
-            Ok(DeviceView { id: info.id.clone(), kind: info.kind, supports, memory: MemoryRules::of(info) })
-        };
-        let views = try_at_once(&self.devices, view)?;
-        Plan::new(graph, &views, hints, max_nodes).map_err(|e: PlanError| Error::Request(e.to_string()))
+        let views = try_at_once(&self.devices, |device| Ok::<_, Error>(view(device, device.supports(&graph)?)))?;
+        plan_over(graph, &views, hints, max_nodes)
     }
 
     /// Enqueues a copy between two devices by the shortest way there is.

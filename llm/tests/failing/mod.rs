@@ -48,6 +48,10 @@ pub(crate) struct Fate {
     /// Its answers take this long, in milliseconds.
     pub(crate) delay: AtomicUsize,
     pub(crate) resumed: AtomicUsize,
+    /// How often it was asked what it supports.
+    pub(crate) asked: AtomicUsize,
+    /// It does not compile the next graph.
+    pub(crate) refuses: AtomicBool,
     /// Bytes that were written to it.
     pub(crate) written: AtomicU64,
 }
@@ -182,12 +186,16 @@ impl Device for Remote {
         self.inner.memory()
     }
     fn supports(&self, graph: &Graph) -> Result<NodeSet> {
+        self.fate.asked.fetch_add(1, Ordering::SeqCst);
         self.inner.supports(graph)
     }
     fn alloc(&self, size: u64, usage: Usage) -> Result<Arc<dyn Buffer>> {
         self.inner.alloc(size, usage)
     }
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
+        if self.fate.refuses.swap(false, Ordering::SeqCst) {
+            return Err(Error::Request(format!("{} does not support these sizes", self.info().id)));
+        }
         self.inner.compile(graph, placement)
     }
     fn queue(&self) -> Result<Arc<dyn Queue>> {
