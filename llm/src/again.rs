@@ -4,6 +4,9 @@
 //! (`uniform_rows`). So many tokens of a text go in one run, each alone to attention: rows of a sequence that follow one another are computed together,
 //! so between two of them goes a row of another sequence, or one of nobody's. Every row is written to the cache before any attends to it, as those of
 //! a prompt are.
+//!
+//! That is so where the devices round rows of a product alike from some number on. Where one does not say so (a GPU), and in a model for one sequence, whose
+//! runs are not made up to that number, a run has one token of each text.
 
 use crate::batch::Row;
 use crate::error::Result;
@@ -41,11 +44,19 @@ pub(crate) struct Part {
 }
 
 impl PlacedModel {
+    /// Whether a row of a run is rounded as it is with any other number of rows.
+    fn rounds_alike(&self) -> bool {
+        self.n_seqs() > 1 && self.placement.pipeline.evens_out()
+    }
+
     /// Rows that read again what sequences have generated, `room` at most, with blocks for them; and what each of the sequences has of them, in the order of
     /// their last rows.
     pub(crate) fn rows_alone(&mut self, slots: &[usize], room: usize) -> Result<(Vec<Row>, Vec<Part>)> {
+        let most = if self.rounds_alike() { usize::MAX } else { 1 };
         let part = |&slot: &usize| match self.slot(slot).ok()?.next() {
-            Next::ReadAlone(range) => Some(Part { slot, range, last: 0 }),
+            Next::ReadAlone(range) => {
+                Some(Part { slot, range: range.start..range.end.min(range.start.saturating_add(most)), last: 0 })
+            }
             _ => None,
         };
         let mut parts: Vec<Part> = slots.iter().filter_map(part).collect();

@@ -313,7 +313,7 @@ impl PlacedModel {
         Ok(most)
     }
 
-    /// Uses blocks of others that begin as a sequence's text, if that is wanted, and reads the rest in micro-batches of its own.
+    /// Uses blocks of others that begin as a sequence's text, if that is wanted, and reads the rest of the prompt in micro-batches of its own.
     pub(crate) fn share_prefix(&mut self, slot: usize) -> Result<()> {
         if !self.options.prefixes.are_shared() {
             return Ok(());
@@ -325,7 +325,8 @@ impl PlacedModel {
         if shared.new.is_empty() {
             return Ok(());
         }
-        let (begin, past, end) = (shared.new.start * BLOCK_ROWS, state.n_past, state.text.len());
+        let (begin, past, end) = (shared.new.start * BLOCK_ROWS, state.n_past, state.text.end_of_batched(state.n_past));
+        let behind = state.text.sizes(end);
         // As they were read, should they have to be read again.
         let (mut sizes, mut at) = (Vec::new(), begin);
         for decoded in shared.decoded {
@@ -335,6 +336,7 @@ impl PlacedModel {
         }
         sizes.extend(self.micro_batches(at, past - at));
         sizes.extend(self.micro_batches(past, end - past));
+        sizes.extend(behind);
         self.slot_and_blocks(slot)?.0.text.read_anew(begin, &sizes);
         self.write_table(slot, shared.new)
     }

@@ -51,6 +51,11 @@ impl Pipeline {
         self.costs.iter().map(|costs| costs.uniform_rows as usize).max().unwrap_or(1)
     }
 
+    /// Whether all devices say from how many tokens on all are rounded alike: 1 is the word of those that do not even it out.
+    pub(crate) fn evens_out(&self) -> bool {
+        self.costs.iter().all(|costs| costs.uniform_rows > 1)
+    }
+
     /// Fewest tokens of a part of a prompt that is rounded as the whole is: attention takes a token alone as one that was generated.
     pub(crate) fn smallest_part(&self) -> usize {
         self.uniform_rows().max(2)

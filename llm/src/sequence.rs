@@ -304,14 +304,16 @@ impl State {
         SharedBlocks { new: had..self.blocks.len(), decoded }
     }
 
-    /// The tokens of the next block, if all of them are of a prompt and `least` at least are left to read behind them. What the sequence has generated itself
-    /// is there as it was generated.
+    /// The tokens of the next block, if all of them are of a prompt and `least` at least of it are left to read behind them, or nothing but what the sequence
+    /// has generated itself, which is read as it was generated.
     fn next_shareable(&self, least: usize) -> Option<Range<usize>> {
         let block = self.blocks.len();
         let range = block * BLOCK_ROWS..(block + 1) * BLOCK_ROWS;
         let is_next = self.n_past == range.start && self.prefix_hashes.len() == block;
         let of_prompt = self.text.decoded_mask(block).is_some_and(DecodedMask::is_empty);
-        (is_next && of_prompt && range.end + least <= self.text.len()).then_some(range)
+        let (end, len) = (self.text.end_of_batched(range.end), self.text.len());
+        let leaves_enough = if end == range.end { end < len } else { end - range.end >= least };
+        (is_next && of_prompt && leaves_enough).then_some(range)
     }
 
     /// Has it share beginnings only with sequences of the same salt, from its first block on that is not shared yet.

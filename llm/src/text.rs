@@ -105,6 +105,25 @@ impl Text {
         self.end_of_batch(at).is_none().then_some(at..next)
     }
 
+    /// The end of the tokens that were read in micro-batches of several from a position on.
+    pub(crate) fn end_of_batched(&self, mut at: usize) -> usize {
+        while let Some(end) = self.end_of_batch(at) {
+            at = end;
+        }
+        at
+    }
+
+    /// The sizes of what is read from a position on.
+    pub(crate) fn sizes(&self, mut at: usize) -> Vec<usize> {
+        let mut sizes = Vec::new();
+        while at < self.tokens.len() {
+            let batch = self.batch(at);
+            at = batch.end;
+            sizes.push(batch.len());
+        }
+        sizes
+    }
+
     /// The end of the micro-batch of several that a position is in; `None` if its token is alone.
     fn end_of_batch(&self, at: usize) -> Option<usize> {
         let (start, len) = self.batches.range(..=at).next_back()?;
@@ -164,22 +183,12 @@ impl Text {
 mod tests {
     use super::*;
 
-    fn batches(text: &Text, from: usize) -> Vec<usize> {
-        let mut at = from;
-        let next = || {
-            let batch = text.batch(at);
-            at = batch.end;
-            (!batch.is_empty()).then_some(batch.len())
-        };
-        std::iter::from_fn(next).collect()
-    }
-
     #[test]
     fn a_batch_is_cut() {
         let mut text = Text::default();
         text.read(0, &[1, 2, 3, 4, 5, 6, 7]);
         text.cut(0, 3);
-        assert_eq!(batches(&text, 0), [3, 4]);
+        assert_eq!(text.sizes(0), [3, 4]);
     }
 
     #[test]
@@ -212,23 +221,24 @@ mod tests {
         let mut text = Text::default();
         text.read(0, &[1, 2, 3]);
         text.read(3, &[4, 5]);
-        assert_eq!((text.confirmed(), batches(&text, 0)), (0, vec![3, 2]));
+        assert_eq!((text.confirmed(), text.sizes(0)), (0, vec![3, 2]));
         text.sampled(5, 6);
         text.sampled(6, 7);
-        assert_eq!((text.len(), text.confirmed(), batches(&text, 0)), (7, 6, vec![3, 2, 1, 1]));
+        assert_eq!((text.len(), text.confirmed(), text.sizes(0)), (7, 6, vec![3, 2, 1, 1]));
         assert_eq!(text.tokens(text.batch(6)), [7]);
         assert_eq!((text.alone(5), text.alone(6), text.alone(4)), (Some(5..7), Some(6..7), None));
+        assert_eq!((text.end_of_batched(1), text.end_of_batched(5)), (5, 5));
         // The same again changes nothing.
         text.sampled(5, 6);
         assert_eq!((text.len(), text.confirmed()), (7, 5));
         // The end was not run; another prompt follows.
         text.truncate(6);
         text.read(6, &[8, 9]);
-        assert_eq!((text.confirmed(), batches(&text, 0)), (5, vec![3, 2, 1, 2]));
+        assert_eq!((text.confirmed(), text.sizes(0)), (5, vec![3, 2, 1, 2]));
         assert_eq!(text.alone(5), Some(5..6));
         text.truncate(4);
-        assert_eq!((text.confirmed(), batches(&text, 0)), (3, vec![3, 1]));
+        assert_eq!((text.confirmed(), text.sizes(0)), (3, vec![3, 1]));
         text.truncate(0);
-        assert_eq!((text.len(), text.confirmed(), batches(&text, 0).len()), (0, 0, 0));
+        assert_eq!((text.len(), text.confirmed(), text.sizes(0).len()), (0, 0, 0));
     }
 }

@@ -15,7 +15,7 @@ use crate::sequence::{Next, State};
 use std::ops::Range;
 
 /// What a part of a prompt may take beside steps, compared with what the steps take. With it no token is to come more than three times as late as
-/// without; what is left of that is for how uneven steps are (measured with the example `side_by_side` of `outboard-integration`).
+/// without, but behind a fault; what is left of that is for how uneven steps are (measured with the example `side_by_side` of `outboard-integration`).
 const PROMPT_SHARE: f64 = 1.0;
 
 /// What a group's next run is made of, by slot.
@@ -173,10 +173,11 @@ impl PlacedModel {
             self.add_step(&mut run, slot, position)?;
         }
         let room = self.options.n_ubatch.saturating_sub(run.rows.len());
-        let beside_steps = |rows: usize| if decoding > 0 { room.min(rows) } else { room };
-        let (alone, read) = (beside_steps(self.alone_rows(work)), beside_steps(self.prompt_rows(work)));
-        let added = self.add_read_alone(&mut run, work, alone)?;
-        self.add_reads(&mut run, &work.reads, read.saturating_sub(added))?;
+        let (alone, prompts) =
+            if decoding > 0 { (self.alone_rows(work), self.prompt_rows(work)) } else { (room, room) };
+        let kept = self.kept_for_prompts(&work.reads, room.min(prompts));
+        let added = self.add_read_alone(&mut run, &work.read_alone, alone.min(room.saturating_sub(kept)))?;
+        self.add_reads(&mut run, &work.reads, prompts.min(room.saturating_sub(added)))?;
         let Composed { rows, draws, history } = run;
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
         Ok(Batch { rows, request, history })
@@ -193,14 +194,9 @@ impl PlacedModel {
         Ok(())
     }
 
-    /// Adds what is read again as it was generated, and leaves half of the room to prompts if they have as much to read. Gives the number of rows.
-    fn add_read_alone(&mut self, run: &mut Composed, work: &Work, mut room: usize) -> Result<usize> {
-        if !work.reads.is_empty() {
-            // What cannot be cut goes as it is, into a run of any rows.
-            let uncut = run.rows.len() + 2 * self.smallest_part();
-            room = (room - self.wanted(&work.reads).min(room / 2)).min(self.options.n_ubatch.saturating_sub(uncut));
-        }
-        let (rows, parts) = self.rows_alone(&work.read_alone, room)?;
+    /// Adds what is read again as it was generated. Gives the number of rows.
+    fn add_read_alone(&mut self, run: &mut Composed, slots: &[usize], room: usize) -> Result<usize> {
+        let (rows, parts) = self.rows_alone(slots, room)?;
         let (before, added) = (run.rows.len(), rows.len());
         run.rows.extend(rows);
         for Part { slot, range, last } in parts {
@@ -255,13 +251,12 @@ impl PlacedModel {
 
     /// Rows of prompts that go with the steps of a run, so that these do not wait long.
     pub(crate) fn prompt_rows(&self, work: &Work) -> usize {
-        self.rows_beside_steps(&work.reads, PROMPT_SHARE)
+        self.rows_as_long_as(self.steps_of_group(), &work.reads)
     }
 
-    /// The same of texts that are read again as they were generated: each has as much of a run's time as one that steps.
+    /// Rows of texts that are read again as they were generated, beside steps: as many as take as long as a run in which they step as well.
     fn alone_rows(&self, work: &Work) -> usize {
-        let each = work.read_alone.len() as f64 / self.steps_of_group() as f64;
-        self.rows_beside_steps(&work.read_alone, PROMPT_SHARE * each.max(1.0))
+        self.rows_as_long_as(self.steps_of_group() + work.read_alone.len(), &work.read_alone)
     }
 
     /// Steps of a group's run, on average, if some sequence decodes.
@@ -269,12 +264,17 @@ impl PlacedModel {
         self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups()).max(1)
     }
 
-    /// Rows that take as long as this share of the steps of a run, by what a run takes beside its rows and by what attention to a long text costs.
-    fn rows_beside_steps(&self, reads: &[usize], share: f64) -> usize {
+    /// Rows of some texts that take as long as a run of so many steps, by what a run takes beside its rows and by what attention to a long text costs.
+    fn rows_as_long_as(&self, steps: usize, slots: &[usize]) -> usize {
         let each = self.placement.parts.work();
-        let past = reads.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
-        let step = each.cost(0, 1) * (self.steps_of_group() as f64 + self.placement.pipeline.run_rows());
-        each.within(past, share * step).max(self.smallest_part())
+        let past = slots.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
+        let step = each.cost(0, 1) * (steps as f64 + self.placement.pipeline.run_rows());
+        each.within(past, PROMPT_SHARE * step).max(self.smallest_part())
+    }
+
+    /// Rows of a run that are left to prompts: half of the room if they have as many to read, and as many as a prompt that cannot be cut may have.
+    fn kept_for_prompts(&self, reads: &[usize], room: usize) -> usize {
+        if reads.is_empty() { 0 } else { self.wanted(reads).min(room / 2).max(2 * self.smallest_part()) }
     }
 
     /// Rows of a run that the first one of some prompts leaves to the others: half of them, if they have as many to read.

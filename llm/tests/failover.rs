@@ -267,6 +267,35 @@ fn texts_with_a_common_beginning_are_rounded_alike_behind_a_fault() {
     }
 }
 
+/// A text that is kept goes on behind a fault of which it has not heard, with the beginning of another one that was read again before.
+#[test]
+fn a_kept_text_that_shares_a_beginning_anew_is_rounded_as_before() {
+    let run = |is_lost: bool| {
+        let world = World::new();
+        let (devices, fates) = world.devices(["CPU0", "CPU1"]);
+        let options = LoadOptions { n_ctx: 1024, n_seqs: 3, split: vec![0.0, 1.0], ..LoadOptions::default() };
+        let options = LoadOptions { n_ubatch: 512, prefixes: Prefixes::Shared, ..options };
+        let mut engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
+        engine.set_failover(Box::new(Helper::default()));
+        let turn = |engine: &mut PlacedModel, sequence: Sequence, prompt: &[u32]| -> Vec<(u32, u32)> {
+            let sampling = Sampling { sampler: greedy().sampler, penalties: None, log_probs: LogProbs::Chosen };
+            engine.begin(sequence, prompt, sampling, 24).unwrap();
+            let token = |_| engine.next_token_of(sequence).unwrap().unwrap();
+            (0..24).map(token).map(|token| (token.id, token.log_prob.unwrap().to_bits())).collect()
+        };
+        let [kept, other] = [(); 2].map(|()| engine.open().unwrap());
+        let mut texts = vec![turn(&mut engine, kept, &prompt_of(300)), turn(&mut engine, other, &prompt_of(300))];
+        if is_lost {
+            fates[1].forgets.store(true, Ordering::SeqCst);
+            fates[1].runs.store(0, Ordering::SeqCst);
+        }
+        texts.push(turn(&mut engine, other, &[7, 8, 9]));
+        texts.push(turn(&mut engine, kept, &[5, 6, 7, 8]));
+        texts
+    };
+    assert_eq!(run(true), run(false));
+}
+
 #[test]
 fn what_was_generated_is_read_again_in_few_runs() {
     for lengths in [&[5][..], &[9, 7], &[2, 40, 12, 70]] {

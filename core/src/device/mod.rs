@@ -155,7 +155,7 @@ pub struct Costs {
     pub batch_rows: u32,
     /// Rows that take as long as what a run takes beside its rows.
     pub run_rows: f32,
-    /// Rows from which the result of a row does not depend, bit by bit, on how many there are.
+    /// Rows from which the result of a row does not depend, bit by bit, on how many there are; 1 if nothing is said of that.
     pub uniform_rows: u32,
     /// How long an operation of attention takes, in operations of a matrix product with many columns.
     pub attention: f32,
