@@ -1,5 +1,6 @@
 //! One connection: HTTP/1.1, with deadlines for all that its client can delay.
 
+use crate::departure::Departure;
 use crate::limits::{HEAD, HEADERS, Limits, PROBE, PROBE_EVERY};
 use crate::write_timeout::Patient;
 use axum::Router;
@@ -54,6 +55,7 @@ pub(crate) async fn serve(
     // A client that is gone without a word is noticed by what its system does not answer.
     let probes = TcpKeepalive::new().with_time(PROBE).with_interval(PROBE_EVERY);
     let _ = socket.set_nodelay(true).and_then(|()| SockRef::from(&socket).set_tcp_keepalive(&probes));
+    let mut left = pin!(Departure::of(&socket).wait());
     let stream = tokio::select! {
         accepted = accept(socket, tls, Unmetered) => accepted?.stream,
         _ = phase.wait_for(|&phase| phase > Phase::Open) => return Ok(()),
@@ -72,10 +74,12 @@ pub(crate) async fn serve(
     let told = |e: hyper::Error| e.to_string();
     tokio::select! {
         ended = http.as_mut() => return ended.map_err(told),
+        () = left.as_mut() => return Ok(()),
         _ = phase.wait_for(|&phase| phase > Phase::Open) => http.as_mut().graceful_shutdown(),
     }
     tokio::select! {
         ended = http.as_mut() => return ended.map_err(told),
+        () = left => return Ok(()),
         _ = phase.wait_for(|&phase| phase == Phase::Ended) => {}
     }
     match tokio::time::timeout(GOODBYE, http).await {

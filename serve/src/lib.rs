@@ -10,6 +10,7 @@ mod blocking;
 mod body;
 mod connection;
 mod counted_body;
+mod departure;
 mod embed;
 mod engine;
 mod error;

@@ -50,6 +50,18 @@ fn a_client_that_vanishes_frees_its_place() {
     served.wait("it is under way", |served| served.busy() == 1);
     drop(socket);
     served.wait("its place is free", |served| served.busy() == 0);
+    // With something behind its request that nobody reads meanwhile.
+    for more in ["\r\n", "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"] {
+        let before = served.metric("outboard_serve_tokens_total");
+        let mut socket = served.connect();
+        write_request(&mut socket, "POST", "/v1/completions", &headers, whole.to_string().as_bytes());
+        socket.write_all(more.as_bytes()).unwrap();
+        served.wait("it is under way", |served| served.busy() == 1);
+        drop(socket);
+        served.wait("its place is free", |served| served.busy() == 0);
+        let tokens = served.metric("outboard_serve_tokens_total") - before;
+        assert!(tokens < 30_000.0, "{tokens} tokens of a text that nobody wants");
+    }
     // While it waits for its turn.
     let mut running = [4, 5].map(|seed| served.stream("/v1/completions", &endless(seed)));
     running.iter_mut().for_each(|stream| drop(stream.next().unwrap()));

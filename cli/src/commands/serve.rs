@@ -67,7 +67,7 @@ pub(crate) struct Args {
     no_failover: bool,
 }
 
-/// Descriptors that are wanted: one for each connection, and some for servers and files.
+/// Descriptors that are wanted: two for each connection, and some for servers and files.
 const DESCRIPTORS: u64 = 4096;
 /// Where the devices that are left have no room for the model, a lost server may take so long to come back.
 const PATIENCE: Duration = Duration::from_secs(30);
