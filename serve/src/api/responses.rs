@@ -85,14 +85,17 @@ pub(crate) async fn answer(
     json_answer(events.close(&mut Out::new()).1.to_string(), service.rooms().enter(client))
 }
 
-/// `include` and `top_logprobs`: how many of the most probable tokens come with each token and its log-probability.
+/// `include` and `top_logprobs`: how many of the most probable tokens come with each token and its log-probability. Reasoning that is sent back is asked for
+/// encrypted by clients that have nothing stored: here it is there as it is.
 fn take_log_probs(params: &mut Params) -> Result<Option<usize>> {
     const LOG_PROBS: &str = "message.output_text.logprobs";
     const INCLUDES: usize = 16;
-    let (at, include) = (params.name("include"), params.strings("include", INCLUDES)?);
+    const REASONING: &str = "reasoning.encrypted_content";
+    let (at, mut include) = (params.name("include"), params.strings("include", INCLUDES)?);
+    include.retain(|name| name != REASONING);
     if let Some(other) = include.iter().find(|name| *name != LOG_PROBS) {
         let other: String = other.chars().take(60).collect();
-        return Err(ApiError::unsupported(at, &format!("'{other}'; there is '{LOG_PROBS}' alone")));
+        return Err(ApiError::unsupported(at, &format!("'{other}'; there are '{LOG_PROBS}' and '{REASONING}'")));
     }
     let top = params.count("top_logprobs", 0..=N_TOP as i64)?.unwrap_or(0);
     if include.is_empty() && top > 0 {
