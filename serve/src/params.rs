@@ -47,6 +47,9 @@ impl Params {
     }
 
     fn wrong(&self, name: &str, expected: &str, found: &Value) -> ApiError {
+        if found.is_number() {
+            return self.outside(name, expected, found);
+        }
         let name = self.name(name);
         let message = format!("'{name}' must be {expected}, not {}", kind(found));
         ApiError::of_param(name, message)
@@ -91,7 +94,7 @@ impl Params {
     pub(crate) fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>> {
         let Some(value) = self.take(name) else { return Ok(None) };
         let expected = || format!("a whole number from {} to {}", range.start(), range.end());
-        let found = value.as_i64().ok_or_else(|| self.wrong(name, &expected(), &value))?;
+        let found = value.as_i64().or_else(|| whole(&value)).ok_or_else(|| self.wrong(name, &expected(), &value))?;
         if range.contains(&found) { Ok(Some(found)) } else { Err(self.outside(name, &expected(), &value)) }
     }
 
@@ -234,6 +237,12 @@ pub(crate) fn kind(value: &Value) -> &'static str {
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
+}
+
+/// A number that is whole, as some languages write it: `1.0`.
+fn whole(value: &Value) -> Option<i64> {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= EXACT).map(|number| number as i64)
 }
 
 /// Whether a value says no, or nothing.

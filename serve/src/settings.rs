@@ -149,7 +149,8 @@ pub(crate) fn take_bias(params: &mut Params, n_vocab: usize) -> Result<Option<Ar
     }
     let mut bias = vec![0.0; n_vocab];
     for name in &names {
-        let token = name.parse::<usize>().ok().and_then(|id| bias.get_mut(id));
+        let id = name.parse::<usize>().ok().filter(|id| id.to_string() == *name);
+        let token = id.and_then(|id| bias.get_mut(id));
         let wrong = || {
             let message = format!("'logit_bias' has tokens from 0 to {} as names", n_vocab.saturating_sub(1));
             ApiError::of_param("logit_bias", message)

@@ -55,7 +55,7 @@ fn a_completion_has_sixteen_tokens_or_as_many_as_are_asked_for() {
         let request = json!({"prompt": "abcd", "max_tokens": most, "ignore_eos": true});
         served.post("/v1/completions", &request).json()["usage"]["completion_tokens"].as_u64().unwrap()
     };
-    assert_eq!((tokens(Value::Null), tokens(json!(3))), (16, 3));
+    assert_eq!((tokens(Value::Null), tokens(json!(3)), tokens(json!(4.0))), (16, 3, 4));
     // Until the context is full.
     assert!(tokens(json!(-1)) > 100);
 }
