@@ -53,30 +53,23 @@ impl PlacedModel {
     /// their last rows.
     pub(crate) fn rows_alone(&mut self, slots: &[usize], room: usize) -> Result<(Vec<Row>, Vec<Part>)> {
         let most = if self.rounds_alike() { usize::MAX } else { 1 };
-        let part = |&slot: &usize| match self.slot(slot).ok()?.next() {
-            Next::ReadAlone(range) => {
-                Some(Part { slot, range: range.start..range.end.min(range.start.saturating_add(most)), last: 0 })
+        let (mut parts, mut wanted) = (Vec::new(), Vec::new());
+        for &slot in slots {
+            if let Next::ReadAlone(range) = self.slot(slot)?.next() {
+                parts.push(Part { slot, range: range.start..range.start, last: 0 });
+                wanted.push(range.len().min(most));
             }
-            _ => None,
-        };
-        let mut parts: Vec<Part> = slots.iter().filter_map(part).collect();
-        let wanted: Vec<usize> = parts.iter().map(|part| part.range.len()).collect();
-        let mut separating = self.separating_rows();
-        let order = alternate(&wanted, room, separating.len());
-        for (i, part) in parts.iter_mut().enumerate() {
-            let own = |text: &Option<usize>| *text == Some(i);
-            part.range.end = part.range.start + order.iter().filter(|text| own(text)).count();
-            part.last = order.iter().rposition(own).unwrap_or(0);
         }
-        let mut rows: Vec<_> = parts
-            .iter()
-            .map(|part| Ok(self.read_rows(part.slot, part.range.clone())?.into_iter()))
-            .collect::<Result<_>>()?;
-        let row = |text: &Option<usize>| match text {
-            Some(text) => rows.get_mut(*text)?.next(),
-            None => separating.next(),
-        };
-        let rows: Vec<Row> = order.iter().filter_map(row).collect();
+        let (mut rows, mut separating) = (Vec::new(), self.separating_rows());
+        for text in alternate(&wanted, room, separating.len()) {
+            let Some(part) = text.and_then(|text| parts.get_mut(text)) else {
+                rows.extend(separating.next());
+                continue;
+            };
+            let position = part.range.end;
+            rows.extend(self.read_rows(part.slot, position..position + 1)?);
+            (part.range.end, part.last) = (position + 1, rows.len() - 1);
+        }
         parts.retain(|part| !part.range.is_empty());
         parts.sort_by_key(|part| part.last);
         Ok((rows, parts))

@@ -5,7 +5,7 @@ use crate::memory::{MemoryPlan, MemoryRules, TooLarge, plan_memory};
 use crate::split::{Place, PlannedCopy, Splits, split};
 use outboard_core::error::Bytes;
 use outboard_core::op::Op;
-use outboard_core::{Graph, GraphError, NodeSet, TensorId, WeightTail};
+use outboard_core::{Graph, GraphError, NodeSet, Tensor, WeightTail};
 use std::fmt;
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ pub struct Plan {
     /// What each device wants behind weights.
     pub weight_tails: Vec<WeightTail>,
     /// The nodes that each device supports.
-    pub supports: Vec<NodeSet>,
+    pub(crate) supports: Vec<NodeSet>,
 }
 
 impl Plan {
@@ -87,12 +87,11 @@ impl Plan {
 
     /// Whether a graph has the same ops on the same tensors as this plan's, so that the two differ in sizes at most.
     pub(crate) fn is_built_like(&self, graph: &Graph) -> bool {
-        let built = |graph: &Graph, id: TensorId| {
-            let tensor = graph.tensor(id);
-            (tensor.op().map(Op::name), tensor.srcs().to_vec(), tensor.dtype())
+        let (own, others) = (self.graph.tensors(), graph.tensors());
+        let is_alike = |(a, b): (&Tensor, &Tensor)| {
+            a.op().map(Op::name) == b.op().map(Op::name) && a.srcs() == b.srcs() && a.dtype() == b.dtype()
         };
-        let is_alike = |id| built(&self.graph, id) == built(graph, id);
-        self.graph.tensors().len() == graph.tensors().len() && graph.ids().all(is_alike)
+        own.len() == others.len() && own.iter().zip(others).all(is_alike)
     }
 
     /// Bytes that each device's intermediate results need.
