@@ -7,6 +7,7 @@ mod cost;
 mod form;
 mod gbnf;
 pub(crate) mod masks;
+mod numbers;
 mod token_set;
 mod vocabulary;
 
@@ -96,7 +97,10 @@ fn said(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     // A matcher that has failed gives no other reason than that it has.
     if text.contains("NoExtensionBias") {
-        return "no text of the model's tokens is of it: a rule may begin with itself and never end".into();
+        return "no text of the model's tokens is of it: a rule may begin with itself and never end, or a character is of no token".into();
+    }
+    if text.starts_with("panic") {
+        return "it could not be compiled: something in it is not supported".into();
     }
     let text = ["\n<", "<non-verbose"].iter().fold(text.as_str(), |text, mark| text.split(mark).next().unwrap_or(text));
     let line = text.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -282,6 +282,8 @@ fn forms_that_cannot_be_used_say_why() {
         (Form::Regex("(".into()), "the regular expression cannot be used"),
         (Form::Regex("a(?=b)".into()), "look-around"),
         (Form::Lark("start: other".into()), "other"),
+        (Form::Lark("start: a::0x0\na::_: a::incr(_) | \"b\"".into()), "not supported"),
+        (schema(r#"{"type": "integer", "minimum": 5, "maximum": 7, "multipleOf": 19997}"#), "no multiple of 19997"),
         (Form::Lark(String::new()), "the grammar cannot be used"),
         (Form::Lark("start: T\nT: /[a-z]+/ & /.*x/".into()), "'&' is not taken"),
         (Form::Regex("a?".repeat(15_000)), "2000 are the most"),
@@ -292,6 +294,39 @@ fn forms_that_cannot_be_used_say_why() {
         let said = error(&world, form.clone());
         assert!(said.contains(why) && said.len() < 800, "{form:?}: {said}");
         assert!(!said.contains("panic") && !said.contains("verbose"), "{said}");
+    }
+}
+
+/// What llguidance would take for another number, or end the process for.
+#[test]
+fn numbers_are_written_as_a_schema_has_them_or_refused() {
+    let world = World::new();
+    let schema = |text: &str| Form::JsonSchema(text.into());
+    for refused in [
+        r#"{"const": -9223372036854775808}"#,
+        r#"{"enum": [1, 9007199254740993]}"#,
+        r#"{"type": "integer", "maximum": -9223372036854775808}"#,
+        r#"{"allOf": [{"type": "integer", "maximum": -1e19}, {"minimum": -2e19}]}"#,
+        r#"{"type": "integer", "minimum": -9223372036854775809, "maximum": -9223372036854775808}"#,
+        r##"{"$defs": {"a": {"x": {"const": -9223372036854775808}}}, "$ref": "#/$defs/a/x"}"##,
+    ] {
+        assert!(error(&world, schema(refused)).contains("2^53"), "{refused}");
+    }
+    let hidden = r##"{"default": {"const": -9223372036854775808}, "items": {"$ref": "#/default"}}"##;
+    assert!(error(&world, schema(hidden)).contains("no schema"));
+    let mut random = Random(4);
+    for taken in [
+        r#"{"type": "integer", "minimum": -9223372036854775808, "maximum": 9223372036854775807}"#,
+        r#"{"type": "integer", "exclusiveMinimum": 9007199254740980, "maximum": 18446744073709551615}"#,
+        r#"{"type": "number", "minimum": -1e300, "maximum": 1e300}"#,
+        r#"{"enum": [9007199254740991, -9007199254740991]}"#,
+    ] {
+        let value: Value = serde_json::from_str(taken).unwrap();
+        let constraint = world.constraint(&value).unwrap_or_else(|e| panic!("{e}: {taken}"));
+        for _ in 0..8 {
+            let text = world.text(&constraint, Kind::Json, &mut random).unwrap();
+            assert!(is_valid(&value, &text), "{text} of {taken}");
+        }
     }
 }
 
@@ -320,6 +355,13 @@ fn what_a_form_costs_is_bounded() {
     );
     let said = error(&world, Form::JsonSchema(two));
     assert!(said.contains("mergers"), "{said}");
+    let multiple = |of: u32| format!(r#"{{"type": "integer", "multipleOf": {of}}}"#);
+    assert!(error(&world, Form::JsonSchema(multiple(99_999_989))).contains("multiple"));
+    let many = (0..200).map(|i| multiple(10_007 + i)).collect::<Vec<_>>().join(",");
+    assert!(error(&world, Form::JsonSchema(format!(r#"{{"anyOf": [{many}]}}"#))).contains("multiple"));
+    let at_once = [97, 89, 83].map(multiple).join(",");
+    assert!(error(&world, Form::JsonSchema(format!(r#"{{"allOf": [{at_once}]}}"#))).contains("multiple"));
+    assert!(world.vocabulary.constraint(&Form::JsonSchema(multiple(20_000))).is_ok());
     // A deep form is compiled on a stack that is deep enough.
     let deep = |n: usize| format!("start: {}\"a\"{}", "(".repeat(n), ")".repeat(n));
     let _ = world.vocabulary.constraint(&Form::Lark(deep(32_000)));

@@ -4,8 +4,9 @@
 //! remembered: a few hundred bytes can ask for as many mergers as there are atoms. So mergers are counted first, from above.
 //!
 //! Of patterns that one string has to match at once all ways to go on are combined, in one step that nothing bounds: how many there are of them, and how
-//! long they are, is bounded here.
+//! long they are, is bounded here. The same holds for what numbers have to be multiples of.
 
+use super::numbers::Multiple;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -24,6 +25,14 @@ const MOST_NAME_PATTERNS: usize = 64;
 const FORMAT_BYTES: u64 = 100;
 /// Parts of a regular expression that are repeated or may be left out, at most: each is looked at with all behind it.
 const MOST_REPEATED: usize = 2000;
+
+/// The least common multiple of what one number has to be a multiple of, at most, without its point.
+const MOST_MULTIPLE: u64 = 20_000;
+/// What is to be remembered for all multiples of a schema, at most: some hundred milliseconds.
+const MOST_MULTIPLES: u64 = 100_000;
+
+/// Times that a schema is counted, at most: each takes references to itself one step further.
+const MOST_TIMES: usize = 8;
 
 /// Fails if a regular expression, or a grammar with some, takes too long to be compiled.
 pub(super) fn check_regex(text: &str) -> Result<(), String> {
@@ -55,15 +64,22 @@ fn check_repeated(repeated: usize) -> Result<(), String> {
 
 /// Fails with what is wrong if a schema costs too much.
 pub(super) fn check(schema: &Value) -> Result<(), String> {
-    let mut counter = Counter { root: schema, known: HashMap::new(), mergers: 0, copies: 0, patterns: Patterns::NONE };
-    counter.count(schema);
-    if counter.patterns.number > MOST_PATTERNS
-        || counter.patterns.number > 1 && counter.patterns.bytes > MOST_PATTERN_BYTES
-    {
+    let (counter, size) = Counter::of(schema)?;
+    let AtOnce { patterns, multiple } = counter.most;
+    if patterns.number > MOST_PATTERNS || patterns.number > 1 && patterns.bytes > MOST_PATTERN_BYTES {
         return Err(format!(
             "the patterns and formats that a string has to match at once are too many or too long: {MOST_PATTERNS} are the most, and {MOST_PATTERN_BYTES} the \
              product of their bytes"
         ));
+    }
+    if multiple.units() > MOST_MULTIPLE {
+        return Err(format!(
+            "'multipleOf' is too large, or has too many decimal places: what one number can be asked to be a multiple of, in all its alternatives, has a \
+             least common multiple of at most {MOST_MULTIPLE} without its point"
+        ));
+    }
+    if size.multiples > MOST_MULTIPLES {
+        return Err(format!("its 'multipleOf' come to more than {MOST_MULTIPLES} together"));
     }
     let mut written = Written::default();
     written.collect(schema);
@@ -150,7 +166,38 @@ impl Patterns {
     }
 }
 
-/// Where a string is in a value.
+/// What a string or a number has to be at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AtOnce {
+    patterns: Patterns,
+    multiple: Multiple,
+}
+
+impl AtOnce {
+    const NOTHING: AtOnce = AtOnce { patterns: Patterns::NONE, multiple: Multiple::OF_NOTHING };
+
+    /// What these keywords say themselves.
+    fn of(keys: &Map<String, Value>) -> AtOnce {
+        AtOnce { patterns: Patterns::of(keys), multiple: Multiple::of(keys) }
+    }
+
+    fn and(self, other: AtOnce) -> AtOnce {
+        AtOnce { patterns: self.patterns.and(other.patterns), multiple: self.multiple.and(other.multiple) }
+    }
+
+    fn larger(self, other: AtOnce) -> AtOnce {
+        let is_larger = other.multiple.units() > self.multiple.units();
+        let multiple = if is_larger { other.multiple } else { self.multiple };
+        AtOnce { patterns: self.patterns.or(other.patterns), multiple }
+    }
+
+    /// One or the other. Digits are counted for both, whichever it will be.
+    fn or(self, other: AtOnce) -> AtOnce {
+        AtOnce { patterns: self.patterns.or(other.patterns), multiple: self.multiple.and(other.multiple) }
+    }
+}
+
+/// Where a string or a number is in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place<'s> {
     /// It is the value.
@@ -161,22 +208,22 @@ enum Place<'s> {
     Any,
 }
 
-/// Patterns of strings, by where these are.
-type Strings<'s> = BTreeMap<Place<'s>, Patterns>;
+/// What strings and numbers have to be, by where these are.
+type Scalars<'s> = BTreeMap<Place<'s>, AtOnce>;
 
-fn add<'s>(strings: &mut Strings<'s>, place: Place<'s>, patterns: Patterns) {
-    let known = strings.entry(place).or_insert(Patterns::NONE);
-    *known = known.or(patterns);
+fn add<'s>(scalars: &mut Scalars<'s>, place: Place<'s>, at_once: AtOnce) {
+    let known = scalars.entry(place).or_insert(AtOnce::NOTHING);
+    *known = known.or(at_once);
 }
 
-/// Those of strings that have to be as all of these say.
-fn all_at_once<'s>(sizes: &[Size<'s>]) -> Strings<'s> {
-    let places = sizes.iter().flat_map(|size| size.strings.keys().copied());
+/// Those that have to be as all of these say.
+fn all_at_once<'s>(sizes: &[Size<'s>]) -> Scalars<'s> {
+    let places = sizes.iter().flat_map(|size| size.scalars.keys().copied());
     let of = |size: &Size<'s>, place: Place<'s>| {
-        let [there, any] = [place, Place::Any].map(|at| size.strings.get(&at).copied().unwrap_or(Patterns::NONE));
+        let [there, any] = [place, Place::Any].map(|at| size.scalars.get(&at).copied().unwrap_or(AtOnce::NOTHING));
         if place == Place::Itself { there } else { there.or(any) }
     };
-    places.map(|place| (place, sizes.iter().fold(Patterns::NONE, |all, size| all.and(of(size, place))))).collect()
+    places.map(|place| (place, sizes.iter().fold(AtOnce::NOTHING, |all, size| all.and(of(size, place))))).collect()
 }
 
 /// How large a schema is, with what it refers to written out.
@@ -188,12 +235,14 @@ struct Size<'s> {
     schemas: u64,
     /// Schemas in a copy of it: what refers to itself stays a reference.
     copied: u64,
-    strings: Rc<Strings<'s>>,
+    /// What is to be remembered of digits for all 'multipleOf' in it.
+    multiples: u64,
+    scalars: Rc<Scalars<'s>>,
 }
 
 impl Size<'_> {
     fn one() -> Self {
-        Size { alternatives: 1, schemas: 1, copied: 1, strings: Rc::default() }
+        Size { alternatives: 1, schemas: 1, copied: 1, multiples: 0, scalars: Rc::default() }
     }
 
     fn endless() -> Self {
@@ -201,17 +250,39 @@ impl Size<'_> {
     }
 }
 
+/// Sizes of references.
+type Known<'s> = HashMap<&'s str, Size<'s>>;
+
 struct Counter<'s> {
     root: &'s Value,
-    /// Those of references. One that is being counted is endless.
-    known: HashMap<&'s str, Size<'s>>,
+    /// One that is being counted is endless.
+    known: Known<'s>,
+    /// From the time before: what strings and numbers have to be in one that refers to itself.
+    before: Known<'s>,
     mergers: u64,
     copies: u64,
     /// The most of any part.
-    patterns: Patterns,
+    most: AtOnce,
 }
 
 impl<'s> Counter<'s> {
+    /// Counts a schema, until what it says of its strings and numbers includes what it says by references to itself.
+    fn of(root: &'s Value) -> Result<(Counter<'s>, Size<'s>), String> {
+        let mut before = Known::new();
+        for _ in 0..MOST_TIMES {
+            let most = AtOnce::NOTHING;
+            let mut counter = Counter { root, known: Known::new(), before, mergers: 0, copies: 0, most };
+            let size = counter.count(root);
+            let scalars =
+                |known: &Known<'s>, to: &str| known.get(to).map(|size| size.scalars.clone()).unwrap_or_default();
+            if counter.known.keys().all(|to| scalars(&counter.known, to) == scalars(&counter.before, to)) {
+                return Ok((counter, size));
+            }
+            before = counter.known;
+        }
+        Err("it has to hold at once with itself, again and again".into())
+    }
+
     fn count(&mut self, schema: &'s Value) -> Size<'s> {
         let Value::Object(keys) = schema else { return Size::one() };
         // What has to hold at once.
@@ -257,15 +328,18 @@ impl<'s> Counter<'s> {
         }
         let sizes: Vec<(Place<'s>, Size<'s>)> =
             parts.into_iter().map(|(name, part)| (name, self.count(part))).collect();
-        let mut strings = Strings::from([(Place::Itself, Patterns::of(keys))]);
+        let itself = AtOnce::of(keys);
+        let mut scalars = Scalars::from([(Place::Itself, itself)]);
         for (name, size) in &sizes {
-            for (&within, &patterns) in &*size.strings {
-                add(&mut strings, if within == Place::Itself { *name } else { within }, patterns);
+            for (&within, &at_once) in &*size.scalars {
+                add(&mut scalars, if within == Place::Itself { *name } else { within }, at_once);
             }
         }
         let sizes: Vec<Size<'s>> = sizes.into_iter().map(|(_, size)| size).collect();
         let alternatives = sizes.iter().map(|size| size.alternatives).max().unwrap_or(1);
-        Size { alternatives, strings: strings.into(), ..sum(&sizes) }
+        let parts = sum(&sizes);
+        let multiples = parts.multiples.saturating_add(itself.multiple.states());
+        Size { alternatives, multiples, scalars: scalars.into(), ..parts }
     }
 
     fn reference(&mut self, to: &'s str) -> Size<'s> {
@@ -275,7 +349,8 @@ impl<'s> Counter<'s> {
         let target = target(self.root, to);
         // What does not exist is an error elsewhere.
         let Some(target) = target else { return Size::one() };
-        self.known.insert(to, Size::endless());
+        let scalars = self.before.get(to).map(|size| size.scalars.clone()).unwrap_or_default();
+        self.known.insert(to, Size { scalars, ..Size::endless() });
         let size = self.count(target);
         self.known.insert(to, size.clone());
         size
@@ -288,9 +363,10 @@ impl<'s> Counter<'s> {
         schemas.sort_unstable();
         let all = |schemas: &[u64]| schemas.iter().fold(0, |all: u64, schemas| all.saturating_add(*schemas));
         let copied = at_once.iter().fold(0, |all: u64, size| all.saturating_add(size.copied));
-        let strings = all_at_once(at_once);
-        self.patterns = strings.values().copied().fold(self.patterns, Patterns::or);
-        let size = Size { alternatives, schemas: all(&schemas), copied, strings: strings.into() };
+        let scalars = all_at_once(at_once);
+        self.most = scalars.values().copied().fold(self.most, AtOnce::larger);
+        let multiples = merged_multiples(at_once);
+        let size = Size { alternatives, schemas: all(&schemas), copied, multiples, scalars: scalars.into() };
         if at_once.iter().filter(|size| size.alternatives > 1 || size.schemas > 1).count() > 1 {
             schemas.pop();
             self.mergers = self.mergers.saturating_add(alternatives.saturating_mul(all(&schemas)));
@@ -301,18 +377,34 @@ impl<'s> Counter<'s> {
     }
 }
 
+/// What is to be remembered for the multiples of schemas that hold at once: of each, with each alternative of the others and what these say of the number.
+fn merged_multiples(at_once: &[Size<'_>]) -> u64 {
+    let with_others = |one: usize| {
+        let others = at_once.iter().enumerate().filter(|(other, _)| *other != one).map(|(_, other)| other);
+        // One that refers to itself is written out as often as others have parts.
+        let parts = others.clone().fold(1, |all: u64, other| all.saturating_add(other.schemas));
+        let written_out = if at_once[one].schemas == u64::MAX { parts } else { 1 };
+        others.fold(at_once[one].multiples.saturating_mul(written_out), |all, other| {
+            let most = other.scalars.values().map(|at_once| at_once.multiple.states()).max().unwrap_or(0);
+            all.saturating_mul(other.alternatives).saturating_mul(most.max(1))
+        })
+    };
+    (0..at_once.len()).fold(0, |all, one| all.saturating_add(with_others(one)))
+}
+
 /// Of several of which each is there.
 fn sum<'s>(sizes: &[Size<'s>]) -> Size<'s> {
-    let mut strings = Strings::new();
-    for (&name, &patterns) in sizes.iter().flat_map(|size| size.strings.iter()) {
-        add(&mut strings, name, patterns);
+    let mut scalars = Scalars::new();
+    for (&name, &at_once) in sizes.iter().flat_map(|size| size.scalars.iter()) {
+        add(&mut scalars, name, at_once);
     }
     let add = |of: fn(&Size<'_>) -> u64| sizes.iter().fold(0, |all: u64, size| all.saturating_add(of(size)));
     Size {
         alternatives: add(|size| size.alternatives).max(1),
         schemas: add(|size| size.schemas).saturating_add(1),
         copied: add(|size| size.copied).saturating_add(1),
-        strings: strings.into(),
+        multiples: add(|size| size.multiples),
+        scalars: scalars.into(),
     }
 }
 
@@ -333,9 +425,7 @@ mod tests {
 
     fn mergers_and_copies(text: &str) -> (u64, u64) {
         let schema: Value = serde_json::from_str(text).unwrap();
-        let mut counter =
-            Counter { root: &schema, known: HashMap::new(), mergers: 0, copies: 0, patterns: Patterns::NONE };
-        counter.count(&schema);
+        let (counter, _) = Counter::of(&schema).unwrap();
         (counter.mergers, counter.copies)
     }
 
@@ -366,7 +456,6 @@ mod tests {
 
     #[test]
     fn patterns_of_one_string_are_bounded() {
-        let error = |text: &str| check(&serde_json::from_str(text).unwrap()).err().unwrap_or_default();
         let pattern = |i: usize| format!(r#"{{"type": "string", "pattern": "x.{{{i}}}"}}"#);
         let all = |n: usize| (0..n).map(pattern).collect::<Vec<_>>().join(",");
         assert_eq!(error(&format!(r#"{{"allOf": [{}]}}"#, all(3))), "");
@@ -391,6 +480,63 @@ mod tests {
         );
         let long = |n: usize| format!(r#"{{"pattern": "{}", "format": "date"}}"#, "a".repeat(n));
         assert_eq!((error(&long(10_000)), error(&long(10_001)).is_empty()), (String::new(), false));
+    }
+
+    /// What is wrong with a schema, or nothing.
+    fn error(text: &str) -> String {
+        check(&serde_json::from_str(text).unwrap()).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn multiples_of_one_number_are_bounded() {
+        let of = |multiple: &str| format!(r#"{{"type": "integer", "multipleOf": {multiple}}}"#);
+        let all = |multiples: &[&str]| multiples.iter().map(|multiple| of(multiple)).collect::<Vec<_>>().join(",");
+        for multiple in ["1", "7", "20000", "0.01", "-0.5", "1e-8", "0", "100.00"] {
+            assert_eq!(error(&of(multiple)), "", "{multiple}");
+        }
+        for multiple in ["20001", "99999989", "1e300", "1e-9", "0.12345678912", "-30000"] {
+            assert!(error(&of(multiple)).contains("20000"), "{multiple}");
+        }
+        // At once, or in alternatives, whose digits are counted at once.
+        for name in ["allOf", "anyOf", "oneOf"] {
+            assert_eq!(error(&format!(r#"{{"{name}": [{}]}}"#, all(&["4", "6", "0.01"]))), "");
+            assert!(error(&format!(r#"{{"{name}": [{}]}}"#, all(&["97", "89", "83"]))).contains("multiple"));
+        }
+        // By references, in items, and beside others.
+        let defs = format!(r#""$defs": {{"a": {}, "b": {}}}"#, of("997"), of("983"));
+        let beside = |rest: &str| error(&format!("{{{defs}, {rest}}}"));
+        assert!(beside(r##""allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]"##).contains("multiple"));
+        assert!(beside(r##""$ref": "#/$defs/a", "multipleOf": 991"##).contains("multiple"));
+        assert!(beside(r##""items": {"$ref": "#/$defs/a", "multipleOf": 991}"##).contains("multiple"));
+        assert_eq!(beside(r##""prefixItems": [{"$ref": "#/$defs/a"}], "items": {"type": "string"}"##), "");
+    }
+
+    #[test]
+    fn multiples_of_a_schema_are_bounded_together() {
+        let members = |n: usize, multiple: usize| {
+            let one = |i: usize| format!(r#""p{i}": {{"type": "integer", "multipleOf": {}}}"#, multiple + i);
+            format!(r#""properties": {{{}}}"#, (0..n).map(one).collect::<Vec<_>>().join(","))
+        };
+        assert_eq!(error(&format!("{{{}}}", members(50, 1000))), "");
+        assert!(error(&format!("{{{}}}", members(50, 10_000))).contains("together"));
+        // Those that are written once more for each alternative.
+        let options = |n: usize| (0..n).map(|i| format!(r#"{{"required": ["p{i}"]}}"#)).collect::<Vec<_>>().join(",");
+        assert_eq!(error(&format!(r#"{{{}, "anyOf": [{}]}}"#, members(9, 1000), options(9))), "");
+        assert!(error(&format!(r#"{{{}, "anyOf": [{}]}}"#, members(9, 1000), options(40))).contains("together"));
+    }
+
+    #[test]
+    fn what_refers_to_itself_is_followed() {
+        // 'b' has an 'n' by way of 'a', which is not through when 'b' is counted.
+        let round = |n: &str| {
+            format!(
+                r##"{{"$defs": {{"a": {{"properties": {{"x": {{"$ref": "#/$defs/b"}}, "n": {{"multipleOf": 997}}}}}},
+                    "b": {{"properties": {{"y": {{"$ref": "#/$defs/a"}}}}}}}},
+                "allOf": [{{"$ref": "#/$defs/b"}}, {{"properties": {{"y": {{"properties": {{"n": {n}}}}}}}}}]}}"##
+            )
+        };
+        assert_eq!(error(&round("true")), "");
+        assert!(error(&round(r#"{"multipleOf": 991}"#)).contains("multiple"));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a text is to be, as those say it who ask for it.
 
-use super::{cost, gbnf, said};
+use super::{cost, gbnf, numbers, said};
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 use std::fmt;
@@ -55,7 +55,10 @@ impl Form {
                 Some((not_supported, _)) => {
                     format!("{not_supported}; anyOf is, and is the same where no two of its schemas match")
                 }
-                None => said.replace("Unimplemented keys:", "there is nothing here for"),
+                None => match said.split_once("does not contain a multiple of ") {
+                    Some((_, multiple)) => format!("no multiple of {multiple} is within its bounds"),
+                    None => said.replace("Unimplemented keys:", "there is nothing here for"),
+                },
             },
             Form::Lark(_) => format!("{said} (it was read as Lark: no line begins a rule as in GBNF, with NAME ::=)"),
             _ => said,
@@ -73,7 +76,7 @@ impl Form {
         match self {
             Form::JsonObject => Ok(TopLevelGrammar::from_json_schema(with_blanks(json!({"type": "object"})))),
             Form::JsonSchema(text) => {
-                let schema: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {e}"))?;
+                let mut schema: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {e}"))?;
                 match &schema {
                     Value::Object(keys) if keys.contains_key("x-guidance") => {
                         return Err("'x-guidance' is not taken: how JSON is written is decided here".into());
@@ -82,6 +85,7 @@ impl Form {
                     _ => return Err("a schema is an object, or true or false".into()),
                 }
                 cost::check(&schema)?;
+                numbers::bound(&mut schema)?;
                 Ok(TopLevelGrammar::from_json_schema(with_blanks(schema)))
             }
             Form::Regex(text) => {

@@ -1,0 +1,221 @@
+//! Numbers of a JSON schema, for which llguidance has floats.
+//!
+//! A float of 64 bits holds all integers up to 2^53 - 1, as JSON's readers do (RFC 8259, section 6). A bound beyond that becomes that number, where the
+//! schema means less than it; what else is beyond is an error, since the text would be another one than the schema asks for.
+
+use serde_json::{Map, Number, Value};
+
+/// The largest integer that a float holds, as all below it.
+const MOST: i64 = (1 << 53) - 1;
+/// Places behind the point of 'multipleOf', at most.
+const MOST_PLACES: u32 = 8;
+
+/// Keywords whose values have a schema under each name.
+const NAMES: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+/// Keywords whose values a text is compared with.
+const VALUES: [&str; 2] = ["const", "enum"];
+/// Keywords whose values are not looked at.
+const DESCRIBE: [&str; 2] = ["default", "examples"];
+
+/// What a part of a schema is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Schema,
+    /// Schemas by names that are no keywords.
+    Names,
+    /// Anything else.
+    Value,
+}
+
+impl Place {
+    /// Of what is under a name.
+    fn within(self, name: &str) -> Place {
+        match self {
+            Place::Schema if NAMES.contains(&name) => Place::Names,
+            Place::Schema if VALUES.contains(&name) || DESCRIBE.contains(&name) => Place::Value,
+            Place::Schema | Place::Names => Place::Schema,
+            Place::Value => Place::Value,
+        }
+    }
+}
+
+/// Bounds the numbers of a schema. Fails with what is wrong if that would change which texts it allows.
+pub(super) fn bound(schema: &mut Value) -> Result<(), String> {
+    bound_at(schema, Place::Schema)
+}
+
+fn bound_at(part: &mut Value, place: Place) -> Result<(), String> {
+    match part {
+        Value::Array(parts) => parts.iter_mut().try_for_each(|part| bound_at(part, place)),
+        Value::Object(keys) => {
+            for (name, part) in keys {
+                match place.within(name) {
+                    Place::Value if VALUES.contains(&name.as_str()) => check_values(name, part)?,
+                    Place::Value => {}
+                    _ if place == Place::Schema => bound_keyword(name, part)?,
+                    within => bound_at(part, within)?,
+                }
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn bound_keyword(name: &str, part: &mut Value) -> Result<(), String> {
+    match (name, &*part) {
+        ("minimum" | "exclusiveMinimum", Value::Number(number)) if is_beyond(number) => {
+            if number.as_f64().is_some_and(|number| number > 0.0) {
+                return Err(beyond(name, number));
+            }
+            *part = (-MOST).into();
+            Ok(())
+        }
+        ("maximum" | "exclusiveMaximum", Value::Number(number)) if is_beyond(number) => {
+            if number.as_f64().is_some_and(|number| number < 0.0) {
+                return Err(beyond(name, number));
+            }
+            *part = MOST.into();
+            Ok(())
+        }
+        // What it refers to would be taken for a schema, and was not looked at as one.
+        ("$ref", Value::String(to)) if place_of(to) != Place::Schema => {
+            Err(format!("'$ref' is '{to}', and there is no schema at that place"))
+        }
+        _ => bound_at(part, Place::Schema.within(name)),
+    }
+}
+
+/// What is at the place that a reference has, in the same document.
+fn place_of(reference: &str) -> Place {
+    reference.strip_prefix("#/").unwrap_or_default().split('/').fold(Place::Schema, Place::within)
+}
+
+/// Whether all numbers of a value are written as they are.
+fn check_values(keyword: &str, value: &Value) -> Result<(), String> {
+    match value {
+        Value::Number(number) if is_beyond(number) => Err(beyond(keyword, number)),
+        Value::Array(values) => values.iter().try_for_each(|value| check_values(keyword, value)),
+        Value::Object(values) => values.values().try_for_each(|value| check_values(keyword, value)),
+        _ => Ok(()),
+    }
+}
+
+fn is_beyond(number: &Number) -> bool {
+    match number.as_i64() {
+        Some(number) => !(-MOST..=MOST).contains(&number),
+        None => number.as_f64().is_none_or(|number| number.abs() > MOST as f64),
+    }
+}
+
+fn beyond(keyword: &str, number: &Number) -> String {
+    format!("'{keyword}' has the number {number}, and numbers are at most {MOST} (2^53 - 1) in size")
+}
+
+/// What a number has to be a multiple of: `units` of 10^-`places`; with no units it may be any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Multiple {
+    units: u64,
+    places: u32,
+}
+
+impl Multiple {
+    pub(super) const OF_NOTHING: Multiple = Multiple { units: 0, places: 0 };
+    /// More than anything that is taken.
+    const TOO_LARGE: Multiple = Multiple { units: u64::MAX, places: 0 };
+
+    /// What these keywords say of it themselves.
+    pub(super) fn of(keys: &Map<String, Value>) -> Multiple {
+        let Some(number) = keys.get("multipleOf").and_then(Value::as_f64) else { return Multiple::OF_NOTHING };
+        let (mut units, mut places) = (number.abs(), 0);
+        while units.fract() != 0.0 && places <= MOST_PLACES {
+            units *= 10.0;
+            places += 1;
+        }
+        if places > MOST_PLACES || units > u32::MAX.into() {
+            return Multiple::TOO_LARGE;
+        }
+        // Of 0 there is one.
+        Multiple { units: (units as u64).max(1), places }
+    }
+
+    /// The least common multiple: a number is one of both, or its digits are counted for both at once.
+    pub(super) fn and(self, other: Multiple) -> Multiple {
+        if self == Multiple::OF_NOTHING || other == Multiple::OF_NOTHING {
+            return if self == Multiple::OF_NOTHING { other } else { self };
+        }
+        let places = self.places.max(other.places);
+        let units = |one: Multiple| one.units.saturating_mul(10u64.pow(places - one.places));
+        let (a, b) = (units(self), units(other));
+        Multiple { units: (a / gcd(a, b)).saturating_mul(b), places }
+    }
+
+    /// What has to be remembered of the digits before the next one: a remainder, before or behind the point.
+    pub(super) fn states(self) -> u64 {
+        self.units.saturating_mul(u64::from(self.places) + 1)
+    }
+
+    pub(super) fn units(self) -> u64 {
+        self.units
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bounded(text: &str) -> Result<String, String> {
+        let mut schema = serde_json::from_str(text).unwrap();
+        bound(&mut schema).map(|()| schema.to_string())
+    }
+
+    #[test]
+    fn bounds_beyond_floats_become_the_largest_integer() {
+        for (keyword, beyond, becomes) in [
+            ("minimum", "-9223372036854775808", "-9007199254740991"),
+            ("exclusiveMinimum", "-1e300", "-9007199254740991"),
+            ("maximum", "18446744073709551615", "9007199254740991"),
+            ("exclusiveMaximum", "9007199254740992", "9007199254740991"),
+            ("maximum", "9007199254740991", "9007199254740991"),
+        ] {
+            for (before, after) in [("", ""), (r#"{"properties":{"const":"#, "}}"), (r#"{"anyOf":[true,"#, "]}")] {
+                let schema = |number: &str| format!(r#"{before}{{"{keyword}":{number}}}{after}"#);
+                assert_eq!(bounded(&schema(beyond)), Ok(schema(becomes)), "{keyword}");
+            }
+        }
+        for wrong in [r#"{"minimum": 9007199254740992}"#, r#"{"exclusiveMaximum": -9223372036854775808}"#] {
+            assert!(bounded(wrong).unwrap_err().contains("2^53"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn values_beyond_floats_are_refused() {
+        for value in ["9007199254740992", "-9223372036854775808", "1e16", r#"[{"maximum": 1e16}]"#] {
+            for schema in [
+                format!(r#"{{"const": {value}}}"#),
+                format!(r#"{{"properties": {{"enum": {{"enum": [1, {value}]}}}}}}"#),
+                format!(r##"{{"x": {{"y": [{{"const": {value}}}]}}, "$ref": "#/x/y/0"}}"##),
+            ] {
+                assert!(bounded(&schema).unwrap_err().contains("2^53"), "{schema}");
+            }
+        }
+        for schema in [r#"{"const":9007199254740991}"#, r#"{"default":1e300,"enum":[0.1,-1e15]}"#] {
+            assert!(bounded(schema).is_ok(), "{schema}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_schema_is_not_referred_to() {
+        for to in ["#/default", "#/const/a", "#/properties", "#/properties/a/enum/0", "#/$defs//const"] {
+            let schema = format!(r#"{{"$ref": "{to}"}}"#);
+            assert!(bounded(&schema).unwrap_err().contains("no schema"), "{to}");
+        }
+        for to in ["#", "#/", "#/$defs/const", "#/properties/properties/items/0", "#/components/schemas/a", "#/items"] {
+            assert!(bounded(&format!(r#"{{"items": {{"$ref": "{to}"}}}}"#)).is_ok(), "{to}");
+        }
+    }
+}
