@@ -210,6 +210,11 @@ impl Runner {
         Ok(self.0.capacity.check_embedding(&request.into().encode(&self.0.model)?)?)
     }
 
+    /// Whether its thread runs. One that has ended has met a bug, and every text fails.
+    pub fn is_running(&self) -> bool {
+        self.0.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
     /// The model.
     pub fn model(&self) -> &Model {
         &self.0.model

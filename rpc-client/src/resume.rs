@@ -23,8 +23,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 const CONNECT: Duration = Duration::from_millis(1500);
 /// For the answer of a server that is connected and answers pings: it waits for its devices to leave what they were given.
 const ANSWER: Duration = Duration::from_secs(10);
-/// A host that is there and on which nobody listens for this long has lost its server; long enough for a tunnel that is restarted.
-const NOBODY: Duration = Duration::from_millis(500);
+/// A host that is there and on which nobody listens for this long has lost its server: long enough for a tunnel that is started again at once. Texts stand
+/// still meanwhile.
+const NOBODY: Duration = Duration::from_millis(200);
 
 /// How a try has failed.
 enum Failed {

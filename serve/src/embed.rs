@@ -105,6 +105,8 @@ impl Lane {
             self.engine.took(occupied.slot.since.elapsed());
             self.engine.metrics.read(prompt);
             self.engine.metrics.ended("done");
+            let (model, took) = (self.engine.runner.model().name(), occupied.slot.since.elapsed().as_millis());
+            tracing::info!("an embedding of {model}: {prompt} tokens read, {took} ms, {}", self.client);
             let Some(vacated) = occupied.vacate() else { return Err(lost()) };
             place = vacated;
         }

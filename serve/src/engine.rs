@@ -210,7 +210,7 @@ impl Task {
         let mut ended = self.engine.ended.subscribe();
         let place = tokio::select! {
             place = turn => place,
-            () = self.sender.closed() => return self.engine.metrics.ended("cancelled"),
+            () = self.sender.closed() => return self.cancelled(),
             _ = ended.wait_for(|&ended| ended) => return self.fail(ApiError::stopping()),
         };
         self.engine.metrics.waited(self.since.elapsed());
@@ -223,7 +223,7 @@ impl Task {
         tokio::select! {
             () = self.forward(text, &occupied) => {}
             // The text is dropped, which ends it at the engine's next step.
-            () = self.sender.closed() => self.engine.metrics.ended("cancelled"),
+            () = self.sender.closed() => self.cancelled(),
             _ = ended.wait_for(|&ended| ended) => self.fail(ApiError::stopping()),
         }
     }
@@ -252,12 +252,24 @@ impl Task {
     fn done(&self, end: &Generation, occupied: &Occupied) {
         let slot = &occupied.slot;
         self.engine.took(slot.since.elapsed());
+        self.engine.metrics.cached(end.cached);
         self.engine.metrics.done(end.tokens.len(), end.decode_time);
         let (cached, generated, finish) = (end.cached, end.tokens.len(), end.finish);
         let [first, all] = [end.prompt_time, end.prompt_time + end.decode_time].map(|time| time.as_millis());
         let (model, prompt) = (self.engine.runner.model().name(), slot.prompt);
         tracing::info!(
             "a text of {model}: {prompt} tokens read, {cached} of them in the cache, {generated} written; {first} ms to the first, {all} ms in all; {finish:?}, {}",
+            self.client
+        );
+    }
+
+    /// Its client has left.
+    fn cancelled(&self) {
+        self.engine.metrics.ended("cancelled");
+        let model = self.engine.runner.model().name();
+        tracing::info!(
+            "a text of {model} is given up after {} ms: its client has left, {}",
+            self.since.elapsed().as_millis(),
             self.client
         );
     }

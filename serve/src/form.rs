@@ -102,7 +102,8 @@ fn take_named(
     }
     for (names, form) in [(regexes, Form::Regex as fn(String) -> Form), (grammars, Form::of_grammar)] {
         for name in names {
-            let text = params.string(name)?;
+            // llama-server's clients send an empty one for none.
+            let text = params.string(name)?.filter(|text| !text.is_empty());
             wanted.extend(text.map(|text| Wanted::new(form(text), params.name(name))));
         }
     }
@@ -139,7 +140,7 @@ pub(crate) fn take_text(params: &mut Params) -> Result<Option<Wanted>> {
 }
 
 /// A format, whose schema is in the object `within`, or beside its type.
-fn take_format(mut format: Params, within: &str) -> Result<Option<Wanted>> {
+pub(crate) fn take_format(mut format: Params, within: &str) -> Result<Option<Wanted>> {
     let (name, kind) = (format.name("type"), format.string("type")?.unwrap_or_default());
     let wanted = match kind.as_str() {
         "text" => None,
@@ -209,6 +210,7 @@ mod tests {
         let named = |param: &str| schema(param).map(|wanted| Wanted { name: Some("x".into()), ..wanted });
         for (text, want) in [
             ("{}", None),
+            (r#"{"grammar": ""}"#, None),
             (r#"{"response_format": {"type": "text"}}"#, None),
             (
                 r#"{"response_format": {"type": "json_object"}}"#,

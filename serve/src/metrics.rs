@@ -53,6 +53,7 @@ pub(crate) struct ModelMetrics {
     texts: Family<Labels, Counter>,
     refused: Family<Labels, Counter>,
     prompt_tokens: Counter,
+    cached_tokens: Counter,
     tokens: Counter,
     wait: Histogram,
     first: Histogram,
@@ -122,8 +123,10 @@ impl Metrics {
         let texts: Family<Labels, Counter> = b.add("texts", "Texts that have ended, by how", Family::default());
         let refused: Family<Labels, Counter> =
             b.add("refused", "Requests and connections that were refused, by reason", Family::default());
-        let prompts = ("prompt_tokens", "Tokens of prompts that were read, and of texts that were embedded", None);
+        let prompts = ("prompt_tokens", "Tokens of prompts, and of texts that were embedded", None);
         let prompts = b.each(models, prompts, Counter::default);
+        let cached = ("cached_tokens", "Those of prompts whose texts are done that the cache had already", None);
+        let cached = b.each(models, cached, Counter::default);
         let generated = ("tokens", "Tokens that were generated", None);
         let generated = b.each(models, generated, Counter::default);
         let seconds = Some(Unit::Seconds);
@@ -142,6 +145,7 @@ impl Metrics {
             texts: texts.clone(),
             refused: refused.clone(),
             prompt_tokens: prompts.of(model),
+            cached_tokens: cached.of(model),
             tokens: generated.of(model),
             wait: wait.of(model),
             first: first.of(model),
@@ -199,6 +203,11 @@ impl ModelMetrics {
     /// A prompt has been read.
     pub(crate) fn read(&self, prompt: usize) {
         self.prompt_tokens.inc_by(prompt as u64);
+    }
+
+    /// So many tokens of a prompt were in the cache.
+    pub(crate) fn cached(&self, tokens: usize) {
+        self.cached_tokens.inc_by(tokens as u64);
     }
 
     /// A token has come.

@@ -49,8 +49,8 @@ impl Settings {
         }
         take_other_samplers(params)?;
         let temperature = params.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
-        // Who gives a seed wants the same text each time.
-        let again = params.seen("seed").is_some();
+        // Who gives a seed wants the same text each time; -1 is llama-server's word for any.
+        let again = params.seen("seed").is_some_and(|seed| seed.as_i64() != Some(-1));
         let reuse = match params.boolean("cache_prompt")? {
             Some(false) => Reuse::Nothing,
             None if again => Reuse::Prompts,
@@ -163,7 +163,7 @@ pub(crate) fn take_bias(params: &mut Params, n_vocab: usize) -> Result<Option<Ar
 
 /// Takes what other servers choose tokens by, where its value turns it off.
 fn take_other_samplers(params: &mut Params) -> Result<()> {
-    const OFF: [(&str, f64); 12] = [
+    const OFF: [(&str, f64); 15] = [
         ("typical_p", 1.0),
         ("tfs_z", 1.0),
         ("mirostat", 0.0),
@@ -174,26 +174,45 @@ fn take_other_samplers(params: &mut Params) -> Result<()> {
         ("top_a", 0.0),
         ("length_penalty", 1.0),
         ("min_tokens", 0.0),
+        ("min_keep", 0.0),
         ("n_probs", 0.0),
         ("n_keep", 0.0),
+        ("n_discard", 0.0),
+        ("n_indent", 0.0),
+    ];
+    const ONLY: [(&str, bool); 8] = [
+        ("use_beam_search", false),
+        ("skip_special_tokens", true),
+        ("spaces_between_special_tokens", true),
+        ("include_stop_str_in_output", false),
+        ("timings_per_token", false),
+        ("post_sampling_probs", false),
+        ("return_tokens", false),
+        ("return_progress", false),
     ];
     for (name, off) in OFF {
         let why = format!("there is nothing like it here; the only value is {off}");
         params.absent(name, &why, |value| value.as_f64() == Some(off))?;
     }
-    params.absent("use_beam_search", "texts are sampled token by token", |value| value == false)?;
-    params.absent("skip_special_tokens", "control tokens are not part of a text", |value| value == true)?;
+    for (name, only) in ONLY {
+        let why = format!("there is nothing like it here; the only value is {only}");
+        params.absent(name, &why, |value| *value == only)?;
+    }
     params.absent("stop_token_ids", "texts end by 'stop'", is_nothing)?;
+    params.absent("bad_words", "tokens are kept out by 'logit_bias'", is_nothing)?;
+    params.absent("lora", "a model has its own weights alone", is_nothing)?;
+    params.absent("response_fields", "an answer has all of them", is_nothing)?;
     // What tunes a sampler that is off, and what other servers are told about their slots and models.
-    params.without_effect(&["dry_base", "dry_allowed_length", "dry_penalty_last_n", "mirostat_tau", "mirostat_eta"]);
-    params.without_effect(&["xtc_threshold", "dynatemp_exponent", "id_slot", "keep_alive"]);
+    params.without_effect(&["dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"]);
+    params.without_effect(&["mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent"]);
+    params.without_effect(&["id_slot", "keep_alive"]);
     Ok(())
 }
 
 fn seed(params: &mut Params) -> Result<u64> {
     Ok(match params.integer("seed", i64::MIN..=i64::MAX)? {
-        Some(seed) => seed.cast_unsigned(),
-        None => u64::from(rand::random::<u32>()),
+        Some(seed) if seed != -1 => seed.cast_unsigned(),
+        _ => u64::from(rand::random::<u32>()),
     })
 }
 
@@ -241,13 +260,16 @@ mod tests {
         assert_eq!((temperature, top_k, top_p, min_p), (1.0, 0, 1.0, 0.0));
         assert!(s.most.is_none() && s.penalties.is_none() && s.stop.is_empty());
         assert_ne!(s.sampler.seed, settings("{}").unwrap().sampler.seed, "another one each time");
-        assert_eq!(settings(r#"{"seed": -1, "max_completion_tokens": 5}"#).unwrap().sampler.seed, u64::MAX);
+        assert_eq!(settings(r#"{"seed": -2}"#).unwrap().sampler.seed, u64::MAX - 1);
+        let any = || settings(r#"{"seed": -1}"#).unwrap();
+        assert_ne!(any().sampler.seed, any().sampler.seed);
         assert_eq!(settings(r#"{"max_tokens": 3, "max_completion_tokens": 5}"#).unwrap().most, Some(5));
         assert_eq!(settings(r#"{"top_k": -1}"#).unwrap().sampler.top_k, 0);
         for (text, reuse) in [
             ("{}", Reuse::All),
             (r#"{"seed": 1}"#, Reuse::Prompts),
             (r#"{"seed": null}"#, Reuse::All),
+            (r#"{"seed": -1}"#, Reuse::All),
             (r#"{"cache_prompt": false}"#, Reuse::Nothing),
             (r#"{"cache_prompt": true, "seed": 1}"#, Reuse::All),
         ] {
@@ -258,7 +280,8 @@ mod tests {
     #[test]
     fn samplers_of_other_servers_may_be_off() {
         let off = settings(
-            r#"{"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1, "dry_base": 1.75, "max_tokens": -1, "repeat_last_n": -1}"#,
+            r#"{"mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1, "dry_base": 1.75, "max_tokens": -1, "repeat_last_n": -1,
+                "dry_sequence_breakers": ["\n"], "min_keep": 0, "timings_per_token": false, "lora": [], "spaces_between_special_tokens": true}"#,
         );
         assert_eq!(off.unwrap().most, None);
         assert!(settings(&serde_json::json!({"cache_salt": "x".repeat(257)}).to_string()).is_err());

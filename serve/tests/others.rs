@@ -87,6 +87,28 @@ fn an_answer_goes_on_from_a_last_message_of_the_assistants() {
 }
 
 #[test]
+fn messages_may_have_a_form_and_say_what_is_left_out() {
+    let served = served();
+    let user = json!([{"role": "user", "content": "a"}]);
+    let format = json!({"type": "json_schema", "schema": {"enum": ["ab", 12, null]}});
+    for (name, value) in [("output_config", json!({"format": format})), ("output_format", format.clone())] {
+        let answer = served.post("/v1/messages", &json!({"max_tokens": 30, "messages": user, name: value})).json();
+        let text = answer["content"][0]["text"].as_str().unwrap();
+        assert!(["\"ab\"", "12", "null"].contains(&text.trim()), "{answer}");
+    }
+    let edits = |kind: &str| json!({"edits": [{"type": kind, "keep": "all"}]});
+    let asked = |name: &str, value: Value| {
+        served.post("/v1/messages", &json!({"max_tokens": 1, "messages": user, name: value}))
+    };
+    assert_eq!(asked("context_management", edits("clear_thinking_20251015")).status, 200);
+    let error = asked("context_management", edits("clear_tool_uses_20250919"));
+    assert!(error.status == 400 && error.text().contains("context_management.edits"), "{}", error.text());
+    // The template of this model does not ask.
+    let error = asked("output_config", json!({"effort": "high"}));
+    assert!(error.status == 400 && error.text().contains("output_config.effort"), "{}", error.text());
+}
+
+#[test]
 fn errors_of_messages_have_the_shape_of_their_api() {
     let served = served();
     let user = json!([{"role": "user", "content": "a"}]);
@@ -216,6 +238,9 @@ fn the_next_turn_of_a_conversation_reads_what_is_new() {
     // In whole blocks of 128.
     let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert_eq!(cached, 768, "{second}");
+    let one_at_a_time = json!({"messages": conversation, "max_tokens": 4, "n": 3, "seed": 1, "cache_prompt": true});
+    let three = served.post("/v1/chat/completions", &one_at_a_time).json();
+    assert_eq!(three["usage"]["prompt_tokens_details"]["cached_tokens"], 768, "of the prompt, once");
     assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     // It is what a server says that has never seen the first turn.
     let fresh = Served::with_context(1, 2048, ServeOptions::default());

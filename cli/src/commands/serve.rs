@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use outboard::{Placed, Plan, Recovery, RunOptions, Runner};
 use outboard_output as output;
 use outboard_serve::{Beginnings, Hosts, Limits, Page, ServeOptions, ServedModel, Server, ServerTls, Service, Tokens};
+use std::borrow::Cow;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -101,7 +102,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let addr = server.local_addr();
     let page = if args.no_page { String::new() } else { format!("  page           : {scheme}://{addr}/\n") };
     output::out(format_args!(
-        "Serving {names}\n{page}  endpoint       : {scheme}://{addr}/v1\n  texts at a time: {places}, {} more may wait\n  trust          : {trust}\n\
+        "Serving {names}\n{page}  endpoint       : {scheme}://{addr}/v1\n  texts at a time: {places}, {} more may wait, half of them of one client\n  trust          : {trust}\n\
          listening on {addr}\n",
         args.max_waiting,
     ))?;
@@ -123,11 +124,29 @@ fn models(args: &Args) -> Result<Vec<ServedModel>> {
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(usage(format_args!("two models are called \"{}\": give each a name of its own", twice[0])));
     }
+    let mut files: Vec<_> =
+        given.iter().filter(|(names, _)| names.is_empty()).map(|(_, model)| called(model)).collect();
+    files.sort_unstable();
+    if let Some(twice) = files.windows(2).find(|pair| pair[0] == pair[1]) {
+        let twice = &twice[0];
+        return Err(usage(format_args!(
+            "two models would be called \"{twice}\", as their files are: say what each is called, -m NAME=MODEL"
+        )));
+    }
     let placed = |(mut names, model): (Vec<String>, &str)| {
         names.extend(args.alias.iter().cloned());
         Ok(ServedModel { runner: runner(args, model)?, names })
     };
     given.into_iter().map(placed).collect()
+}
+
+/// What a model is called that has no name.
+fn called(model: &str) -> Cow<'_, str> {
+    let file = Path::new(model).file_name().unwrap_or_default().to_string_lossy();
+    match file.strip_suffix(".gguf") {
+        Some(stem) => stem.to_owned().into(),
+        None => file,
+    }
 }
 
 /// The names that stand before a model: `NAME,..=MODEL`. A path with `=` in it is one without.

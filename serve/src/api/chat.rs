@@ -60,14 +60,14 @@ pub(crate) async fn answer(
             log_probs: settings.log_probs,
             ends_at_eog: !settings.ignore_eos,
             texts: vec![(splitter, 0); settings.n],
-            used: Used::by(prompt_tokens),
+            used: Used::by(prompt_tokens, settings.n),
         };
         return Ok(stream::respond(answers, writer));
     }
     let texts = Whole::all(answers, &splitter).await?;
-    let mut used = Used::by(prompt_tokens);
-    for whole in &texts {
-        used.add(&whole.text);
+    let mut used = Used::by(prompt_tokens, settings.n);
+    for (number, whole) in texts.iter().enumerate() {
+        used.add(number, &whole.text);
         used.add_reasoning(whole.reasoning_tokens, &head.style);
     }
     let choices: Vec<Value> = texts.iter().enumerate().map(|(i, text)| choice(&head, &settings, i, text)).collect();
@@ -89,6 +89,9 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     template.take_effort(&mut params, "reasoning_effort")?;
     let variables = template.variables;
     params.absent("best_of", "all texts are given", |value| value == 1)?;
+    let apart = |value: &Value| value == "auto" || value == "deepseek";
+    params.absent("reasoning_format", "reasoning is 'reasoning_content', apart from the answer", apart)?;
+    params.absent("include_reasoning", "an answer has the reasoning of its model", |value| value == true)?;
     take_absent(&mut params)?;
     let goes_on = takes_opening(&mut params)?;
     let list = params.required_list("messages", MESSAGES)?;
@@ -320,7 +323,7 @@ impl Writer for Chunks {
             log_probs = Value::Null;
         }
         if let Some(end) = piece.end {
-            self.used.add(&end);
+            self.used.add(number, &end);
             self.used.add_reasoning(reasoning, &self.head.style);
             let finish = finish_reason_with(end.finish, called);
             out.push_back(self.delta(number, &json!({}), &Value::Null, Some(finish)));

@@ -67,8 +67,10 @@ pub(crate) fn shown_text(tokenizer: &Tokenizer, tokens: &[u32], shown: &[u32]) -
 }
 
 /// What texts have used: tokens of their prompts, those of them that the cache had already, and tokens that were generated.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Used {
+    /// Texts behind each prompt.
+    n: usize,
     pub(crate) prompt: usize,
     pub(crate) cached: usize,
     pub(crate) generated: usize,
@@ -77,9 +79,9 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// By a prompt, so far.
-    pub(crate) fn by(prompt: usize) -> Used {
-        Used { prompt, ..Used::default() }
+    /// By prompts of so many tokens, with `n` texts behind each, so far.
+    pub(crate) fn by(prompt: usize, n: usize) -> Used {
+        Used { n, prompt, cached: 0, generated: 0, reasoning: None }
     }
 
     /// By reasoning.
@@ -89,15 +91,17 @@ impl Used {
         }
     }
 
-    /// By a text that is complete.
-    pub(crate) fn add(&mut self, text: &Generation) {
-        self.cached += text.cached;
+    /// By the text of this number, which is complete. A prompt with several texts is read by the first of them.
+    pub(crate) fn add(&mut self, number: usize, text: &Generation) {
+        if number.is_multiple_of(self.n) {
+            self.cached += text.cached;
+        }
         self.generated += text.tokens.len();
     }
 
     /// As OpenAI's API says it. A prompt with several texts is counted once.
     pub(crate) fn openai(self) -> Value {
-        let Used { prompt, cached, generated, reasoning } = self;
+        let Used { prompt, cached, generated, reasoning, .. } = self;
         let mut used = json!({
             "prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated,
             "prompt_tokens_details": {"cached_tokens": cached.min(prompt)},
@@ -170,6 +174,7 @@ pub(crate) fn take_delivery(params: &mut Params) -> Result<Delivery> {
     }
     let usage = options.boolean("include_usage")?.unwrap_or(false);
     options.absent("include_obfuscation", "events are as long as their text", is_nothing)?;
+    options.absent("continuous_usage_stats", "usage is known at the end", |value| value == false)?;
     options.finish()?;
     Ok(if usage { Delivery::StreamWithUsage } else { Delivery::Stream })
 }

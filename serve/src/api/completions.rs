@@ -67,13 +67,13 @@ pub(crate) async fn answer(
     if delivery != Delivery::Whole {
         let with_usage = delivery == Delivery::StreamWithUsage;
         let offsets = before.iter().map(|text| text.chars().count()).collect();
-        let writer =
-            Chunks { head, with_usage, log_probs: settings.log_probs, before, offsets, used: Used::by(prompt_tokens) };
+        let used = Used::by(prompt_tokens, settings.n);
+        let writer = Chunks { head, with_usage, log_probs: settings.log_probs, before, offsets, used };
         return Ok(stream::respond(answers, writer));
     }
     let texts = answers.complete().await?;
-    let mut used = Used::by(prompt_tokens);
-    texts.iter().for_each(|text| used.add(text));
+    let mut used = Used::by(prompt_tokens, settings.n);
+    texts.iter().enumerate().for_each(|(number, text)| used.add(number, text));
     let choice = |(index, (before, text)): (usize, (&String, &Generation))| {
         let log_probs = settings.log_probs.map(|most| head.log_probs(text, before.chars().count(), most));
         let (whole, finish) = (format!("{before}{}", text.text), finish_reason(text.finish));
@@ -280,7 +280,7 @@ impl Writer for Chunks {
             out.push_back(self.part(number, &piece.text, &log_probs, None));
         }
         if let Some(end) = piece.end {
-            self.used.add(&end);
+            self.used.add(number, &end);
             out.push_back(self.part(number, "", &Value::Null, Some(finish_reason(end.finish))));
         }
     }

@@ -5,7 +5,7 @@ use crate::answer_parser::{Part, Splitter, Whole};
 use crate::body;
 use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
-use crate::form;
+use crate::form::{self, Wanted};
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
@@ -35,9 +35,9 @@ pub(crate) async fn answer(
     let mut settings = Settings::take(&mut params, &["max_tokens"], STOPS, 1)?;
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
-    let Asked { chat, thinking } = take_asked(&service, params)?;
+    let Asked { chat, thinking, form } = take_asked(&service, params)?;
+    let form = chat.offer.form_or(form)?;
     service.check_room(&client, 1)?;
-    let form = chat.offer.form.clone();
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let (prompt, splitter) = service.encode_chat(&room, chat, form.as_ref()).await?;
     drop(room);
@@ -69,6 +69,7 @@ pub(crate) async fn count(State(service): State<Service>, request: Request) -> R
 struct Asked {
     chat: Chat,
     thinking: Thinking,
+    form: Option<Wanted>,
 }
 
 /// Whether an answer has the model's reasoning.
@@ -82,10 +83,12 @@ enum Thinking {
 fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
     let style = service.style();
     let offer = Offer::of_messages(&mut params, style)?;
-    for name in ["mcp_servers", "container", "context_management", "output_config", "output_format"] {
+    for name in ["mcp_servers", "container"] {
         params.absent(name, "a model here writes text and calls of tools", is_nothing)?;
     }
+    take_context_management(&mut params)?;
     let mut template = TemplateVariables::take(service.model(), &mut params)?;
+    let form = take_output(&mut params, &mut template)?;
     let thinking = take_thinking(&mut params, style, &mut template)?;
     let variables = template.variables;
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "standard_only")?;
@@ -103,13 +106,36 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
     let opening = history.take_opening()?.unwrap_or_default();
     match history.messages.last().map(|message| message.role.as_str()) {
         Some("user" | "tool") => {
-            Ok(Asked { chat: Chat { messages: history.messages, variables, offer, opening }, thinking })
+            Ok(Asked { chat: Chat { messages: history.messages, variables, offer, opening }, thinking, form })
         }
         _ => Err(ApiError::of_param(
             "messages",
             "'messages' must have one of the user's, and no two of the assistant's at the end",
         )),
     }
+}
+
+/// `output_config`, and `output_format` from before: the form of an answer, and how much to reason where the model's template asks.
+fn take_output(params: &mut Params, template: &mut TemplateVariables<'_>) -> Result<Option<Wanted>> {
+    let mut formats = Vec::from_iter(params.object("output_format")?);
+    if let Some(mut config) = params.object("output_config")? {
+        template.take_effort(&mut config, "effort")?;
+        formats.extend(config.object("format")?);
+        config.finish()?;
+    }
+    if formats.len() > 1 {
+        return Err(ApiError::of_param("output_format", "'output_format' and 'output_config.format' are two forms"));
+    }
+    formats.pop().map_or(Ok(None), |format| form::take_format(format, ""))
+}
+
+/// `context_management`: what is to be left out of messages. Templates leave out earlier reasoning as their model wants it; nothing else is.
+fn take_context_management(params: &mut Params) -> Result<()> {
+    let Some(mut context) = params.object("context_management")? else { return Ok(()) };
+    let why = "messages are read as they are; only 'clear_thinking_20251015' is taken, which the model's template does";
+    let clears_thinking = |edit: &Value| edit["type"].as_str().is_some_and(|kind| kind.starts_with("clear_thinking_"));
+    context.absent("edits", why, |edits| edits.as_array().is_some_and(|edits| edits.iter().all(clears_thinking)))?;
+    context.finish()
 }
 
 /// `thinking`: whether a model reasons, where its template asks, and whether the answer shows it. For how long, the model says.

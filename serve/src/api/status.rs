@@ -15,6 +15,10 @@ use std::sync::atomic::Ordering;
 
 pub(crate) async fn health(State(service): State<Service>) -> Result<Response> {
     service.check_not_draining()?;
+    if let Some(dead) = service.models().iter().find(|model| !model.engine.runner.is_running()) {
+        let message = format!("what generates the texts of '{}' has ended; start the server again", dead.name());
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message));
+    }
     Ok(json_response(&json!({"status": "ok"})))
 }
 
@@ -26,8 +30,13 @@ pub(crate) async fn metrics(State(service): State<Service>) -> Result<Response> 
 }
 
 pub(crate) async fn models(State(service): State<Service>) -> Response {
-    let all = service.models().iter().map(|model| described(&service.with(model.clone()), model.name()));
-    json_response(&json!({"object": "list", "data": all.collect::<Vec<_>>()}))
+    let models = service.models();
+    let all = models.iter().map(|model| described(&service.with(model.clone()), model.name()));
+    let [first, last] = [models.first(), models.last()].map(|model| model.map(|model| model.name()));
+    // Anthropic's clients ask for pages.
+    json_response(&json!({
+        "object": "list", "data": all.collect::<Vec<_>>(), "has_more": false, "first_id": first, "last_id": last,
+    }))
 }
 
 pub(crate) async fn model(
@@ -42,6 +51,7 @@ fn described(service: &Service, name: &str) -> Value {
     let (model, plan) = (service.model(), service.engine().runner.plan());
     json!({
         "id": name, "object": "model", "created": service.since(), "owned_by": "outboard",
+        "type": "model", "display_name": name,
         "aliases": service.names(),
         "meta": {
             "name": model.name(), "architecture": model.inner().hparams().arch, "n_vocab": model.tokenizer().n_vocab(),
