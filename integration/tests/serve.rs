@@ -10,9 +10,10 @@ use outboard::{Model, PlaceOptions, Request, devices};
 use outboard_integration::{Client, Server, Serving, model, skip, small_model};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -410,6 +411,63 @@ fn a_real_model_says_what_it_says_without_a_server() {
     let events = Events::read(begin(serving.addr, &body)).all();
     let pieces: String = events.iter().filter_map(|event| event["choices"][0]["text"].as_str()).collect();
     assert_eq!(pieces, expected.text);
+}
+
+/// A schema whose parts llguidance writes once more for each other one, at three levels: 38 GB.
+fn endless_schema() -> Value {
+    let level = |first: char, within: Value| {
+        let named: serde_json::Map<String, Value> = (0..400).map(|i| (format!("{first}{i}"), true.into())).collect();
+        json!({"properties": named, "patternProperties": {format!("^{first}"): within}})
+    };
+    level('a', level('b', level('c', json!({"type": "null"}))))
+}
+
+#[test]
+fn a_form_that_takes_all_memory_ends_another_process_and_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let mut serving = Serving::start(file.to_str().unwrap(), &[]);
+    let ask = |form: (&str, Value)| {
+        let mut body = json!({"prompt": "abcd", "max_tokens": 3});
+        body[form.0] = form.1;
+        Answer::read(begin(serving.addr, &body))
+    };
+    assert_eq!(ask(("regex", "a+".into())).status, 200);
+    let before = serving.resident();
+    let refused = ask(("json_schema", endless_schema()));
+    assert!(
+        refused.status == 400 && refused.text().contains("takes too long, or too much memory"),
+        "{}",
+        refused.text()
+    );
+    assert!(serving.resident() < before + (256 << 20), "{} MiB of the server's", serving.resident() >> 20);
+    // The next form has a process again.
+    assert_eq!(ask(("regex", "b+".into())).status, 200);
+    assert!(serving.client.is_running());
+}
+
+#[test]
+fn a_process_that_tries_forms_keeps_to_its_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let program = outboard_integration::program("outboard");
+    for (args, code, said) in
+        [(&[][..], Some(0), "null\n"), (&["--memory", "0"], Some(3), ""), (&["--seconds", "0"], Some(3), "")]
+    {
+        let mut trial = Command::new(&program)
+            .arg("try-forms")
+            .args(args)
+            .arg(&file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let form = if said.is_empty() { endless_schema().to_string() } else { "true".into() };
+        // It may have ended by now.
+        let _ = writeln!(trial.stdin.take().unwrap(), "{}", json!({"JsonSchema": form}));
+        let ended = trial.wait_with_output().unwrap();
+        assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stdout).as_ref()), (code, said), "{args:?}");
+    }
 }
 
 /// Runs a script with the packages that programs for these APIs use.

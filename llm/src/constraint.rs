@@ -4,6 +4,7 @@
 //! it costs to compile and what each token of a text costs are bounded, and what is beyond a bound is an error that says so.
 
 mod cost;
+mod drafts;
 mod form;
 mod gbnf;
 pub(crate) mod masks;

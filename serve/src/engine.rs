@@ -7,6 +7,7 @@ use crate::queue::{Client, Full, Most, Place, Queue, Turn};
 use crate::service::{Beginnings, ServeOptions};
 use crate::settings::Settings;
 use crate::style::Style;
+use crate::trial::Trials;
 use futures_core::Stream;
 use http::StatusCode;
 use outboard::{Generation, Piece, Request, Runner, TextStream};
@@ -33,6 +34,8 @@ pub(crate) struct Engine {
     pub(crate) style: Style,
     /// Whose texts share beginnings.
     pub(crate) beginnings: Beginnings,
+    /// Where forms are tried.
+    pub(crate) trials: Option<Arc<Trials>>,
     /// Says that texts end now, whatever they have.
     ended: watch::Sender<bool>,
     /// What texts take, a moving mean in microseconds; 0 before the first has ended.
@@ -83,6 +86,7 @@ impl Engine {
         let Limits { waiting, waiting_each, .. } = options.limits;
         let queue = Queue::new(Most { places, places_each: places, waiting, waiting_each });
         let beginnings = options.beginnings;
+        let trials = options.form_trials.clone().map(|how| Arc::new(Trials::new(how, runner.model().path())));
         let (ended, _) = watch::channel(false);
         let style = Style::of(runner.model());
         Engine {
@@ -91,6 +95,7 @@ impl Engine {
             metrics,
             style,
             beginnings,
+            trials,
             ended,
             mean: AtomicU64::new(0),
             slots,

@@ -189,7 +189,11 @@ pub(crate) async fn compile(
         Error::Request(why) => ApiError::of_param(param.clone(), format!("'{param}': {why}")),
         other => other.into(),
     };
-    let compile = move |model: &Model| model.constraint(&form).map_err(wrong);
+    let trials = service.engine().trials.clone();
+    let compile = move |model: &Model| {
+        let tried = trials.map_or(Ok(()), |trials| trials.check(&form));
+        tried.and_then(|()| model.constraint(&form)).map_err(wrong)
+    };
     service.work_of(Length::Long, room, compile).await.map(Some)
 }
 

@@ -29,6 +29,7 @@ mod stream;
 mod style;
 mod template;
 mod tools;
+mod trial;
 mod write_timeout;
 
 pub use limits::Limits;
@@ -37,3 +38,4 @@ pub use outboard_net::{ServerTls, Tokens, warn_if_readable};
 pub use page::Page;
 pub use server::Server;
 pub use service::{Beginnings, Hosts, ServeOptions, Service};
+pub use trial::{FormTrials, TrialLimits, try_forms};

@@ -16,6 +16,7 @@ use crate::room::{Room, Rooms};
 use crate::settings::Settings;
 use crate::style::Style;
 use crate::tools::Offer;
+use crate::trial::FormTrials;
 use axum::Router;
 use http::HeaderValue;
 use outboard::{Embedding, Error, Message, Model, Result, Runner, Variables};
@@ -57,6 +58,8 @@ pub struct ServeOptions {
     pub page: Page,
     /// Whose texts share beginnings.
     pub beginnings: Beginnings,
+    /// Where forms of texts are tried before they are compiled here. None: they are not, and what is known to cost too much is refused alone.
+    pub form_trials: Option<FormTrials>,
 }
 
 impl ServeOptions {

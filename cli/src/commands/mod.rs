@@ -14,6 +14,7 @@ pub(crate) mod serve;
 pub(crate) mod smoke;
 pub(crate) mod tokenize;
 pub(crate) mod top;
+pub(crate) mod try_forms;
 
 use anyhow::Result;
 use outboard_output as output;

@@ -207,7 +207,8 @@ fn serve_options(args: &Args, addr: SocketAddr, keys: Option<Arc<Tokens>>) -> Se
     };
     let page = if args.no_page { Page::Absent } else { Page::Shown };
     let beginnings = if args.cache_per_key { Beginnings::OfEachClient } else { Beginnings::OfAll };
-    ServeOptions { limits, keys, names: Vec::new(), hosts, origins: args.cors.clone(), page, beginnings }
+    let form_trials = Some(super::try_forms::trials());
+    ServeOptions { limits, keys, names: Vec::new(), hosts, origins: args.cors.clone(), page, beginnings, form_trials }
 }
 
 /// The address to listen on; a name may stand for several, of which the first counts.

@@ -1,7 +1,8 @@
 //! What a text is to be, as those say it who ask for it.
 
-use super::{cost, gbnf, numbers, said};
+use super::{cost, drafts, gbnf, numbers, said};
 use llguidance::api::TopLevelGrammar;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
 
@@ -11,7 +12,7 @@ pub const MOST_FORM_BYTES: usize = 64 << 10;
 const JSON_BLANKS: &str = r"[\x20\x0A\x0D\x09]{1,40}";
 
 /// What a text has to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Form {
     /// A JSON object, whatever is in it.
     JsonObject,
@@ -37,7 +38,7 @@ impl Form {
     }
 
     /// What it is, for people.
-    pub(super) fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Form::JsonObject => "JSON object",
             Form::JsonSchema(_) => "JSON schema",
@@ -84,6 +85,7 @@ impl Form {
                     Value::Object(_) | Value::Bool(_) => {}
                     _ => return Err("a schema is an object, or true or false".into()),
                 }
+                drafts::check(&schema)?;
                 cost::check(&schema)?;
                 numbers::bound(&mut schema)?;
                 Ok(TopLevelGrammar::from_json_schema(with_blanks(schema)))

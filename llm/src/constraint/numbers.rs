@@ -46,8 +46,13 @@ pub(super) fn bound(schema: &mut Value) -> Result<(), String> {
 
 fn bound_at(part: &mut Value, place: Place) -> Result<(), String> {
     match part {
-        Value::Array(parts) => parts.iter_mut().try_for_each(|part| bound_at(part, place)),
+        // A reference names the part by its number.
+        Value::Array(parts) => parts.iter_mut().try_for_each(|part| bound_at(part, place.within(""))),
         Value::Object(keys) => {
+            if place == Place::Schema {
+                take_booleans(keys);
+                check_close(keys)?;
+            }
             for (name, part) in keys {
                 match place.within(name) {
                     Place::Value if VALUES.contains(&name.as_str()) => check_values(name, part)?,
@@ -82,8 +87,46 @@ fn bound_keyword(name: &str, part: &mut Value) -> Result<(), String> {
         ("$ref", Value::String(to)) if place_of(to) != Place::Schema => {
             Err(format!("'$ref' is '{to}', and there is no schema at that place"))
         }
+        // llguidance takes names as they are written, and the first one for the whole schema.
+        ("$ref", Value::String(to)) if to.contains(['~', '%']) || to == "#/" => {
+            Err(format!("'$ref' is '{to}': names with '~' or '%', and those that are empty, are not referred to"))
+        }
         _ => bound_at(part, Place::Schema.within(name)),
     }
+}
+
+/// Writes bounds of draft 4, whose exclusion is said beside them, as those of later drafts: llguidance takes them apart where another keyword stands between.
+fn take_booleans(keys: &mut Map<String, Value>) {
+    for (bound, exclusive) in [("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")] {
+        match keys.get(exclusive) {
+            Some(Value::Bool(true)) => {
+                keys.shift_remove(exclusive);
+                if let Some(number) = keys.shift_remove(bound) {
+                    keys.insert(exclusive.into(), number);
+                }
+            }
+            Some(Value::Bool(false)) => drop(keys.shift_remove(exclusive)),
+            _ => {}
+        }
+    }
+}
+
+/// Fails for a bound that excludes an integer where the other one is less than 1 from it: llguidance would let the integer be written.
+fn check_close(keys: &Map<String, Value>) -> Result<(), String> {
+    let number = |name: &str| keys.get(name).and_then(Value::as_f64);
+    let (above, below) = (number("exclusiveMinimum"), number("exclusiveMaximum"));
+    let most = number("maximum").into_iter().chain(below).reduce(f64::min);
+    let least = number("minimum").into_iter().chain(above).reduce(f64::max);
+    let is_close = |excluded: Option<f64>, other: Option<f64>| {
+        excluded.zip(other).is_some_and(|(n, other)| n.fract() == 0.0 && n != other && (n - other).abs() < 1.0)
+    };
+    if is_close(above, most) || is_close(below, least) {
+        return Err(
+            "a bound that excludes an integer is less than 1 from the other bound, for which there is nothing here"
+                .into(),
+        );
+    }
+    Ok(())
 }
 
 /// What is at the place that a reference has, in the same document.
@@ -199,6 +242,8 @@ mod tests {
                 format!(r#"{{"const": {value}}}"#),
                 format!(r#"{{"properties": {{"enum": {{"enum": [1, {value}]}}}}}}"#),
                 format!(r##"{{"x": {{"y": [{{"const": {value}}}]}}, "$ref": "#/x/y/0"}}"##),
+                format!(r##"{{"$defs": [{{"const": {value}}}], "$ref": "#/$defs/0"}}"##),
+                format!(r##"{{"$defs": [[{{"const": {value}}}]], "$ref": "#/$defs/0/0"}}"##),
             ] {
                 assert!(bounded(&schema).unwrap_err().contains("2^53"), "{schema}");
             }
@@ -209,12 +254,38 @@ mod tests {
     }
 
     #[test]
+    fn bounds_of_draft_4_are_those_of_later_ones() {
+        let draft_4 =
+            r#"{"exclusiveMinimum":true,"anyOf":[{"const":5}],"minimum":5,"exclusiveMaximum":false,"maximum":9}"#;
+        assert_eq!(bounded(draft_4).unwrap(), r#"{"anyOf":[{"const":5}],"maximum":9,"exclusiveMinimum":5}"#);
+        assert_eq!(bounded(r#"{"exclusiveMaximum":true}"#).unwrap(), "{}");
+    }
+
+    #[test]
+    fn bounds_that_exclude_an_integer_are_not_close() {
+        for close in [
+            r#"{"exclusiveMinimum": 0, "maximum": 0.5}"#,
+            r#"{"exclusiveMinimum": 19, "exclusiveMaximum": 19.01}"#,
+            r#"{"exclusiveMaximum": -3, "minimum": -3.5}"#,
+            r#"{"items": {"exclusiveMinimum": true, "minimum": 0, "maximum": 0.1}}"#,
+        ] {
+            assert!(bounded(close).unwrap_err().contains("less than 1"), "{close}");
+        }
+        for taken in [r#"{"exclusiveMinimum": 0, "maximum": 1}"#, r#"{"exclusiveMinimum": 0.5, "maximum": 0.75}"#] {
+            assert!(bounded(taken).is_ok(), "{taken}");
+        }
+    }
+
+    #[test]
     fn what_is_no_schema_is_not_referred_to() {
         for to in ["#/default", "#/const/a", "#/properties", "#/properties/a/enum/0", "#/$defs//const"] {
             let schema = format!(r#"{{"$ref": "{to}"}}"#);
             assert!(bounded(&schema).unwrap_err().contains("no schema"), "{to}");
         }
-        for to in ["#", "#/", "#/$defs/const", "#/properties/properties/items/0", "#/components/schemas/a", "#/items"] {
+        for to in ["#/$defs/a~1b", "#/$defs/%25", "#/"] {
+            assert!(bounded(&format!(r#"{{"items": {{"$ref": "{to}"}}}}"#)).unwrap_err().contains("referred"), "{to}");
+        }
+        for to in ["#", "#/$defs/const", "#/properties/properties/items/0", "#/components/schemas/a", "#/items"] {
             assert!(bounded(&format!(r#"{{"items": {{"$ref": "{to}"}}}}"#)).is_ok(), "{to}");
         }
     }
