@@ -10,6 +10,9 @@ const MOST: i64 = (1 << 53) - 1;
 /// Places behind the point of 'multipleOf', at most.
 const MOST_PLACES: u32 = 8;
 
+/// Characters of a wrong reference that are told.
+const SHOWN: usize = 100;
+
 /// Keywords whose values have a schema under each name.
 const NAMES: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 /// Keywords whose values a text is compared with.
@@ -85,14 +88,20 @@ fn bound_keyword(name: &str, part: &mut Value) -> Result<(), String> {
         }
         // What it refers to would be taken for a schema, and was not looked at as one.
         ("$ref", Value::String(to)) if place_of(to) != Place::Schema => {
-            Err(format!("'$ref' is '{to}', and there is no schema at that place"))
+            Err(format!("'$ref' is '{}', and there is no schema at that place", shown(to)))
         }
         // llguidance takes names as they are written, and the first one for the whole schema.
         ("$ref", Value::String(to)) if to.contains(['~', '%']) || to == "#/" => {
+            let to = shown(to);
             Err(format!("'$ref' is '{to}': names with '~' or '%', and those that are empty, are not referred to"))
         }
         _ => bound_at(part, Place::Schema.within(name)),
     }
+}
+
+/// As much of a reference as an error says.
+fn shown(reference: &str) -> String {
+    reference.chars().take(SHOWN).collect()
 }
 
 /// Writes bounds of draft 4, whose exclusion is said beside them, as those of later drafts: llguidance takes them apart where another keyword stands between.
