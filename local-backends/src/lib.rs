@@ -7,7 +7,7 @@ mod list;
 
 pub use choice::DeviceSpec;
 pub use list::Known;
-pub use outboard_ggml::{Difference, run_if_helper, use_folder as use_ggml};
+pub use outboard_ggml::{Difference, run_if_helper, this_program, use_folder as use_ggml};
 
 use list::{Argument, BACKENDS, Setup};
 use outboard_core::{Device, DeviceInfo, DeviceKind, Host, Result};

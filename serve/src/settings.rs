@@ -49,11 +49,11 @@ impl Settings {
         }
         take_other_samplers(params)?;
         let temperature = params.number("temperature", 0.0..=2.0)?.unwrap_or(1.0);
-        // Who gives a seed wants the same text each time; -1 is llama-server's word for any.
-        let again = params.seen("seed").is_some_and(|seed| seed.as_i64() != Some(-1));
+        let seed = seed(params)?;
         let reuse = match params.boolean("cache_prompt")? {
             Some(false) => Reuse::Nothing,
-            None if again => Reuse::Prompts,
+            // Who gives a seed wants the same text each time.
+            None if seed.is_some() => Reuse::Prompts,
             Some(true) | None => Reuse::All,
         };
         let sampler = Sampler {
@@ -61,7 +61,7 @@ impl Settings {
             top_k: params.count("top_k", -1..=i64::from(i32::MAX))?.unwrap_or(0),
             top_p: params.number("top_p", 0.0..=1.0)?.unwrap_or(1.0),
             min_p: params.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
-            seed: seed(params)?,
+            seed: seed.unwrap_or_else(|| rand::random::<u32>().into()),
         };
         let ignore_eos = params.boolean("ignore_eos")?.unwrap_or(false);
         let (stop, penalties) = (stops(params, stop)?, penalties(params)?);
@@ -209,11 +209,10 @@ fn take_other_samplers(params: &mut Params) -> Result<()> {
     Ok(())
 }
 
-fn seed(params: &mut Params) -> Result<u64> {
-    Ok(match params.integer("seed", i64::MIN..=i64::MAX)? {
-        Some(seed) if seed != -1 => seed.cast_unsigned(),
-        _ => u64::from(rand::random::<u32>()),
-    })
+/// `seed`, unless it is -1, llama-server's word for any.
+fn seed(params: &mut Params) -> Result<Option<u64>> {
+    let seed = params.integer("seed", i64::MIN..=i64::MAX)?;
+    Ok(seed.filter(|&seed| seed != -1).map(i64::cast_unsigned))
 }
 
 fn stops(params: &mut Params, name: &str) -> Result<Vec<String>> {

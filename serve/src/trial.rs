@@ -8,7 +8,6 @@ use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,8 +20,6 @@ const LOOK: Duration = Duration::from_millis(10);
 const MOST_ANSWER: u64 = 64 << 10;
 /// Processes that are kept for the next forms.
 const KEPT: usize = 2;
-/// In place of a time.
-const NONE: u64 = u64::MAX;
 /// How a process ends that has taken too much.
 const TOO_MUCH: i32 = 3;
 
@@ -59,11 +56,15 @@ impl Trials {
     /// Tries a form. Fails with [`Error::Request`], which says what is wrong with it, or that it takes too much; with another error if it cannot be tried.
     pub(crate) fn check(&self, form: &Form) -> Result<()> {
         let idle = self.idle().pop();
-        // One that was kept may have ended before it was asked.
-        if let Some(mut trial) = idle
-            && let Some(said) = trial.ask(form)
-        {
-            return self.keep(trial, said);
+        if let Some(mut trial) = idle {
+            if let Some(said) = trial.ask(form) {
+                return self.keep(trial, said);
+            }
+            // Else it may have ended before it was asked.
+            let code = trial.end();
+            if code == Some(TOO_MUCH) {
+                return Err(too_much(form, code));
+            }
         }
         let cannot = |e: io::Error| Error::Bug(format!("there is no process that tries forms: {e}"));
         let mut trial = self.start().map_err(cannot)?;
@@ -82,7 +83,7 @@ impl Trials {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Trial>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.idle)
     }
 
     fn start(&self) -> io::Result<Trial> {
@@ -133,10 +134,14 @@ impl Drop for Trial {
 
 /// Ends a process, and says how it has ended, by itself if it has before.
 fn end(process: &Mutex<Child>) -> Option<i32> {
-    let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut process = locked(process);
     // Fails only if it has ended.
     let _ = process.kill();
     process.wait().ok()?.code()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn too_much(form: &Form, code: Option<i32>) -> Error {
@@ -163,16 +168,14 @@ pub fn try_forms(model: &Path, limits: TrialLimits, input: impl BufRead, mut out
     // What it needs of the model takes time and memory as well.
     let _ = model.constraint(&Form::JsonObject);
     let most = resident().saturating_add(limits.memory);
-    let begun = Instant::now();
-    let millis = move || u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     // When the form was begun that is tried.
-    let since = Arc::new(AtomicU64::new(NONE));
-    let seen = since.clone();
+    let begun = Arc::new(Mutex::new(None::<Instant>));
+    let seen = begun.clone();
     let watch = std::thread::Builder::new().name("watch".into()).spawn(move || {
         loop {
             std::thread::sleep(LOOK);
-            let time = Duration::from_millis(millis().saturating_sub(seen.load(Ordering::Relaxed)));
-            if time > limits.time || resident() > most {
+            let begun = *locked(&seen);
+            if begun.is_some_and(|begun| begun.elapsed() > limits.time) || resident() > most {
                 std::process::exit(TOO_MUCH);
             }
         }
@@ -180,13 +183,13 @@ pub fn try_forms(model: &Path, limits: TrialLimits, input: impl BufRead, mut out
     watch.map_err(failed)?;
     for line in input.lines() {
         let form: Form = serde_json::from_str(&line.map_err(failed)?).map_err(|e| failed(e.into()))?;
-        since.store(millis(), Ordering::Relaxed);
+        *locked(&begun) = Some(Instant::now());
         let wrong = match model.constraint(&form) {
             Err(Error::Request(why)) => Some(why),
             // Something of the model, which shows again where it is used.
             Ok(_) | Err(_) => None,
         };
-        since.store(NONE, Ordering::Relaxed);
+        *locked(&begun) = None;
         writeln!(output, "{}", serde_json::Value::from(wrong)).and_then(|()| output.flush()).map_err(failed)?;
         // What is freed may not be given back to the system.
         if resident() > most / 2 {
@@ -198,10 +201,10 @@ pub fn try_forms(model: &Path, limits: TrialLimits, input: impl BufRead, mut out
 
 /// Bytes of memory that this process has, where the system says so in a file.
 fn resident() -> u64 {
-    const PAGE: u64 = 4096;
-    let pages = std::fs::read_to_string("/proc/self/statm").ok();
-    let pages = pages.and_then(|text| text.split(' ').nth(1)?.parse::<u64>().ok());
-    pages.unwrap_or(0).saturating_mul(PAGE)
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
 }
 
 #[cfg(all(test, unix))]
@@ -225,6 +228,9 @@ mod tests {
         assert_eq!(said(r#"read form; echo '"it is odd"'; read form"#, 1), ["it is odd"]);
         // One that ends while nobody asks is no reason to refuse what comes next.
         assert_eq!(said("read form; echo null", 3), ["taken"; 3]);
+        // One that a form ends is not tried again with it.
+        let once = said("read form; echo null; read form; exit 3", 2);
+        assert!(once[0] == "taken" && once[1].contains("takes too long"), "{once:?}");
         for (script, why) in [
             ("read form; exit 3", "takes too long, or too much memory"),
             ("read form; kill -ABRT $$", "cannot be compiled"),

@@ -119,18 +119,12 @@ fn models(args: &Args) -> Result<Vec<ServedModel>> {
     if given.len() > 1 && !args.alias.is_empty() {
         return Err(usage("--alias names one model; with several, say what each is called: -m NAME,..=MODEL"));
     }
-    let mut names: Vec<&String> = given.iter().flat_map(|(names, _)| names).collect();
+    let mut names: Vec<Cow<'_, str>> = given.iter().flat_map(|(names, model)| told(names, model)).collect();
     names.sort_unstable();
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(usage(format_args!("two models are called \"{}\": give each a name of its own", twice[0])));
-    }
-    let mut files: Vec<_> =
-        given.iter().filter(|(names, _)| names.is_empty()).map(|(_, model)| called(model)).collect();
-    files.sort_unstable();
-    if let Some(twice) = files.windows(2).find(|pair| pair[0] == pair[1]) {
-        let twice = &twice[0];
         return Err(usage(format_args!(
-            "two models would be called \"{twice}\", as their files are: say what each is called, -m NAME=MODEL"
+            "two models are called \"{}\": give each a name of its own, -m NAME=MODEL",
+            twice[0]
         )));
     }
     let placed = |(mut names, model): (Vec<String>, &str)| {
@@ -140,12 +134,15 @@ fn models(args: &Args) -> Result<Vec<ServedModel>> {
     given.into_iter().map(placed).collect()
 }
 
-/// What a model is called that has no name.
-fn called(model: &str) -> Cow<'_, str> {
+/// What a model is called: without a name of its own, as its file.
+fn told<'a>(names: &'a [String], model: &'a str) -> Vec<Cow<'a, str>> {
+    if !names.is_empty() {
+        return names.iter().map(|name| name.as_str().into()).collect();
+    }
     let file = Path::new(model).file_name().unwrap_or_default().to_string_lossy();
     match file.strip_suffix(".gguf") {
-        Some(stem) => stem.to_owned().into(),
-        None => file,
+        Some(stem) => vec![stem.to_owned().into()],
+        None => vec![file],
     }
 }
 

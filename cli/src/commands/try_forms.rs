@@ -23,13 +23,7 @@ const ADDRESSES: u64 = 8 << 30;
 
 /// How `outboard serve` starts it.
 pub(crate) fn trials() -> FormTrials {
-    let program = if cfg!(target_os = "linux") {
-        // Also when its file was replaced meanwhile.
-        "/proc/self/exe".into()
-    } else {
-        std::env::current_exe().unwrap_or_default()
-    };
-    FormTrials { program, args: vec!["try-forms".into()] }
+    FormTrials { program: outboard_backends::this_program(), args: vec!["try-forms".into()] }
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {

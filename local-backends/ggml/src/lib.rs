@@ -32,4 +32,5 @@ pub use devices::{Class, GgmlDevice, devices};
 pub use differences::{Difference, Known, known};
 pub use functions::Missing;
 pub use library::{Library, OpenError, TRIED};
+pub use outboard_helper::this_program;
 pub use places::VARIABLE;

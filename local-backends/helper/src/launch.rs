@@ -65,13 +65,14 @@ pub struct Offer {
 impl Launch {
     /// This program once more, with these arguments.
     pub fn this_program(args: impl IntoIterator<Item = OsString>) -> Launch {
-        let program = if cfg!(target_os = "linux") {
-            // Also when its file was replaced meanwhile.
-            "/proc/self/exe".into()
-        } else {
-            std::env::current_exe().unwrap_or_default()
-        };
-        Launch { program, args: args.into_iter().collect(), env: Vec::new(), start: START, hang: HANG, limit: LIMIT }
+        Launch {
+            program: this_program(),
+            args: args.into_iter().collect(),
+            env: Vec::new(),
+            start: START,
+            hang: HANG,
+            limit: LIMIT,
+        }
     }
 
     /// What a helper has, which is started for that and ended again.
@@ -79,6 +80,16 @@ impl Launch {
         let (_process, Hello { devices, notes, .. }) = Process::start(self, name)?;
         let notes = notes.iter().map(|note| shown(note, MAX_ERROR_TEXT)).collect();
         Ok(Offers { devices: devices.into_iter().map(offer).collect::<Result<_>>()?, notes })
+    }
+}
+
+/// What starts this program once more.
+pub fn this_program() -> PathBuf {
+    if cfg!(target_os = "linux") {
+        // Also when its file was replaced meanwhile.
+        "/proc/self/exe".into()
+    } else {
+        std::env::current_exe().unwrap_or_default()
     }
 }
 

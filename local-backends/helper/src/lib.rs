@@ -24,7 +24,7 @@ mod serve;
 mod stream;
 
 pub use device::helper_device;
-pub use launch::{Launch, Offer, Offers, StartLimit};
+pub use launch::{Launch, Offer, Offers, StartLimit, this_program};
 pub use serve::serve;
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
