@@ -53,10 +53,11 @@ const DRAWS: [&[&str]; 2] =
     [&["--temp", "0"], &["--temp", "0.9", "-s", "7", "--repeat-penalty", "1.2", "--presence-penalty", "0.3"]];
 
 fn args(model: &str, rpc: &str, draw: &[&str]) -> Vec<String> {
-    // Some micro-batches, and as much time for the text as for them.
+    // Some micro-batches, and as much time for the text as for them. Both servers have a part, however fast each was when it was measured.
     let prompt = SENTENCE.repeat(9);
+    let parts = ["-ts", "1,1"];
     let fixed = ["run", "-m", model, "--rpc", rpc, "-p", &prompt, "-n", "40", "-c", "512", "--ignore-eos", "--json"];
-    [&fixed[..], draw].concat().into_iter().map(str::to_owned).collect()
+    [&fixed[..], &parts, draw].concat().into_iter().map(str::to_owned).collect()
 }
 
 /// A run that has its model on its devices.
@@ -230,7 +231,6 @@ fn a_server_that_comes_back_is_used_again() {
     let mut other = Server::start(&["-d", "cpu:1"]);
     let rpc = format!("{},{}", small.addr, other.addr);
     let run = args(path.to_str().unwrap(), &rpc, DRAWS[1]);
-    let run = [&run[..], &["-ts".into(), "1,1".into()]].concat();
     let want: RunReport = Client::run(&run, LIMIT).json();
     let span = span(&want, &run);
     let client = loaded(&run);
