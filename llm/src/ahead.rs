@@ -4,21 +4,25 @@
 //! next step does not need this process. It enqueues steps ahead and reads ids as they come: as many as hide the way there and
 //! back, no more, because what runs behind the end of a text is thrown away.
 
-use crate::arch::net::{self, LogProbs, Sampling};
-use crate::batch::{Batch, Bias, Draw, Request};
-use crate::constraint::TokenSet;
+mod pace;
+mod sampled;
+
+pub use sampled::Token;
+
+use crate::arch::net::{self, LogProbs};
+use crate::batch::{Batch, Draw, Request};
 use crate::embed::Rows;
 use crate::error::{Error, Result};
-use crate::generate::Reuse;
 use crate::placed_model::PlacedModel;
 use crate::runs::{Rest, Run};
-use crate::sequence::{Held, Job, Next, Sequence, State};
+use crate::sequence::{Next, Sequence, State};
 use crate::watch::TICK;
 use bytes::Bytes;
 use outboard_core::device::RoundTrips;
-use outboard_core::op::BLOCK_ROWS;
 use outboard_core::{Pending, Queue, try_at_once};
 use outboard_scheduler::Scheduler;
+use pace::{Pace, remember};
+use sampled::{Expected, Sampled};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,38 +31,10 @@ use std::time::{Duration, Instant};
 const MAX_AHEAD: usize = 64;
 /// Round trips that are measured; the shortest one counts.
 const PINGS: usize = 3;
-/// Times between steps that are remembered. Half of them may be waits for the network and not a step's.
-const RECENT: usize = 9;
 /// Longest wait before the rest of a run is enqueued.
 const MOST_WAY: Duration = Duration::from_secs(1);
 /// What a run that reads a part of a prompt is taken to need before one has been measured, in seconds.
 const SHORTEST_READ: f64 = 0.005;
-
-/// A token that was sampled.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Token {
-    /// The sequence that it goes on.
-    pub sequence: Sequence,
-    /// The token.
-    pub id: u32,
-    /// Its log-probability before penalties, if that was asked for.
-    pub log_prob: Option<f32>,
-    /// The most probable tokens in its place, most probable first, with their log-probabilities, if they were asked for.
-    pub top_log_probs: Vec<(u32, f32)>,
-}
-
-/// A token that a run samples.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Expected {
-    sequence: Sequence,
-    /// Of the sequence when it was enqueued.
-    epoch: u64,
-    /// Its position.
-    at: usize,
-    /// Its number among those that the run samples.
-    number: usize,
-    log_probs: LogProbs,
-}
 
 /// What a group waits for of a run.
 pub(crate) struct Awaited {
@@ -82,15 +58,6 @@ pub(crate) struct StepsAhead {
     run_times: VecDeque<Duration>,
 }
 
-/// How long a run takes, by when what it gives comes.
-#[derive(Default)]
-struct Pace {
-    /// The last times from one run's results to those of the next, in seconds.
-    recent: VecDeque<f64>,
-    /// When results came last, as long as others are under way behind them.
-    last: Option<Instant>,
-}
-
 struct Step {
     run: Run,
     group: usize,
@@ -110,14 +77,6 @@ enum Gives {
     },
     /// No token: this comes when the device with the last layers is through.
     End(Pending<Bytes>),
-}
-
-/// What comes with the ids that a run samples.
-struct Sampled<T> {
-    ids: T,
-    log_probs: Option<T>,
-    /// Ids of the most probable ones, and their log-probabilities.
-    top: Option<[T; 2]>,
 }
 
 impl Gives {
@@ -161,8 +120,8 @@ impl StepsAhead {
     /// Forgets what is under way. Tokens that have come are still given out.
     pub(crate) fn clear(&mut self) {
         self.steps.clear();
-        self.pace.last = None;
-        self.reading.last = None;
+        self.pace.pause();
+        self.reading.pause();
     }
 
     /// Whether nothing is under way.
@@ -201,7 +160,7 @@ impl StepsAhead {
     /// Whether one more run that nobody's next token waits for should be enqueued, `begun` others having begun, of which so many are needed for every
     /// device to have one. No more than that: whoever comes next waits for those under way.
     pub(crate) fn has_time_to_read(&self, begun: usize, needed: usize) -> bool {
-        let each = if self.reading.recent.is_empty() { SHORTEST_READ } else { self.reading.step() };
+        let each = if self.reading.is_known() { self.reading.step() } else { SHORTEST_READ };
         self.steps.len() + begun < (needed + 1 + self.on_the_way(each)).min(needed + MAX_AHEAD)
     }
 
@@ -233,164 +192,11 @@ impl StepsAhead {
     }
 }
 
-/// Adds to the last few of something.
-fn remember<T>(last: &mut VecDeque<T>, new: T) {
-    if last.len() == RECENT {
-        last.pop_front();
-    }
-    last.push_back(new);
-}
-
-impl Pace {
-    /// Seconds of a run: the median, because results that were late come together with those behind them. 0 before there is one.
-    fn step(&self) -> f64 {
-        let mut sorted: Vec<f64> = self.recent.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
-    }
-
-    /// Takes note of results that have come. Behind the last ones under way there is no run, but a pause.
-    fn note(&mut self, now: Instant, more_are_under_way: bool) {
-        let before = std::mem::replace(&mut self.last, more_are_under_way.then_some(now));
-        let Some(before) = before else { return };
-        remember(&mut self.recent, now.duration_since(before).as_secs_f64());
-    }
-}
-
 impl PlacedModel {
     /// What a step takes, as far as that has been measured.
     pub(crate) fn step_time(&self) -> Option<Duration> {
         let step = self.ahead.pace.step();
         (step > 0.0).then(|| Duration::from_secs_f64(step))
-    }
-
-    /// Has tokens read behind those of a sequence ([`PlacedModel::len`]), and up to `most` tokens sampled behind them: fewer if the context is full before.
-    /// Gives how many; [`PlacedModel::next_token`] gives them, with those of other sequences.
-    ///
-    /// Fails if the context has no room for the tokens, with [`Error::CacheFull`] if the cache has none now, and if the sequence has nothing
-    /// to go on from. With failover, a fault of a device is recovered from on the way.
-    pub fn begin(&mut self, sequence: Sequence, tokens: &[u32], sampling: Sampling, most: usize) -> Result<usize> {
-        self.check_vocabulary(tokens)?;
-        let before = self.len(sequence)?;
-        self.check_room(sequence, tokens.len())?;
-        self.prompts += 1;
-        let begun = self.prompts;
-        let end = before + tokens.len();
-        if end == 0 {
-            return Err(Error::Request("the sequence is empty and no tokens were given".into()));
-        }
-        if most == 0 {
-            return Err(Error::Request("no token was asked for: ask for one at least".into()));
-        }
-        self.return_to_devices()?;
-        // What is sampled last needs no room.
-        let most = most.min(self.n_ctx() + 1 - end);
-        self.truncate(sequence, before)?;
-        self.add_prompt(sequence, tokens)?;
-        self.state_and_blocks(sequence)?.0.shared = 0;
-        let shared = self.share_prefix(sequence.slot).or_else(|e| self.recover_or_fail(e));
-        let (state, blocks) = self.state_and_blocks(sequence)?;
-        if let Err(e) = shared {
-            state.truncate(blocks, before);
-            return Err(e);
-        }
-        if sampling.penalties.is_some() {
-            state.read_unnoted();
-        }
-        if state.n_past == end {
-            // The last token is run again to sample from.
-            state.go_back_before(blocks, end - 1);
-        }
-        state.shared = state.shared.min(state.n_past.saturating_sub(before));
-        if let Err(full) = state.reserve(blocks, end + most - 1) {
-            state.truncate(blocks, before);
-            return Err(full);
-        }
-        state.job = Some(Job { sampling, left: most });
-        state.held = None;
-        state.begun = begun;
-        state.answered = 0;
-        Ok(most)
-    }
-
-    /// Uses blocks of others that begin as a sequence's text, if that is wanted, and reads the rest of the prompt in micro-batches of its own.
-    pub(crate) fn share_prefix(&mut self, slot: usize) -> Result<()> {
-        if !self.options.prefixes.are_shared() {
-            return Ok(());
-        }
-        // What is left is to be rounded as the whole would be.
-        let rest = self.smallest_part();
-        let (state, blocks) = self.slot_and_blocks(slot)?;
-        let shared = state.share(blocks, rest);
-        if shared.new.is_empty() {
-            return Ok(());
-        }
-        let (begin, past, end) = (shared.new.start * BLOCK_ROWS, state.n_past, state.text.end_of_batched(state.n_past));
-        let behind = state.text.sizes(end);
-        // As they were read, should they have to be read again.
-        let (mut sizes, mut at) = (Vec::new(), begin);
-        for decoded in shared.decoded {
-            sizes.extend(self.micro_batches(at, decoded - at));
-            sizes.push(1);
-            at = decoded + 1;
-        }
-        sizes.extend(self.micro_batches(at, past - at));
-        sizes.extend(self.micro_batches(past, end - past));
-        sizes.extend(behind);
-        self.slot_and_blocks(slot)?.0.text.read_anew(begin, &sizes);
-        self.write_table(slot, shared.new)
-    }
-
-    /// Says which blocks of others a sequence's next prompt may use, where beginnings are shared; until then those of prompts.
-    pub fn set_reuse(&mut self, sequence: Sequence, reuse: Reuse) -> Result<()> {
-        self.state_and_blocks(sequence)?.0.reuse = reuse;
-        Ok(())
-    }
-
-    /// Has a sequence share beginnings only with those of the same salt: nobody else can tell by them what it has. Only for a sequence without tokens.
-    pub fn set_cache_salt(&mut self, sequence: Sequence, salt: Option<&str>) -> Result<()> {
-        let (state, _) = self.state_and_blocks(sequence)?;
-        if state.text.len() > 0 {
-            return Err(Error::Request("a sequence that has tokens cannot get another cache salt".into()));
-        }
-        state.set_salt(salt);
-        Ok(())
-    }
-
-    /// Adds numbers to a sequence's logits, one for each token of the vocabulary, from its next token on that is not under way. Minus infinity
-    /// excludes a token. `None` adds nothing.
-    ///
-    /// What depends on the token before (a grammar) is said token by token: [`PlacedModel::allow`]. The numbers go to the device with the logits for
-    /// every token.
-    pub fn set_bias(&mut self, sequence: Sequence, bias: Option<Arc<[f32]>>) -> Result<()> {
-        let n_vocab = self.model.hparams().n_vocab;
-        if let Some(given) = bias.as_ref().map(|bias| bias.len()).filter(|given| *given != n_vocab) {
-            return Err(Error::Request(format!("a bias of {given} tokens, the vocabulary has {n_vocab}")));
-        }
-        let (state, _) = self.state_and_blocks(sequence)?;
-        state.bias = bias;
-        Ok(())
-    }
-
-    /// Says which tokens may come next in a sequence, behind those that [`PlacedModel::next_token`] has given.
-    ///
-    /// From then on the sequence waits after each of its tokens until this has been said for the next one; others run ahead as before. It is said first
-    /// behind [`PlacedModel::begin`], and lasts until the next `begin`. What [`PlacedModel::set_bias`] has added is added as well.
-    ///
-    /// Fails if the sequence has tokens that were not given to anybody, or that are under way, and if no token is allowed.
-    pub fn allow(&mut self, sequence: Sequence, allowed: &TokenSet) -> Result<()> {
-        let n_vocab = self.model.hparams().n_vocab;
-        let ready = self.ahead.ready_of(sequence);
-        let (state, _) = self.state_and_blocks(sequence)?;
-        if state.under_way() + ready > 0 {
-            return Err(Error::Request("the sequence has tokens behind which nobody can know what may follow".into()));
-        }
-        if !allowed.has_any(n_vocab, state.bias.as_deref()) {
-            return Err(Error::Request("no token is allowed: the form and the bias exclude all".into()));
-        }
-        let bias = Bias::of(allowed, n_vocab, state.bias.as_deref());
-        state.held = Some(Held { at: state.text.len(), bias });
-        Ok(())
     }
 
     /// The next token of any sequence, in the order in which they come; `None` if no sequence has anything to do. With failover, a fault of a
@@ -570,25 +376,12 @@ impl PlacedModel {
         Ok(true)
     }
 
-    /// Tokens of a run have come, each four bytes.
+    /// Tokens of a run have come.
     fn note_tokens(&mut self, expected: Vec<Expected>, sampled: &Sampled<Bytes>) -> Result<()> {
         let n_vocab = self.model.hparams().n_vocab;
         for expected in expected {
-            let Expected { sequence, number, log_probs, .. } = expected;
-            let id = known(i32::from_le_bytes(one(&sampled.ids, number)?), n_vocab)?;
-            let given = sampled.log_probs.as_ref().filter(|_| log_probs >= LogProbs::Chosen);
-            let log_prob = given.map(|given| one(given, number)).transpose()?.map(f32::from_le_bytes);
-            let mut top_log_probs = Vec::new();
-            if let (Some([ids, given]), LogProbs::Top) = (&sampled.top, log_probs) {
-                let k = net::N_TOP.min(n_vocab);
-                for (top, given) in some(ids, number, k)?.iter().zip(some(given, number, k)?) {
-                    let top = known(i32::from_le_bytes(*top), n_vocab)?;
-                    // The sampled one has one number, not two that are rounded in two ways.
-                    let own = log_prob.filter(|_| top == id);
-                    top_log_probs.push((top, own.unwrap_or(f32::from_le_bytes(*given))));
-                }
-            }
-            self.note_token(expected, Token { sequence, id, log_prob, top_log_probs });
+            let token = sampled.token(&expected, n_vocab)?;
+            self.note_token(expected, token);
         }
         Ok(())
     }
@@ -607,30 +400,9 @@ impl PlacedModel {
     }
 }
 
-/// Four bytes, by their number.
-fn one(bytes: &Bytes, number: usize) -> Result<[u8; 4]> {
-    bytes.as_chunks().0.get(number).copied().ok_or_else(too_few)
-}
-
-/// `count` times four bytes, by their number among as many.
-fn some(bytes: &Bytes, number: usize, count: usize) -> Result<&[[u8; 4]]> {
-    bytes.as_chunks().0.get(number * count..(number + 1) * count).ok_or_else(too_few)
-}
-
-fn too_few() -> Error {
-    Error::Internal("a device gave fewer numbers than it was asked for".into())
-}
-
-/// A token that a device gave, if the vocabulary has it.
-fn known(id: i32, n_vocab: usize) -> Result<u32> {
-    let known = u32::try_from(id).ok().filter(|&id| (id as usize) < n_vocab);
-    known.ok_or_else(|| {
-        Error::Internal(format!("a device gave token {id}, which is outside the model's vocabulary of {n_vocab}"))
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use super::pace::RECENT;
     use super::*;
 
     #[test]
@@ -653,25 +425,5 @@ mod tests {
         assert!(way < ms(28), "{way:?}");
         ahead.note_run(ms(20));
         assert_eq!(ahead.way_to_rest(2), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_step_takes_neither_the_pause_between_texts_nor_the_way_of_late_ids() {
-        let (start, ms) = (Instant::now(), Duration::from_millis);
-        let mut pace = Pace::default();
-        assert_eq!(pace.step(), 0.0);
-        pace.note(start, true);
-        pace.note(start + ms(10), false);
-        // The next text.
-        pace.note(start + ms(500), true);
-        assert_eq!(pace.step(), 0.01);
-        // Too few are under way: four come together, and then nothing for the way there and back.
-        for burst in 1..4 {
-            (0..4).for_each(|i| pace.note(start + ms(500 + 100 * burst + 10 * i), true));
-        }
-        assert_eq!(pace.step(), 0.01);
-        // Steps become slower.
-        (0..6).for_each(|i| pace.note(start + ms(900 + 20 * i), true));
-        assert_eq!(pace.step(), 0.02);
     }
 }

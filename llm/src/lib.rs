@@ -9,6 +9,7 @@ mod ahead;
 mod allocate;
 pub mod arch;
 mod batch;
+mod begin;
 mod blocks;
 pub mod chat;
 pub mod constraint;
