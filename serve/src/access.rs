@@ -81,6 +81,10 @@ impl Asked {
 }
 
 fn client<B>(service: &Service, request: &http::Request<B>) -> Result<Client, ApiError> {
+    // The hosts before this one, if there are any, may have looked at another one than is looked at here.
+    if request.headers().get_all(HOST).iter().count() > 1 {
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "the request has more than one Host"));
+    }
     let options = service.options();
     let peer = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
     let address = || peer.map_or(Client::Unknown, Client::at);

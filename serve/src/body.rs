@@ -9,7 +9,7 @@ use crate::room::Room;
 use crate::service::Service;
 use axum::extract::Request;
 use http::StatusCode;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http_body_util::BodyExt;
 use std::sync::Arc;
 
@@ -41,6 +41,11 @@ fn check_head(limits: &Limits, headers: &HeaderMap) -> Result<()> {
     // What pages may send anywhere without asking is of another type.
     if !kind.eq_ignore_ascii_case("application/json") {
         let message = "the body must be JSON, with 'Content-Type: application/json'";
+        return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let is_plain = |coding: &HeaderValue| coding.as_bytes().eq_ignore_ascii_case(b"identity");
+    if !headers.get_all(CONTENT_ENCODING).iter().all(is_plain) {
+        let message = "the body must come as it is, without 'Content-Encoding'";
         return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());

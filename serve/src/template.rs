@@ -3,6 +3,7 @@
 use crate::error::{ApiError, Result};
 use crate::limits::VARIABLE_BYTES;
 use crate::params::Params;
+use crate::service::Service;
 use outboard::{Model, Variables};
 use serde_json::Value;
 
@@ -16,13 +17,16 @@ const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"]
 #[derive(Debug)]
 pub(crate) struct TemplateVariables<'m> {
     model: &'m Model,
+    /// Whether the model may write reasoning.
+    reasons: bool,
     pub(crate) variables: Variables,
 }
 
 impl<'m> TemplateVariables<'m> {
     /// Takes `chat_template_kwargs`, as llama-server and vLLM have it.
-    pub(crate) fn take(model: &'m Model, params: &mut Params) -> Result<TemplateVariables<'m>> {
-        let mut template = TemplateVariables { model, variables: Variables::new() };
+    pub(crate) fn take(service: &'m Service, params: &mut Params) -> Result<TemplateVariables<'m>> {
+        let reasons = service.style().reasons();
+        let mut template = TemplateVariables { model: service.model(), reasons, variables: Variables::new() };
         template.take_named(params)?;
         Ok(template)
     }
@@ -52,11 +56,11 @@ impl<'m> TemplateVariables<'m> {
         }
         for name in given.names() {
             let at = given.name(&name);
-            if !self.has(&name) {
-                return Err(ApiError::unsupported(at, "the chat template of this model has no such variable"));
-            }
-            if let Some(value) = given.take(&name) {
+            let Some(value) = given.take(&name) else { continue };
+            if self.has(&name) {
                 self.set(&at, &name, value)?;
+            } else if self.reasons || name != THINKS || value != false {
+                return Err(ApiError::unsupported(at, "the chat template of this model has no such variable"));
             }
         }
         Ok(())
@@ -72,6 +76,8 @@ impl<'m> TemplateVariables<'m> {
             (true, false) => self.set(&at, THINKS, effort != "none"),
             (true, true) if effort == "none" => self.set(&at, THINKS, false),
             (_, true) => self.set(&at, EFFORT, effort),
+            // That is what it does anyway.
+            (false, false) if effort == "none" && !self.reasons => Ok(()),
             (false, false) => {
                 let why = "the chat template of this model does not ask how much to reason: it always does, or never";
                 Err(ApiError::unsupported(at, why))

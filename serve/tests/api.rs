@@ -255,7 +255,7 @@ fn what_is_not_there_is_refused_by_its_name() {
         ("prediction", json!({"type": "content", "content": "x"})),
         ("web_search_options", json!({"search_context_size": "low"})),
         ("grammar", json!("root ::= x")),
-        ("chat_template_kwargs", json!({"enable_thinking": false})),
+        ("chat_template_kwargs", json!({"enable_thinking": true})),
         ("temperature", json!(3)),
         ("n", json!(0)),
         ("n", json!(1000)),
@@ -347,6 +347,9 @@ fn errors_have_one_shape() {
     let text = "a".repeat(5 << 20);
     served.send("POST", "/v1/chat/completions", &json, &json!({"messages": user(&text)}).to_string()).error(413);
     served.send("POST", "/v1/chat/completions", &[("content-type", "text/plain")], "{}").error(415);
+    let packed = [json[0], ("content-encoding", "gzip")];
+    let error = served.send("POST", "/v1/chat/completions", &packed, "{}").error(415);
+    assert!(error["message"].as_str().unwrap().contains("Content-Encoding"), "{error}");
     served.send("POST", "/v1/chat/completions", &[], "{}").error(415);
     let long = json!({"messages": user(&"ab".repeat(600))});
     assert_eq!(served.post("/v1/chat/completions", &long).error(400)["code"], "context_length_exceeded");
@@ -386,4 +389,8 @@ fn what_there_is_can_be_asked_for() {
     served.post("/v1/completions", &json!({"model": "gpt-x", "prompt": "ab", "max_tokens": 3})).json();
     assert_eq!(served.metric("outboard_serve_tokens_total"), 3.0);
     assert!(served.metric("outboard_serve_requests_total") >= 9.0);
+    let metrics = served.get("/metrics").text();
+    for path in ["/v1/models", "/v1/models/{model}", "/tokenize"] {
+        assert!(metrics.contains(&format!("path=\"{path}\"")), "{path}: {metrics}");
+    }
 }

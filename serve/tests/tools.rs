@@ -308,7 +308,10 @@ fn a_template_is_told_whether_to_reason() {
     for path in [chat, responses, messages] {
         assert_eq!(tokens(ASKS, path, &json!({})), Ok(1));
         assert_eq!(tokens(ASKS, path, &off), Ok(3));
-        assert!(tokens("{{ messages[0].content }}", path, &off).unwrap_err().to_string().contains("no such variable"));
+        // A model that never reasons does what is asked for, one that always does cannot.
+        assert_eq!(tokens("{{ messages[0].content }}", path, &off), Ok(1));
+        let always = "{{ messages[0].content }}{# </think> #}";
+        assert!(tokens(always, path, &off).unwrap_err().to_string().contains("no such variable"));
     }
     for (wrong, why) in [
         (json!({"chat_template_kwargs": {"enable_thinking": "x".repeat(5000)}}), "at most 4096"),
@@ -327,6 +330,7 @@ fn a_template_is_told_whether_to_reason() {
         assert_eq!(tokens(EFFORT, path, &effort("low")), Ok(4));
         assert!(tokens(EFFORT, path, &effort("much")).is_err());
         assert!(tokens("{{ messages[0].content }}", path, &effort("low")).is_err());
+        assert_eq!(tokens("{{ messages[0].content }}", path, &effort("none")), Ok(1));
     }
 }
 

@@ -304,6 +304,8 @@ fn pages_of_others_are_not_answered() {
         served.send("GET", "/v1/models", &[("host", "evil.example")], "").error(403)["type"],
         "permission_error"
     );
+    let twice = served.send("GET", "/v1/models", &[("host", "localhost"), ("host", "evil.example")], "");
+    assert!(twice.text().contains("more than one Host"), "{}", twice.error(400));
     let plain = served.send("GET", "/v1/models", &[("origin", "https://evil.example")], "");
     assert_eq!((plain.status, plain.header("access-control-allow-origin")), (200, None));
     let preflight = [

@@ -85,7 +85,7 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     let delivery = take_delivery(&mut params)?;
     let offer = Offer::of_chat(&mut params, service.style())?;
     let form = form::take(&mut params)?;
-    let mut template = TemplateVariables::take(service.model(), &mut params)?;
+    let mut template = TemplateVariables::take(service, &mut params)?;
     template.take_effort(&mut params, "reasoning_effort")?;
     let variables = template.variables;
     params.absent("best_of", "all texts are given", |value| value == 1)?;

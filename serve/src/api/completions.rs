@@ -112,7 +112,7 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     params.finish()?;
     if prompts.len() * settings.n > TEXTS {
         let message = format!("{} prompts times 'n' {} is more than {TEXTS} texts", prompts.len(), settings.n);
-        return Err(ApiError::of_param("n", message));
+        return Err(ApiError::of_param(if settings.n > 1 { "n" } else { "prompt" }, message));
     }
     Ok(Asked { prompts, settings, delivery, echo, form })
 }

@@ -87,7 +87,7 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
         params.absent(name, "a model here writes text and calls of tools", is_nothing)?;
     }
     take_context_management(&mut params)?;
-    let mut template = TemplateVariables::take(service.model(), &mut params)?;
+    let mut template = TemplateVariables::take(service, &mut params)?;
     let form = take_output(&mut params, &mut template)?;
     let thinking = take_thinking(&mut params, style, &mut template)?;
     let variables = template.variables;

@@ -15,34 +15,40 @@ use crate::error::ApiError;
 use crate::page::{self, Page};
 use crate::service::Service;
 use axum::Router;
-use axum::extract::{Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use http::header::RETRY_AFTER;
 use http::{Method, StatusCode};
 use std::any::Any;
+use std::sync::LazyLock;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+/// Every path, with what answers it.
+fn routes() -> [(&'static str, MethodRouter<Service>); 15] {
+    [
+        ("/health", get(status::health)),
+        ("/cluster", get(cluster::cluster)),
+        ("/metrics", get(status::metrics)),
+        ("/props", get(status::props)),
+        ("/slots", get(status::slots)),
+        ("/tokenize", post(tokens::tokenize)),
+        ("/detokenize", post(tokens::detokenize)),
+        ("/v1/models", get(status::models)),
+        ("/v1/models/{model}", get(status::model)),
+        ("/v1/completions", post(completions::answer)),
+        ("/v1/embeddings", post(embeddings::answer)),
+        ("/v1/chat/completions", post(chat::answer)),
+        ("/v1/responses", post(responses::answer)),
+        ("/v1/messages", post(messages::answer)),
+        ("/v1/messages/count_tokens", post(messages::count)),
+    ]
+}
+
 /// Every path, as metrics name it.
-const PATHS: [&str; 15] = [
-    "/health",
-    "/cluster",
-    "/metrics",
-    "/props",
-    "/slots",
-    "/tokenize",
-    "/detokenize",
-    "/v1/models",
-    "/v1/models/{model}",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/chat/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-];
+static PATHS: LazyLock<Vec<&str>> = LazyLock::new(|| routes().map(|(path, _)| path).into());
 
 /// The routes of a service.
 pub(crate) fn router(service: &Service) -> Router {
@@ -50,25 +56,8 @@ pub(crate) fn router(service: &Service) -> Router {
         Page::Shown => page::router(),
         Page::Absent => Router::new(),
     };
-    let routes = page
-        .route("/health", get(status::health))
-        .route("/metrics", get(status::metrics))
-        .route("/props", get(status::props))
-        .route("/slots", get(status::slots))
-        .route("/cluster", get(cluster::cluster))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/v1/models", get(status::models))
-        .route("/v1/models/{model}", get(status::model))
-        .route("/v1/completions", post(completions::answer))
-        .route("/v1/embeddings", post(embeddings::answer))
-        .route("/v1/chat/completions", post(chat::answer))
-        .route("/v1/responses", post(responses::answer))
-        .route("/v1/messages", post(messages::answer))
-        .route("/v1/messages/count_tokens", post(messages::count))
-        .method_not_allowed_fallback(wrong_method)
-        .fallback(nothing_here)
-        .with_state(service.clone());
+    let routes = routes().into_iter().fold(page, |router, (path, answer)| router.route(path, answer));
+    let routes = routes.method_not_allowed_fallback(wrong_method).fallback(nothing_here).with_state(service.clone());
     let routes = routes.layer(from_fn_with_state(service.clone(), admit)).layer(CatchPanicLayer::custom(panicked));
     let routes = routes.layer(from_fn_with_state(service.clone(), count));
     match cors(service) {
@@ -94,9 +83,9 @@ fn cors(service: &Service) -> Option<CorsLayer> {
 async fn count(State(service): State<Service>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     let is_anthropic = path.starts_with("/v1/messages");
-    let shown = match PATHS.iter().find(|known| **known == path) {
+    let matched = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
+    let shown = match PATHS.iter().find(|known| **known == matched) {
         Some(known) => known,
-        None if path.starts_with("/v1/models/") => "/v1/models/{model}",
         None if page::has(path) => page::name_of(path),
         None => "other",
     };

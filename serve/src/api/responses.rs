@@ -45,7 +45,7 @@ pub(crate) async fn answer(
         |name: &str, default: &str| params.seen(name).map_or_else(|| default.to_owned(), Value::to_string).into();
     let repeated = Repeated { tools: said("tools", "[]"), tool_choice: said("tool_choice", "\"auto\"") };
     let offer = Offer::of_responses(&mut params, style)?;
-    let mut template = TemplateVariables::take(service.model(), &mut params)?;
+    let mut template = TemplateVariables::take(&service, &mut params)?;
     if let Some(mut reasoning) = params.object("reasoning")? {
         template.take_effort(&mut reasoning, "effort")?;
         // All of it is given.
