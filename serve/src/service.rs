@@ -6,7 +6,7 @@ use crate::blocking::{Length, Workers};
 use crate::embed::Inputs;
 use crate::engine::{Answers, Engine};
 use crate::error::ApiError;
-use crate::form::Wanted;
+use crate::form::{self, Wanted};
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::models::{Named, ServedModel, named};
@@ -273,6 +273,24 @@ impl Service {
             Ok((model.encode(&(prompt + &opening))?, splitter))
         })
         .await
+    }
+
+    /// Begins the texts of a chat. What has no room is refused before work is done for it; then the form is compiled, which `settings` has from here on, and
+    /// the prompt encoded.
+    pub(crate) async fn begin_chat(
+        &self,
+        client: &Client,
+        room: Arc<Room>,
+        chat: Chat,
+        form: Option<Wanted>,
+        settings: &mut Settings,
+    ) -> crate::error::Result<(Answers, Splitter)> {
+        let form = chat.offer.form_or(form)?;
+        self.check_room(client, settings.n)?;
+        settings.constraint = form::compile(self, &room, form.as_ref()).await?;
+        let (prompt, splitter) = self.encode_chat(&room, chat, form.as_ref()).await?;
+        drop(room);
+        Ok((self.begin(client, &[prompt], settings)?, splitter))
     }
 
     /// Embeds texts, unless the server is about to stop.

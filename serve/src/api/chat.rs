@@ -44,12 +44,7 @@ pub(crate) async fn answer(
     if delivery == Delivery::Whole {
         settings.check_log_probs(settings.n, service.context())?;
     }
-    let form = chat.offer.form_or(form)?;
-    service.check_room(&client, settings.n)?;
-    settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, chat, form.as_ref()).await?;
-    drop(room);
-    let answers = service.begin(&client, &[prompt], &settings)?;
+    let (answers, splitter) = service.begin_chat(&client, room, chat, form, &mut settings).await?;
     let (id, created, prompt_tokens) = (id("chatcmpl-"), now(), answers.prompt_tokens);
     let (model, style) = (service.model().clone(), service.style().clone());
     let head = Head { id, created, model, style, name: service.name().to_owned() };

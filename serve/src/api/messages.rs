@@ -36,12 +36,7 @@ pub(crate) async fn answer(
     settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
     let Asked { chat, thinking, form } = take_asked(&service, params)?;
-    let form = chat.offer.form_or(form)?;
-    service.check_room(&client, 1)?;
-    settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
-    let (prompt, splitter) = service.encode_chat(&room, chat, form.as_ref()).await?;
-    drop(room);
-    let answers = service.begin(&client, &[prompt], &settings)?;
+    let (answers, splitter) = service.begin_chat(&client, room, chat, form, &mut settings).await?;
     let (model, name, input) = (service.model().clone(), service.name().to_owned(), answers.prompt_tokens);
     let (style, shown) = (service.style().clone(), settings.shown);
     let head = Head { id: id("msg_"), name, input, stops: settings.stop, shown, style, thinking, model };

@@ -54,15 +54,9 @@ pub(crate) async fn answer(
     }
     let variables = template.variables;
     let (messages, instructions) = take_messages(params, style)?;
-    let format = form.clone();
-    let form = offer.form_or(form)?;
-    service.check_room(&client, 1)?;
-    settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
-    let calls = offer.calls;
+    let (format, calls) = (form.clone(), offer.calls);
     let chat = Chat { messages, variables, offer, opening: String::new() };
-    let (prompt, splitter) = service.encode_chat(&room, chat, form.as_ref()).await?;
-    drop(room);
-    let answers = service.begin(&client, &[prompt], &settings)?;
+    let (answers, splitter) = service.begin_chat(&client, room, chat, form, &mut settings).await?;
     let (input, style, name) = (answers.prompt_tokens, style.clone(), service.name().to_owned());
     let head = Head {
         id: id("resp_"),
