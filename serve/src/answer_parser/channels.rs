@@ -21,6 +21,8 @@ pub(crate) struct Channels {
     at: At,
     /// What has come and is not given yet.
     held: String,
+    /// Bytes of it in which no end begins: a call is held until it is complete.
+    seen: usize,
     /// A message of text, and of reasoning, has come: the next one is a paragraph of its own.
     said: [bool; 2],
     /// Something has come of this message.
@@ -42,7 +44,7 @@ enum At {
 
 impl Channels {
     pub(crate) fn new(tools: Arc<[Callable]>) -> Channels {
-        Channels { tools, at: At::Head, held: String::new(), said: [false; 2], begun: false }
+        Channels { tools, at: At::Head, held: String::new(), seen: 0, said: [false; 2], begun: false }
     }
 
     pub(crate) fn is_reasoning(&self) -> bool {
@@ -78,11 +80,15 @@ impl Channels {
         if self.at == At::Head {
             return self.head();
         }
-        let end = ENDS.iter().filter_map(|end| Some((self.held.find(end)?, *end))).min();
+        let unseen = self.held.get(self.seen..).unwrap_or_default();
+        let end = ENDS.iter().filter_map(|end| Some((self.seen + unseen.find(end)?, *end))).min();
         let waits = ENDS.iter().map(|end| longest_overlap(&self.held, end)).max().unwrap_or(0);
         let certain = end.map_or(self.held.len() - waits, |(at, _)| at);
+        self.seen = 0;
         if matches!(self.at, At::Call { .. }) {
-            if end.is_some() {
+            if end.is_none() {
+                self.seen = certain;
+            } else {
                 let body: String = self.held.drain(..certain).collect();
                 self.end_call(&body, parts);
             }
