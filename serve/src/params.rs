@@ -219,12 +219,44 @@ pub(crate) fn containers(json: &[u8]) -> usize {
     count
 }
 
-/// Bytes that a JSON text takes at most, about, when it is parsed: its values, and tables of its objects. Values within strings count, too: some are
+/// Bytes that a JSON text takes at most, about, when it is parsed: its values, and tables of its objects. Values within strings that begin as JSON count, too: some are
 /// parsed later. One of too many lists and objects is not parsed.
 pub(crate) fn parsed_bytes(json: &[u8]) -> usize {
     const CONTAINER: usize = 400;
-    let commas = json.iter().filter(|&&byte| byte == b',').count();
-    containers(json).min(CONTAINERS) * CONTAINER + commas * size_of::<Value>()
+    containers(json).min(CONTAINERS) * CONTAINER + commas(json) * size_of::<Value>()
+}
+
+/// Commas of a JSON text, outside of strings that are no JSON themselves.
+fn commas(json: &[u8]) -> usize {
+    /// Where a byte is.
+    #[derive(Clone, Copy, PartialEq)]
+    enum In {
+        Json,
+        /// A string of which nothing but blanks has come.
+        Blanks,
+        StringOfJson,
+        Text,
+    }
+    let (mut count, mut at, mut bytes) = (0, In::Json, json.iter());
+    while let Some(byte) = bytes.next() {
+        at = match (at, byte) {
+            (In::Json, b'"') => In::Blanks,
+            (_, b'"') => In::Json,
+            (In::Blanks, b'{' | b'[') => In::StringOfJson,
+            (In::Blanks, b' ') => In::Blanks,
+            (_, b'\\') => match (at, bytes.next()) {
+                (In::Blanks, Some(b'n' | b'r' | b't')) => In::Blanks,
+                // Any character, a bracket among them.
+                (In::Blanks, Some(b'u')) => In::StringOfJson,
+                (In::Blanks, _) => In::Text,
+                (at, _) => at,
+            },
+            (In::Blanks, _) => In::Text,
+            (at, _) => at,
+        };
+        count += usize::from(*byte == b',' && at != In::Text);
+    }
+    count
 }
 
 /// What a value is, for people.
@@ -284,6 +316,7 @@ mod tests {
     fn lists_and_objects_are_counted_outside_of_strings() {
         assert_eq!(containers(br#"{"a[\"{[": [{}, "\\", [1]], "{": "]"}"#), 4);
         assert_eq!(containers(b"1"), 0);
+        assert_eq!(commas(br#"["a,b\",c", 1, "\n {\"x\": [1,2]}, \\", "\u005b,", " "]"#), 7);
         let many = |n: usize| format!("{{\"a\":[{}]}}", vec!["{}"; n].join(","));
         assert!(Params::parse(many(CONTAINERS - 2).as_bytes()).is_ok());
         assert!(Params::parse(many(CONTAINERS - 1).as_bytes()).is_err());
