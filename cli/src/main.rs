@@ -65,9 +65,9 @@ enum Command {
     Cert(commands::cert::Args),
     /// Fetch a model of the catalogue into the cache
     Fetch(commands::fetch::Args),
-    /// For `serve`, which starts it: try forms of texts in a process of its own
+    /// For `serve`, which starts it: compile and follow forms of texts in a process of its own
     #[command(hide = true)]
-    TryForms(commands::try_forms::Args),
+    FollowForms(commands::follow_forms::Args),
     /// Expose this host's devices; the same as the program `rpc-server`
     #[command(name = "rpc-server")]
     RpcServer(commands::rpc_server::Args),
@@ -117,7 +117,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::main(&args),
         Command::Cert(args) => commands::cert::main(&args),
         Command::Fetch(args) => commands::fetch::main(&args),
-        Command::TryForms(args) => commands::try_forms::main(&args),
+        Command::FollowForms(args) => commands::follow_forms::main(&args),
         Command::RpcServer(args) => return commands::rpc_server::main(args),
     };
     end(done)

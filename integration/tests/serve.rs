@@ -10,7 +10,7 @@ use outboard::{Model, PlaceOptions, Request, devices};
 use outboard_integration::{Client, Server, Serving, model, skip, small_model};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::Write as _;
+use std::io::{Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -446,28 +446,89 @@ fn a_form_that_takes_all_memory_ends_another_process_and_is_refused() {
     assert!(serving.client.is_running());
 }
 
+/// A grammar whose texts begin with 60 letters. What may follow takes llguidance gigabytes to find out, and no first token shows it.
+fn grammar_that_waits() -> String {
+    let letter = |first: u8, i: u8| char::from(first + i % 20);
+    let one = |i: u16| {
+        let (row, column) = ((i / 20) as u8, (i % 20) as u8);
+        let [begin, end] = [letter(b'A', row), letter(b'a', column)];
+        format!("[{begin}-{end}]{end}{begin}")
+    };
+    let any = (0..400).map(one).collect::<Vec<_>>().join("|");
+    let all = ["X?"; 400].join(" ");
+    format!("start: T\nT: D M{{20,100}}\nD: /[a-d]{{60}}/\nX: /{any}/\nM: {all} \"!!\"\n")
+}
+
 #[test]
-fn a_process_that_tries_forms_keeps_to_its_limits() {
+fn a_form_that_takes_all_memory_behind_some_tokens_ends_its_own_text_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let mut serving = Serving::start(file.to_str().unwrap(), &[]);
+    let ask =
+        |form: &str| Answer::read(begin(serving.addr, &json!({"prompt": "abcd", "max_tokens": 100, "grammar": form})));
+    assert_eq!(ask("start: /a{3}/").status, 200);
+    let before = serving.resident();
+    let ended = ask(&grammar_that_waits());
+    assert!(ended.status == 400 && ended.text().contains("the text cannot go on"), "{}", ended.text());
+    assert!(serving.resident() < before + (64 << 20), "{} MiB of the server's", serving.resident() >> 20);
+    assert_eq!(ask("start: /b{3}/").status, 200);
+    assert!(serving.client.is_running());
+}
+
+/// What a process for forms answers to a request: a byte that says what it is, and what it says. `None` if it has ended.
+fn answer(from: &mut impl Read) -> Option<(char, Vec<u8>)> {
+    let mut head = [0; 5];
+    from.read_exact(&mut head).ok()?;
+    let mut said = vec![0; u32::from_le_bytes(head[1..].try_into().unwrap()) as usize];
+    from.read_exact(&mut said).ok()?;
+    Some((head[0].into(), said))
+}
+
+#[test]
+fn a_process_that_follows_forms_keeps_to_its_limits() {
     let dir = tempfile::tempdir().unwrap();
     let file = small_model(dir.path());
     let program = outboard_integration::program("outboard");
     for (args, code, said) in
-        [(&[][..], Some(0), "null\n"), (&["--memory", "0"], Some(3), ""), (&["--seconds", "0"], Some(3), "")]
+        [(&[][..], Some(0), Some('s')), (&["--memory", "0"], Some(3), None), (&["--seconds", "0"], Some(3), None)]
     {
-        let mut trial = Command::new(&program)
-            .arg("try-forms")
+        let mut process = Command::new(&program)
+            .arg("follow-forms")
             .args(args)
             .arg(&file)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let form = if said.is_empty() { endless_schema().to_string() } else { "true".into() };
+        let (mut to, mut from) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+        assert_eq!(answer(&mut from), Some(('r', Vec::new())));
+        let form = if said.is_some() { "true".into() } else { endless_schema().to_string() };
+        let form = json!({"JsonSchema": form}).to_string();
         // It may have ended by now.
-        let _ = writeln!(trial.stdin.take().unwrap(), "{}", json!({"JsonSchema": form}));
-        let ended = trial.wait_with_output().unwrap();
-        assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stdout).as_ref()), (code, said), "{args:?}");
+        let _ = to.write_all(&[b"f", &(form.len() as u32).to_le_bytes()[..], form.as_bytes()].concat());
+        assert_eq!(answer(&mut from).map(|(kind, _)| kind), said, "{args:?}");
+        drop(to);
+        assert_eq!(process.wait().unwrap().code(), code, "{args:?}");
     }
+}
+
+#[test]
+fn a_model_larger_than_what_a_process_for_forms_may_have_is_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    // Its end is empty, and takes no room on a disk.
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(10 << 30).unwrap();
+    let mut process = Command::new(outboard_integration::program("outboard"))
+        .arg("follow-forms")
+        .arg(&file)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (to, mut from) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
+    assert_eq!(answer(&mut from), Some(('r', Vec::new())));
+    drop(to);
+    assert_eq!(process.wait().unwrap().code(), Some(0));
 }
 
 /// Runs a script with the packages that programs for these APIs use.

@@ -90,15 +90,13 @@ fn client<B>(service: &Service, request: &http::Request<B>) -> Result<Client, Ap
     let address = || peer.map_or(Client::Unknown, Client::at);
     let Some(keys) = &options.keys else {
         // Old programs say no host; browsers always do.
-        let is_good = match (host(request.headers(), request.uri()), &options.hosts) {
-            (None, _) | (_, Hosts::Any) => true,
-            (Some(host), Hosts::Local) => is_local(host),
-            (Some(host), Hosts::Private(names)) => is_private(host, names),
+        let Some(host) = host(request.headers(), request.uri()) else { return Ok(address()) };
+        let is_good = match &options.hosts {
+            Hosts::Any => true,
+            Hosts::Local => is_local(host),
+            Hosts::Private(names) => is_private(host, names),
         };
-        if !is_good {
-            return Err(refused_host(&options.hosts));
-        }
-        return Ok(address());
+        return if is_good { Ok(address()) } else { Err(refused_host(host, &options.hosts)) };
     };
     if is_open(service, request.uri().path()) {
         return Ok(address());
@@ -111,14 +109,15 @@ fn client<B>(service: &Service, request: &http::Request<B>) -> Result<Client, Ap
 }
 
 /// The error of a request whose host is a name that somebody outside may have made to mean this one.
-fn refused_host(hosts: &Hosts) -> ApiError {
+fn refused_host(host: &str, hosts: &Hosts) -> ApiError {
     let names = match hosts {
         Hosts::Local => "IP addresses and localhost",
         Hosts::Private(_) | Hosts::Any => "IP addresses and names of a private network",
     };
+    let host: String = host.chars().take(100).collect();
     let message = format!(
-        "the Host of this request is refused: without keys (--api-key-file), so that no page of somebody else can use it, this server answers to \
-         {names} alone"
+        "the Host of this request, '{host}', is refused: without keys (--api-key-file), so that no page of somebody else can use it, this server answers to \
+         {names} alone, and to names that it is started with (--allow-host)"
     );
     ApiError::new(StatusCode::FORBIDDEN, message)
 }

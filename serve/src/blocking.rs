@@ -1,7 +1,7 @@
 //! Work that takes long, such as finding the tokens of a text: on threads of its own, which clients take turns at.
 //!
 //! A piece of work that nobody waits for any more is not begun. One that has begun goes on to its end and holds its place and the room of its
-//! request until then. Short pieces have places that long ones never take, and no client has all places for long ones.
+//! request until then. Short pieces and forms have places that long ones never take, and no client has all places for long ones or for forms.
 
 use crate::error::{ApiError, Result};
 use crate::queue::{Most, Queue};
@@ -15,8 +15,11 @@ const LONG: usize = 2;
 const LONG_EACH: usize = 1;
 /// Pieces of short work at a time.
 const SHORT: usize = 2;
+/// Forms at a time, and of one client: other processes work on them, for which these wait.
+const FORMS: usize = 2;
+const FORMS_EACH: usize = 1;
 /// Threads that all of it takes.
-pub(crate) const THREADS: usize = LONG + SHORT;
+pub(crate) const THREADS: usize = LONG + SHORT + FORMS;
 /// Work on a request of more bytes is long.
 const LARGE: usize = 64 << 10;
 
@@ -25,6 +28,8 @@ const LARGE: usize = 64 << 10;
 pub(crate) enum Length {
     Short,
     Long,
+    /// Of a form that is compiled: nobody can say.
+    Form,
 }
 
 impl Length {
@@ -39,6 +44,7 @@ impl Length {
 pub(crate) struct Workers {
     long: Arc<Queue>,
     short: Arc<Queue>,
+    forms: Arc<Queue>,
 }
 
 impl Workers {
@@ -47,7 +53,7 @@ impl Workers {
         let queue = |places, places_each| {
             Queue::new(Most { places, places_each, waiting: usize::MAX, waiting_each: usize::MAX })
         };
-        Workers { long: queue(LONG, LONG_EACH), short: queue(SHORT, SHORT) }
+        Workers { long: queue(LONG, LONG_EACH), short: queue(SHORT, SHORT), forms: queue(FORMS, FORMS_EACH) }
     }
 
     /// Does something for the request that has this room, when it is its client's turn.
@@ -61,6 +67,7 @@ impl Workers {
         let queue = match length {
             Length::Long => &self.long,
             Length::Short => &self.short,
+            Length::Form => &self.forms,
         };
         let turn = queue.enter(room.client(), 1).ok().and_then(|mut turns| turns.pop()).ok_or_else(failed)?;
         let held = (turn.await, room.clone());
@@ -121,6 +128,8 @@ mod tests {
             let one = room(&rooms, "one", 10);
             let short = workers.run(Length::of(&one), &one, || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(20), short).await.unwrap(), Ok(7));
+            let form = workers.run(Length::Form, &one, || Ok(9));
+            assert_eq!(tokio::time::timeout(Duration::from_secs(20), form).await.unwrap(), Ok(9));
             drop(one);
             tasks.iter().for_each(tokio::task::JoinHandle::abort);
             for task in tasks.drain(..) {

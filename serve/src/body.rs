@@ -29,7 +29,7 @@ pub(crate) async fn read(service: Service, request: Request) -> Result<(Service,
     // Large ones are parsed where no connection waits for it.
     let mut params = match Length::of(&room) {
         Length::Short => Params::parse(&bytes)?,
-        Length::Long => service.work(&room, move |_| Params::parse(&bytes)).await?,
+        Length::Long | Length::Form => service.work(&room, move |_| Params::parse(&bytes)).await?,
     };
     Ok((service.of(&mut params)?, params, room))
 }

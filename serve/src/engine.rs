@@ -1,13 +1,13 @@
 //! Texts under way: a task for each, which waits for its turn, takes what the engine gives, and ends the text when nobody reads it any more.
 
 use crate::error::{ApiError, Result};
+use crate::form_process::Pool;
 use crate::limits::Limits;
 use crate::metrics::ModelMetrics;
 use crate::queue::{Client, Full, Most, Place, Queue, Turn};
 use crate::service::{Beginnings, ServeOptions};
 use crate::settings::Settings;
 use crate::style::Style;
-use crate::trial::Trials;
 use futures_core::Stream;
 use http::StatusCode;
 use outboard::{Generation, Piece, Request, Runner, TextStream};
@@ -34,8 +34,8 @@ pub(crate) struct Engine {
     pub(crate) style: Style,
     /// Whose texts share beginnings.
     pub(crate) beginnings: Beginnings,
-    /// Where forms are tried.
-    pub(crate) trials: Option<Arc<Trials>>,
+    /// Where forms are compiled and followed.
+    pub(crate) forms: Option<Arc<Pool>>,
     /// Says that texts end now, whatever they have.
     ended: watch::Sender<bool>,
     /// What texts take, a moving mean in microseconds; 0 before the first has ended.
@@ -86,7 +86,7 @@ impl Engine {
         let Limits { waiting, waiting_each, .. } = options.limits;
         let queue = Queue::new(Most { places, places_each: places, waiting, waiting_each });
         let beginnings = options.beginnings;
-        let trials = options.form_trials.clone().map(|how| Arc::new(Trials::new(how, runner.model().path())));
+        let forms = options.form_processes.clone().map(|how| Arc::new(Pool::new(how, runner.model(), places)));
         let (ended, _) = watch::channel(false);
         let style = Style::of(runner.model());
         Engine {
@@ -95,7 +95,7 @@ impl Engine {
             metrics,
             style,
             beginnings,
-            trials,
+            forms,
             ended,
             mean: AtomicU64::new(0),
             slots,
@@ -140,17 +140,21 @@ impl Engine {
     }
 
     pub(crate) fn refuse(&self, full: Full, count: usize) -> ApiError {
+        let (places, waiting) = (self.slots.len(), self.queue.waiting());
+        if full == Full::Never {
+            // Asking again would not help.
+            let message = format!(
+                "{count} texts at once are more than this server takes of a client, with nobody else here: {places} have places, and few may wait; ask for fewer in \
+                 each request"
+            );
+            return ApiError::new(StatusCode::BAD_REQUEST, message);
+        }
         self.metrics.refused("waiting");
-        let waiting = self.queue.waiting();
         let message = match full {
-            Full::Server => {
-                format!("{waiting} texts wait already, which is all that there is room for; ask again later")
-            }
-            Full::Never => {
-                // Asking again would not help.
-                let message =
-                    format!("{count} texts are more than have places and may wait, even with nobody else here");
-                return ApiError::of_param("n", message);
+            Full::Server | Full::Never => {
+                format!(
+                    "all {places} places are taken, and {waiting} texts wait, which is all that there is room for; ask again later"
+                )
             }
             Full::Client => "too many texts of this client wait already; ask again when some have ended".to_owned(),
         };
@@ -281,12 +285,8 @@ impl Task {
 
     fn fail(&self, error: ApiError) {
         self.engine.metrics.ended("failed");
-        tracing::info!(
-            "a text of {} has failed: {}, {}",
-            self.engine.runner.model().name(),
-            error.status.as_u16(),
-            self.client
-        );
+        let (model, client) = (self.engine.runner.model().name(), &self.client);
+        error.log(format_args!("a text of {model}, {client}"));
         let _ = self.sender.send((self.number, Err(error)));
     }
 }

@@ -5,6 +5,7 @@ use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use http::{Extensions, StatusCode};
 use outboard::Error;
 use serde_json::{Value, json};
+use std::fmt;
 use std::time::Duration;
 
 /// An error as programs get it: [`ApiError::openai`] and [`ApiError::anthropic`] are its shapes.
@@ -99,6 +100,18 @@ impl ApiError {
         }
         response.extensions_mut().insert(self);
         response
+    }
+
+    /// Says it to who runs the server: what is a fault of the server or its devices at once, what the client is told anyway to who looks.
+    pub(crate) fn log(&self, what: fmt::Arguments<'_>) {
+        let (status, code, param) = (self.status.as_u16(), self.code.unwrap_or("none"), self.param.as_deref());
+        // Those that ask again later are no fault.
+        let is_fault = self.status.is_server_error() && !matches!(self.code, Some("stopping" | "crowded"));
+        if is_fault {
+            tracing::warn!("{what}: {status}, {}", self.message);
+        } else {
+            tracing::info!("{what}: {status}, code {code}, parameter {:?}", param.unwrap_or("none"));
+        }
     }
 
     /// That of an answer that is an error, for another shape.

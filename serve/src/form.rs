@@ -189,12 +189,15 @@ pub(crate) async fn compile(
         Error::Request(why) => ApiError::of_param(param.clone(), format!("'{param}': {why}")),
         other => other.into(),
     };
-    let trials = service.engine().trials.clone();
+    let processes = service.engine().forms.clone();
     let compile = move |model: &Model| {
-        let tried = trials.map_or(Ok(()), |trials| trials.check(&form));
-        tried.and_then(|()| model.constraint(&form)).map_err(wrong)
+        let compiled = match processes {
+            Some(processes) => processes.constraint(form),
+            None => model.constraint(&form),
+        };
+        compiled.map_err(wrong)
     };
-    service.work_of(Length::Long, room, compile).await.map(Some)
+    service.work_of(Length::Form, room, compile).await.map(Some)
 }
 
 #[cfg(test)]

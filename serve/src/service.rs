@@ -7,6 +7,7 @@ use crate::embed::Inputs;
 use crate::engine::{Answers, Engine};
 use crate::error::ApiError;
 use crate::form::{self, Wanted};
+use crate::form_process::FormProcesses;
 use crate::limits::Limits;
 use crate::metrics::Metrics;
 use crate::models::{Named, ServedModel, named};
@@ -16,9 +17,8 @@ use crate::room::{Room, Rooms};
 use crate::settings::Settings;
 use crate::style::Style;
 use crate::tools::Offer;
-use crate::trial::FormTrials;
 use axum::Router;
-use http::HeaderValue;
+use http::{HeaderValue, Uri};
 use outboard::{Embedding, Error, Message, Model, Result, Runner, Variables};
 use outboard_net::Tokens;
 use std::fmt;
@@ -58,8 +58,8 @@ pub struct ServeOptions {
     pub page: Page,
     /// Whose texts share beginnings.
     pub beginnings: Beginnings,
-    /// Where forms of texts are tried before they are compiled here. None: they are not, and what is known to cost too much is refused alone.
-    pub form_trials: Option<FormTrials>,
+    /// Where forms of texts are compiled and followed. None: in this process, and what is known to cost too much is refused alone.
+    pub form_processes: Option<FormProcesses>,
 }
 
 impl ServeOptions {
@@ -72,11 +72,21 @@ impl ServeOptions {
         let origin = |text: &String| {
             let wrong =
                 || Error::Request(format!("\"{text}\" is no origin of pages: https://chat.lan is one, * is all"));
-            let is_one = text == "*" || text.contains("://");
-            HeaderValue::from_str(text).ok().filter(|_| is_one).ok_or_else(wrong)
+            origin_of(text).and_then(|origin| HeaderValue::from_str(&origin).ok()).ok_or_else(wrong)
         };
         self.origins.iter().map(origin).collect()
     }
+}
+
+/// An origin as browsers write it: scheme, host and port, or `*`.
+fn origin_of(text: &str) -> Option<String> {
+    if text == "*" {
+        return Some(text.to_owned());
+    }
+    let uri: Uri = text.parse().ok()?;
+    let (scheme, host) = (uri.scheme_str()?, uri.authority()?.as_str());
+    let is_one = matches!(uri.path(), "" | "/") && uri.query().is_none() && !host.contains(['@', '*']);
+    is_one.then(|| format!("{scheme}://{host}").to_ascii_lowercase())
 }
 
 /// Whose texts use what the cache has of others that begin alike. A client can tell by its own how another one's begin: by what `cached_tokens` says, and by
@@ -337,4 +347,28 @@ pub(crate) struct Chat {
 /// An error about what the template makes of messages.
 fn of_messages(error: ApiError) -> ApiError {
     error.about("messages")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_are_written_as_browsers_do() {
+        for (said, origin) in [
+            ("*", Some("*")),
+            ("https://chat.lan", Some("https://chat.lan")),
+            ("https://Chat.LAN:8443/", Some("https://chat.lan:8443")),
+            ("chrome-extension://abc", Some("chrome-extension://abc")),
+            ("https://chat.lan/page", None),
+            ("https://chat.lan/?a", None),
+            ("https://*.lan", None),
+            ("https://me@chat.lan", None),
+            ("chat.lan", None),
+            ("://", None),
+            ("", None),
+        ] {
+            assert_eq!(origin_of(said).as_deref(), origin, "{said}");
+        }
+    }
 }

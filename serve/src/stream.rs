@@ -36,7 +36,7 @@ pub(crate) fn data(value: &Value) -> Event {
 
 /// An event with a name, which its data says, too.
 pub(crate) fn named(name: &str, value: &Value) -> Event {
-    data(value).event(name)
+    Event::default().event(name).data(value.to_string())
 }
 
 /// The answer whose events a writer makes.

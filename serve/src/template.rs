@@ -11,14 +11,15 @@ use serde_json::Value;
 const THINKS: &str = "enable_thinking";
 /// Says how much, in those of gpt-oss and others.
 const EFFORT: &str = "reasoning_effort";
-const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
+/// OpenAI's and Anthropic's words for it.
+const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// Variables for a model's template.
 #[derive(Debug)]
 pub(crate) struct TemplateVariables<'m> {
     model: &'m Model,
     /// Whether the model may write reasoning.
-    reasons: bool,
+    pub(crate) reasons: bool,
     pub(crate) variables: Variables,
 }
 
@@ -79,7 +80,7 @@ impl<'m> TemplateVariables<'m> {
             // That is what it does anyway.
             (false, false) if effort == "none" && !self.reasons => Ok(()),
             (false, false) => {
-                let why = "the chat template of this model does not ask how much to reason: it always does, or never";
+                let why = "the chat template of this model does not ask how much to reason: it always does, or never; leave it out";
                 Err(ApiError::unsupported(at, why))
             }
         }

@@ -171,6 +171,11 @@ impl Offer {
                 other.param(),
                 format!("an answer that has to be a call has no other form, such as '{}'", other.param()),
             )),
+            // The form would hold from the first token on, and the model could never call.
+            (None, Some(wanted)) if !self.tools.is_empty() => {
+                let why = "beside tools that the model is free to call: say 'tool_choice' none for a text of this form, or required for a call";
+                Err(ApiError::unsupported(wanted.param(), why))
+            }
             (form, wanted) => Ok(wanted.or_else(|| form.clone())),
         }
     }

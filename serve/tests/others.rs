@@ -103,9 +103,10 @@ fn messages_may_have_a_form_and_say_what_is_left_out() {
     assert_eq!(asked("context_management", edits("clear_thinking_20251015")).status, 200);
     let error = asked("context_management", edits("clear_tool_uses_20250919"));
     assert!(error.status == 400 && error.text().contains("context_management.edits"), "{}", error.text());
-    // The template of this model does not ask.
-    let error = asked("output_config", json!({"effort": "high"}));
-    assert!(error.status == 400 && error.text().contains("output_config.effort"), "{}", error.text());
+    // Clients say these of every model; this one never reasons.
+    for (name, value) in [("output_config", json!({"effort": "max"})), ("thinking", json!({"type": "adaptive"}))] {
+        assert_eq!(asked(name, value).status, 200, "{name}");
+    }
 }
 
 #[test]

@@ -115,6 +115,17 @@ fn a_model_is_made_to_call() {
 }
 
 #[test]
+fn a_form_does_not_keep_a_model_from_calls_in_silence() {
+    let served = served();
+    let formed = with(chat(), "response_format", json!({"type": "json_object"}));
+    let error = served.post("/v1/chat/completions", &formed).error(400);
+    assert_eq!((&error["param"], &error["code"]), (&json!("response_format.type"), &json!("unsupported_parameter")));
+    assert!(error["message"].as_str().unwrap().contains("'tool_choice' none"), "{error}");
+    let without = with(with(formed, "tool_choice", "none".into()), "max_tokens", 4.into());
+    served.post("/v1/chat/completions", &without).json();
+}
+
+#[test]
 fn a_form_does_not_begin_within_reasoning() {
     let template = "{% for m in messages %}{{ m.content }}{# </think> #}{% endfor %}<think>";
     let served = Served::scripted(template, "x", Kind::UserDefined);

@@ -1,36 +1,55 @@
-//! `outboard try-forms`, which `outboard serve` starts: forms of strangers are compiled in it first, and end it in place of the server.
+//! `outboard follow-forms`, which `outboard serve` starts: forms of strangers are compiled and followed in it, and end it in place of the server.
 
 use anyhow::Result;
-use outboard_serve::{FormTrials, TrialLimits, try_forms};
+use outboard_serve::{FormLimits, FormProcesses, follow_forms};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// For a form to be compiled
+    /// For a form to be compiled, and for each token
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     seconds: u64,
-    /// For what forms take
+    /// For what a form takes
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory: u64,
     /// The model's file
     model: PathBuf,
 }
 
-/// What it may hold in all, where the system keeps to that: more than it allows itself.
+/// What it may hold beyond the model's file, where the system keeps to that: more than it allows itself.
 const ADDRESSES: u64 = 8 << 30;
 
-/// How `outboard serve` starts it.
-pub(crate) fn trials() -> FormTrials {
-    FormTrials { program: outboard_backends::this_program(), args: vec!["try-forms".into()] }
+/// MiB for the forms of all texts of a model, and for each at least and at most.
+const ALL: usize = 2048;
+const EACH: (usize, usize) = (64, 256);
+
+/// How `outboard serve` starts it, for so many texts of a model at a time.
+pub(crate) fn processes(places: usize) -> FormProcesses {
+    let memory = (ALL / places.max(1)).clamp(EACH.0, EACH.1);
+    let args = vec!["follow-forms".into(), "--memory".into(), memory.to_string().into()];
+    FormProcesses { program: outboard_backends::this_program(), args }
 }
 
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
-    // Neither is kept to everywhere; then the process's own look at itself is what there is.
-    let _ = rlimit::setrlimit(rlimit::Resource::AS, ADDRESSES, ADDRESSES);
-    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    let limits = TrialLimits { time: Duration::from_secs(args.seconds), memory: args.memory << 20 };
-    try_forms(&args.model, limits, std::io::stdin().lock(), std::io::stdout().lock())?;
+    let limits = FormLimits { time: Duration::from_secs(args.seconds), memory: args.memory << 20 };
+    follow_forms(&args.model, limits, std::io::stdin().lock(), std::io::stdout().lock(), limit_to_what_is_needed)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Neither is kept to everywhere; then the process's own look at itself is what there is.
+fn limit_to_what_is_needed() {
+    // The model's files are part of it, which may be larger than all else.
+    let most = address_space().saturating_add(ADDRESSES);
+    let _ = rlimit::setrlimit(rlimit::Resource::AS, most, most);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+}
+
+/// Bytes of addresses that this process has, where the system says so in a file.
+fn address_space() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
 }

@@ -5,6 +5,7 @@ pub(crate) mod cert;
 pub(crate) mod demo;
 pub(crate) mod devices;
 pub(crate) mod fetch;
+pub(crate) mod follow_forms;
 pub(crate) mod logits;
 pub(crate) mod perplexity;
 pub(crate) mod plan;
@@ -14,7 +15,6 @@ pub(crate) mod serve;
 pub(crate) mod smoke;
 pub(crate) mod tokenize;
 pub(crate) mod top;
-pub(crate) mod try_forms;
 
 use anyhow::Result;
 use outboard_output as output;

@@ -54,6 +54,9 @@ pub(crate) struct Args {
     /// Origins whose pages may use it from a browser, such as https://chat.lan, or * for any
     #[arg(long, value_name = "ORIGIN,..", value_delimiter = ',')]
     cors: Vec<String>,
+    /// Names of this host that requests may say, beside its addresses and private ones: of a proxy in front of it, or of a host for containers. With keys any may be said
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    allow_host: Vec<String>,
     /// No page at /: nothing but what programs ask for
     #[arg(long)]
     no_page: bool,
@@ -198,14 +201,23 @@ fn serve_options(args: &Args, addr: SocketAddr, keys: Option<Arc<Tokens>>) -> Se
     let waiting = args.max_waiting as usize;
     let limits = Limits { waiting, waiting_each: waiting.div_ceil(2), ..Limits::default() };
     let hosts = match (&keys, addr.ip().is_loopback()) {
-        (_, true) => Hosts::Local,
-        (None, false) => Hosts::Private(vec![args.host.clone()]),
-        (Some(_), false) => Hosts::Any,
+        (_, true) if args.allow_host.is_empty() => Hosts::Local,
+        (Some(_), _) => Hosts::Any,
+        (None, _) => Hosts::Private([std::slice::from_ref(&args.host), &args.allow_host].concat()),
     };
     let page = if args.no_page { Page::Absent } else { Page::Shown };
     let beginnings = if args.cache_per_key { Beginnings::OfEachClient } else { Beginnings::OfAll };
-    let form_trials = Some(super::try_forms::trials());
-    ServeOptions { limits, keys, names: Vec::new(), hosts, origins: args.cors.clone(), page, beginnings, form_trials }
+    let form_processes = Some(super::follow_forms::processes(args.parallel as usize));
+    ServeOptions {
+        limits,
+        keys,
+        names: Vec::new(),
+        hosts,
+        origins: args.cors.clone(),
+        page,
+        beginnings,
+        form_processes,
+    }
 }
 
 /// The address to listen on; a name may stand for several, of which the first counts.

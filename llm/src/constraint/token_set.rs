@@ -23,6 +23,21 @@ impl TokenSet {
         TokenSet(words.into())
     }
 
+    /// Those of [`TokenSet::words`], of a vocabulary of so many.
+    pub fn of_words(n_vocab: usize, mut words: Vec<u32>) -> TokenSet {
+        words.resize(n_vocab.div_ceil(32), 0);
+        let rest = n_vocab % 32;
+        if let Some(last) = words.last_mut().filter(|_| rest > 0) {
+            *last &= (1 << rest) - 1;
+        }
+        TokenSet(words.into())
+    }
+
+    /// They as bits: bit `id % 32` of number `id / 32` is that of token `id`.
+    pub fn words(&self) -> &[u32] {
+        &self.0
+    }
+
     /// Whether a token is one of them.
     pub fn has(&self, id: u32) -> bool {
         self.0.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)

@@ -97,12 +97,7 @@ impl Vocabulary {
 
     /// The tokens of a set that are the model's.
     pub(super) fn allowed(&self, set: &SimpleVob) -> TokenSet {
-        let mut words: Vec<u32> = set.as_slice().iter().copied().take(self.len.div_ceil(32)).collect();
-        let rest = self.len % 32;
-        if let Some(last) = words.last_mut().filter(|_| rest > 0) {
-            *last &= (1 << rest) - 1;
-        }
-        TokenSet(words.into())
+        TokenSet::of_words(self.len, set.as_slice().to_vec())
     }
 }
 

@@ -70,9 +70,6 @@ pub(crate) async fn answer(
         );
         return Err(ApiError::of_param("input", message));
     }
-    let mut held = service.rooms().enter(client.clone());
-    held.grow(input.len() * width * size_of::<f32>())?;
-    let held = Arc::new(held);
     let encode = |model: &Model, input| match input {
         Input::Text(text) => model.encode_whole(&text).map_err(|e| ApiError::from(e).about("input")),
         Input::Tokens(tokens) => Ok(tokens),
@@ -80,6 +77,9 @@ pub(crate) async fn answer(
     let tokens: Vec<Vec<u32>> =
         service.work(&room, move |model| input.into_iter().map(|input| encode(model, input)).collect()).await?;
     drop(room);
+    let mut held = service.rooms().enter(client.clone());
+    held.grow(tokens.len() * width * size_of::<f32>())?;
+    let held = Arc::new(held);
     let prompt_tokens: usize = tokens.iter().map(Vec::len).sum();
     let embeddings = service.embed(&client, Inputs { tokens, pooling, scale, cache_salt }).await?;
     let name = service.name().to_owned();

@@ -114,7 +114,12 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
 fn take_output(params: &mut Params, template: &mut TemplateVariables<'_>) -> Result<Option<Wanted>> {
     let mut formats = Vec::from_iter(params.object("output_format")?);
     if let Some(mut config) = params.object("output_config")? {
-        template.take_effort(&mut config, "effort")?;
+        // Clients say it of every model.
+        if template.reasons {
+            template.take_effort(&mut config, "effort")?;
+        } else {
+            config.without_effect(&["effort"]);
+        }
         formats.extend(config.object("format")?);
         config.finish()?;
     }
@@ -142,8 +147,9 @@ fn take_thinking(params: &mut Params, style: &Style, template: &mut TemplateVari
     thinking.finish()?;
     match kind.as_str() {
         "disabled" => template.think(false).map(|()| Thinking::LeftOut),
-        "enabled" | "adaptive" if !style.reasons() => {
-            Err(ApiError::unsupported("thinking", "this model writes no reasoning that its template knows of"))
+        "enabled" if !style.reasons() => {
+            let why = "this model writes no reasoning that its template knows of; leave it out, or say adaptive";
+            Err(ApiError::unsupported("thinking", why))
         }
         "enabled" | "adaptive" => {
             if kind == "enabled" {

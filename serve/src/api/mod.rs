@@ -92,6 +92,9 @@ async fn count(State(service): State<Service>, request: Request, next: Next) -> 
     let mut response = next.run(request).await;
     service.metrics().request(shown, response.status().as_u16());
     let error = ApiError::of(response.extensions_mut());
+    if let Some(error) = &error {
+        error.log(format_args!("{shown}"));
+    }
     match error.filter(|_| is_anthropic) {
         Some(error) => {
             let body = error.anthropic();

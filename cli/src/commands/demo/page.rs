@@ -2,7 +2,7 @@
 
 use super::{device_args, model_args, servers};
 use crate::args::Sequences;
-use crate::commands::{serve, try_forms};
+use crate::commands::{follow_forms, serve};
 use crate::{devices, model};
 use anyhow::{Context, Result};
 use outboard_output as output;
@@ -34,7 +34,7 @@ pub(super) fn serve(model: &Path, port: u16) -> Result<ExitCode> {
     // Nobody but the runner has the devices, so that they are free before their servers end.
     drop(set);
     output::err(model::table_of(&placed.plan()))?;
-    let options = ServeOptions { form_trials: Some(try_forms::trials()), ..ServeOptions::default() };
+    let options = ServeOptions { form_processes: Some(follow_forms::processes(TEXTS)), ..ServeOptions::default() };
     let service = Service::new(placed.run_with(serve::run_options())?, options)?;
     let server = Server::start(service, addr, None)?;
     output::outln(format_args!("open http://{}/ in a browser; Ctrl-C ends it", server.local_addr()))?;

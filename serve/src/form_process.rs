@@ -1,0 +1,13 @@
+//! Forms are compiled and followed in processes of their own.
+//!
+//! A form comes from strangers, and llguidance makes of it what it says. What that costs is counted before (`outboard_llm`), but not everything that a form may do to a
+//! program is known, neither when it is compiled nor behind each token of a text. So each text that has one has a process beside it: a form that crashes, or takes too
+//! much time or memory, ends that process and its own text.
+
+mod pool;
+mod wire;
+mod worker;
+
+pub use pool::FormProcesses;
+pub(crate) use pool::Pool;
+pub use worker::{FormLimits, follow_forms};

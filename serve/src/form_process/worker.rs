@@ -1,0 +1,125 @@
+//! The process that follows forms, one text after the other.
+
+use super::wire::{Answer, Request};
+use outboard::llm::{FormedText, TokenSet};
+use outboard::{Error, Form, Model, Result};
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often the process looks at itself.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long it waits for the next form. Then its memory is worth more than the moment that another process takes to begin.
+const IDLE: Duration = Duration::from_secs(600);
+/// How a process ends that has taken too much.
+pub(super) const TOO_MUCH: i32 = 3;
+
+/// What a form may take before the process that follows it ends.
+#[derive(Clone, Copy, Debug)]
+pub struct FormLimits {
+    /// To be compiled, and behind each token; a few seconds less than those that are waited for an answer (30). A large form takes seconds.
+    pub time: Duration,
+    /// Bytes of memory, where the system says what a process has.
+    pub memory: u64,
+}
+
+/// What the process is at work on since when, or for how long it has had nothing to do.
+#[derive(Clone, Copy)]
+enum Work {
+    Since(Instant),
+    IdleSince(Instant),
+}
+
+/// Follows forms for [`FormProcesses`](super::FormProcesses) of the model of this file, in a process of its own, until there are no more or none comes for ten minutes. Ends the
+/// process when a form takes too long or too much memory. `ready` is called when all is there that the model needs, before strangers are listened to.
+pub fn follow_forms(
+    model: &Path,
+    limits: FormLimits,
+    mut input: impl Read,
+    mut output: impl Write,
+    ready: impl FnOnce(),
+) -> Result<()> {
+    let failed = |e: io::Error| Error::Request(format!("forms cannot be followed: {e}"));
+    // What forms need of the model takes time and memory as well.
+    let model = match Model::open(model).and_then(|model| model.constraint(&Form::JsonObject).map(|_| model)) {
+        Ok(model) => model,
+        Err(e) => {
+            Answer::Wrong(e.to_string()).write(output).map_err(failed)?;
+            return Err(e);
+        }
+    };
+    ready();
+    let most = resident().saturating_add(limits.memory);
+    let work = Arc::new(Mutex::new(Work::IdleSince(Instant::now())));
+    watch(work.clone(), limits.time, most).map_err(failed)?;
+    Answer::Ready.write(&mut output).map_err(failed)?;
+    let note = |now: Work| *work.lock().unwrap_or_else(PoisonError::into_inner) = now;
+    let mut text: Option<Box<dyn FormedText>> = None;
+    while let Some(request) = Request::read(&mut input).map_err(failed)? {
+        note(Work::Since(Instant::now()));
+        let answer = match request {
+            Request::Form(json) => {
+                let form = serde_json::from_slice::<Form>(&json).map_err(|e| Error::Request(e.to_string()));
+                match form.and_then(|form| model.constraint(&form)) {
+                    Ok(constraint) => tokens(&text.insert(constraint.begin()).first()),
+                    Err(e) => Answer::Wrong(reason(e)),
+                }
+            }
+            Request::Token(id) => match text.as_mut().map(|text| text.push(id)) {
+                Some(Ok(Some(set))) => tokens(&set),
+                Some(Ok(None)) => Answer::Complete,
+                Some(Err(e)) => Answer::Wrong(e.to_string()),
+                None => Answer::Wrong("there is no form yet".into()),
+            },
+            Request::End => {
+                text = None;
+                // What is freed may not be given back to the system.
+                if resident() > most - limits.memory / 2 {
+                    break;
+                }
+                Answer::Ready
+            }
+        };
+        note(Work::IdleSince(Instant::now()));
+        answer.write(&mut output).map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn tokens(set: &TokenSet) -> Answer {
+    Answer::Tokens(set.words().to_vec())
+}
+
+/// What is wrong with a form, in the words of the error.
+fn reason(error: Error) -> String {
+    match error {
+        Error::Request(why) => why,
+        other => other.to_string(),
+    }
+}
+
+/// Ends the process when it has worked for too long, has too much memory, or has had nothing to do for long.
+fn watch(work: Arc<Mutex<Work>>, time: Duration, memory: u64) -> io::Result<()> {
+    let look = move || {
+        loop {
+            std::thread::sleep(LOOK);
+            let now = *work.lock().unwrap_or_else(PoisonError::into_inner);
+            match now {
+                Work::IdleSince(since) if since.elapsed() > IDLE => std::process::exit(0),
+                Work::IdleSince(_) => {}
+                Work::Since(since) if since.elapsed() > time || resident() > memory => std::process::exit(TOO_MUCH),
+                Work::Since(_) => {}
+            }
+        }
+    };
+    std::thread::Builder::new().name("watch".into()).spawn(look).map(drop)
+}
+
+/// Bytes of memory that this process has, where the system says so in a file.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}
