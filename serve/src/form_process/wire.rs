@@ -21,7 +21,7 @@ pub(super) enum Request {
 pub(super) enum Answer {
     /// It is ready for a form, or the text has ended.
     Ready,
-    /// Tokens with which the text can go on, as the words of a [`TokenSet`](outboard::TokenSet).
+    /// Tokens with which the text can go on, as the words of a [`TokenSet`](outboard::llm::TokenSet).
     Tokens(Vec<u32>),
     /// The text is complete, and nothing may follow.
     Complete,
