@@ -389,7 +389,15 @@ fn what_there_is_can_be_asked_for() {
     served.post("/v1/completions", &json!({"model": "gpt-x", "prompt": "ab", "max_tokens": 3})).json();
     assert_eq!(served.metric("outboard_serve_tokens_total"), 3.0);
     assert!(served.metric("outboard_serve_requests_total") >= 9.0);
+    served.send("GET", "/v1/models", &[("host", "evil.example")], "").error(403);
     let metrics = served.get("/metrics").text();
+    // Those that the document names.
+    let document = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/serve.md")).unwrap();
+    let named: Vec<&str> = document.split('`').filter(|word| word.starts_with("outboard_serve_")).collect();
+    assert!(named.len() > 10);
+    for name in named {
+        assert!(metrics.contains(&format!("# TYPE {} ", name.trim_end_matches("_total"))), "{name}: {metrics}");
+    }
     for path in ["/v1/models", "/v1/models/{model}", "/tokenize"] {
         assert!(metrics.contains(&format!("path=\"{path}\"")), "{path}: {metrics}");
     }
