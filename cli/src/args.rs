@@ -292,6 +292,13 @@ const ABSENT: &[(&str, &str)] = &[
     ("--pooling", "each request for embeddings says it (pooling), or the model does"),
     ("--reasoning-format", "reasoning is always given apart from the text"),
     ("--served-model-name", "a model is called what --alias says"),
+    ("--max-model-len", "the context of each text is -c"),
+    (
+        "--gpu-memory-utilization",
+        "the cache is as large as -np texts of -c tokens; a server's memory is bounded by its --memory-limit",
+    ),
+    ("--tensor-parallel-size", PLACED),
+    ("--log-disable", "requests are in the log only with -v: leave it out"),
     ("--timeout", "a client that takes nothing for a minute is let go"),
     ("--lora", "adapters are not supported: merge them into the model"),
     ("--mmproj", "models with images are not supported: their text models are"),
