@@ -141,23 +141,23 @@ impl Engine {
 
     pub(crate) fn refuse(&self, full: Full, count: usize) -> ApiError {
         let (places, waiting) = (self.slots.len(), self.queue.waiting());
-        if full == Full::Never {
-            // Asking again would not help.
-            let message = format!(
-                "{count} texts at once are more than this server takes of a client, with nobody else here: {places} have places, and few may wait; ask for fewer in \
-                 each request"
-            );
-            return ApiError::new(StatusCode::BAD_REQUEST, message);
-        }
-        self.metrics.refused("waiting");
         let message = match full {
-            Full::Server | Full::Never => {
+            // Asking again would not help.
+            Full::Never => {
+                let message = format!(
+                    "{count} texts at once are more than this server takes of a client, with nobody else here: {places} have places, and few may wait; ask for \
+                     fewer in each request"
+                );
+                return ApiError::new(StatusCode::BAD_REQUEST, message);
+            }
+            Full::Server => {
                 format!(
                     "all {places} places are taken, and {waiting} texts wait, which is all that there is room for; ask again later"
                 )
             }
             Full::Client => "too many texts of this client wait already; ask again when some have ended".to_owned(),
         };
+        self.metrics.refused("waiting");
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, message)
             .with_code("rate_limit_exceeded")
             .retry_after(self.wait_for(waiting))

@@ -39,17 +39,9 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 }
 
 /// Neither is kept to everywhere; then the process's own look at itself is what there is.
-fn limit_to_what_is_needed() {
-    // The model's files are part of it, which may be larger than all else.
-    let most = address_space().saturating_add(ADDRESSES);
+fn limit_to_what_is_needed(addresses: u64) {
+    // The model's files are part of them, which may be larger than all else.
+    let most = addresses.saturating_add(ADDRESSES);
     let _ = rlimit::setrlimit(rlimit::Resource::AS, most, most);
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-}
-
-/// Bytes of addresses that this process has, where the system says so in a file.
-fn address_space() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
 }

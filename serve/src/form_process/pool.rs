@@ -275,8 +275,9 @@ impl FormedText for Text {
                 let why = format!(
                     "the text cannot go on as its form wants it: to find out what may come next of this {kind} takes too long, or too much memory"
                 );
-                self.process = At::Lost(llm::Error::Request(why.clone()));
-                Err(llm::Error::Request(why))
+                let error = llm::Error::Request(why);
+                self.process = At::Lost(error.clone());
+                Err(error)
             }
         }
     }

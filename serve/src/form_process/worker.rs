@@ -32,13 +32,13 @@ enum Work {
 }
 
 /// Follows forms for [`FormProcesses`](super::FormProcesses) of the model of this file, in a process of its own, until there are no more or none comes for ten minutes. Ends the
-/// process when a form takes too long or too much memory. `ready` is called when all is there that the model needs, before strangers are listened to.
+/// process when a form takes too long or too much memory. `ready` is called when all is there that the model needs, before strangers are listened to, with the bytes of addresses that this process has then (`u64::MAX` if the system does not say).
 pub fn follow_forms(
     model: &Path,
     limits: FormLimits,
     mut input: impl Read,
     mut output: impl Write,
-    ready: impl FnOnce(),
+    ready: impl FnOnce(u64),
 ) -> Result<()> {
     let failed = |e: io::Error| Error::Request(format!("forms cannot be followed: {e}"));
     // What forms need of the model takes time and memory as well.
@@ -49,7 +49,7 @@ pub fn follow_forms(
             return Err(e);
         }
     };
-    ready();
+    ready(own_bytes("VmSize:").unwrap_or(u64::MAX));
     let most = resident().saturating_add(limits.memory);
     let work = Arc::new(Mutex::new(Work::IdleSince(Instant::now())));
     watch(work.clone(), limits.time, most).map_err(failed)?;
@@ -116,10 +116,14 @@ fn watch(work: Arc<Mutex<Work>>, time: Duration, memory: u64) -> io::Result<()> 
     std::thread::Builder::new().name("watch".into()).spawn(look).map(drop)
 }
 
-/// Bytes of memory that this process has, where the system says so in a file.
+/// Bytes of memory that this process has, 0 where the system does not say.
 fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0).saturating_mul(1024)
+    own_bytes("VmRSS:").unwrap_or(0)
+}
+
+/// What the system says of this process in a file, by the beginning of the line.
+fn own_bytes(name: &str) -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()?.saturating_mul(1024))
 }
