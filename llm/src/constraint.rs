@@ -36,6 +36,13 @@ pub trait FormedText: Send {
     /// What it may begin with.
     fn first(&self) -> TokenSet;
 
+    /// Called once, on its thread, before the first token: here is what takes long and is not the form's fault, as to wait until there is a process for it.
+    /// What asks `wanted` now and then ends soon when the text has ended. Fails with what each token then fails with.
+    fn prepare(&mut self, wanted: &dyn Fn() -> bool) -> Result<()> {
+        let _ = wanted;
+        Ok(())
+    }
+
     /// Takes a token, which is not one that ends a text, and gives those that may follow: `None` if the text is complete and nothing may. If it may end
     /// here, tokens that end a text are among them.
     ///

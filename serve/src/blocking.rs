@@ -16,7 +16,7 @@ const LONG_EACH: usize = 1;
 /// Pieces of short work at a time.
 const SHORT: usize = 2;
 /// Forms at a time, and of one client: other processes work on them, for which these wait.
-const FORMS: usize = 2;
+pub(crate) const FORMS: usize = 2;
 const FORMS_EACH: usize = 1;
 /// Threads that all of it takes.
 pub(crate) const THREADS: usize = LONG + SHORT + FORMS;

@@ -4,10 +4,23 @@
 //! program is known, neither when it is compiled nor behind each token of a text. So each text that has one has a process beside it: a form that crashes, or takes too
 //! much time or memory, ends that process and its own text.
 
+mod places;
 mod pool;
+mod process;
 mod wire;
 mod worker;
 
-pub use pool::FormProcesses;
 pub(crate) use pool::Pool;
 pub use worker::{FormLimits, follow_forms};
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// How processes that follow forms are started: a program that calls [`follow_forms`], with these arguments and the model's file behind them.
+#[derive(Clone, Debug)]
+pub struct FormProcesses {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments, before the model's file.
+    pub args: Vec<OsString>,
+}

@@ -23,8 +23,16 @@ impl TokenSet {
         TokenSet(words.into())
     }
 
-    /// Those of [`TokenSet::words`], of a vocabulary of so many.
-    pub fn of_words(n_vocab: usize, mut words: Vec<u32>) -> TokenSet {
+    /// Those of [`TokenSet::words`], of a vocabulary of so many; `None` if they are of another one, as far as their number shows.
+    pub fn of_words(n_vocab: usize, words: Vec<u32>) -> Option<TokenSet> {
+        let rest = n_vocab % 32;
+        let is_beyond = |last: &u32| rest > 0 && last >> rest != 0;
+        let fits = words.len() == n_vocab.div_ceil(32) && !words.last().is_some_and(is_beyond);
+        fits.then(|| TokenSet(words.into()))
+    }
+
+    /// The first `n_vocab` of a larger vocabulary's.
+    pub(super) fn of_more_words(n_vocab: usize, mut words: Vec<u32>) -> TokenSet {
         words.resize(n_vocab.div_ceil(32), 0);
         let rest = n_vocab % 32;
         if let Some(last) = words.last_mut().filter(|_| rest > 0) {

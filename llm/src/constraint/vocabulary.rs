@@ -97,7 +97,7 @@ impl Vocabulary {
 
     /// The tokens of a set that are the model's.
     pub(super) fn allowed(&self, set: &SimpleVob) -> TokenSet {
-        TokenSet::of_words(self.len, set.as_slice().to_vec())
+        TokenSet::of_more_words(self.len, set.as_slice().to_vec())
     }
 }
 

@@ -16,6 +16,7 @@ pub use vocab::TokenKind;
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, shown};
 use special::{Fragment, Specials};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use vocab::Tokens;
 
 /// What control tokens that are written in a text become.
@@ -166,6 +167,17 @@ impl Tokenizer {
     /// Number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.tokens.texts.len()
+    }
+
+    /// A number that two tokenizers of one program have in common if their tokens are the same.
+    pub fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        matches!(self.model, Model::Bpe(_)).hash(&mut hasher);
+        for id in 0..self.n_vocab() as u32 {
+            (self.token_text(id), self.kind(id), self.is_eog(id)).hash(&mut hasher);
+        }
+        (self.eos(), self.eot()).hash(&mut hasher);
+        hasher.finish()
     }
 
     /// The token that begins a text.

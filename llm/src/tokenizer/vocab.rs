@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 pub(super) const MAX_VOCAB: usize = 1 << 22;
 
 /// What a token is (`tokenizer.ggml.token_type`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenKind {
     /// A piece of text.
     Normal,

@@ -19,8 +19,9 @@ pub(super) enum Request {
 /// What it answers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It is ready for a form, or the text has ended.
-    Ready,
+    /// It is ready for a form, or the text has ended. The number is that of the vocabulary that it has read
+    /// ([`Tokenizer::digest`](outboard::llm::tokenizer::Tokenizer::digest)).
+    Ready(u64),
     /// Tokens with which the text can go on, as the words of a [`TokenSet`](outboard::llm::TokenSet).
     Tokens(Vec<u32>),
     /// The text is complete, and nothing may follow.
@@ -56,7 +57,7 @@ impl Request {
 impl Answer {
     pub(super) fn write(&self, to: impl Write) -> io::Result<()> {
         match self {
-            Answer::Ready => write(to, b'r', &[]),
+            Answer::Ready(digest) => write(to, b'r', &digest.to_le_bytes()),
             Answer::Tokens(words) => {
                 write(to, b's', &words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>())
             }
@@ -68,7 +69,7 @@ impl Answer {
     pub(super) fn read(from: &mut impl Read) -> io::Result<Answer> {
         let (kind, bytes) = read(from)?;
         match kind {
-            b'r' => Ok(Answer::Ready),
+            b'r' => Ok(Answer::Ready(u64::from_le_bytes(bytes.try_into().map_err(|_| odd())?))),
             b's' => Ok(Answer::Tokens(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())),
             b'c' => Ok(Answer::Complete),
             b'w' => Ok(Answer::Wrong(String::from_utf8_lossy(&bytes).into_owned())),
@@ -119,8 +120,12 @@ mod tests {
             assert_eq!(Request::read(&mut from).unwrap(), Some(request));
         }
         assert_eq!(Request::read(&mut from).unwrap(), None);
-        let answers =
-            [Answer::Ready, Answer::Tokens(vec![1, 1 << 31]), Answer::Complete, Answer::Wrong("\n\0\u{e9}".into())];
+        let answers = [
+            Answer::Ready(1 << 63),
+            Answer::Tokens(vec![1, 1 << 31]),
+            Answer::Complete,
+            Answer::Wrong("\n\0\u{e9}".into()),
+        ];
         let mut said = Vec::new();
         answers.iter().for_each(|answer| answer.write(&mut said).unwrap());
         let mut from = said.as_slice();

@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 const LOOK: Duration = Duration::from_millis(10);
 /// How long it waits for the next form. Then its memory is worth more than the moment that another process takes to begin.
 const IDLE: Duration = Duration::from_secs(600);
+/// The priority of what takes long, as a niceness.
+#[cfg(target_os = "linux")]
+const BEHIND: i32 = 10;
 /// How a process ends that has taken too much.
 pub(super) const TOO_MUCH: i32 = 3;
 
@@ -42,7 +45,8 @@ pub fn follow_forms(
 ) -> Result<()> {
     let failed = |e: io::Error| Error::Request(format!("forms cannot be followed: {e}"));
     // What forms need of the model takes time and memory as well.
-    let model = match Model::open(model).and_then(|model| model.constraint(&Form::JsonObject).map(|_| model)) {
+    let open = || Model::open(model).and_then(|model| model.constraint(&Form::JsonObject).map(|_| model));
+    let model = match behind_others(open).map_err(failed)? {
         Ok(model) => model,
         Err(e) => {
             Answer::Wrong(e.to_string()).write(output).map_err(failed)?;
@@ -53,7 +57,8 @@ pub fn follow_forms(
     let most = resident().saturating_add(limits.memory);
     let work = Arc::new(Mutex::new(Work::IdleSince(Instant::now())));
     watch(work.clone(), limits.time, most).map_err(failed)?;
-    Answer::Ready.write(&mut output).map_err(failed)?;
+    let digest = model.tokenizer().digest();
+    Answer::Ready(digest).write(&mut output).map_err(failed)?;
     let note = |now: Work| *work.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut text: Option<Box<dyn FormedText>> = None;
     while let Some(request) = Request::read(&mut input).map_err(failed)? {
@@ -61,7 +66,8 @@ pub fn follow_forms(
         let answer = match request {
             Request::Form(json) => {
                 let form = serde_json::from_slice::<Form>(&json).map_err(|e| Error::Request(e.to_string()));
-                match form.and_then(|form| model.constraint(&form)) {
+                let compile = || form.and_then(|form| model.constraint(&form));
+                match behind_others(compile).map_err(failed)? {
                     Ok(constraint) => tokens(&text.insert(constraint.begin()).first()),
                     Err(e) => Answer::Wrong(reason(e)),
                 }
@@ -78,7 +84,7 @@ pub fn follow_forms(
                 if resident() > most - limits.memory / 2 {
                     break;
                 }
-                Answer::Ready
+                Answer::Ready(digest)
             }
         };
         note(Work::IdleSince(Instant::now()));
@@ -97,6 +103,20 @@ fn reason(error: Error) -> String {
         Error::Request(why) => why,
         other => other.to_string(),
     }
+}
+
+/// Does what takes long on a thread that the steps of texts go before, where threads have a priority of their own.
+fn behind_others<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let work = || {
+        // Without it, the work is done all the same.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::process::setpriority_process(None, BEHIND);
+        work()
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("form".into()).spawn_scoped(scope, work)?;
+        thread.join().map_err(|_| io::Error::other("a thread has panicked"))
+    })
 }
 
 /// Ends the process when it has worked for too long, has too much memory, or has had nothing to do for long.
