@@ -5,6 +5,7 @@ import sys
 
 import anthropic
 import openai
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
@@ -107,4 +108,41 @@ whole = None
 for chunk in chain.stream(question[0]["content"]):
     whole = chunk if whole is None else whole + chunk
 assert [(call["name"], call["args"]) for call in whole.tool_calls] == [("get_weather", PARIS)], whole
+
+# Programs that set `strict` of their own accord, and LangChain's agents, which ask for a form beside tools.
+strict = {**ask, "tools": [{"type": "function", "function": {**about, "parameters": {**schema, "additionalProperties": False}, "strict": True}}]}
+assert client.chat.completions.create(**strict).choices[0].message.tool_calls
+place = {"type": "json_schema", "json_schema": {"name": "place", "schema": Place.model_json_schema(), "strict": True}}
+called = client.chat.completions.create(**strict, response_format=place).choices[0].message
+assert called.tool_calls or json.loads(called.content)["city"], called
+said = turn + [{"role": "user", "content": "Which city was it? Answer with {\"city\": ...}"}]
+either = client.chat.completions.create(**{**strict, "messages": said}, response_format=place).choices[0].message
+assert either.tool_calls or json.loads(either.content)["city"], either
+
+
+# Anthropic's helper that calls tools by itself asks for a thread first, and goes on without one.
+@anthropic.beta_tool
+def get_temperature(city: str) -> str:
+    """Gets the temperature in a city.
+
+    Args:
+        city: The city.
+    """
+    calls.append(city)
+    return "21 degrees"
+
+
+calls = []
+runner = claude.beta.messages.tool_runner(
+    model="qwen2.5-coder", max_tokens=64, messages=[{"role": "user", "content": "What is the temperature in Paris?"}], tools=[get_temperature], extra_body={"temperature": 0}, max_iterations=2
+)
+assert list(runner) and calls == ["Paris"], calls
+
+# What is too long, programs know by the error's words.
+long = "one two three " * 2000
+too_long = expect(openai.BadRequestError, "maximum context length is 2048 tokens", lambda: client.chat.completions.create(**{**ask, "messages": [{"role": "user", "content": long}]}))
+assert too_long.code == "context_length_exceeded"
+expect(anthropic.BadRequestError, "prompt is too long: ", lambda: claude.messages.create(**{**same, "messages": [{"role": "user", "content": long}]}))
+expect(ContextOverflowError, "prompt is too long", lambda: model.invoke(long))
+assert chat._request_id if hasattr(chat, "_request_id") else client.models.list()._request_id
 print(json.dumps({"ok": True, "openai": openai.__version__, "anthropic": anthropic.__version__}))

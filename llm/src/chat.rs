@@ -158,8 +158,8 @@ impl ChatTemplate {
     /// The template of a file, with the special tokens of its tokenizer.
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
         let source = gguf.str("tokenizer.chat_template").filter(|s| !s.trim().is_empty()).ok_or_else(|| {
-            Error::Model(
-                "the file has no chat template (tokenizer.chat_template): the model is not made for chats, or the file is old"
+            Error::Request(
+                "this model has no chat template (tokenizer.chat_template): it is not made for chats, and continues texts; or its file is old"
                     .into(),
             )
         })?;

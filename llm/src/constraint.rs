@@ -3,12 +3,14 @@
 //! What may come next is found by llguidance, byte by byte, over all tokens of the vocabulary at once. A form comes from strangers: how large it is, what
 //! it costs to compile and what each token of a text costs are bounded, and what is beyond a bound is an error that says so.
 
+mod annotations;
 mod cost;
 mod drafts;
 mod form;
 mod gbnf;
 pub(crate) mod masks;
 mod numbers;
+mod place;
 mod token_set;
 mod vocabulary;
 

@@ -272,7 +272,7 @@ fn forms_that_cannot_be_used_say_why() {
         (schema("{"), "it is not JSON"),
         (schema("[]"), "a schema is an object"),
         (schema(r#"{"type": "text"}"#), "text"),
-        (schema(r#"{"type": "array", "uniqueItems": true}"#), "nothing here for [\"uniqueItems\"]"),
+        (schema(r#"{"type": "array", "uniqueItems": true}"#), "what there is nothing for here: \"uniqueItems\""),
         (schema(r#"{"oneOf": [{"type": "number"}, {"type": "integer"}]}"#), "anyOf is"),
         (schema(r#"{"x-guidance": {"lenient": true}}"#), "x-guidance"),
         (schema(r##"{"$ref": "#/$defs/none"}"##), "none"),

@@ -1,5 +1,6 @@
 //! Whom a service answers: the host that a request has asked for, and the key that it shows.
 
+use crate::api::RequestId;
 use crate::error::ApiError;
 use crate::page::{self, Page};
 use crate::queue::Client;
@@ -59,6 +60,7 @@ struct Asked {
     method: Method,
     path: String,
     client: String,
+    id: String,
     since: Instant,
 }
 
@@ -68,15 +70,16 @@ impl Asked {
             method: request.method().clone(),
             path: path(request),
             client: client.to_string(),
+            id: request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default(),
             since: Instant::now(),
         }
     }
 
     /// A stream goes on behind its head.
     fn log(&self, response: &Response) {
-        let Asked { method, path, client, since } = self;
+        let Asked { method, path, client, id, since } = self;
         let (status, ms) = (response.status().as_u16(), since.elapsed().as_millis());
-        tracing::info!("{method} {path:?} {status} {ms} ms, {client}");
+        tracing::info!("{method} {path:?} {status} {ms} ms, {client}, {id}");
     }
 }
 

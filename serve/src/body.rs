@@ -7,23 +7,35 @@ use crate::params::{Params, parsed_bytes};
 use crate::queue::Client;
 use crate::room::Room;
 use crate::service::Service;
+use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use http::StatusCode;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use http_body_util::BodyExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads the parameters of a request, and chooses the model that it means. The room is what it takes of that for all bodies, until it has become tokens.
 pub(crate) async fn read(service: Service, request: Request) -> Result<(Service, Params, Arc<Room>)> {
-    check_head(&service.options().limits, request.headers())?;
     let limits = &service.options().limits;
+    if let Err(error) = check_head(limits, request.headers()) {
+        throw_away(request.into_body(), limits.body_time).await;
+        return Err(error);
+    }
     let late = |_| {
         let seconds = limits.body_time.as_secs();
         ApiError::new(StatusCode::REQUEST_TIMEOUT, format!("the body did not come within {seconds} s"))
     };
     let client = request.extensions().get::<Client>().cloned().unwrap_or(Client::Unknown);
-    let reading = collect(request, limits.body, service.rooms().enter(client));
-    let (bytes, mut room) = tokio::time::timeout(limits.body_time, reading).await.map_err(late)??;
+    let mut body = request.into_body();
+    let reading = collect(&mut body, limits.body, service.rooms().enter(client));
+    let (bytes, mut room) = match tokio::time::timeout(limits.body_time, reading).await.map_err(late)? {
+        Err(error) if error.status == StatusCode::PAYLOAD_TOO_LARGE => {
+            throw_away(body, limits.body_time).await;
+            return Err(error);
+        }
+        collected => collected?,
+    };
     room.hold(parsed_bytes(&bytes))?;
     let room = Arc::new(room);
     // Large ones are parsed where no connection waits for it.
@@ -53,11 +65,28 @@ fn check_head(limits: &Limits, headers: &HeaderMap) -> Result<()> {
 }
 
 fn too_large(most: usize) -> ApiError {
-    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, format!("a body has at most {most} bytes"))
+    let message = format!("a body has at most {most} bytes; pictures and sound are not read here");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).with_code("request_too_large")
 }
 
-async fn collect(request: Request, most: usize, mut room: Room) -> Result<(Vec<u8>, Room)> {
-    let (mut body, mut bytes) = (request.into_body(), Vec::new());
+/// Reads a body that is not taken, to a limit: many clients read no answer before they have sent all, and would only see that the connection is closed.
+async fn throw_away(mut body: Body, at_most: Duration) {
+    const MOST: usize = 64 << 20;
+    let reading = async {
+        let mut read = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            read += frame.data_ref().map_or(0, Bytes::len);
+            if read > MOST {
+                break;
+            }
+        }
+    };
+    // The answer is the same.
+    let _ = tokio::time::timeout(at_most, reading).await;
+}
+
+async fn collect(body: &mut Body, most: usize, mut room: Room) -> Result<(Vec<u8>, Room)> {
+    let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         let broken = |_| ApiError::new(StatusCode::BAD_REQUEST, "the body has broken off");
         let Ok(data) = frame.map_err(broken)?.into_data() else { continue };

@@ -19,6 +19,9 @@ pub(crate) struct ApiError {
     retry_after: Option<Duration>,
 }
 
+/// A code of Anthropic's: its programs go on without threads then, and send what was said before.
+pub(crate) const NO_THREADS: &str = "thread_unsupported_request";
+
 /// Result with [`ApiError`].
 pub(crate) type Result<T> = std::result::Result<T, ApiError>;
 
@@ -88,7 +91,11 @@ impl ApiError {
             status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         };
-        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+        let mut error = json!({"type": kind, "message": self.message});
+        if let (Some(code @ NO_THREADS), Some(param)) = (self.code, &self.param) {
+            error["details"] = json!({"error_code": code, "unsupported": [param]});
+        }
+        json!({"type": "error", "error": error})
     }
 
     /// The answer with a body of this shape.
@@ -104,13 +111,14 @@ impl ApiError {
 
     /// Says it to who runs the server: what is a fault of the server or its devices at once, what the client is told anyway to who looks.
     pub(crate) fn log(&self, what: fmt::Arguments<'_>) {
-        let (status, code, param) = (self.status.as_u16(), self.code.unwrap_or("none"), self.param.as_deref());
+        let (status, code, param) = (self.status.as_u16(), self.code, self.param.as_deref());
+        let said = |what: &str, text: Option<&str>| text.map(|text| format!("{what}{text:?}")).unwrap_or_default();
         // Those that ask again later are no fault.
         let is_fault = self.status.is_server_error() && !matches!(self.code, Some("stopping" | "crowded"));
         if is_fault {
             tracing::warn!("{what}: {status}, {}", self.message);
         } else {
-            tracing::info!("{what}: {status}, code {code}, parameter {:?}", param.unwrap_or("none"));
+            tracing::info!("{what}: {status}{}{}", said(", code ", code), said(", parameter ", param));
         }
     }
 
@@ -118,6 +126,15 @@ impl ApiError {
     pub(crate) fn of(extensions: &mut Extensions) -> Option<ApiError> {
         extensions.remove()
     }
+}
+
+/// A prompt of so many tokens does not fit. Programs know it by these words, Anthropic's and OpenAI's, and make their prompt shorter then.
+fn too_long(tokens: usize, n_ctx: usize) -> ApiError {
+    let most = n_ctx.saturating_sub(1);
+    let message = format!(
+        "prompt is too long: {tokens} tokens > {most} maximum: this model's maximum context length is {n_ctx} tokens, with one for the answer at least"
+    );
+    ApiError::new(StatusCode::BAD_REQUEST, message).with_code("context_length_exceeded")
 }
 
 impl IntoResponse for ApiError {
@@ -132,9 +149,8 @@ impl From<Error> for ApiError {
         let message = error.to_string();
         let of = |status| ApiError::new(status, message.clone());
         match error {
-            Error::ContextFull { .. } | Error::CacheFull { .. } => {
-                of(StatusCode::BAD_REQUEST).with_code("context_length_exceeded")
-            }
+            Error::ContextFull { tokens, used, n_ctx } => too_long((used + tokens).saturating_sub(1), n_ctx),
+            Error::CacheFull { .. } => of(StatusCode::BAD_REQUEST).with_code("context_length_exceeded"),
             Error::Request(_) => of(StatusCode::BAD_REQUEST),
             Error::Busy(_) => {
                 of(StatusCode::SERVICE_UNAVAILABLE).with_code("crowded").retry_after(Duration::from_secs(1))

@@ -34,6 +34,15 @@ impl Wanted {
         &self.param
     }
 
+    /// The schema of JSON; `None` for another form.
+    pub(crate) fn schema(&self) -> Option<Value> {
+        match &self.form {
+            Form::JsonObject => Some(json!({"type": "object"})),
+            Form::JsonSchema(schema) => serde_json::from_str(schema).ok(),
+            Form::Regex(_) | Form::Lark(_) | Form::Gbnf(_) => None,
+        }
+    }
+
     /// As answers of `/v1/responses` say it.
     pub(crate) fn format(&self) -> Value {
         match &self.form {

@@ -71,7 +71,7 @@ pub(crate) const CONTAINERS: usize = 1 << 16;
 /// Log-probabilities of an answer that is not a stream, those of the most probable tokens among them: as JSON each takes about a kilobyte for a moment.
 pub(crate) const LOG_PROBS: usize = 1 << 16;
 /// Tools of one request, and calls of one message.
-pub(crate) const TOOLS: usize = 128;
+pub(crate) const TOOLS: usize = 512;
 /// Bytes of all tools of one request as JSON: they are kept until its texts have ended.
 pub(crate) const TOOL_BYTES: usize = 256 << 10;
 /// Messages of one chat.

@@ -80,7 +80,7 @@ impl Service {
 
     /// The same for a name.
     pub(crate) fn of_name(&self, asked: Option<&str>) -> Result<Service> {
-        let Some(asked) = asked else { return Ok(self.clone()) };
+        let Some(asked) = asked.filter(|asked| !asked.is_empty()) else { return Ok(self.clone()) };
         let models = self.models();
         let found = models.iter().find(|model| model.names.iter().any(|name| name == asked));
         let missing = || {

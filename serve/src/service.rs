@@ -295,7 +295,7 @@ impl Service {
         form: Option<Wanted>,
         settings: &mut Settings,
     ) -> crate::error::Result<(Answers, Splitter)> {
-        let form = chat.offer.form_or(form)?;
+        let form = chat.offer.form_or(form, self.style())?;
         self.check_room(client, settings.n)?;
         settings.constraint = form::compile(self, &room, form.as_ref()).await?;
         let (prompt, splitter) = self.encode_chat(&room, chat, form.as_ref()).await?;

@@ -77,12 +77,12 @@ impl<'m> TemplateVariables<'m> {
             (true, false) => self.set(&at, THINKS, effort != "none"),
             (true, true) if effort == "none" => self.set(&at, THINKS, false),
             (_, true) => self.set(&at, EFFORT, effort),
-            // That is what it does anyway.
-            (false, false) if effort == "none" && !self.reasons => Ok(()),
-            (false, false) => {
-                let why = "the chat template of this model does not ask how much to reason: it always does, or never; leave it out";
+            (false, false) if effort == "none" && self.reasons => {
+                let why = "this model always reasons: its chat template does not ask; leave it out";
                 Err(ApiError::unsupported(at, why))
             }
+            // Programs say it of every model; this one reasons as it does, or never.
+            (false, false) => Ok(()),
         }
     }
 

@@ -94,13 +94,16 @@ impl Offer {
         let list = params.list("tools", TOOLS)?.unwrap_or_default();
         let tool = |(i, value): (usize, Value)| {
             let mut params = Params::of(value, &format!("tools[{i}]"))?;
+            params.without_effect(&["cache_control"]);
             let around = unwrap(&mut params)?;
             let tool = tool(&mut params, "parameters")?;
             params.finish()?;
             around.finish()?;
             Ok(tool)
         };
-        let tools = list.into_iter().enumerate().map(tool).collect::<Result<Vec<_>>>()?;
+        // A model that is free to call does without those that a service has.
+        let is_ours = |(_, value): &(usize, Value)| choice != Choice::Auto || !is_of_service(value);
+        let tools = list.into_iter().enumerate().filter(is_ours).map(tool).collect::<Result<Vec<_>>>()?;
         Offer::new(tools, &choice, if parallel { Calls::Any } else { Calls::One }, style)
     }
 
@@ -127,7 +130,8 @@ impl Offer {
         let tool = |(i, value): (usize, Value)| {
             let mut params = Params::of(value, &format!("tools[{i}]"))?;
             check_type(&mut params, "custom")?;
-            params.without_effect(&["cache_control"]);
+            // What a program asks of a larger service, and what only explains the schema.
+            params.without_effect(&["cache_control", "eager_input_streaming", "input_examples", "allowed_callers"]);
             let tool = tool(&mut params, "input_schema")?;
             params.finish()?;
             Ok(tool)
@@ -136,10 +140,8 @@ impl Offer {
         Offer::new(tools, &choice, calls, style)
     }
 
-    fn new(tools: Vec<Offered>, choice: &Choice, calls: Calls, style: &Style) -> Result<Offer> {
+    fn new(tools: Vec<Tool>, choice: &Choice, calls: Calls, style: &Style) -> Result<Offer> {
         check_bytes(&tools)?;
-        let loose = tools.iter().position(|tool| tool.arguments == Arguments::AsTheSchemaSays);
-        let tools: Vec<Tool> = tools.into_iter().map(|offered| offered.tool).collect();
         for (i, tool) in tools.iter().enumerate() {
             if tools[..i].iter().any(|other| other.name == tool.name) {
                 let message = format!("two tools have the name '{}'", tool.name);
@@ -148,10 +150,6 @@ impl Offer {
         }
         if *choice == Choice::None || (tools.is_empty() && *choice == Choice::Auto) {
             return Ok(Offer { calls, ..Offer::default() });
-        }
-        if let (Some(i), Choice::Auto) = (loose, choice) {
-            let why = "a model that may also write text is not made to keep to a schema; it is if 'tool_choice' makes it call";
-            return Err(ApiError::unsupported(format!("tools[{i}].strict"), why));
         }
         if !style.knows_tools {
             return Err(ApiError::unsupported("tools", TELLS_NOT_OF_TOOLS));
@@ -165,26 +163,28 @@ impl Offer {
     }
 
     /// The form of the answer: of the call that it has to be, or what else was asked for.
-    pub(crate) fn form_or(&self, wanted: Option<Wanted>) -> Result<Option<Wanted>> {
+    pub(crate) fn form_or(&self, wanted: Option<Wanted>, style: &Style) -> Result<Option<Wanted>> {
         match (&self.form, wanted) {
             (Some(_), Some(other)) => Err(ApiError::of_param(
                 other.param(),
                 format!("an answer that has to be a call has no other form, such as '{}'", other.param()),
             )),
-            // The form would hold from the first token on, and the model could never call.
-            (None, Some(wanted)) if !self.tools.is_empty() => {
-                let why = "beside tools that the model is free to call: say 'tool_choice' none for a text of this form, or required for a call";
-                Err(ApiError::unsupported(wanted.param(), why))
-            }
+            // A form holds from the first token on, and the model is to be free to call.
+            (None, Some(wanted)) if !self.tools.is_empty() => match wanted.schema() {
+                Some(schema) => forced::or_call(schema, wanted.param(), &self.tools, style).map(Some),
+                None => {
+                    let why = "beside tools that the model is free to call: say 'tool_choice' none for a text of this form, or required for a call";
+                    Err(ApiError::unsupported(wanted.param(), why))
+                }
+            },
             (form, wanted) => Ok(wanted.or_else(|| form.clone())),
         }
     }
 }
 
 /// Refuses tools that take too much: they are kept until the texts have ended.
-fn check_bytes(tools: &[Offered]) -> Result<()> {
-    let size =
-        |Offered { tool, .. }: &Offered| tool.name.len() + tool.description.len() + tool.parameters.to_string().len();
+fn check_bytes(tools: &[Tool]) -> Result<()> {
+    let size = |tool: &Tool| tool.name.len() + tool.description.len() + tool.parameters.to_string().len();
     let bytes: usize = tools.iter().map(size).sum();
     if bytes <= TOOL_BYTES {
         return Ok(());
@@ -192,6 +192,12 @@ fn check_bytes(tools: &[Offered]) -> Result<()> {
     let message =
         format!("'tools' have {bytes} bytes of names, descriptions and schemas, and at most {TOOL_BYTES} are taken");
     Err(ApiError::of_param("tools", message))
+}
+
+/// Whether a tool is one that OpenAI's service runs by itself, and that programs such as Codex offer to every model.
+fn is_of_service(tool: &Value) -> bool {
+    let kind = tool["type"].as_str().unwrap_or_default();
+    ["web_search", "file_search", "code_interpreter", "image_generation"].iter().any(|known| kind.starts_with(known))
 }
 
 fn check_type(params: &mut Params, only: &str) -> Result<()> {
@@ -203,20 +209,8 @@ fn check_type(params: &mut Params, only: &str) -> Result<()> {
     Err(ApiError::unsupported(params.name("type"), &format!("'{found}'; there is '{only}'")))
 }
 
-/// A tool, and what is asked of its calls.
-struct Offered {
-    tool: Tool,
-    arguments: Arguments,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arguments {
-    AsTheModelWrites,
-    AsTheSchemaSays,
-}
-
 /// A tool of an API that calls the schema of its arguments this.
-fn tool(params: &mut Params, schema: &str) -> Result<Offered> {
+fn tool(params: &mut Params, schema: &str) -> Result<Tool> {
     let at = params.name("name");
     let name = params.required_string("name")?;
     let is_name = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -225,10 +219,8 @@ fn tool(params: &mut Params, schema: &str) -> Result<Offered> {
         return Err(ApiError::of_param(at, message));
     }
     let description = params.string("description")?.unwrap_or_default();
-    let arguments = match params.boolean("strict")? {
-        Some(true) => Arguments::AsTheSchemaSays,
-        _ => Arguments::AsTheModelWrites,
-    };
+    // A call that a model has to write is of the schema in any case, one that it is free to write is as it writes it.
+    params.boolean("strict")?;
     let parameters = match params.take(schema) {
         None => json!({"type": "object", "properties": {}}),
         Some(Value::Object(map)) => Value::Object(map),
@@ -238,7 +230,7 @@ fn tool(params: &mut Params, schema: &str) -> Result<Offered> {
             return Err(ApiError::of_param(at, message));
         }
     };
-    Ok(Offered { tool: Tool { name, description, parameters }, arguments })
+    Ok(Tool { name, description, parameters })
 }
 
 #[cfg(test)]
@@ -293,10 +285,11 @@ mod tests {
         for (body, at) in [
             (tools(json!({})), "tools[0].function.name"),
             (tools(json!({"name": "f g"})), "tools[0].function.name"),
-            (tools(json!({"name": "f", "strict": true})), "tools[0].strict"),
+            (tools(json!({"name": "f", "strict": 1})), "tools[0].function.strict"),
             (tools(json!({"name": "f", "parameters": "x"})), "tools[0].function.parameters"),
             (tools(json!({"name": "f", "more": 1})), "tools[0].function.more"),
-            (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
+            (json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "tools[0].type"),
+            (json!({"tools": [{"type": "custom", "name": "f"}]}), "tools[0].type"),
             (json!({"tools": [{"type": "function", "function": {"name": "f"}, "more": 1}]}), "tools[0].more"),
             (json!({"tools": [{"function": {"name": "f"}}, {"function": {"name": "f"}}]}), "tools[1]"),
             (json!({"functions": [{"name": "f"}]}), "functions"),
@@ -353,6 +346,38 @@ mod tests {
             json!({"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"$ref": "#"}}}}});
         assert_eq!(param(&schema(json!([recursive]), &named).unwrap_err()), "tools[0]");
         let offer = chat(&json!({"tools": [tool("f", "string")], "tool_choice": named}), &style()).unwrap();
-        assert!(offer.form_or(Some(Wanted::new(outboard::Form::JsonObject, "x"))).is_err());
+        assert!(offer.form_or(Some(Wanted::new(outboard::Form::JsonObject, "x")), &style()).is_err());
+        let without = |function: Value| schema(json!([{"function": function}]), &named).unwrap();
+        let none = without(json!({"name": "f"}))["properties"]["arguments"].clone();
+        assert_eq!(none["additionalProperties"], false, "one that names no arguments has none");
+    }
+
+    #[test]
+    fn a_form_beside_tools_that_may_be_called_is_of_an_answer_or_a_call() {
+        let parameters =
+            json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/T"}}, "$defs": {"T": {"type": "null"}}});
+        let tools =
+            json!([{"function": {"name": "f", "parameters": parameters, "strict": true}}, {"type": "web_search"}]);
+        let offer = chat(&json!({"tools": tools}), &style()).unwrap();
+        assert_eq!((offer.tools.len(), &offer.form), (1, &None));
+        let form = |form| offer.form_or(Some(Wanted::new(form, "p")), &style());
+        let of = |schema: Value| outboard::Form::JsonSchema(schema.to_string());
+        let schema = form(of(json!({"$ref": "#/$defs/A", "$defs": {"A": {"type": "array"}}})))
+            .unwrap()
+            .unwrap()
+            .schema()
+            .unwrap();
+        assert_eq!(
+            (&schema["anyOf"][1], &schema["$defs"]),
+            (&json!({"$ref": "#/$defs/A"}), &json!({"T": {"type": "null"}, "A": {"type": "array"}}))
+        );
+        assert_eq!(schema["anyOf"][0]["properties"]["name"], json!({"const": "f"}));
+        for wrong in [
+            of(json!({"$defs": {"T": {"type": "string"}}})),
+            of(json!({"$ref": "#"})),
+            outboard::Form::Regex("a".into()),
+        ] {
+            assert_eq!(param(&form(wrong).unwrap_err()), "p");
+        }
     }
 }

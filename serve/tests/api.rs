@@ -250,7 +250,7 @@ fn what_is_not_there_is_refused_by_its_name() {
         ("logprobs", json!(2)),
         ("modalities", json!(["text", "audio"])),
         ("store", json!(true)),
-        ("reasoning_effort", json!("low")),
+        ("reasoning_effort", json!("a lot")),
         ("service_tier", json!("flex")),
         ("prediction", json!({"type": "content", "content": "x"})),
         ("web_search_options", json!({"search_context_size": "low"})),
@@ -281,7 +281,7 @@ fn what_is_not_there_is_refused_by_its_name() {
             json!([{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": "1"}]),
             "messages[1].role",
         ),
-        (json!([{"role": "user", "content": "x", "name": "me"}]), "messages[0].name"),
+        (json!([{"role": "user", "content": "x", "likes": "me"}]), "messages[0].likes"),
         (
             json!([{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}]),
             "messages[0].content[1]",

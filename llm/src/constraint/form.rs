@@ -1,6 +1,6 @@
 //! What a text is to be, as those say it who ask for it.
 
-use super::{cost, drafts, gbnf, numbers, said};
+use super::{annotations, cost, drafts, gbnf, numbers, said};
 use llguidance::api::TopLevelGrammar;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -58,7 +58,10 @@ impl Form {
                 }
                 None => match said.split_once("does not contain a multiple of ") {
                     Some((_, multiple)) => format!("no multiple of {multiple} is within its bounds"),
-                    None => said.replace("Unimplemented keys:", "there is nothing here for"),
+                    None => match said.split_once("Unimplemented keys: ") {
+                        Some((_, keys)) => format!("what there is nothing for here: {}", keys.trim_matches(['[', ']'])),
+                        None => said,
+                    },
                 },
             },
             Form::Lark(_) => format!("{said} (it was read as Lark: no line begins a rule as in GBNF, with NAME ::=)"),
@@ -85,6 +88,7 @@ impl Form {
                     Value::Object(_) | Value::Bool(_) => {}
                     _ => return Err("a schema is an object, or true or false".into()),
                 }
+                annotations::leave_out(&mut schema);
                 drafts::check(&schema)?;
                 cost::check(&schema)?;
                 numbers::bound(&mut schema)?;

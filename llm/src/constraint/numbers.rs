@@ -3,6 +3,7 @@
 //! A float of 64 bits holds all integers up to 2^53 - 1, as JSON's readers do (RFC 8259, section 6). A bound beyond that becomes that number, where the
 //! schema means less than it; what else is beyond is an error, since the text would be another one than the schema asks for.
 
+use super::place::{Place, VALUES};
 use serde_json::{Map, Number, Value};
 
 /// The largest integer that a float holds, as all below it.
@@ -12,35 +13,6 @@ const MOST_PLACES: u32 = 8;
 
 /// Characters of a wrong reference that are told.
 const SHOWN: usize = 100;
-
-/// Keywords whose values have a schema under each name.
-const NAMES: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
-/// Keywords whose values a text is compared with.
-const VALUES: [&str; 2] = ["const", "enum"];
-/// Keywords whose values are not looked at.
-const DESCRIBE: [&str; 2] = ["default", "examples"];
-
-/// What a part of a schema is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Schema,
-    /// Schemas by names that are no keywords.
-    Names,
-    /// Anything else.
-    Value,
-}
-
-impl Place {
-    /// Of what is under a name.
-    fn within(self, name: &str) -> Place {
-        match self {
-            Place::Schema if NAMES.contains(&name) => Place::Names,
-            Place::Schema if VALUES.contains(&name) || DESCRIBE.contains(&name) => Place::Value,
-            Place::Schema | Place::Names => Place::Schema,
-            Place::Value => Place::Value,
-        }
-    }
-}
 
 /// Bounds the numbers of a schema. Fails with what is wrong if that would change which texts it allows.
 pub(super) fn bound(schema: &mut Value) -> Result<(), String> {

@@ -186,6 +186,32 @@ fn arguments(given: Option<Value>) -> Option<Map<String, Value>> {
     }
 }
 
+/// What a parameter says that is written as a text: JSON, unless its schema has it be a string.
+fn argument(text: &str, schema: &Value, root: &Value) -> Value {
+    let kinds = kinds(schema, root, 0);
+    match serde_json::from_str(text) {
+        Ok(Value::Null) if kinds.contains(&"null") => Value::Null,
+        Ok(parsed) if !kinds.is_empty() && !kinds.contains(&"string") => parsed,
+        _ => text.into(),
+    }
+}
+
+/// The types that a schema allows, as far as it says them.
+fn kinds<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&'s str> {
+    const DEEP: usize = 8;
+    if depth > DEEP {
+        return Vec::new();
+    }
+    let to = schema["$ref"].as_str().and_then(|to| root.pointer(to.strip_prefix('#')?));
+    let lists = ["anyOf", "oneOf"].into_iter().filter_map(|key| schema[key].as_array()).flatten();
+    let within = to.into_iter().chain(lists).flat_map(|schema| kinds(schema, root, depth + 1));
+    let own = match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
+        kind => Vec::from_iter(kind.as_str()),
+    };
+    own.into_iter().chain(within).collect()
+}
+
 /// A call in Qwen3-Coder's tags. What a parameter is, its schema says.
 fn function(body: &str, tools: &[Callable]) -> Option<Call> {
     let (name, mut rest) = body.strip_prefix("<function=")?.split_once('>')?;
@@ -197,10 +223,7 @@ fn function(body: &str, tools: &[Callable]) -> Option<Call> {
         let (value, behind) = behind.split_once("</parameter>")?;
         let value = value.strip_prefix('\n').unwrap_or(value);
         let value = value.strip_suffix('\n').unwrap_or(value);
-        let kind = &schema["properties"][key]["type"];
-        let is_text = kind.is_null() || kind == "string";
-        let parsed = if is_text { None } else { serde_json::from_str(value).ok() };
-        arguments.insert(key.to_owned(), parsed.unwrap_or_else(|| value.into()));
+        arguments.insert(key.to_owned(), argument(value, &schema["properties"][key], &schema));
         rest = behind;
     }
     Some(Call { name: tool.name.to_string(), arguments })

@@ -7,8 +7,13 @@ use proptest::prelude::*;
 const THINK: Tags = ("<think>", "</think>");
 
 fn tools() -> Arc<[Callable]> {
-    let properties = serde_json::json!({"n": {"type": "integer"}, "s": {"type": "string"}});
-    let parameters = serde_json::json!({"type": "object", "properties": properties});
+    // `m` to `u` as Pydantic writes what may be left out.
+    let properties = serde_json::json!({
+        "n": {"type": "integer"}, "s": {"type": "string"}, "m": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "l": {"$ref": "#/$defs/l"},
+        "t": {"type": ["string", "null"]}, "u": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    });
+    let definitions = serde_json::json!({"l": {"type": "array"}});
+    let parameters = serde_json::json!({"type": "object", "properties": properties, "$defs": definitions});
     let tool = |name: &str| Tool { name: name.into(), description: String::new(), parameters: parameters.clone() };
     Callable::of(&["f", "g"].map(tool))
 }
@@ -66,6 +71,12 @@ fn cases() -> Vec<(CallSyntax, Option<Tags>, &'static str, &'static str)> {
             None,
             "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=s>\n4\n5\n</parameter>\n</function>\n</tool_call>",
             r#"f{"n":3,"s":"4\n5"}"#,
+        ),
+        (
+            Tagged,
+            None,
+            "<tool_call>\n<function=f>\n<parameter=m>\n3\n</parameter>\n<parameter=l>\n[1]\n</parameter>\n<parameter=t>\n5\n</parameter>\n<parameter=u>\nnull\n</parameter>\n</function>\n</tool_call>",
+            r#"f{"m":3,"l":[1],"t":"5","u":null}"#,
         ),
         (Tagged, None, "{\"name\": \"f\", \"arguments\": {\"s\": \"</tool_call>\"}}\n", r#"f{"s":"</tool_call>"}"#),
         (Tagged, None, "{\"name\": \"f\", \"age\": 3}", "'{\"name\": \"f\", \"age\": 3}'"),

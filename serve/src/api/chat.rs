@@ -152,7 +152,9 @@ fn message(mut params: Params, history: &mut History<'_>) -> Result<()> {
             ));
         }
     };
-    only_text(&mut params, &["tool_calls", "tool_call_id", "name"])?;
+    only_text(&mut params, &["tool_calls", "tool_call_id"])?;
+    // Templates have no names of speakers, and prompts are kept for others that begin alike whatever is said of it.
+    params.without_effect(&["name", "cache_control"]);
     let (at, content) = (params.name("content"), params.required("content")?);
     params.finish()?;
     history.push(Message::new(role, text_of(content, &at, &["text"])?), &at)
@@ -160,7 +162,7 @@ fn message(mut params: Params, history: &mut History<'_>) -> Result<()> {
 
 /// What templates do not get.
 fn only_text(params: &mut Params, names: &[&str]) -> Result<()> {
-    for name in names.iter().chain(&["function_call", "audio", "refusal", "annotations"]) {
+    for name in names.iter().chain(&["function_call", "audio", "images", "refusal", "annotations"]) {
         params.absent(
             name,
             "templates get the role and the text of a message, and calls of the assistant's",
@@ -170,16 +172,16 @@ fn only_text(params: &mut Params, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// A message of the assistant's, which may have calls in place of a text.
+/// A message of the assistant's, which may have calls in place of a text. Programs send back what some server has given them: what else is in it was not for the model.
 fn of_assistant(mut params: Params, history: &mut History<'_>) -> Result<()> {
-    only_text(&mut params, &["tool_call_id", "name"])?;
+    params.absent("function_call", "it is of an earlier form of the API; use 'tool_calls'", is_nothing)?;
     let (at, at_calls) = (params.name("content"), params.name("tool_calls"));
     // Whether they mean something to the model comes before what is wrong in them.
     let calls = take_calls(&mut params, history).or_else(|e| history.check(&at_calls).and(Err(e)))?;
     let content = if calls.is_empty() { Some(params.required("content")?) } else { params.take("content") };
     let content = content.map(|content| text_of(content, &at, &["text"])).transpose()?.unwrap_or_default();
-    let reasoning = params.string("reasoning_content")?.unwrap_or_default();
-    params.finish()?;
+    // vLLM and OpenRouter have the other name.
+    let reasoning = params.string("reasoning_content")?.or(params.string("reasoning")?).unwrap_or_default();
     history.push(Message { calls, reasoning, ..Message::new("assistant", content) }, &at_calls)
 }
 
@@ -188,7 +190,7 @@ fn result(mut params: Params, history: &mut History<'_>) -> Result<()> {
     history.check(&params.name("role"))?;
     only_text(&mut params, &["tool_calls"])?;
     // The name is that of the call.
-    params.without_effect(&["name"]);
+    params.without_effect(&["name", "cache_control"]);
     let (at, at_id) = (params.name("content"), params.name("tool_call_id"));
     let (id, content) = (params.required_string("tool_call_id")?, params.required("content")?);
     params.finish()?;

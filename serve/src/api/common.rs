@@ -134,8 +134,10 @@ pub(crate) fn take_absent(params: &mut Params) -> Result<()> {
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "default")?;
     params.absent("reasoning_effort", "it is for chats", is_nothing)?;
     params.absent("verbosity", BY_TEMPLATE, is_nothing)?;
-    params.absent("web_search_options", "nothing is searched for", is_nothing)?;
+    params.absent("web_search_options", "nothing is searched for", |_| false)?;
     params.without_effect(&["user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]);
+    // What programs say of themselves: Codex, and those for OpenRouter.
+    params.without_effect(&["client_metadata", "session_id"]);
     Ok(())
 }
 

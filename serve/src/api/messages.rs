@@ -4,7 +4,7 @@ use super::common::{call_id, id, json_response, shown_text, text_of, text_of_par
 use crate::answer_parser::{Part, Splitter, Whole};
 use crate::body;
 use crate::counted_body::json_answer;
-use crate::error::{ApiError, Result};
+use crate::error::{ApiError, NO_THREADS, Result};
 use crate::form::{self, Wanted};
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
@@ -81,10 +81,13 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
     for name in ["mcp_servers", "container"] {
         params.absent(name, "a model here writes text and calls of tools", is_nothing)?;
     }
+    if params.take("thread").is_some() {
+        return Err(ApiError::unsupported("thread", "nothing is stored; send the messages").with_code(NO_THREADS));
+    }
     take_context_management(&mut params)?;
     let mut template = TemplateVariables::take(service, &mut params)?;
     let form = take_output(&mut params, &mut template)?;
-    let thinking = take_thinking(&mut params, style, &mut template)?;
+    let thinking = take_thinking(&mut params, &mut template)?;
     let variables = template.variables;
     params.absent("service_tier", "all requests are the same", |value| value == "auto" || value == "standard_only")?;
     params.without_effect(&["metadata", "cache_control"]);
@@ -114,12 +117,7 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
 fn take_output(params: &mut Params, template: &mut TemplateVariables<'_>) -> Result<Option<Wanted>> {
     let mut formats = Vec::from_iter(params.object("output_format")?);
     if let Some(mut config) = params.object("output_config")? {
-        // Clients say it of every model.
-        if template.reasons {
-            template.take_effort(&mut config, "effort")?;
-        } else {
-            config.without_effect(&["effort"]);
-        }
+        template.take_effort(&mut config, "effort")?;
         formats.extend(config.object("format")?);
         config.finish()?;
     }
@@ -138,8 +136,8 @@ fn take_context_management(params: &mut Params) -> Result<()> {
     context.finish()
 }
 
-/// `thinking`: whether a model reasons, where its template asks, and whether the answer shows it. For how long, the model says.
-fn take_thinking(params: &mut Params, style: &Style, template: &mut TemplateVariables<'_>) -> Result<Thinking> {
+/// `thinking`: whether a model reasons, where its template asks, and whether the answer shows it. For how long, the model says; one that never reasons answers at once.
+fn take_thinking(params: &mut Params, template: &mut TemplateVariables<'_>) -> Result<Thinking> {
     let Some(mut thinking) = params.object("thinking")? else { return Ok(Thinking::LeftOut) };
     let kind = thinking.required_string("type")?;
     thinking.count("budget_tokens", 1..=i64::from(i32::MAX))?;
@@ -147,10 +145,6 @@ fn take_thinking(params: &mut Params, style: &Style, template: &mut TemplateVari
     thinking.finish()?;
     match kind.as_str() {
         "disabled" => template.think(false).map(|()| Thinking::LeftOut),
-        "enabled" if !style.reasons() => {
-            let why = "this model writes no reasoning that its template knows of; leave it out, or say adaptive";
-            Err(ApiError::unsupported("thinking", why))
-        }
         "enabled" | "adaptive" => {
             if kind == "enabled" {
                 template.think(true)?;

@@ -19,7 +19,7 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
-use http::header::RETRY_AFTER;
+use http::header::{HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Method, StatusCode};
 use std::any::Any;
 use std::sync::LazyLock;
@@ -75,12 +75,34 @@ fn cors(service: &Service) -> Option<CorsLayer> {
     };
     // Clients of OpenAI and Anthropic send headers of their own from a page.
     let headers = AllowHeaders::mirror_request();
-    let layer = CorsLayer::new().allow_origin(origin).allow_headers(headers).expose_headers([RETRY_AFTER]);
+    let layer = CorsLayer::new()
+        .allow_origin(origin)
+        .allow_headers(headers)
+        .expose_headers([vec![RETRY_AFTER], REQUEST_IDS.to_vec()].concat());
     Some(layer.allow_methods([Method::GET, Method::POST]))
 }
 
+/// What a request is called in the log and in its answer.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestId(pub(crate) String);
+
+/// As OpenAI and Anthropic call it.
+const REQUEST_IDS: [HeaderName; 2] = [HeaderName::from_static("x-request-id"), HeaderName::from_static("request-id")];
+
 /// Counts answers, and gives errors the shape that programs for the API of their path know.
-async fn count(State(service): State<Service>, request: Request, next: Next) -> Response {
+async fn count(State(service): State<Service>, mut request: Request, next: Next) -> Response {
+    let id = RequestId(common::id("req_"));
+    request.extensions_mut().insert(id.clone());
+    let mut response = counted(&service, request, next, &id).await;
+    for name in REQUEST_IDS {
+        if let Ok(id) = HeaderValue::from_str(&id.0) {
+            response.headers_mut().insert(name, id);
+        }
+    }
+    response
+}
+
+async fn counted(service: &Service, request: Request, next: Next, RequestId(id): &RequestId) -> Response {
     let path = request.uri().path();
     let is_anthropic = path.starts_with("/v1/messages");
     let matched = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
@@ -93,7 +115,7 @@ async fn count(State(service): State<Service>, request: Request, next: Next) -> 
     service.metrics().request(shown, response.status().as_u16());
     let error = ApiError::of(response.extensions_mut());
     if let Some(error) = &error {
-        error.log(format_args!("{shown}"));
+        error.log(format_args!("{shown}, {id}"));
     }
     match error.filter(|_| is_anthropic) {
         Some(error) => {

@@ -51,7 +51,8 @@ fn described(service: &Service, name: &str) -> Value {
     let (model, plan) = (service.model(), service.engine().runner.plan());
     json!({
         "id": name, "object": "model", "created": service.since(), "owned_by": "outboard",
-        "type": "model", "display_name": name,
+        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active",
+        "max_input_tokens": plan.context, "max_tokens": plan.context,
         "aliases": service.names(),
         "meta": {
             "name": model.name(), "architecture": model.inner().hparams().arch, "n_vocab": model.tokenizer().n_vocab(),

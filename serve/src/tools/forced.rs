@@ -10,6 +10,9 @@ use serde_json::{Map, Value, json};
 /// Where schemas have definitions, which are found from their root.
 const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 
+/// Keywords of a schema of arguments that allow none and forbid none.
+const DESCRIBES: [&str; 6] = ["type", "properties", "title", "description", "required", "$schema"];
+
 /// The form of an answer that has to be a call of one of the tools; `None` where the model may choose. It is read without tags as well.
 pub(super) fn form(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Option<Wanted>> {
     let among: Vec<(usize, &Tool)> = match choice {
@@ -25,18 +28,35 @@ pub(super) fn form(tools: &[Tool], choice: &Choice, style: &Style) -> Result<Opt
         [(i, _)] => name_of(i),
         _ => "tools".to_owned(),
     };
-    let arguments = key_of_arguments(style)?;
     let mut definitions = Map::new();
-    let call = |&(i, tool): &(usize, &Tool)| call(tool, &name_of(i), arguments, &mut definitions);
-    let mut calls = among.iter().map(call).collect::<Result<Vec<Value>>>()?;
-    let mut schema = match calls.len() {
-        1 => calls.remove(0),
-        _ => json!({"anyOf": calls}),
+    let calls = calls(&among, style, &mut definitions)?;
+    Ok(Some(Wanted::new(one_of(calls, definitions), param)))
+}
+
+/// The form of an answer that is JSON of this schema, which `param` asks for, or a call of a tool.
+pub(super) fn or_call(mut answer: Value, param: &str, tools: &[Tool], style: &Style) -> Result<Wanted> {
+    let mut definitions = Map::new();
+    let among: Vec<(usize, &Tool)> = tools.iter().enumerate().collect();
+    let mut schemas = calls(&among, style, &mut definitions)?;
+    take_definitions(&mut answer, &mut definitions, param)?;
+    schemas.push(answer);
+    Ok(Wanted::new(one_of(schemas, definitions), param))
+}
+
+fn calls(among: &[(usize, &Tool)], style: &Style, definitions: &mut Map<String, Value>) -> Result<Vec<Value>> {
+    let arguments = key_of_arguments(style)?;
+    among.iter().map(|&(i, tool)| call(tool, &name_of(i), arguments, definitions)).collect()
+}
+
+fn one_of(mut schemas: Vec<Value>, definitions: Map<String, Value>) -> Form {
+    let mut schema = match schemas.len() {
+        1 => schemas.remove(0),
+        _ => json!({"anyOf": schemas}),
     };
     if let Value::Object(keys) = &mut schema {
         keys.extend(definitions);
     }
-    Ok(Some(Wanted::new(Form::JsonSchema(schema.to_string()), param)))
+    Form::JsonSchema(schema.to_string())
 }
 
 /// What errors call a tool.
@@ -60,27 +80,34 @@ fn key_of_arguments(style: &Style) -> Result<&'static str> {
 fn call(tool: &Tool, at: &str, arguments: &str, definitions: &mut Map<String, Value>) -> Result<Value> {
     let mut parameters = tool.parameters.clone();
     check_object(&mut parameters, at)?;
-    if !refers_to_definitions(&parameters) {
-        let why = "a '$ref' of a tool's schema has to begin with '#/$defs/' or '#/definitions/' where a model is made to call it";
-        return Err(ApiError::unsupported(at, why));
-    }
-    for place in DEFINITIONS {
-        let found = parameters.as_object_mut().and_then(|keys| keys.remove(place));
-        if let Some(Value::Object(found)) = found {
-            merge_definitions(found, definitions.entry(place).or_insert_with(|| json!({})), at)?;
-        }
-    }
+    take_definitions(&mut parameters, definitions, at)?;
     Ok(json!({
         "type": "object", "properties": {"name": {"const": tool.name}, arguments: parameters},
         "required": ["name", arguments], "additionalProperties": false,
     }))
 }
 
+/// Moves the definitions of a schema that becomes a part of another one. `at` is the parameter with it.
+fn take_definitions(schema: &mut Value, definitions: &mut Map<String, Value>, at: &str) -> Result<()> {
+    if !refers_to_definitions(schema) {
+        let why =
+            "a '$ref' of a schema that becomes part of another one has to begin with '#/$defs/' or '#/definitions/'";
+        return Err(ApiError::unsupported(at, why));
+    }
+    for place in DEFINITIONS {
+        let found = schema.as_object_mut().and_then(|keys| keys.remove(place));
+        if let Some(Value::Object(found)) = found {
+            merge_definitions(found, definitions.entry(place).or_insert_with(|| json!({})), at)?;
+        }
+    }
+    Ok(())
+}
+
 fn merge_definitions(found: Map<String, Value>, known: &mut Value, at: &str) -> Result<()> {
     let Value::Object(known) = known else { return Ok(()) };
     for (name, schema) in found {
         if known.get(&name).is_some_and(|other| *other != schema) {
-            let why = format!("an earlier tool has something else as '{name}' in its definitions; name one tool");
+            let why = format!("something else is '{name}' in the definitions of an earlier one");
             return Err(ApiError::unsupported(at, &why));
         }
         known.insert(name, schema);
@@ -100,6 +127,11 @@ fn check_object(parameters: &mut Value, at: &str) -> Result<()> {
         ));
     }
     keys.insert("type".into(), "object".into());
+    // Of one that names no arguments there are none, in the words of OpenAI's API.
+    let names_none = keys.get("properties").is_none_or(|names| *names == json!({}));
+    if names_none && keys.keys().all(|key| DESCRIBES.contains(&key.as_str())) {
+        keys.insert("additionalProperties".into(), false.into());
+    }
     Ok(())
 }
 

@@ -80,14 +80,11 @@ pub(crate) fn take_calls(params: &mut Params, history: &mut History<'_>) -> Resu
     let call = |(i, value): (usize, Value)| {
         let mut params = Params::of(value, &format!("{at}[{i}]"))?;
         check_type(&mut params, "function")?;
-        params.without_effect(&["index"]);
         let id = params.required_string("id")?;
         let at = params.name("function");
         let mut function = Params::of(params.required("function")?, &at)?;
-        params.finish()?;
-        let call = take_call(&mut function, id, history)?;
-        function.finish()?;
-        Ok(call)
+        // What else servers say of a call is not for the model.
+        take_call(&mut function, id, history)
     };
     list.into_iter().enumerate().map(call).collect()
 }

@@ -199,5 +199,9 @@ impl Writer for Events {
         let openai = &error.openai()["error"];
         let said = json!({"code": openai["code"], "message": openai["message"], "param": openai["param"]});
         self.say("error", said, out);
+        let mut response = self.head.response("failed", &json!(self.items), &Value::Null);
+        response["error"] =
+            json!({"code": openai["code"].as_str().unwrap_or("server_error"), "message": openai["message"]});
+        self.say("response.failed", about(response), out);
     }
 }

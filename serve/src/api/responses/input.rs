@@ -60,13 +60,20 @@ fn item(mut params: Params, reasoning: &mut String, history: &mut History<'_>) -
             if message.role == "assistant" {
                 message.reasoning = std::mem::take(reasoning);
             }
-            history.push(message, "input")
+            // Many templates know of one such message, at the beginning.
+            match history.messages.as_mut_slice() {
+                [first] if first.role == "system" && message.role == "system" => {
+                    first.content = format!("{}\n\n{}", first.content, message.content);
+                    Ok(())
+                }
+                _ => history.push(message, "input"),
+            }
         }
         "function_call" => {
             history.check(&at_type)?;
             let id = params.required_string("call_id")?;
+            // What else servers say of a call is not for the model.
             let call = take_call(&mut params, id, history)?;
-            params.finish()?;
             history.push_call(call, std::mem::take(reasoning), &at_type)
         }
         "function_call_output" => {
@@ -113,6 +120,9 @@ fn message(mut params: Params) -> Result<Message> {
         }
     };
     let (at, content) = (params.name("content"), params.required("content")?);
-    params.finish()?;
-    Ok(Message::new(role, text_of(content, &at, &["input_text", "output_text"])?))
+    // What servers say of an answer that is sent back is not for the model.
+    if role != "assistant" {
+        params.finish()?;
+    }
+    Ok(Message::new(role, text_of(content, &at, &["input_text", "output_text", "text"])?))
 }
