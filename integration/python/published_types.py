@@ -19,6 +19,8 @@ import pydantic
 # Beyond the published ones: what llama-server says of a model, reasoning as vLLM and llama-server have it, cached tokens of embeddings, and `store`,
 # which OpenAI's own responses have as well; and the name of a function in an event that some versions of the type have it in.
 OURS = {"aliases", "meta", "reasoning_content", "prompt_tokens_details", "store", "ResponseFunctionCallArgumentsDoneEvent.name", "Model.type", "Model.display_name"}
+# Anthropic's models, which have the same path.
+OURS |= {"Model.created_at", "Model.lifecycle", "Model.max_input_tokens", "Model.max_tokens"}
 
 url, model, *more = sys.argv[1:]
 http = httpx.Client(base_url=url, timeout=600)

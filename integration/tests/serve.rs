@@ -475,6 +475,32 @@ fn a_form_that_takes_all_memory_behind_some_tokens_ends_its_own_text_alone() {
     assert!(serving.client.is_running());
 }
 
+#[test]
+fn forms_of_a_model_whose_file_was_replaced_are_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = small_model(dir.path());
+    let serving = Serving::start(file.to_str().unwrap(), &[]);
+    let ask = || Answer::read(begin(serving.addr, &json!({"prompt": "abcd", "max_tokens": 8, "regex": "[0-9]{3}"})));
+    // One with two tokens exchanged takes its place before a form has come.
+    let mut other = std::fs::read(&file).unwrap();
+    let token = |letter: u8| {
+        let said = [1, 0, 0, 0, 0, 0, 0, 0, letter];
+        other.windows(said.len()).position(|bytes| bytes == said).unwrap() + 8
+    };
+    let (one, two) = (token(b'1'), token(b'2'));
+    other.swap(one, two);
+    let new = dir.path().join("new.gguf");
+    std::fs::write(&new, &other).unwrap();
+    std::fs::rename(&new, &file).unwrap();
+    let refused = ask();
+    assert!(
+        refused.status == 500 && refused.text().contains("another model has taken its place"),
+        "{}",
+        refused.text()
+    );
+    assert!(!whole(serving.addr, 1, 5).is_empty(), "texts without a form go on");
+}
+
 /// What a process for forms answers to a request: a byte that says what it is, and what it says. `None` if it has ended.
 fn answer(from: &mut impl Read) -> Option<(char, Vec<u8>)> {
     let mut head = [0; 5];
@@ -501,7 +527,7 @@ fn a_process_that_follows_forms_keeps_to_its_limits() {
             .spawn()
             .unwrap();
         let (mut to, mut from) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
-        assert_eq!(answer(&mut from), Some(('r', Vec::new())));
+        assert_eq!(answer(&mut from).map(|(kind, _)| kind), Some('r'));
         let form = if said.is_some() { "true".into() } else { endless_schema().to_string() };
         let form = json!({"JsonSchema": form}).to_string();
         // It may have ended by now.
@@ -526,7 +552,7 @@ fn a_model_larger_than_what_a_process_for_forms_may_have_is_opened() {
         .spawn()
         .unwrap();
     let (to, mut from) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
-    assert_eq!(answer(&mut from), Some(('r', Vec::new())));
+    assert_eq!(answer(&mut from).map(|(kind, _)| kind), Some('r'));
     drop(to);
     assert_eq!(process.wait().unwrap().code(), Some(0));
 }

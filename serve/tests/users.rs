@@ -383,6 +383,7 @@ fn a_server_that_stops_says_so_in_its_streams() {
     let mut running: Events = served.stream("/v1/completions", &endless(1));
     running.next().unwrap();
     let waiting = served.stream("/v1/completions", &endless(2));
+    let response = served.stream("/v1/responses", &json!({"input": "ab", "stream": true}));
     let start = Instant::now();
     served.server.take().unwrap().stop();
     assert!(start.elapsed() < Duration::from_secs(5));
@@ -390,6 +391,9 @@ fn a_server_that_stops_says_so_in_its_streams() {
         let last = stream.all().pop().unwrap();
         assert_eq!(last["error"]["code"], "stopping", "{last}");
     }
+    let last = response.all().pop().unwrap();
+    let said = (&last["type"], &last["response"]["status"], &last["response"]["error"]["code"]);
+    assert_eq!(said, (&json!("response.failed"), &json!("failed"), &json!("stopping")), "{last}");
 }
 
 #[test]
