@@ -57,7 +57,7 @@ pub use model::Model;
 pub use parts::{Part, Parts};
 pub use perplexity::{Estimate, perplexity};
 pub use placed_model::PlacedModel;
-pub use placement::{DeviceLoad, LoadOptions, Mmap, Overrides, Prefixes, attention_cost, default_ubatch};
+pub use placement::{DeviceLoad, LoadOptions, Mmap, Overrides, Prefixes, default_ubatch, mean_costs};
 pub use route::Route;
 pub use sequence::Sequence;
 pub use texts::{Capacity, TextEvent, TextRequest, Texts, Wanted, generate_many};

@@ -7,6 +7,7 @@ use crate::hparams::Hparams;
 use crate::model::Model;
 use crate::split::Sizes;
 use crate::work::Work;
+use outboard_core::Costs;
 use outboard_core::op::BLOCK_ROWS;
 use std::collections::HashSet;
 
@@ -22,6 +23,8 @@ pub struct Part {
     pub read_bytes: u64,
     /// What a token of a prompt takes that is not its last.
     pub work: Work,
+    /// What a token takes behind which another one is sampled.
+    pub step: Work,
     /// The layer that it is a part of.
     pub layer: usize,
 }
@@ -37,9 +40,10 @@ pub struct Parts {
     pub last: Part,
     /// Bytes of weights that count to both `first` and `last`, and take memory once where these are on one device.
     pub tied_bytes: u64,
-    /// What the head takes for a token that is sampled, where sequences are there side by side: then devices do steps at the same time, and not
-    /// only prompts. Nothing for one sequence.
-    pub steps: Work,
+    /// How long a run takes besides its rows, in rows ([`Costs::run_rows`]).
+    pub run_rows: f64,
+    /// Most sequences side by side.
+    pub sequences: usize,
     /// Tokens of context of a sequence.
     pub n_ctx: usize,
     /// Rows of the cache, of all sequences.
@@ -47,25 +51,30 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The parts of a model with such a cache, on devices whose attention costs so much ([`Costs::attention`](outboard_core::Costs::attention)).
-    pub fn new(model: &Model, cache: Cache, attention: f32) -> Result<Parts> {
+    /// The parts of a model with such a cache, on devices of which attention and runs cost so much.
+    pub fn new(model: &Model, cache: Cache, costs: &Costs) -> Result<Parts> {
         let outputs = Outputs::Sample { rows: 1, penalties: false, added: Added::Nothing, log_probs: LogProbs::None };
         let (n_ctx, rows) = (cache.n_ctx, cache.rows());
         let shape = GraphShape { n_tokens: 1, cache, feed: Feed::Input, history: true, outputs };
         let (step, prompt) = (model.graph(shape)?, model.graph(GraphShape { outputs: Outputs::None, ..shape })?);
         let sections: Vec<Part> = step.layers().map(|layer| Part { layer, ..Part::default() }).collect();
         let last = Part { layer: sections.last().map_or(0, |section| section.layer), ..Part::default() };
-        let mut parts =
-            Parts { sections, first: Part::default(), last, tied_bytes: 0, steps: Work::default(), n_ctx, rows };
+        let mut parts = Parts {
+            sections,
+            first: Part::default(),
+            last,
+            tied_bytes: 0,
+            run_rows: costs.run_rows.into(),
+            sequences: cache.slots,
+            n_ctx,
+            rows,
+        };
         parts.weigh_leaves(model.hparams(), &step);
-        for node in prompt.graph.nodes() {
-            let work = Work::of_node(&prompt.graph, node, shape.n_tokens, rows, f64::from(attention));
-            parts.at(prompt.part(node)).work += work;
-        }
-        if cache.slots > 1 {
-            let head = step.graph.nodes().filter(|&node| step.part(node) == ModelPart::Head);
-            parts.steps = head.map(|node| Work::of_node(&step.graph, node, 1, rows, f64::from(attention))).sum();
-        }
+        let work = |model: &ModelGraph, node| {
+            Work::of_node(&model.graph, node, shape.n_tokens, rows, f64::from(costs.attention))
+        };
+        prompt.graph.nodes().for_each(|node| parts.at(prompt.part(node)).work += work(&prompt, node));
+        step.graph.nodes().for_each(|node| parts.at(step.part(node)).step += work(&step, node));
         Ok(parts)
     }
 
@@ -114,20 +123,40 @@ impl Parts {
         self.all().map(|part| part.work).sum()
     }
 
-    /// What a split has to weigh.
-    pub fn sizes(&self) -> Sizes {
+    /// Bytes of weights and cache, on one device.
+    pub fn bytes(&self) -> u64 {
+        self.all().map(|part| part.weight_bytes + part.cache_bytes).sum::<u64>() - self.tied_bytes
+    }
+
+    /// What a split among so many devices has to weigh.
+    pub fn sizes(&self, devices: usize) -> Sizes {
         let bytes = |part: &Part| part.weight_bytes + part.cache_bytes;
-        let mut work: Vec<f64> = self.sections.iter().map(|part| part.work.cost(0, self.n_ctx)).collect();
-        if let Some(last) = work.last_mut() {
-            *last += self.steps.cost(0, self.n_ctx);
-        }
         Sizes {
             sections: self.sections.iter().map(bytes).collect(),
-            work,
+            work: if self.sequences > 1 { self.step_times(devices) } else { self.prompt_times() },
             first: bytes(&self.first),
             last: bytes(&self.last),
             tied: self.tied_bytes,
         }
+    }
+
+    /// What devices do at the same time for one sequence: prompts.
+    fn prompt_times(&self) -> Vec<f64> {
+        self.sections.iter().map(|part| part.work.cost(0, self.n_ctx)).collect()
+    }
+
+    /// And for several sequences: steps, in as many groups as there are devices. Each run of a group reads all weights, which takes as long as some rows.
+    fn step_times(&self, devices: usize) -> Vec<f64> {
+        let (mut row, mut read) = (Work::default(), 0);
+        self.all().for_each(|part| (row += part.step, read += part.read_bytes).1);
+        let rows = self.sequences.div_ceil(devices.max(1));
+        let reading = row.token * self.run_rows / (rows as f64 * read.max(1) as f64) * self.n_ctx as f64;
+        let time = |part: &Part| part.step.cost(0, self.n_ctx) + reading * part.read_bytes as f64;
+        let mut times: Vec<f64> = self.sections.iter().map(time).collect();
+        if let Some(last) = times.last_mut() {
+            *last += time(&self.last);
+        }
+        times
     }
 
     /// The same with another context, whose cache grows in proportion.
@@ -155,6 +184,28 @@ mod tests {
     use crate::gguf::Gguf;
 
     #[test]
+    fn steps_read_weights_and_prompts_compute() {
+        let work = Work { token: 1.0, context: 0.0 };
+        let section = Part { read_bytes: 10, work, step: work, ..Part::default() };
+        let mut parts = Parts {
+            sections: vec![section; 4],
+            first: Part::default(),
+            last: Part { read_bytes: 40, step: work, ..Part::default() },
+            tied_bytes: 0,
+            run_rows: 8.0,
+            sequences: 1,
+            n_ctx: 2,
+            rows: 128,
+        };
+        assert_eq!(parts.sizes(2).work, [2.0; 4], "a prompt needs no head");
+        // Two groups of four: all bytes take as long as eight of their rows, that is twice what one row computes in all parts.
+        parts.sequences = 8;
+        let (computed, byte) = (2.0, 2.0 * (2.0 * 5.0) / 80.0);
+        let each = computed + 10.0 * byte;
+        assert_eq!(parts.sizes(2).work, [each, each, each, each + computed + 40.0 * byte]);
+    }
+
+    #[test]
     fn experts_that_are_not_used_are_not_read() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/arch/llama-moe.gguf");
         let mut file = std::fs::read(path).unwrap();
@@ -165,7 +216,7 @@ mod tests {
         let model = Model::new(Gguf::parse(file.into()).unwrap()).unwrap();
         let (n, used) = (model.hparams().n_expert as u64, model.hparams().n_expert_used as u64);
         assert_eq!((n, used), (2, 1));
-        let parts = Parts::new(&model, Cache::of_one(128), 0.0).unwrap();
+        let parts = Parts::new(&model, Cache::of_one(128), &Costs::default()).unwrap();
         // The files have other scales as well, of inputs, which nobody reads.
         let is_read = |name: &str| ["weight", "scale"].iter().any(|what| name.ends_with(&format!("_exps.{what}")));
         let experts = model.gguf().tensors().iter().filter(|t| is_read(&t.name));

@@ -26,9 +26,11 @@ pub fn default_ubatch(devices: &[Arc<dyn Device>]) -> usize {
     devices.iter().map(|d| d.info().costs.batch_rows as usize).max().unwrap_or(1)
 }
 
-/// What attention costs on these devices, in the mean ([`outboard_core::Costs::attention`]).
-pub fn attention_cost(devices: &[Arc<dyn Device>]) -> f32 {
-    devices.iter().map(|d| d.info().costs.attention).sum::<f32>() / devices.len().max(1) as f32
+/// What attention and a run cost on these devices, in the mean.
+pub fn mean_costs(devices: &[Arc<dyn Device>]) -> Costs {
+    let mean =
+        |of: fn(&Costs) -> f32| devices.iter().map(|d| of(&d.info().costs)).sum::<f32>() / devices.len().max(1) as f32;
+    Costs { attention: mean(|costs| costs.attention), run_rows: mean(|costs| costs.run_rows), ..Costs::default() }
 }
 
 /// Whether devices use the mapped file in place. Memory of their own has larger pages than a mapped file: decoding takes up to a fifth less time,
@@ -361,7 +363,7 @@ impl Draft {
     ) -> Result<Draft> {
         let scheduler = Scheduler::new(devices, SchedulerOptions::default())?;
         let graphs = LargestGraphs::new(model, options, cache)?;
-        let parts = Parts::new(model, cache, attention_cost(scheduler.devices()))?;
+        let parts = Parts::new(model, cache, &mean_costs(scheduler.devices()))?;
         // How far away the devices are is found out while they say what they can do.
         let (layout, round_trip) = std::thread::scope(|scope| {
             let measuring = scope.spawn(|| round_trip(&scheduler));
@@ -475,7 +477,8 @@ fn lay_out(
     let weights = split_weights(parts, devices, options)?;
     let (sharing, kept) = (sharing(devices), kept_on(devices, kept_weights));
     let room: Vec<u64> = free.iter().zip(kept).map(|(free, kept)| free.saturating_add(kept)).collect();
-    let sizes = parts.sizes();
+    let used = weights.iter().filter(|&&weight| weight > 0.0).count();
+    let sizes = parts.sizes(used);
     // Divides the model beside so many bytes of results, and of zeros behind weights, on each device.
     let divided = |reserve: &[u64]| -> Result<Homes> {
         let seen = |(d, device): (usize, &Arc<dyn Device>)| SplitDevice {
@@ -512,7 +515,7 @@ fn all_tails(graphs: &[&ModelGraph], tail: WeightTail) -> u64 {
 /// Each device's part of the model, relative to the others.
 fn split_weights(parts: &Parts, devices: &[Arc<dyn Device>], options: &LoadOptions) -> Result<Vec<f64>> {
     match options.split.as_slice() {
-        [] => Ok(divide(parts.sizes().bytes(), &Member::of(devices)?).parts),
+        [] => Ok(divide(parts.bytes(), &Member::of(devices)?).parts),
         given if given.len() == devices.len() => Ok(given.to_vec()),
         given => Err(Error::PartsOfSplit { parts: given.len(), devices: devices.len() }),
     }

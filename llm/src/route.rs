@@ -142,7 +142,8 @@ mod tests {
             first: Part { read_bytes: 1, ..Part::default() },
             last,
             tied_bytes: 0,
-            steps: Work::default(),
+            run_rows: 7.0,
+            sequences: 1,
             n_ctx: 8,
             rows: 128,
         }

@@ -18,7 +18,8 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Sizes {
     /// Bytes of each section: weights and cache.
     pub sections: Vec<u64>,
-    /// How long a prompt that fills the context takes in each section, in any unit.
+    /// How long each section takes of what devices do at the same time, in any unit: of a prompt that fills the context, or of steps of several
+    /// sequences.
     pub work: Vec<f64>,
     /// Bytes that go with the first section: the embedding.
     pub first: u64,
@@ -50,8 +51,8 @@ pub struct SplitDevice {
 
 /// Gives each section a device.
 ///
-/// Sections are divided in proportion to the weights by the time that a prompt takes in them, as prompts are what devices do at the
-/// same time. Where that does not fit, they are divided by their bytes; where that does not fit either, they move on to devices with
+/// Sections are divided in proportion to the weights by the time that they take of what devices do at the same time: of prompts, or of steps
+/// of several sequences. Where that does not fit, they are divided by their bytes; where that does not fit either, they move on to devices with
 /// room, keeping the order; where nothing fits, the error says what is missing and where. The last device has the beginning as well,
 /// unless there is no room for it.
 pub fn split(sizes: &Sizes, devices: &[SplitDevice]) -> Result<Route> {

@@ -3,9 +3,8 @@
 
 mod small;
 
-use outboard_core::Device;
-use outboard_core::Host;
 use outboard_core::device::Bytes;
+use outboard_core::{Costs, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::gguf::Gguf;
@@ -44,7 +43,7 @@ fn check(name: &str) {
         assert!(logits.len() == values.len() && logits.iter().all(|v| v.is_finite()), "{name}: {logits:?}");
         assert!(!uploaded.load(Ordering::Relaxed) && logits != values, "{name}: it has the values");
 
-        let parts = Parts::new(&model, Cache::of_one(64), 3.5).unwrap();
+        let parts = Parts::new(&model, Cache::of_one(64), &Costs::default()).unwrap();
         let all: u64 = loads.iter().map(|l| l.weight_bytes + l.cache_bytes).sum();
         // What layers share is part of each, and takes memory once on a device.
         let factors = ["rope_freqs.weight", "rope_factors_short.weight"].map(|name| model.gguf().tensor(name));
@@ -54,7 +53,7 @@ fn check(name: &str) {
         let tied = if blank.homes().first() == blank.homes().last() { 0 } else { parts.tied_bytes };
         // And the table of the cache's one block.
         let tables = 4 * loads.iter().filter(|l| l.cache_bytes > 0).count() as u64;
-        assert_eq!(parts.sizes().bytes() + tied - (more * shared) as u64 + tables, all, "{name}");
+        assert_eq!(parts.bytes() + tied - (more * shared) as u64 + tables, all, "{name}");
         let copies = blank.step_copies().unwrap();
         match loads.len() {
             1 => assert_eq!(copies, []),
@@ -73,7 +72,7 @@ small::each!(check);
 fn parts_of_a_model() {
     let model = small::model("llama-moe");
     let h = model.hparams();
-    let parts = Parts::new(&model, Cache::of_one(256), 3.5).unwrap();
+    let parts = Parts::new(&model, Cache::of_one(256), &Costs::default()).unwrap();
     // A token reads a row of the embedding and the whole output matrix.
     assert_eq!((parts.first.read_bytes, parts.last.read_bytes), (0, parts.last.weight_bytes));
     assert_eq!(parts.with_context(128).sections[0].cache_bytes * 2, parts.sections[0].cache_bytes);

@@ -3,9 +3,8 @@
 
 mod small;
 
-use outboard_core::Device;
-use outboard_core::Host;
 use outboard_core::op::{Penalties, Sampler};
+use outboard_core::{Costs, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::tokenizer::Tokenizer;
@@ -105,9 +104,9 @@ fn check(name: &str) {
         check(load(&model, split, None).unwrap(), "several devices");
     }
     // Where there is not enough memory for that, any division may come out, the end of the model alone on a device among them.
-    let sizes = Parts::new(&model, Cache::of_one(CTX), 3.5).unwrap().sizes();
+    let bytes = Parts::new(&model, Cache::of_one(CTX), &Costs::default()).unwrap().bytes();
     for percent in 1..=120 {
-        if let Ok(engine) = load(&model, &[100.0, 1.0], Some(sizes.bytes() * percent / 100)) {
+        if let Ok(engine) = load(&model, &[100.0, 1.0], Some(bytes * percent / 100)) {
             check(engine, "divided by memory");
         }
     }
@@ -122,7 +121,7 @@ small::each!(check);
 fn work_of_a_prompt() {
     let model = model("llama-dense");
     let h = model.hparams();
-    let parts = Parts::new(&model, Cache::of_one(CTX), 3.5).unwrap();
+    let parts = Parts::new(&model, Cache::of_one(CTX), &Costs::default()).unwrap();
     assert_eq!(
         parts.sections.iter().map(|part| part.layer).collect::<Vec<_>>(),
         (0..h.n_layer).flat_map(|il| [il, il]).collect::<Vec<_>>()

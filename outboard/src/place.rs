@@ -7,7 +7,7 @@ use crate::model::Model;
 use outboard_core::DType;
 use outboard_llm::division::{Member, divide};
 use outboard_llm::{
-    DeviceLoad, LoadOptions, Mmap, Overrides, Parts, PlacedModel, Prefixes, attention_cost, default_ubatch,
+    DeviceLoad, LoadOptions, Mmap, Overrides, Parts, PlacedModel, Prefixes, default_ubatch, mean_costs,
 };
 use std::fmt;
 
@@ -146,7 +146,7 @@ impl Model {
             mmap: options.mmap,
             ..LoadOptions::default()
         };
-        let parts = Parts::new(self.inner(), load.cache(), attention_cost(devices.list()))?;
+        let parts = Parts::new(self.inner(), load.cache(), &mean_costs(devices.list()))?;
         let (mut split, why) = shares(&options.split, &parts, devices)?;
         split.resize(devices.list().len(), 0.0);
         Ok(Layout { load: LoadOptions { split, ..load }, parts, why })
@@ -163,7 +163,7 @@ fn shares(split: &Split, parts: &Parts, devices: &Devices) -> Result<(Vec<f64>, 
         Split::Parts(given) => Ok((given.clone(), String::new())),
         Split::First => Ok(((0..usable.len()).map(|d| if d == 0 { 1.0 } else { 0.0 }).collect(), String::new())),
         Split::BySpeed => {
-            let division = divide(parts.sizes().bytes(), &Member::of(usable)?);
+            let division = divide(parts.bytes(), &Member::of(usable)?);
             Ok((division.parts, division.why))
         }
     }

@@ -158,7 +158,8 @@ impl Present {
 
     fn outlook(&self, members: &[Member]) -> Outlook {
         let devices: Vec<SplitDevice> = members.iter().map(Member::to_split).collect();
-        let Ok(route) = split(&self.parts.sizes(), &devices) else {
+        let used = devices.iter().filter(|device| device.weight > 0.0).count();
+        let Ok(route) = split(&self.parts.sizes(used), &devices) else {
             return Outlook { missing: missing(&self.parts, members), ..Outlook::default() };
         };
         let layers = |d: usize| route.layers_on(&self.parts, d);
@@ -264,7 +265,7 @@ mod tests {
 
     /// Layers of one section of 100 bytes of weights and 20 of cache; the head reads as much as two layers.
     pub(super) fn parts(layers: usize) -> Parts {
-        let part = |layer| Part { weight_bytes: 100, cache_bytes: 20, read_bytes: 100, work: UNIT, layer };
+        let part = |layer| Part { weight_bytes: 100, cache_bytes: 20, read_bytes: 100, work: UNIT, step: UNIT, layer };
         let none = Part { weight_bytes: 200, ..Part::default() };
         let last = Part { read_bytes: 200, layer: layers - 1, ..none };
         Parts {
@@ -272,7 +273,8 @@ mod tests {
             first: none,
             last,
             tied_bytes: 0,
-            steps: Work::default(),
+            run_rows: 7.0,
+            sequences: 1,
             n_ctx: 1280,
             rows: 1280,
         }

@@ -6,7 +6,7 @@ use outboard_llm::split::{SplitDevice, split};
 
 /// The bytes that one more device would have to hold so that the model fits; `None` if it does fit.
 pub(in crate::commands::plan) fn missing(parts: &Parts, members: &[Member]) -> Option<u64> {
-    let sizes = parts.sizes();
+    let sizes = parts.sizes(members.len());
     let with = |more: Option<u64>| {
         let (id, pool) = (String::new(), String::new());
         let another = |capacity| SplitDevice { id, pool, capacity, weight: f64::MIN_POSITIVE };
