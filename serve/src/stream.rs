@@ -25,6 +25,10 @@ pub(crate) trait Writer: Send + Unpin + 'static {
     fn piece(&mut self, number: usize, piece: Piece, out: &mut Out);
     /// All have ended.
     fn end(&mut self, out: &mut Out);
+    /// What is said while nothing comes; a comment, if nothing else is.
+    fn ping(&self) -> Event {
+        Event::default().comment("")
+    }
     /// There will be no more, and this is why.
     fn failed(&mut self, error: &ApiError, out: &mut Out);
 }
@@ -43,8 +47,8 @@ pub(crate) fn named(name: &str, value: &Value) -> Event {
 pub(crate) fn respond(answers: Answers, mut writer: impl Writer) -> Response {
     let mut ready = Out::new();
     writer.begin(&mut ready);
+    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE).event(writer.ping());
     let events = Events { answers: Some(answers), writer, ready };
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
     let mut response = Sse::new(events).keep_alive(keep_alive).into_response();
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // For proxies that would wait for more.

@@ -3,7 +3,7 @@
 use crate::args::{DeviceArgs, ModelArgs, Sequences, usage};
 use crate::{devices, model, print};
 use anyhow::{Context, Result, anyhow};
-use outboard::{Placed, Plan, Recovery, RunOptions, Runner};
+use outboard::{Model, Placed, Plan, Recovery, RunOptions, Runner};
 use outboard_output as output;
 use outboard_serve::{Beginnings, Hosts, Limits, Page, ServeOptions, ServedModel, Server, ServerTls, Service, Tokens};
 use std::borrow::Cow;
@@ -130,11 +130,14 @@ fn models(args: &Args) -> Result<Vec<ServedModel>> {
             twice[0]
         )));
     }
-    let placed = |(mut names, model): (Vec<String>, &str)| {
+    // A file that is not there is told of before another one is read.
+    let opened =
+        given.into_iter().map(|(names, model)| Ok((names, model::open(model)?))).collect::<Result<Vec<_>>>()?;
+    let placed = |(mut names, model): (Vec<String>, Model)| {
         names.extend(args.alias.iter().cloned());
-        Ok(ServedModel { runner: runner(args, model)?, names })
+        Ok(ServedModel { runner: runner(args, &model)?, names })
     };
-    given.into_iter().map(placed).collect()
+    opened.into_iter().map(placed).collect()
 }
 
 /// What a model is called: without a name of its own, as its file.
@@ -170,14 +173,13 @@ fn describe_places(models: &[ServedModel]) -> String {
 
 /// Puts a model on its devices, and starts the thread that generates texts. Each opens the devices, and connects to the servers, for itself: what becomes of
 /// one, the others do not see.
-fn runner(args: &Args, given: &str) -> Result<Runner> {
-    let loaded = model::open(given)?;
+fn runner(args: &Args, loaded: &Model) -> Result<Runner> {
     let set = devices::open(&args.devices)?;
     let sequences = Sequences::Sharing(args.parallel as usize);
     let model_args = ModelArgs { sequences, ..args.model.clone() };
-    let options = model::load_options(&model_args, &loaded, &set)?;
-    output::errln(format_args!("model: {}", model::describe(&loaded)))?;
-    let placed = model::place(&loaded, &set, &options)?;
+    let options = model::load_options(&model_args, loaded, &set)?;
+    output::errln(format_args!("model: {}", model::describe(loaded)))?;
+    let placed = model::place(loaded, &set, &options)?;
     output::err(model::table_of(&placed.plan()))?;
     run(args, placed)
 }

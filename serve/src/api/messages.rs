@@ -18,6 +18,7 @@ use crate::tools::{History, Offer};
 use axum::Extension;
 use axum::extract::{Request, State};
 use axum::response::Response;
+use axum::response::sse::Event;
 use outboard::{Finish, Generation, Message, Model, Piece, ToolCall};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -373,5 +374,9 @@ impl Writer for Events {
 
     fn failed(&mut self, error: &ApiError, out: &mut Out) {
         out.push_back(named("error", &error.anthropic()));
+    }
+
+    fn ping(&self) -> Event {
+        named("ping", &json!({"type": "ping"}))
     }
 }
