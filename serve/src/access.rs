@@ -2,9 +2,10 @@
 
 use crate::api::RequestId;
 use crate::error::ApiError;
+use crate::options::Hosts;
 use crate::page::{self, Page};
 use crate::queue::Client;
-use crate::service::{Hosts, Service};
+use crate::service::Service;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};

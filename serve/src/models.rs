@@ -3,8 +3,9 @@
 use crate::engine::Engine;
 use crate::error::{ApiError, Result};
 use crate::metrics::Metrics;
+use crate::options::ServeOptions;
 use crate::params::Params;
-use crate::service::{ServeOptions, Service};
+use crate::service::Service;
 use http::StatusCode;
 use outboard::{Error, Runner};
 use std::collections::HashSet;

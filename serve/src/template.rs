@@ -3,7 +3,7 @@
 use crate::error::{ApiError, Result};
 use crate::limits::VARIABLE_BYTES;
 use crate::params::Params;
-use crate::service::Service;
+use crate::style::Style;
 use outboard::{Model, Variables};
 use serde_json::Value;
 
@@ -25,9 +25,8 @@ pub(crate) struct TemplateVariables<'m> {
 
 impl<'m> TemplateVariables<'m> {
     /// Takes `chat_template_kwargs`, as llama-server and vLLM have it.
-    pub(crate) fn take(service: &'m Service, params: &mut Params) -> Result<TemplateVariables<'m>> {
-        let reasons = service.style().reasons();
-        let mut template = TemplateVariables { model: service.model(), reasons, variables: Variables::new() };
+    pub(crate) fn take(model: &'m Model, style: &Style, params: &mut Params) -> Result<TemplateVariables<'m>> {
+        let mut template = TemplateVariables { model, reasons: style.reasons(), variables: Variables::new() };
         template.take_named(params)?;
         Ok(template)
     }

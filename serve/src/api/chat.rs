@@ -6,13 +6,14 @@ use super::common::{
 };
 use crate::answer_parser::{Call, Part, Splitter, Whole};
 use crate::body;
+use crate::chat::Chat;
 use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
 use crate::form::{self, Wanted};
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing};
 use crate::queue::Client;
-use crate::service::{Chat, Service};
+use crate::service::Service;
 use crate::settings::{Settings, take_bias, take_n};
 use crate::stream::{self, Out, Writer, data};
 use crate::style::Style;
@@ -44,7 +45,7 @@ pub(crate) async fn answer(
     if delivery == Delivery::Whole {
         settings.check_log_probs(settings.n, service.context())?;
     }
-    let (answers, splitter) = service.begin_chat(&client, room, chat, form, &mut settings).await?;
+    let (answers, splitter) = chat.begin(&service, &client, room, form, &mut settings).await?;
     let (id, created, prompt_tokens) = (id("chatcmpl-"), now(), answers.prompt_tokens);
     let (model, style) = (service.model().clone(), service.style().clone());
     let head = Head { id, created, model, style, name: service.name().to_owned() };
@@ -76,11 +77,10 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     settings.n = take_n(&mut params)?;
     settings.bias = take_bias(&mut params, service.model().tokenizer().n_vocab())?;
     settings.log_probs = take_log_probs(&mut params)?;
-    settings.shown = service.style().shown.clone();
     let delivery = take_delivery(&mut params)?;
     let offer = Offer::of_chat(&mut params, service.style())?;
     let form = form::take(&mut params)?;
-    let mut template = TemplateVariables::take(service, &mut params)?;
+    let mut template = TemplateVariables::take(service.model(), service.style(), &mut params)?;
     template.take_effort(&mut params, "reasoning_effort")?;
     let variables = template.variables;
     params.absent("best_of", "all texts are given", |value| value == 1)?;

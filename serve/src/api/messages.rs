@@ -3,13 +3,14 @@
 use super::common::{call_id, id, json_response, shown_text, text_of, text_of_part};
 use crate::answer_parser::{Part, Splitter, Whole};
 use crate::body;
+use crate::chat::Chat;
 use crate::counted_body::json_answer;
 use crate::error::{ApiError, NO_THREADS, Result};
 use crate::form::{self, Wanted};
 use crate::limits::MESSAGES;
 use crate::params::{Params, is_nothing, kind};
 use crate::queue::Client;
-use crate::service::{Chat, Service};
+use crate::service::Service;
 use crate::settings::Settings;
 use crate::stream::{self, Out, Writer, named};
 use crate::style::Style;
@@ -34,10 +35,9 @@ pub(crate) async fn answer(
     let (service, mut params, room) = body::read(service, request).await?;
     params.check_there("max_tokens")?;
     let mut settings = Settings::take(&mut params, &["max_tokens"], STOPS, 1)?;
-    settings.shown = service.style().shown.clone();
     let streams = params.boolean("stream")?.unwrap_or(false);
     let Asked { chat, thinking, form } = take_asked(&service, params)?;
-    let (answers, splitter) = service.begin_chat(&client, room, chat, form, &mut settings).await?;
+    let (answers, splitter) = chat.begin(&service, &client, room, form, &mut settings).await?;
     let (model, name, input) = (service.model().clone(), service.name().to_owned(), answers.prompt_tokens);
     let (style, shown) = (service.style().clone(), settings.shown);
     let head = Head { id: id("msg_"), name, input, stops: settings.stop, shown, style, thinking, model };
@@ -57,7 +57,7 @@ pub(crate) async fn answer(
 pub(crate) async fn count(State(service): State<Service>, request: Request) -> Result<Response> {
     let (service, params, room) = body::read(service, request).await?;
     let Asked { chat, .. } = take_asked(&service, params)?;
-    let (prompt, _) = service.encode_chat(&room, chat, None).await?;
+    let (prompt, _) = chat.encode(&service, &room, None).await?;
     Ok(json_response(&json!({"input_tokens": prompt.len()})))
 }
 
@@ -86,7 +86,7 @@ fn take_asked(service: &Service, mut params: Params) -> Result<Asked> {
         return Err(ApiError::unsupported("thread", "nothing is stored; send the messages").with_code(NO_THREADS));
     }
     take_context_management(&mut params)?;
-    let mut template = TemplateVariables::take(service, &mut params)?;
+    let mut template = TemplateVariables::take(service.model(), style, &mut params)?;
     let form = take_output(&mut params, &mut template)?;
     let thinking = take_thinking(&mut params, &mut template)?;
     let variables = template.variables;

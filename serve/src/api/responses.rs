@@ -6,12 +6,13 @@ mod output;
 
 use super::common::{id, now};
 use crate::body;
+use crate::chat::Chat;
 use crate::counted_body::json_answer;
 use crate::error::{ApiError, Result};
 use crate::form;
 use crate::params::Params;
 use crate::queue::Client;
-use crate::service::{Chat, Service};
+use crate::service::Service;
 use crate::settings::Settings;
 use crate::stream::{self, Out};
 use crate::template::TemplateVariables;
@@ -36,7 +37,6 @@ pub(crate) async fn answer(
     let (service, mut params, room) = body::read(service, request).await?;
     let mut settings = Settings::take(&mut params, &["max_output_tokens"], "stop", 1)?;
     let style = service.style();
-    settings.shown = style.shown.clone();
     settings.log_probs = take_log_probs(&mut params)?;
     settings.check_log_probs(COPIES, service.context())?;
     let form = form::take_text(&mut params)?;
@@ -45,7 +45,7 @@ pub(crate) async fn answer(
         |name: &str, default: &str| params.seen(name).map_or_else(|| default.to_owned(), Value::to_string).into();
     let repeated = Repeated { tools: said("tools", "[]"), tool_choice: said("tool_choice", "\"auto\"") };
     let offer = Offer::of_responses(&mut params, style)?;
-    let mut template = TemplateVariables::take(&service, &mut params)?;
+    let mut template = TemplateVariables::take(service.model(), style, &mut params)?;
     if let Some(mut reasoning) = params.object("reasoning")? {
         template.take_effort(&mut reasoning, "effort")?;
         // All of it is given.
@@ -56,7 +56,7 @@ pub(crate) async fn answer(
     let (messages, instructions) = take_messages(params, style)?;
     let (format, calls) = (form.clone(), offer.calls);
     let chat = Chat { messages, variables, offer, opening: String::new() };
-    let (answers, splitter) = service.begin_chat(&client, room, chat, form, &mut settings).await?;
+    let (answers, splitter) = chat.begin(&service, &client, room, form, &mut settings).await?;
     let (input, style, name) = (answers.prompt_tokens, style.clone(), service.name().to_owned());
     let head = Head {
         id: id("resp_"),
