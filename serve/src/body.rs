@@ -10,16 +10,20 @@ use crate::service::Service;
 use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use http::StatusCode;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue};
 use http_body_util::BodyExt;
 use std::sync::Arc;
-use std::time::Duration;
+use tokio::time::Instant;
 
 /// Reads the parameters of a request, and chooses the model that it means. The room is what it takes of that for all bodies, until it has become tokens.
 pub(crate) async fn read(service: Service, request: Request) -> Result<(Service, Params, Arc<Room>)> {
     let limits = &service.options().limits;
+    let until = Instant::now() + limits.body_time;
     if let Err(error) = check_head(limits, request.headers()) {
-        throw_away(request.into_body(), limits.body_time).await;
+        // Who asks first has not sent it.
+        if !request.headers().contains_key(EXPECT) {
+            throw_away(request.into_body(), until).await;
+        }
         return Err(error);
     }
     let late = |_| {
@@ -29,9 +33,9 @@ pub(crate) async fn read(service: Service, request: Request) -> Result<(Service,
     let client = request.extensions().get::<Client>().cloned().unwrap_or(Client::Unknown);
     let mut body = request.into_body();
     let reading = collect(&mut body, limits.body, service.rooms().enter(client));
-    let (bytes, mut room) = match tokio::time::timeout(limits.body_time, reading).await.map_err(late)? {
+    let (bytes, mut room) = match tokio::time::timeout_at(until, reading).await.map_err(late)? {
         Err(error) if error.status == StatusCode::PAYLOAD_TOO_LARGE => {
-            throw_away(body, limits.body_time).await;
+            throw_away(body, until).await;
             return Err(error);
         }
         collected => collected?,
@@ -70,7 +74,7 @@ fn too_large(most: usize) -> ApiError {
 }
 
 /// Reads a body that is not taken, to a limit: many clients read no answer before they have sent all, and would only see that the connection is closed.
-async fn throw_away(mut body: Body, at_most: Duration) {
+async fn throw_away(mut body: Body, until: Instant) {
     const MOST: usize = 64 << 20;
     let reading = async {
         let mut read = 0;
@@ -82,7 +86,7 @@ async fn throw_away(mut body: Body, at_most: Duration) {
         }
     };
     // The answer is the same.
-    let _ = tokio::time::timeout(at_most, reading).await;
+    let _ = tokio::time::timeout_at(until, reading).await;
 }
 
 async fn collect(body: &mut Body, most: usize, mut room: Room) -> Result<(Vec<u8>, Room)> {

@@ -32,19 +32,21 @@ impl Chat {
         room: &Arc<Room>,
         form: Option<&Wanted>,
     ) -> Result<(Vec<u32>, Splitter)> {
-        let (style, form) = (service.style().clone(), form.map(|form| form.param().to_owned()));
+        let (style, param) = (service.style().clone(), form.map(|form| form.param().to_owned()));
+        // An answer of a form is a call only if it says so plainly.
+        let is_exact = form.is_some() && self.offer.form.is_none();
         let Chat { messages, variables, offer: Offer { tools, calls, .. }, opening } = self;
         service
             .work(room, move |model| {
                 let prompt = model.chat_with(&messages, &tools, &variables).map_err(|e| of_messages(e.into()))?;
                 let is_reasoning = style.is_reasoning(&prompt);
-                if let Some(param) = form.filter(|_| is_reasoning) {
+                if let Some(param) = param.filter(|_| is_reasoning) {
                     return Err(ApiError::unsupported(param, &format!("{IS_REASONING}, or without the form")));
                 }
                 if is_reasoning && !opening.is_empty() {
                     return Err(ApiError::unsupported("messages", &format!("{IS_REASONING}, or for a new answer")));
                 }
-                let splitter = Splitter::new(&style, Callable::of(&tools), calls, is_reasoning);
+                let splitter = Splitter::new(&style, Callable::of(&tools, is_exact), calls, is_reasoning);
                 Ok((model.encode(&(prompt + &opening))?, splitter))
             })
             .await

@@ -1,7 +1,7 @@
 //! Embeddings under way: those of a request take places one after another, as texts do, and let others have theirs in between.
 
 use crate::engine::{Engine, Occupied, Slot, UnderWay};
-use crate::error::{ApiError, Result};
+use crate::error::{ApiError, Result, of_embedding};
 use crate::queue::{Client, Place, Turn};
 use outboard::{EmbedRequest, Embedding, Pooling, Scale};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Engine {
     pub(crate) async fn embed(self: &Arc<Engine>, client: &Client, inputs: Inputs) -> Result<Vec<Embedding>> {
         for number in 0..inputs.tokens.len() {
             if let Some(request) = inputs.request(number) {
-                self.runner.check_embedding(request).map_err(|e| ApiError::from(e).about("input"))?;
+                self.runner.check_embedding(request).map_err(|e| of_embedding(e).about("input"))?;
             }
         }
         let count = inputs.tokens.len();

@@ -129,12 +129,20 @@ impl ApiError {
 }
 
 /// A prompt of so many tokens does not fit. Programs know it by these words, Anthropic's and OpenAI's, and make their prompt shorter then.
-fn too_long(tokens: usize, n_ctx: usize) -> ApiError {
-    let most = n_ctx.saturating_sub(1);
+fn too_long(tokens: usize, most: usize, n_ctx: usize) -> ApiError {
+    let answer = if most < n_ctx { ", with one for the answer at least" } else { "" };
     let message = format!(
-        "prompt is too long: {tokens} tokens > {most} maximum: this model's maximum context length is {n_ctx} tokens, with one for the answer at least"
+        "prompt is too long: {tokens} tokens > {most} maximum: this model's maximum context length is {n_ctx} tokens{answer}"
     );
     ApiError::new(StatusCode::BAD_REQUEST, message).with_code("context_length_exceeded")
+}
+
+/// The error of a text that is embedded, which has no answer.
+pub(crate) fn of_embedding(error: Error) -> ApiError {
+    match error {
+        Error::ContextFull { tokens, n_ctx, .. } => too_long(tokens, n_ctx, n_ctx),
+        other => other.into(),
+    }
 }
 
 impl IntoResponse for ApiError {
@@ -149,7 +157,10 @@ impl From<Error> for ApiError {
         let message = error.to_string();
         let of = |status| ApiError::new(status, message.clone());
         match error {
-            Error::ContextFull { tokens, used, n_ctx } => too_long((used + tokens).saturating_sub(1), n_ctx),
+            // One of them is for the answer.
+            Error::ContextFull { tokens, used, n_ctx } => {
+                too_long((used + tokens).saturating_sub(1), n_ctx.saturating_sub(1), n_ctx)
+            }
             Error::CacheFull { .. } => of(StatusCode::BAD_REQUEST).with_code("context_length_exceeded"),
             Error::Request(_) => of(StatusCode::BAD_REQUEST),
             Error::Busy(_) => {

@@ -5,6 +5,8 @@ use crate::error::{ApiError, Result};
 use crate::params::{BY_TEMPLATE, Params};
 use crate::room::Room;
 use crate::service::Service;
+use http::StatusCode;
+use outboard::llm::constraint::MOST_FORM_BYTES;
 use outboard::{Constraint, Error, Form, Model};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -35,11 +37,18 @@ impl Wanted {
     }
 
     /// The schema of JSON; `None` for another form.
-    pub(crate) fn schema(&self) -> Option<Value> {
+    pub(crate) fn schema(&self) -> Result<Option<Value>> {
+        let wrong =
+            |why: &str| ApiError::of_param(self.param.clone(), format!("'{}': the JSON schema {why}", self.param));
         match &self.form {
-            Form::JsonObject => Some(json!({"type": "object"})),
-            Form::JsonSchema(schema) => serde_json::from_str(schema).ok(),
-            Form::Regex(_) | Form::Lark(_) | Form::Gbnf(_) => None,
+            Form::JsonObject => Ok(Some(json!({"type": "object"}))),
+            Form::JsonSchema(schema) if schema.len() > MOST_FORM_BYTES => {
+                Err(wrong(&format!("has {} bytes, and {MOST_FORM_BYTES} are the most", schema.len())))
+            }
+            Form::JsonSchema(schema) => {
+                serde_json::from_str(schema).map(Some).map_err(|e| wrong(&format!("is not JSON: {e}")))
+            }
+            Form::Regex(_) | Form::Lark(_) | Form::Gbnf(_) => Ok(None),
         }
     }
 
@@ -196,6 +205,8 @@ pub(crate) async fn compile(
     let Some(Wanted { form, param, .. }) = wanted.cloned() else { return Ok(None) };
     let wrong = move |error: Error| match error {
         Error::Request(why) => ApiError::of_param(param.clone(), format!("'{param}': {why}")),
+        // Where the model's file is, is no client's business.
+        Error::Io { detail, .. } => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, detail),
         other => other.into(),
     };
     let processes = service.engine().forms.clone();

@@ -13,8 +13,15 @@ mod worker;
 pub(crate) use pool::Pool;
 pub use worker::{FormLimits, follow_forms};
 
+use crate::blocking::FORMS;
 use std::ffi::OsString;
 use std::path::PathBuf;
+
+/// How many there are at most, for so many texts of a model at a time: one for each, those that still compile forms of texts that have ended, and those for
+/// forms that come in.
+pub fn form_processes_of(texts: usize) -> usize {
+    texts + 2 * FORMS
+}
 
 /// How processes that follow forms are started: a program that calls [`follow_forms`], with these arguments and the model's file behind them.
 #[derive(Clone, Debug)]

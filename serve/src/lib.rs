@@ -34,7 +34,7 @@ mod template;
 mod tools;
 mod write_timeout;
 
-pub use form_process::{FormLimits, FormProcesses, follow_forms};
+pub use form_process::{FormLimits, FormProcesses, follow_forms, form_processes_of};
 pub use limits::Limits;
 pub use models::ServedModel;
 pub use options::{Beginnings, Hosts, ServeOptions};

@@ -102,7 +102,8 @@ impl Offer {
             Ok(tool)
         };
         // A model that is free to call does without those that a service has.
-        let is_ours = |(_, value): &(usize, Value)| choice != Choice::Auto || !is_of_service(value);
+        let may_do_without = matches!(choice, Choice::Auto | Choice::None);
+        let is_ours = |(_, value): &(usize, Value)| !may_do_without || !is_of_service(value);
         let tools = list.into_iter().enumerate().filter(is_ours).map(tool).collect::<Result<Vec<_>>>()?;
         Offer::new(tools, &choice, if parallel { Calls::Any } else { Calls::One }, style)
     }
@@ -170,9 +171,11 @@ impl Offer {
                 format!("an answer that has to be a call has no other form, such as '{}'", other.param()),
             )),
             // A form holds from the first token on, and the model is to be free to call.
-            (None, Some(wanted)) if !self.tools.is_empty() => match wanted.schema() {
-                Some(schema) => forced::or_call(schema, wanted.param(), &self.tools, style).map(Some),
-                None => {
+            (None, Some(wanted)) if !self.tools.is_empty() => match wanted.schema()? {
+                Some(schema) if forced::key_of_arguments(style).is_some() => {
+                    forced::or_call(schema, wanted.param(), &self.tools, style).map(Some)
+                }
+                _ => {
                     let why = "beside tools that the model is free to call: say 'tool_choice' none for a text of this form, or required for a call";
                     Err(ApiError::unsupported(wanted.param(), why))
                 }
@@ -366,6 +369,7 @@ mod tests {
             .unwrap()
             .unwrap()
             .schema()
+            .unwrap()
             .unwrap();
         assert_eq!(
             (&schema["anyOf"][1], &schema["$defs"]),
@@ -375,9 +379,16 @@ mod tests {
         for wrong in [
             of(json!({"$defs": {"T": {"type": "string"}}})),
             of(json!({"$ref": "#"})),
+            outboard::Form::JsonSchema("{".into()),
+            outboard::Form::JsonSchema(" ".repeat(outboard::llm::constraint::MOST_FORM_BYTES + 1)),
             outboard::Form::Regex("a".into()),
         ] {
             assert_eq!(param(&form(wrong).unwrap_err()), "p");
         }
+        let channels = Style { calls: Some(CallSyntax::Channels), ..style() };
+        let error = offer.form_or(Some(Wanted::new(outboard::Form::JsonObject, "p")), &channels).unwrap_err();
+        assert_eq!(param(&error), "p", "its calls are no JSON");
+        let none = json!({"tools": [{"type": "web_search"}], "tool_choice": "none"});
+        assert!(chat(&none, &style()).unwrap().tools.is_empty());
     }
 }

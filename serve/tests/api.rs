@@ -346,6 +346,12 @@ fn errors_have_one_shape() {
     assert_eq!(served.send("POST", "/v1/chat/completions", &json, &deep).error(400)["code"], "invalid_json");
     let text = "a".repeat(5 << 20);
     served.send("POST", "/v1/chat/completions", &json, &json!({"messages": user(&text)}).to_string()).error(413);
+    // A client that reads nothing before it has sent all gets its answer.
+    let mut socket = served.connect();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 41943040\r\n\r\n";
+    socket.write_all(head.as_bytes()).unwrap();
+    (0..40).for_each(|_| socket.write_all(&[b' '; 1 << 20]).unwrap());
+    assert_eq!(common::Answer::read(socket).error(413)["code"], "request_too_large");
     served.send("POST", "/v1/chat/completions", &[("content-type", "text/plain")], "{}").error(415);
     let packed = [json[0], ("content-encoding", "gzip")];
     let error = served.send("POST", "/v1/chat/completions", &packed, "{}").error(415);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// For a form to be compiled, and for each token
+    /// Of a processor, for a form to be compiled, and for each token
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     seconds: u64,
     /// For what a form takes
@@ -27,7 +27,7 @@ const EACH: (usize, usize) = (64, 256);
 
 /// How `outboard serve` starts it, for so many texts of a model at a time.
 pub(crate) fn processes(places: usize) -> FormProcesses {
-    let memory = (ALL / places.max(1)).clamp(EACH.0, EACH.1);
+    let memory = (ALL / outboard_serve::form_processes_of(places)).clamp(EACH.0, EACH.1);
     let args = vec!["follow-forms".into(), "--memory".into(), memory.to_string().into()];
     FormProcesses { program: outboard_backends::this_program(), args }
 }

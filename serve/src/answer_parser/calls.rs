@@ -30,13 +30,18 @@ pub(crate) struct Callable {
     name: Box<str>,
     /// The schema of its arguments, as JSON.
     parameters: Box<str>,
+    /// Whether a call has its name and arguments, and nothing else: where an answer may be other JSON.
+    is_exact: bool,
 }
 
 impl Callable {
     /// These tools.
-    pub(crate) fn of(tools: &[Tool]) -> Arc<[Callable]> {
-        let callable =
-            |tool: &Tool| Callable { name: tool.name.as_str().into(), parameters: tool.parameters.to_string().into() };
+    pub(crate) fn of(tools: &[Tool], is_exact: bool) -> Arc<[Callable]> {
+        let callable = |tool: &Tool| Callable {
+            name: tool.name.as_str().into(),
+            parameters: tool.parameters.to_string().into(),
+            is_exact,
+        };
         tools.iter().map(callable).collect()
     }
 
@@ -128,6 +133,7 @@ impl Scan {
 /// The calls that a body says; `None` if it cannot be read, or calls something else than these tools.
 pub(super) fn read(syntax: CallSyntax, body: &str, tools: &[Callable]) -> Option<Vec<Call>> {
     let body = body.trim();
+    let is_exact = tools.iter().any(|tool| tool.is_exact);
     let mut calls = Vec::new();
     match syntax {
         // Some models leave out the end of one before the next.
@@ -136,7 +142,7 @@ pub(super) fn read(syntax: CallSyntax, body: &str, tools: &[Callable]) -> Option
                 if body.starts_with("<function=") {
                     calls.push(function(body, tools)?);
                 } else {
-                    values(body, &mut calls)?;
+                    values(body, is_exact, &mut calls)?;
                 }
             }
         }
@@ -145,21 +151,29 @@ pub(super) fn read(syntax: CallSyntax, body: &str, tools: &[Callable]) -> Option
             let name = head.split('[').next().unwrap_or_default().trim();
             calls.push(Call { name: name.into(), arguments: serde_json::from_str(arguments).ok()? });
         }
-        _ => values(body, &mut calls)?,
+        _ => values(body, is_exact, &mut calls)?,
     }
     let is_offered = |call: &Call| tools.iter().any(|tool| *tool.name == call.name);
     (!calls.is_empty() && calls.iter().all(is_offered)).then_some(calls)
 }
 
 /// The calls of objects, or lists of them, that follow one another.
-fn values(body: &str, calls: &mut Vec<Call>) -> Option<()> {
+fn values(body: &str, is_exact: bool, calls: &mut Vec<Call>) -> Option<()> {
     for value in serde_json::Deserializer::from_str(body).into_iter::<Value>() {
         match value.ok()? {
+            value if is_exact => calls.push(exact(value)?),
             Value::Array(list) => list.into_iter().try_for_each(|value| named(value).map(|call| calls.push(call)))?,
             value => calls.push(named(value)?),
         }
     }
     Some(())
+}
+
+/// A call that has a name and arguments, and nothing else.
+fn exact(value: Value) -> Option<Call> {
+    let keys = value.as_object()?;
+    let has_arguments = ["arguments", "parameters"].iter().any(|key| keys.get(*key).is_some_and(Value::is_object));
+    if keys.len() == 2 && keys.get("name").is_some_and(Value::is_string) && has_arguments { named(value) } else { None }
 }
 
 /// A call as an object with a name and arguments, which Llama calls parameters.
@@ -188,7 +202,7 @@ fn arguments(given: Option<Value>) -> Option<Map<String, Value>> {
 
 /// What a parameter says that is written as a text: JSON, unless its schema has it be a string.
 fn argument(text: &str, schema: &Value, root: &Value) -> Value {
-    let kinds = kinds(schema, root, 0);
+    let kinds = kinds(schema, root);
     match serde_json::from_str(text) {
         Ok(Value::Null) if kinds.contains(&"null") => Value::Null,
         Ok(parsed) if !kinds.is_empty() && !kinds.contains(&"string") => parsed,
@@ -196,20 +210,21 @@ fn argument(text: &str, schema: &Value, root: &Value) -> Value {
     }
 }
 
-/// The types that a schema allows, as far as it says them.
-fn kinds<'s>(schema: &'s Value, root: &'s Value, depth: usize) -> Vec<&'s str> {
-    const DEEP: usize = 8;
-    if depth > DEEP {
-        return Vec::new();
+/// The types that a schema allows, as far as its first parts say them: it is a stranger's, and may refer to itself.
+fn kinds<'s>(schema: &'s Value, root: &'s Value) -> Vec<&'s str> {
+    const MOST: usize = 64;
+    let (mut parts, mut kinds, mut next) = (vec![schema], Vec::new(), 0);
+    while let Some(schema) = parts.get(next).copied() {
+        next += 1;
+        match &schema["type"] {
+            Value::Array(several) => kinds.extend(several.iter().take(MOST).filter_map(Value::as_str)),
+            kind => kinds.extend(kind.as_str()),
+        }
+        let to = schema["$ref"].as_str().and_then(|to| root.pointer(to.strip_prefix('#')?));
+        let lists = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|key| schema[key].as_array()).flatten();
+        parts.extend(to.into_iter().chain(lists).take(MOST - parts.len().min(MOST)));
     }
-    let to = schema["$ref"].as_str().and_then(|to| root.pointer(to.strip_prefix('#')?));
-    let lists = ["anyOf", "oneOf"].into_iter().filter_map(|key| schema[key].as_array()).flatten();
-    let within = to.into_iter().chain(lists).flat_map(|schema| kinds(schema, root, depth + 1));
-    let own = match &schema["type"] {
-        Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
-        kind => Vec::from_iter(kind.as_str()),
-    };
-    own.into_iter().chain(within).collect()
+    kinds
 }
 
 /// A call in Qwen3-Coder's tags. What a parameter is, its schema says.

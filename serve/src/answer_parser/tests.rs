@@ -15,7 +15,7 @@ fn tools() -> Arc<[Callable]> {
     let definitions = serde_json::json!({"l": {"type": "array"}});
     let parameters = serde_json::json!({"type": "object", "properties": properties, "$defs": definitions});
     let tool = |name: &str| Tool { name: name.into(), description: String::new(), parameters: parameters.clone() };
-    Callable::of(&["f", "g"].map(tool))
+    Callable::of(&["f", "g"].map(tool), false)
 }
 
 fn splitter(syntax: CallSyntax, thinks: Option<Tags>) -> Splitter {
@@ -165,6 +165,39 @@ fn only_the_first_call_counts_where_one_is_asked_for() {
     let style = Style { calls: Some(CallSyntax::Tagged), ..Style::default() };
     let text = "<tool_call>{\"name\":\"f\"}</tool_call><tool_call>{\"name\":\"g\"}</tool_call>";
     assert_eq!(shown(&split(Splitter::new(&style, tools(), Calls::One, false), &[text])), "f{}");
+}
+
+#[test]
+fn an_answer_of_a_form_is_a_call_if_it_has_a_name_and_arguments_alone() {
+    let style = Style { calls: Some(CallSyntax::Tagged), ..Style::default() };
+    let parameters = serde_json::json!({"type": "object"});
+    let tool = Tool { name: "f".into(), description: String::new(), parameters };
+    let said = |text: &str| {
+        shown(&split(
+            Splitter::new(&style, Callable::of(std::slice::from_ref(&tool), true), Calls::Any, false),
+            &[text],
+        ))
+    };
+    assert_eq!(said("{\"name\": \"f\", \"arguments\": {\"z\": 1}}"), "f{\"z\":1}");
+    for answer in [
+        "{\"name\":\"f\"}",
+        "{\"function\":\"f\"}",
+        "{\"name\":\"f\",\"arguments\":{},\"id\":1}",
+        "[{\"name\":\"f\",\"arguments\":{}}]",
+    ] {
+        assert_eq!(said(answer), format!("'{answer}'"));
+    }
+}
+
+#[test]
+fn a_schema_that_refers_to_itself_many_times_is_looked_at_for_a_moment() {
+    let many = vec![serde_json::json!({"$ref": "#/$defs/d"}); 10_000];
+    let parameters = serde_json::json!({"properties": {"x": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"anyOf": many, "type": ["integer"]}}});
+    let tool = Tool { name: "f".into(), description: String::new(), parameters };
+    let style = Style { calls: Some(CallSyntax::Tagged), ..Style::default() };
+    let splitter = Splitter::new(&style, Callable::of(&[tool], false), Calls::Any, false);
+    let text = "<tool_call><function=f><parameter=x>5</parameter></function></tool_call>";
+    assert_eq!(shown(&split(splitter, &[text])), "f{\"x\":5}");
 }
 
 #[test]

@@ -112,7 +112,10 @@ impl Pool {
             )),
             Some(Answer::Wrong(why)) => Err(file(format!("there is no process for forms: {why}"))),
             Some(Answer::Tokens(_) | Answer::Complete) => Err(odd()),
-            None => Err(Error::Busy("the process for the form was ended before it began".into())),
+            None if process.end() == Ended::FromOutside => {
+                Err(Error::Busy("somebody has ended the process for the form".into()))
+            }
+            None => Err(Error::Bug("there is no process for forms: it ended before it was asked".into())),
         }
     }
 }
@@ -160,8 +163,11 @@ impl Kept {
         None
     }
 
+    /// Whether no process waits. Those that have ended meanwhile are let go.
     fn is_empty(&self) -> bool {
-        self.idle().is_empty()
+        let mut idle = self.idle();
+        idle.retain(Process::is_running);
+        idle.is_empty()
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Process>> {
@@ -318,11 +324,13 @@ mod tests {
             ("ready; next 17; exit 3", "takes too long, or too much memory"),
             ("ready; next 17; kill -ABRT $$", "cannot be compiled"),
             ("ready; next 17; kill -KILL $$", "somebody has ended"),
+            ("ready; next 17; echo what", "cannot be compiled"),
             ("ready; next 17; printf 's\\10\\0\\0\\0\\3\\0\\0\\0\\3\\0\\0\\0'", "did not say what it was asked"),
             ("ready; next 17; printf 's\\4\\0\\0\\0\\0\\1\\0\\0'", "did not say what it was asked"),
             ("wrong", "model.gguf: there is no process for forms: odd"),
             (r"printf 'r\10\0\0\0\6\0\0\0\0\0\0\0'", "another model has taken its place"),
-            ("exit 0", "ended before it began"),
+            ("exit 0", "no process for forms: it ended"),
+            ("kill -KILL $$", "somebody has ended"),
         ] {
             let said = said(script, 2);
             assert!(said.iter().all(|said| said.contains(why)), "{script}: {said:?}");

@@ -14,23 +14,26 @@ const LOOK: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_secs(600);
 /// The priority of what takes long, as a niceness.
 #[cfg(target_os = "linux")]
-const BEHIND: i32 = 10;
+const BEHIND: i32 = 5;
 /// How a process ends that has taken too much.
 pub(super) const TOO_MUCH: i32 = 3;
 
 /// What a form may take before the process that follows it ends.
 #[derive(Clone, Copy, Debug)]
 pub struct FormLimits {
-    /// To be compiled, and behind each token; a few seconds less than those that are waited for an answer (30). A large form takes seconds.
+    /// Of a processor, to be compiled and behind each token. A large form takes seconds.
     pub time: Duration,
     /// Bytes of memory, where the system says what a process has.
     pub memory: u64,
 }
 
-/// What the process is at work on since when, or for how long it has had nothing to do.
+/// How long it may work when it does not get a processor: less than what is waited for an answer (30 s).
+const MOST_WAIT: Duration = Duration::from_secs(25);
+
+/// What the process is at work on since when, and what processors had done for it then; or for how long it has had nothing to do.
 #[derive(Clone, Copy)]
 enum Work {
-    Since(Instant),
+    Since(Instant, Duration),
     IdleSince(Instant),
 }
 
@@ -62,7 +65,7 @@ pub fn follow_forms(
     let note = |now: Work| *work.lock().unwrap_or_else(PoisonError::into_inner) = now;
     let mut text: Option<Box<dyn FormedText>> = None;
     while let Some(request) = Request::read(&mut input).map_err(failed)? {
-        note(Work::Since(Instant::now()));
+        note(Work::Since(Instant::now(), processor_time()));
         let answer = match request {
             Request::Form(json) => {
                 let form = serde_json::from_slice::<Form>(&json).map_err(|e| Error::Request(e.to_string()));
@@ -128,12 +131,31 @@ fn watch(work: Arc<Mutex<Work>>, time: Duration, memory: u64) -> io::Result<()> 
             match now {
                 Work::IdleSince(since) if since.elapsed() > IDLE => std::process::exit(0),
                 Work::IdleSince(_) => {}
-                Work::Since(since) if since.elapsed() > time || resident() > memory => std::process::exit(TOO_MUCH),
-                Work::Since(_) => {}
+                Work::Since(since, before) => {
+                    let worked = processor_time().saturating_sub(before);
+                    if worked > time || since.elapsed() > MOST_WAIT || resident() > memory {
+                        std::process::exit(TOO_MUCH);
+                    }
+                }
             }
         }
     };
     std::thread::Builder::new().name("watch".into()).spawn(look).map(drop)
+}
+
+/// What processors have done for this process.
+fn processor_time() -> Duration {
+    #[cfg(target_os = "linux")]
+    {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+    }
+    // Elsewhere all time counts.
+    #[cfg(not(target_os = "linux"))]
+    {
+        static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        BEGUN.get_or_init(Instant::now).elapsed()
+    }
 }
 
 /// Bytes of memory that this process has, 0 where the system does not say.

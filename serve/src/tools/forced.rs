@@ -44,7 +44,10 @@ pub(super) fn or_call(mut answer: Value, param: &str, tools: &[Tool], style: &St
 }
 
 fn calls(among: &[(usize, &Tool)], style: &Style, definitions: &mut Map<String, Value>) -> Result<Vec<Value>> {
-    let arguments = key_of_arguments(style)?;
+    let arguments = key_of_arguments(style).ok_or_else(|| {
+        let why = "a model that writes calls like this one is not made to call a tool; it is asked with 'auto'";
+        ApiError::unsupported("tool_choice", why)
+    })?;
     among.iter().map(|&(i, tool)| call(tool, &name_of(i), arguments, definitions)).collect()
 }
 
@@ -64,15 +67,12 @@ fn name_of(i: usize) -> String {
     format!("tools[{i}]")
 }
 
-/// What a model calls the arguments of a call.
-fn key_of_arguments(style: &Style) -> Result<&'static str> {
+/// What a model calls the arguments of a call, if its calls are JSON that it can be made to write.
+pub(super) fn key_of_arguments(style: &Style) -> Option<&'static str> {
     match style.calls {
-        Some(CallSyntax::Tagged) => Ok("arguments"),
-        Some(CallSyntax::Bare) => Ok("parameters"),
-        _ => {
-            let why = "a model that writes calls like this one is not made to call a tool; it is asked with 'auto'";
-            Err(ApiError::unsupported("tool_choice", why))
-        }
+        Some(CallSyntax::Tagged) => Some("arguments"),
+        Some(CallSyntax::Bare) => Some("parameters"),
+        _ => None,
     }
 }
 

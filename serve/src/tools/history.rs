@@ -38,11 +38,19 @@ impl<'s> History<'s> {
 
     /// A call more of the last message, if that is the assistant's, or of a new one.
     pub(crate) fn push_call(&mut self, call: ToolCall, reasoning: String, at: &str) -> Result<()> {
-        let last = self.messages.pop_if(|last| last.role == "assistant");
-        let mut message = last.unwrap_or_else(|| Message::new("assistant", ""));
-        message.reasoning += &reasoning;
-        message.calls.push(call);
-        self.push(message, at)
+        self.check(at)?;
+        self.called.insert(call.id.clone(), call.name.clone());
+        match self.messages.last_mut().filter(|last| last.role == "assistant") {
+            Some(last) => {
+                last.reasoning += &reasoning;
+                last.calls.push(call);
+            }
+            None => {
+                let calls = vec![call];
+                self.messages.push(Message { calls, reasoning, ..Message::new("assistant", "") });
+            }
+        }
+        Ok(())
     }
 
     /// What the tool of a call has answered; `at` is the parameter that has the call's id.

@@ -63,7 +63,8 @@ fn item(mut params: Params, reasoning: &mut String, history: &mut History<'_>) -
             // Many templates know of one such message, at the beginning.
             match history.messages.as_mut_slice() {
                 [first] if first.role == "system" && message.role == "system" => {
-                    first.content = format!("{}\n\n{}", first.content, message.content);
+                    first.content.push_str("\n\n");
+                    first.content.push_str(&message.content);
                     Ok(())
                 }
                 _ => history.push(message, "input"),
