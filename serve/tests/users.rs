@@ -397,6 +397,17 @@ fn a_server_that_stops_says_so_in_its_streams() {
 }
 
 #[test]
+fn a_stream_of_messages_that_waits_is_pinged() {
+    let served = slow(1, ServeOptions::default());
+    let mut running = served.stream("/v1/completions", &endless(1));
+    running.next().unwrap();
+    let request = json!({"messages": [{"role": "user", "content": "ab"}], "max_tokens": 1, "stream": true});
+    let mut waiting = served.stream("/v1/messages", &request);
+    assert_eq!(waiting.next().unwrap().0, "message_start");
+    assert_eq!(waiting.next(), Some(("ping".into(), json!({"type": "ping"}).to_string())));
+}
+
+#[test]
 fn its_router_lives_in_other_programs() {
     let dir = tempfile::tempdir().unwrap();
     let service = outboard_serve::Service::new(common::runner(dir.path(), 1, 512), ServeOptions::default()).unwrap();
