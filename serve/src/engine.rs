@@ -1,6 +1,5 @@
 //! Texts under way: a task for each, which waits for its turn, takes what the engine gives, and ends the text when nobody reads it any more.
 
-use crate::blocking::FORMS;
 use crate::error::{ApiError, Result};
 use crate::form_process::Pool;
 use crate::limits::Limits;
@@ -87,7 +86,7 @@ impl Engine {
         let Limits { waiting, waiting_each, .. } = options.limits;
         let queue = Queue::new(Most { places, places_each: places, waiting, waiting_each });
         let beginnings = options.beginnings;
-        let forms = options.form_processes.clone().map(|how| Arc::new(Pool::new(how, runner.model(), places, FORMS)));
+        let forms = options.form_processes.clone().map(|how| Arc::new(Pool::new(how, runner.model(), places)));
         let (ended, _) = watch::channel(false);
         let style = Style::of(runner.model());
         Engine {

@@ -4,6 +4,7 @@ use super::FormProcesses;
 use super::places::{Place, Places};
 use super::process::{Ended, Process};
 use super::wire::{Answer, Request};
+use crate::blocking::FORMS;
 use outboard::llm::{self, FormedText, TokenSet};
 use outboard::{Constraint, Error, Form, Model, Result};
 use std::io;
@@ -49,10 +50,10 @@ struct Taken {
 }
 
 impl Pool {
-    /// For so many texts of a model at a time, and so many forms that are compiled beside them.
-    pub(crate) fn new(how: FormProcesses, model: &Model, texts: usize, compiled: usize) -> Pool {
+    /// For so many texts of a model at a time: [`form_processes_of`](super::form_processes_of) says how many processes these are.
+    pub(crate) fn new(how: FormProcesses, model: &Model, texts: usize) -> Pool {
         let vocabulary = Vocabulary { len: model.tokenizer().n_vocab(), digest: model.tokenizer().digest() };
-        Pool::of_file(how, model.path(), vocabulary, texts, compiled)
+        Pool::of_file(how, model.path(), vocabulary, texts, FORMS)
     }
 
     fn of_file(how: FormProcesses, file: &Path, vocabulary: Vocabulary, texts: usize, compiled: usize) -> Pool {
