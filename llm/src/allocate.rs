@@ -21,7 +21,7 @@ pub(crate) struct Item {
     /// The device's number.
     pub(crate) device: usize,
     pub(crate) bytes: u64,
-    /// Bytes of zeros that the device wants behind it.
+    /// Bytes behind it that nobody writes to: zeros that the device wants, or what sets states apart.
     pub(crate) tail: u64,
 }
 
@@ -33,6 +33,23 @@ impl Item {
     /// Bytes of memory that it takes.
     pub(crate) fn room(&self) -> u64 {
         self.bytes.saturating_add(self.tail)
+    }
+}
+
+/// A huge page of most processors (bytes).
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// Sets large states apart so that each begins at another place of a page. The system gives pages when they are first written to: layers whose
+/// states lie alike in pages would all wait for new ones in the same run. It costs a page for each device.
+pub(crate) fn set_states_apart(items: &mut [Item], max_allocs: impl Iterator<Item = u64>) {
+    for (d, max_alloc) in max_allocs.enumerate() {
+        let is_large = |item: &&mut Item| item.device == d && !item.is_weight() && item.bytes >= HUGE_PAGE;
+        let apart = HUGE_PAGE / items.iter_mut().filter(is_large).count().max(1) as u64;
+        for item in items.iter_mut().filter(is_large) {
+            if item.room().saturating_add(apart) <= max_alloc {
+                item.tail += apart;
+            }
+        }
     }
 }
 
@@ -179,6 +196,15 @@ mod tests {
         let at: Vec<_> = places.iter().map(|r| (r.buffer, r.offset)).collect();
         assert_eq!(at, [(0, 0), (0, 64), (1, 0), (2, 0), (3, 0), (3, 0)]);
         assert_eq!(packing.sizes, [94, 10, 100, 1]);
+    }
+
+    #[test]
+    fn large_states_of_a_device_begin_at_different_places_of_a_page() {
+        let state = |device, bytes| Item { device, ..item(bytes, 0) };
+        let mut items =
+            [(0, HUGE_PAGE), (0, 4), (1, 2 * HUGE_PAGE), (0, HUGE_PAGE)].map(|(device, bytes)| state(device, bytes));
+        set_states_apart(&mut items, [10 * HUGE_PAGE, 2 * HUGE_PAGE].into_iter());
+        assert_eq!(items.map(|item| item.tail), [HUGE_PAGE / 2, 0, 0, HUGE_PAGE / 2]);
     }
 
     #[test]

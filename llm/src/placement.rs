@@ -1,7 +1,7 @@
 //! A model's place on its devices: what lies where, whether it fits, memory, upload.
 
 use crate::ahead::round_trip;
-use crate::allocate::{Bound, Item, Mapped, allocate, import};
+use crate::allocate::{Bound, Item, Mapped, allocate, import, set_states_apart};
 use crate::arch::net::{self, Added, Cache, Feed, GraphShape, LogProbs, ModelGraph, Outputs, State, Stored};
 use crate::batch::{MAX_PADDING, padded_rows};
 use crate::blocks::blocks_of;
@@ -244,7 +244,10 @@ impl Homes {
             Item { stored, name: t.name().to_owned(), device, bytes: t.layout().span() as u64, tail }
         };
         let mut seen = HashSet::new();
-        model.all_stored().map(item).filter(|item| seen.insert((item.device, item.stored))).collect()
+        let mut items: Vec<_> =
+            model.all_stored().map(item).filter(|item| seen.insert((item.device, item.stored))).collect();
+        set_states_apart(&mut items, devices.iter().map(|device| device.info().max_alloc));
+        items
     }
 }
 

@@ -7,16 +7,17 @@
 //! again before that, in as many rows as prompts leave.
 
 use crate::again::Part;
-use crate::batch::{Batch, Draw, Request, Row};
+use crate::batch::{Batch, Draw, Request, Row, padded_rows};
 use crate::error::Result;
 use crate::placed_model::PlacedModel;
 use crate::runs::Turn;
 use crate::sequence::{Next, State};
 use std::ops::Range;
 
-/// What a part of a prompt may take beside steps, compared with what the steps take. With it no token is to come more than three times as late as
-/// without, but behind a fault; what is left of that is for how uneven steps are (measured with the example `side_by_side` of `outboard-integration`).
-const PROMPT_SHARE: f64 = 1.0;
+/// What a part of a prompt may take beside steps, compared with what the steps take. With it the median token comes less than three times as late as
+/// without. Less makes tokens later, not sooner: the prompt is read for longer, and what the others write meanwhile makes their own steps slower
+/// (docs/notes/2026-11-25-many-sequences.md; measured with the example `side_by_side` of `outboard-integration`).
+const PROMPT_SHARE: f64 = 1.7;
 
 /// What a group's next run is made of, by slot.
 #[derive(Default)]
@@ -177,6 +178,8 @@ impl PlacedModel {
             if decoding > 0 { (self.alone_rows(work), self.prompt_rows(work)) } else { (room, room) };
         let kept = self.kept_for_prompts(&work.reads, room.min(prompts));
         let added = self.add_read_alone(&mut run, &work.read_alone, alone.min(room.saturating_sub(kept)))?;
+        // What would be padding reads prompts, too.
+        let prompts = padded_rows(run.rows.len() + prompts).saturating_sub(run.rows.len());
         self.add_reads(&mut run, &work.reads, prompts.min(room.saturating_sub(added)))?;
         let Composed { rows, draws, history } = run;
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
