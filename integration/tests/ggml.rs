@@ -119,6 +119,64 @@ fn kill(pid: u32) {
     assert!(Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
 }
 
+/// A run on a helper's device of a server whose CPU samples.
+#[cfg(target_os = "linux")]
+fn run_args<'a>(path: &'a Path, prompt: &'a str, server: &'a Server) -> Vec<&'a str> {
+    let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", prompt, "--temp", "0", "-n", "40", "-c", "512"];
+    args.extend(["--ignore-eos", "--json", "--rpc", &server.addr, "-ts", "1,0"]);
+    args
+}
+
+/// What helpers held is free again.
+#[cfg(target_os = "linux")]
+fn wait_for_memory(server: &Server, free: u64) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while server.memory_free() + (1 << 20) < free {
+        assert!(Instant::now() < end, "{} bytes free of {free}", server.memory_free());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Helpers that are killed while a model is loaded: the text is the same, or there is one clear error, and the next run is as the first.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_helper_that_is_killed_while_a_model_is_loaded() {
+    let (Some(_), Some(path)) = (ggml(), model("smollm2")) else { return };
+    let server = Server::start(&["-d", "ggml:CPU,cpu:1", "-t", "1", "--memory-limit", "2G"]);
+    let args = run_args(&path, "The ship left the harbour at dawn", &server);
+    let free = server.memory_free();
+    let start = Instant::now();
+    let first = Client::start(&args);
+    while !first.said().contains("KV cache") {
+        assert!(start.elapsed() < LIMIT, "not loaded: {}", first.said());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let loading = start.elapsed();
+    let want: RunReport = first.wait(LIMIT).json();
+    let tries = fault_tries(TRIES);
+    let (mut right, mut ended) = (0, 0);
+    for number in 0..tries {
+        let client = Client::start(&args);
+        std::thread::sleep(loading * number as u32 / tries as u32);
+        helpers(&server).into_iter().for_each(kill);
+        let done = client.wait(LIMIT);
+        let what = format!("killed after {:?} of {loading:?}", loading * number as u32 / tries as u32);
+        if done.code == Some(0) {
+            let report: RunReport = done.json();
+            assert_eq!((&report.tokens, &report.text), (&want.tokens, &want.text), "{what}: {}", done.stderr);
+            right += 1;
+        } else {
+            let errors: Vec<_> = done.stderr.lines().filter(|line| line.starts_with("error: ")).collect();
+            assert!(matches!(errors[..], [error] if error.contains("its process")), "{what}: {}", done.stderr);
+            ended += 1;
+        }
+    }
+    println!("{tries} helpers killed while a model was loaded: {right} texts, {ended} errors");
+    let again: RunReport = Client::run(&args, LIMIT).json();
+    assert_eq!((&again.tokens, &again.text), (&want.tokens, &want.text));
+    wait_for_memory(&server, free);
+}
+
 /// Helpers that are killed at moments of a run that are spread over all of it: the text is the same, or there is one clear error.
 #[cfg(target_os = "linux")]
 #[test]
@@ -127,8 +185,7 @@ fn a_helper_that_is_killed() {
     let server = Server::start(&["-d", "ggml:CPU,cpu:1", "-t", "1", "--memory-limit", "2G"]);
     let prompt =
         "The ship left the harbour at dawn, and nobody on the pier could say when it would be back. ".repeat(4);
-    let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", &prompt, "--temp", "0", "-n", "40", "-c", "512"];
-    args.extend(["--ignore-eos", "--json", "--rpc", &server.addr, "-ts", "1,0"]);
+    let args = run_args(&path, &prompt, &server);
     let want: RunReport = Client::run(&args, LIMIT).json();
     let whole = Duration::from_secs_f64((want.timings.prompt_ms + want.timings.decode_ms) / 1e3);
     let free = server.memory_free();
@@ -160,11 +217,7 @@ fn a_helper_that_is_killed() {
     }
     println!("{tries} helpers killed: {recovered} recoveries, {ended} errors, 0 texts wrong");
     assert!(recovered > 0 && ended > 0, "{recovered} recoveries and {ended} errors");
-    let end = Instant::now() + Duration::from_secs(20);
-    while server.memory_free() + (1 << 20) < free {
-        assert!(Instant::now() < end, "{} bytes free of {free}", server.memory_free());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    wait_for_memory(&server, free);
 }
 
 /// A folder with what ggml is here, but for Vulkan, and a backend of C beside it.

@@ -1,5 +1,6 @@
-//! What a process and its helper say to each other: frames on a socket, each a protobuf message with bytes behind it.
+//! What a process and its helper say to each other: frames on a socket, each a protobuf message with bytes, behind it or in memory that both have.
 
+use crate::shared::Lane;
 use bytes::Bytes;
 use outboard_core::{Error, Result};
 use outboard_proto::limits::MAX_MESSAGE;
@@ -7,9 +8,9 @@ use outboard_proto::v1;
 use prost::Message;
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Bytes behind a message, at most; longer writes and reads are several calls.
+/// Bytes of a message, at most; longer writes and reads are several calls.
 pub(crate) const PIECE: usize = 1 << 20;
-/// Frames up to this size are written at once.
+/// Bytes up to this size are written to the socket, together with their message.
 const SMALL: usize = 16 << 10;
 
 /// What the helper is asked for, with a number.
@@ -207,33 +208,40 @@ pub(crate) struct State {
     pub free: u64,
 }
 
-/// Writes a frame: two lengths, the message, the bytes.
-pub(crate) fn write(to: &mut impl Write, message: &impl Message, bytes: &[u8]) -> io::Result<()> {
+/// Says that bytes are behind the message and in no slot.
+const NO_SLOT: u32 = u32::MAX;
+
+/// Writes a frame: the lengths of message and bytes, the slot of the lane that has the bytes, the message, and the bytes if no slot has them.
+pub(crate) fn write(to: &mut impl Write, lane: &Lane, message: &impl Message, bytes: &[u8]) -> io::Result<()> {
     let len = message.encoded_len();
     if len > MAX_MESSAGE || bytes.len() > PIECE {
         return Err(io::Error::new(ErrorKind::InvalidInput, "a message that is too long"));
     }
-    let mut frame = Vec::with_capacity(8 + len + if bytes.len() <= SMALL { bytes.len() } else { 0 });
-    frame.extend_from_slice(&(len as u32).to_le_bytes());
-    frame.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    let slot = if bytes.len() > SMALL { lane.put(bytes) } else { None };
+    let behind = if slot.is_some() { &[] } else { bytes };
+    let mut frame = Vec::with_capacity(12 + len + if behind.len() <= SMALL { behind.len() } else { 0 });
+    for number in [len as u32, bytes.len() as u32, slot.unwrap_or(NO_SLOT)] {
+        frame.extend_from_slice(&number.to_le_bytes());
+    }
     message.encode_raw(&mut frame);
-    if bytes.len() <= SMALL {
-        frame.extend_from_slice(bytes);
+    if behind.len() <= SMALL {
+        frame.extend_from_slice(behind);
         return to.write_all(&frame);
     }
     to.write_all(&frame)?;
-    to.write_all(bytes)
+    to.write_all(behind)
 }
 
 /// Reads a frame; `None` at the end of the stream.
-pub(crate) fn read<M: Message + Default>(from: &mut impl Read) -> io::Result<Option<(M, Bytes)>> {
-    let mut lengths = [0; 8];
-    match from.read_exact(&mut lengths) {
+pub(crate) fn read<M: Message + Default>(from: &mut impl Read, lane: &Lane) -> io::Result<Option<(M, Bytes)>> {
+    let mut head = [0; 12];
+    match from.read_exact(&mut head) {
         Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Ok(None),
         done => done?,
     }
-    let [message, bytes] = [0, 4].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|i| lengths[at + i])) as usize);
-    if message > MAX_MESSAGE || bytes > PIECE {
+    let [message, bytes, slot] = [0, 4, 8].map(|at| u32::from_le_bytes([0, 1, 2, 3].map(|i| head[at + i])));
+    let (message, len) = (message as usize, bytes as usize);
+    if message > MAX_MESSAGE || len > PIECE {
         return Err(io::Error::new(ErrorKind::InvalidData, "a frame that is too long"));
     }
     let mut part = |len: usize| -> io::Result<Bytes> {
@@ -241,9 +249,12 @@ pub(crate) fn read<M: Message + Default>(from: &mut impl Read) -> io::Result<Opt
         from.read_exact(&mut part)?;
         Ok(part.into())
     };
-    let head = part(message)?;
-    let message = M::decode(head).map_err(|e| io::Error::new(ErrorKind::InvalidData, e))?;
-    Ok(Some((message, part(bytes)?)))
+    let message = M::decode(part(message)?).map_err(|e| io::Error::new(ErrorKind::InvalidData, e))?;
+    let bytes = match slot {
+        NO_SLOT => part(len)?,
+        slot => lane.take(slot, len).ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "a slot without bytes"))?,
+    };
+    Ok(Some((message, bytes)))
 }
 
 /// An error as the other side has it: all of this is one host, and its devices have their names on both sides.
@@ -260,27 +271,46 @@ pub(crate) fn given<T>(part: Option<T>) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared::Lanes;
+
+    fn roundtrips(out: &Lane, back: &Lane) -> Vec<u8> {
+        let call = Call { id: 7, request: Some(Request::Free(3)) };
+        let mut wire = Vec::new();
+        let all = [vec![], b"abc".to_vec(), vec![5; SMALL + 1], vec![6; PIECE]];
+        for bytes in &all {
+            write(&mut wire, out, &call, bytes).unwrap();
+        }
+        assert!(write(&mut wire, out, &call, &vec![0; PIECE + 1]).is_err());
+        let mut from = wire.as_slice();
+        let frames: Vec<_> = std::iter::from_fn(|| read::<Call>(&mut from, back).unwrap()).collect();
+        assert!(frames.iter().all(|(got, _)| *got == call));
+        assert_eq!(frames.iter().map(|(_, bytes)| bytes.to_vec()).collect::<Vec<_>>(), all);
+        wire
+    }
 
     #[test]
     fn frames_come_back_and_bad_ones_are_errors() {
-        let call = Call { id: 7, request: Some(Request::Free(3)) };
-        let mut wire = Vec::new();
-        for bytes in [&b""[..], b"abc", &vec![5; SMALL + 1]] {
-            write(&mut wire, &call, bytes).unwrap();
+        let wire = roundtrips(&Lane::NONE, &Lane::NONE);
+        // Cut off, not a message, too long, in a slot that is not there.
+        let read = |mut from: &[u8]| read::<Call>(&mut from, &Lane::NONE);
+        let no_slot = [0xff; 4];
+        assert!(read(&wire[..14]).is_err());
+        assert!(read(&[&[1, 0, 0, 0, 0, 0, 0, 0], &no_slot[..], &[255]].concat()).is_err());
+        assert!(read(&[255; 64]).is_err());
+        assert!(read(&[0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]).is_err());
+        assert!(read(&[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn long_bytes_cross_in_memory_that_both_have() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (ours, theirs) = (Lanes::offer(&ours).unwrap(), Lanes::accept(&theirs).unwrap());
+        for _ in 0..100 {
+            roundtrips(&ours.out, &theirs.back);
+            roundtrips(&theirs.out, &ours.back);
         }
-        assert!(write(&mut wire, &call, &vec![0; PIECE + 1]).is_err());
-        let mut from = wire.as_slice();
-        let lens: Vec<_> = std::iter::from_fn(|| read::<Call>(&mut from).unwrap())
-            .map(|(got, bytes)| {
-                assert_eq!(got, call);
-                bytes.len()
-            })
-            .collect();
-        assert_eq!(lens, [0, 3, SMALL + 1]);
-        // Cut off, not a message, too long.
-        assert!(read::<Call>(&mut &wire[..10]).is_err());
-        assert!(read::<Call>(&mut &[1, 0, 0, 0, 0, 0, 0, 0, 255][..]).is_err());
-        assert!(read::<Call>(&mut &[255; 64][..]).is_err());
-        assert!(read::<Call>(&mut &[][..]).unwrap().is_none());
+        if cfg!(target_os = "linux") {
+            assert!(roundtrips(&ours.out, &theirs.back).len() < SMALL, "they went through the socket");
+        }
     }
 }

@@ -4,6 +4,7 @@ use crate::calls::{Calls, HelperClient, InFlight, Reply, Waiting};
 use crate::launch::Launch;
 use crate::lock;
 use crate::message::{self, Answer, Call, Done, Hello, Paid, Request, Response};
+use crate::shared::Lanes;
 use bytes::Bytes;
 use outboard_core::local::{Funds, Payment};
 use outboard_core::{Error, Pending, Result};
@@ -46,6 +47,7 @@ struct Inner {
     name: String,
     hang: Duration,
     socket: UnixStream,
+    lanes: Lanes,
     /// Whoever writes a frame has it.
     writing: Mutex<()>,
     child: Mutex<Child>,
@@ -78,6 +80,7 @@ impl Process {
         let (ours, theirs) = UnixStream::pair().map_err(failed("connected"))?;
         let reader = ours.try_clone().map_err(failed("connected"))?;
         ours.set_write_timeout(Some(launch.hang)).map_err(failed("connected"))?;
+        let lanes = Lanes::offer(&ours).map_err(failed("connected"))?;
         let mut command = Command::new(&launch.program);
         command.args(&launch.args).envs(launch.env.iter().map(|(name, value)| (name, value)));
         command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -91,6 +94,7 @@ impl Process {
             name: name.to_owned(),
             hang: launch.hang,
             socket: ours,
+            lanes,
             writing: Mutex::default(),
             child: Mutex::new(child),
             last: Mutex::default(),
@@ -233,7 +237,7 @@ impl Inner {
     /// Writes a frame. One that cannot be written whole ends the helper.
     fn write(&self, call: &Call, bytes: &[u8]) {
         let _whole = lock(&self.writing);
-        if let Err(e) = message::write(&mut &self.socket, call, bytes) {
+        if let Err(e) = message::write(&mut &self.socket, &self.lanes.out, call, bytes) {
             // That it has ended is known; that it does not read any more, or that a frame is too long, is not.
             if e.kind() != io::ErrorKind::BrokenPipe && e.kind() != io::ErrorKind::ConnectionReset {
                 self.kill(Killed::Fault(format!("it does not take what it is given ({e})")));
@@ -244,7 +248,7 @@ impl Inner {
     /// Takes answers until there is no helper any more. Gives what else is known of why.
     fn read_all(&self, mut from: BufReader<UnixStream>, hello: &SyncSender<Result<Hello>>) -> Option<String> {
         loop {
-            let (answer, bytes) = match message::read::<Answer>(&mut from) {
+            let (answer, bytes) = match message::read::<Answer>(&mut from, &self.lanes.back) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return None,
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => {

@@ -9,6 +9,7 @@ use crate::lock;
 use crate::message::{
     self, Alloc, Answer, Call, Compile, Done, Hello, Offered, OpenStream, Paid, Request, Response, State, given,
 };
+use crate::shared::{Lane, Lanes};
 use bytes::Bytes;
 use outboard_core::device::{Client, Completer, MemoryAccount, MemoryShare, fresh_uid};
 use outboard_core::{
@@ -39,7 +40,8 @@ const PAYS: Duration = Duration::from_secs(60);
 /// Standard input is no socket, or the other side cannot be understood.
 pub fn serve(offers: Result<Offers>, device: Option<Arc<dyn Device>>) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let out = Out::start(socket.try_clone()?)?;
+    let lanes = Lanes::accept(&socket)?;
+    let out = Out::start(socket.try_clone()?, lanes.out)?;
     let hello = match offers {
         Ok(Offers { devices, notes }) => Hello { devices: devices.iter().map(offered).collect(), refused: None, notes },
         Err(why) => Hello { devices: Vec::new(), refused: Some(to_wire(&why)), notes: Vec::new() },
@@ -48,10 +50,10 @@ pub fn serve(offers: Result<Offers>, device: Option<Arc<dyn Device>>) -> io::Res
     let mut from = BufReader::with_capacity(64 << 10, socket);
     let Some(device) = device else {
         // It was asked what there is, and nothing else.
-        return message::read::<Call>(&mut from).map(drop);
+        return message::read::<Call>(&mut from, &lanes.back).map(drop);
     };
     let helper = Helper::start(device, out)?;
-    while let Some((call, bytes)) = message::read::<Call>(&mut from)? {
+    while let Some((call, bytes)) = message::read::<Call>(&mut from, &lanes.back)? {
         helper.take(call, bytes);
     }
     Ok(())
@@ -68,12 +70,12 @@ fn offered(offer: &Offer) -> Offered {
 struct Out(Sender<(Answer, Bytes)>);
 
 impl Out {
-    fn start(mut socket: UnixStream) -> io::Result<Out> {
+    fn start(mut socket: UnixStream, lane: Lane) -> io::Result<Out> {
         let (sender, answers) = channel::<(Answer, Bytes)>();
         let write = move || {
             for (answer, bytes) in answers {
                 // That the other side has gone, whoever reads finds out.
-                if message::write(&mut socket, &answer, &bytes).is_err() {
+                if message::write(&mut socket, &lane, &answer, &bytes).is_err() {
                     return;
                 }
             }
