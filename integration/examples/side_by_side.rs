@@ -41,7 +41,7 @@ fn while_a_prompt_is_read(model: &Arc<Model>) -> Result<(), Box<dyn Error>> {
     let options = LoadOptions { n_ctx: 8192, n_seqs: BESIDE + 1, cache_tokens: 24_576, ..LoadOptions::default() };
     let mut placed = load(model, options)?;
     for memory in ["a new cache", "a used cache"] {
-        let (mut before, mut during, took) = gaps(&mut placed)?;
+        let Gaps { mut before, mut during, took } = gaps(&mut placed)?;
         let (n, parts) = (during.len(), medians(&during));
         let (usual, middle) = (median(&mut before), median(&mut during));
         let latest = during.last().copied().unwrap_or_default();
@@ -60,8 +60,18 @@ fn medians(gaps: &[Duration]) -> Vec<Duration> {
     gaps.chunks(gaps.len().div_ceil(10).max(1)).map(|part| median(&mut part.to_vec())).collect()
 }
 
-/// Gaps before a long prompt arrives, those while it is read, and how long that takes.
-fn gaps(placed: &mut PlacedModel) -> Result<(Vec<Duration>, Vec<Duration>, Duration), Box<dyn Error>> {
+/// Times between the tokens of each sequence that decodes.
+struct Gaps {
+    /// Before a long prompt arrives.
+    before: Vec<Duration>,
+    /// While it is read.
+    during: Vec<Duration>,
+    /// How long that takes.
+    took: Duration,
+}
+
+/// Measures [`Gaps`], and closes the sequences.
+fn gaps(placed: &mut PlacedModel) -> Result<Gaps, Box<dyn Error>> {
     let mut last: HashMap<Sequence, Instant> = HashMap::new();
     let mut sequences = Vec::new();
     for i in 0..BESIDE {
@@ -88,7 +98,7 @@ fn gaps(placed: &mut PlacedModel) -> Result<(Vec<Duration>, Vec<Duration>, Durat
     }
     let took = begun.elapsed();
     sequences.into_iter().try_for_each(|sequence| placed.close(sequence))?;
-    Ok((before, during, took))
+    Ok(Gaps { before, during, took })
 }
 
 /// The first tokens of two texts that begin alike.

@@ -7,8 +7,13 @@ use crate::model::Model;
 use crate::upload::{Upload, Uploads};
 use bytes::Bytes;
 use outboard_core::{Buffer, Device, Slice, Usage, WeightTail, try_at_once};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+/// A huge page of most processors (bytes).
+const HUGE_PAGE: u64 = 2 << 20;
+/// Pages that set the states of a device apart, at most.
+const PAGES_APART: u64 = 4;
 
 /// Memory of every weight and state, by what it holds and the device's uid.
 pub(crate) type Bound = HashMap<(Stored, u64), Slice>;
@@ -30,27 +35,51 @@ impl Item {
         matches!(self.stored, Stored::Weight(_))
     }
 
+    /// Whether it takes a page or more.
+    fn is_large(&self) -> bool {
+        self.bytes >= HUGE_PAGE
+    }
+
     /// Bytes of memory that it takes.
     pub(crate) fn room(&self) -> u64 {
         self.bytes.saturating_add(self.tail)
     }
 }
 
-/// A huge page of most processors (bytes).
-const HUGE_PAGE: u64 = 2 << 20;
-
-/// Sets large states apart so that each begins at another place of a page. The system gives pages when they are first written to: layers whose
-/// states lie alike in pages would all wait for new ones in the same run. It costs a page for each device.
-pub(crate) fn set_states_apart(items: &mut [Item], max_allocs: impl Iterator<Item = u64>) {
+/// Sets the large states of a device apart so that they begin at many places of a page. The system gives a processor pages when they are first written to:
+/// layers whose states lie alike in pages would all wait for new ones in the same run. Devices without a largest allocation are left alone.
+pub(crate) fn set_states_apart(items: &mut [Item], max_allocs: impl Iterator<Item = Option<u64>>) {
     for (d, max_alloc) in max_allocs.enumerate() {
-        let is_large = |item: &&mut Item| item.device == d && !item.is_weight() && item.bytes >= HUGE_PAGE;
-        let apart = HUGE_PAGE / items.iter_mut().filter(is_large).count().max(1) as u64;
-        for item in items.iter_mut().filter(is_large) {
-            if item.room().saturating_add(apart) <= max_alloc {
-                item.tail += apart;
+        let Some(max_alloc) = max_alloc else { continue };
+        let mut states: Vec<_> = items.iter_mut().filter(|item| item.device == d && !item.is_weight()).collect();
+        let n = states.iter().filter(|item| item.is_large()).count().max(1) as u64;
+        let tails = (0..=PAGES_APART).map(|pages| pages * HUGE_PAGE / n);
+        // The first one of those that do as well.
+        let best = tails.rev().max_by_key(|&tail| places(&states, n, tail)).unwrap_or(0);
+        for item in states.iter_mut().filter(|item| item.is_large()) {
+            if item.room().saturating_add(best) <= max_alloc {
+                item.tail += best;
             }
         }
     }
+}
+
+/// In how many of `n` parts of a page the large ones of some states begin, with such a tail behind each.
+fn places(states: &[&mut Item], n: u64, tail: u64) -> usize {
+    let (mut at, mut places) = (0u64, HashSet::new());
+    for item in states {
+        if item.is_large() {
+            places.insert(at % HUGE_PAGE * n / HUGE_PAGE);
+            at = at.wrapping_add(tail);
+        }
+        at = at.wrapping_add(item.room());
+    }
+    places.len()
+}
+
+/// The most that [`set_states_apart`] adds on a device, given the largest state.
+pub(crate) fn most_apart(largest: u64) -> u64 {
+    if largest >= HUGE_PAGE { PAGES_APART * HUGE_PAGE } else { 0 }
 }
 
 /// The model's files as memory of a device, if it uses all of them in place.
@@ -198,13 +227,31 @@ mod tests {
         assert_eq!(packing.sizes, [94, 10, 100, 1]);
     }
 
+    /// How many places of a page the states of a device begin at, and how many bytes are between them.
+    fn apart(n: usize, bytes: u64) -> (usize, u64) {
+        let mut items: Vec<_> = (0..n).map(|_| item(bytes, 0)).collect();
+        set_states_apart(&mut items, [Some(u64::MAX)].into_iter());
+        let tails = items.iter().map(|item| item.tail).sum();
+        let starts = items.iter().scan(0, |at, item| Some(std::mem::replace(at, *at + item.room()) % HUGE_PAGE));
+        (starts.collect::<HashSet<_>>().len(), tails)
+    }
+
     #[test]
     fn large_states_of_a_device_begin_at_different_places_of_a_page() {
-        let state = |device, bytes| Item { device, ..item(bytes, 0) };
-        let mut items =
-            [(0, HUGE_PAGE), (0, 4), (1, 2 * HUGE_PAGE), (0, HUGE_PAGE)].map(|(device, bytes)| state(device, bytes));
-        set_states_apart(&mut items, [10 * HUGE_PAGE, 2 * HUGE_PAGE].into_iter());
-        assert_eq!(items.map(|item| item.tail), [HUGE_PAGE / 2, 0, 0, HUGE_PAGE / 2]);
+        // Whole pages, halves, and a size that lies apart by itself.
+        assert_eq!(apart(60, 4 * HUGE_PAGE), (60, HUGE_PAGE / 60 * 60));
+        assert_eq!(apart(60, 9 * HUGE_PAGE / 2).0, 60);
+        assert_eq!(apart(2, 3 * HUGE_PAGE / 2), (2, 0));
+        assert!(apart(48, 7168 * 384).0 > 40);
+        assert_eq!(apart(60, HUGE_PAGE - 1).1, 0, "small ones");
+    }
+
+    #[test]
+    fn states_are_set_apart_where_that_may_be() {
+        let state = |device| Item { device, ..item(2 * HUGE_PAGE, 0) };
+        let mut items = [0, 0, 1, 1, 2, 2].map(state);
+        set_states_apart(&mut items, [Some(10 * HUGE_PAGE), Some(2 * HUGE_PAGE), None].into_iter());
+        assert_eq!(items.map(|item| item.tail), [HUGE_PAGE / 2, HUGE_PAGE / 2, 0, 0, 0, 0]);
     }
 
     #[test]

@@ -229,7 +229,7 @@ impl PlacedModel {
         let (mut rows, mut hidden) = (Vec::new(), Hidden::default());
         let mut room = self.options.n_ubatch;
         if decoding > 0 {
-            room = room.min(self.prompt_rows(work));
+            room = room.min(self.embedding_rows(work));
         }
         let history = self.options.prefixes.are_shared();
         let mut kept = self.kept_for_others(&work.reads, room);

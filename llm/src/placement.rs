@@ -1,7 +1,7 @@
 //! A model's place on its devices: what lies where, whether it fits, memory, upload.
 
 use crate::ahead::round_trip;
-use crate::allocate::{Bound, Item, Mapped, allocate, import, set_states_apart};
+use crate::allocate::{Bound, Item, Mapped, allocate, import, most_apart, set_states_apart};
 use crate::arch::net::{self, Added, Cache, Feed, GraphShape, LogProbs, ModelGraph, Outputs, State, Stored};
 use crate::batch::{MAX_PADDING, padded_rows};
 use crate::blocks::blocks_of;
@@ -14,7 +14,7 @@ use crate::route::Route;
 use crate::split::{SplitDevice, split};
 use crate::upload::{Uploads, fill, upload};
 use outboard_core::op::BLOCK_ROWS;
-use outboard_core::{Costs, DType, Device, Slice, TensorId, WeightTail, try_at_once};
+use outboard_core::{Costs, DType, Device, DeviceInfo, DeviceKind, Slice, TensorId, WeightTail, try_at_once};
 use outboard_scheduler::{Hints, Plan, Scheduler, SchedulerOptions};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -246,7 +246,8 @@ impl Homes {
         let mut seen = HashSet::new();
         let mut items: Vec<_> =
             model.all_stored().map(item).filter(|item| seen.insert((item.device, item.stored))).collect();
-        set_states_apart(&mut items, devices.iter().map(|device| device.info().max_alloc));
+        let largest = |device: &Arc<dyn Device>| has_pages(device.info()).then_some(device.info().max_alloc);
+        set_states_apart(&mut items, devices.iter().map(largest));
         items
     }
 }
@@ -482,7 +483,7 @@ fn lay_out(
     let room: Vec<u64> = free.iter().zip(kept).map(|(free, kept)| free.saturating_add(kept)).collect();
     let used = weights.iter().filter(|&&weight| weight > 0.0).count();
     let sizes = parts.sizes(used);
-    // Divides the model beside so many bytes of results, and of zeros behind weights, on each device.
+    // Divides the model beside so many bytes of results, and behind weights and states, on each device.
     let divided = |reserve: &[u64]| -> Result<Homes> {
         let seen = |(d, device): (usize, &Arc<dyn Device>)| SplitDevice {
             id: device.info().id.clone(),
@@ -494,7 +495,9 @@ fn lay_out(
         Ok(Homes { route: split(&sizes, &seen)?, overrides: options.overrides.clone() })
     };
     let plan = |homes: &Homes| try_at_once(graphs, |g| scheduler.plan(g.graph.clone(), &homes.hints(g)));
-    let tails: Vec<u64> = devices.iter().map(|device| all_tails(graphs, device.info().weight_tail)).collect();
+    let apart = most_apart(largest_state(graphs));
+    let tails = |info: &DeviceInfo| all_tails(graphs, info.weight_tail) + if has_pages(info) { apart } else { 0 };
+    let tails: Vec<u64> = devices.iter().map(|device| tails(device.info())).collect();
     let homes = divided(&tails)?;
     let plans = plan(&homes)?;
     let needed: Vec<u64> = tails.iter().enumerate().map(|(d, tails)| results(&plans, d) + tails).collect();
@@ -513,6 +516,21 @@ fn all_tails(graphs: &[&ModelGraph], tail: WeightTail) -> u64 {
         weights.map(|(id, _)| tail.of(graph.graph.tensor(id).dtype())).sum()
     };
     graphs.iter().map(of).max().unwrap_or(0)
+}
+
+/// Whether the system gives a device's memory in pages, when they are first written to.
+fn has_pages(info: &DeviceInfo) -> bool {
+    info.kind == DeviceKind::Cpu
+}
+
+/// Bytes of the largest state.
+fn largest_state(graphs: &[&ModelGraph]) -> u64 {
+    let states = graphs.iter().flat_map(|graph| {
+        let of =
+            |(id, stored)| matches!(stored, Stored::State(_)).then(|| graph.graph.tensor(id).layout().span() as u64);
+        graph.all_stored().filter_map(of)
+    });
+    states.max().unwrap_or(0)
 }
 
 /// Each device's part of the model, relative to the others.

@@ -14,10 +14,13 @@ use crate::runs::Turn;
 use crate::sequence::{Next, State};
 use std::ops::Range;
 
-/// What a part of a prompt may take beside steps, compared with what the steps take. With it the median token comes less than three times as late as
-/// without. Less makes tokens later, not sooner: the prompt is read for longer, and what the others write meanwhile makes their own steps slower
+/// What a part of a prompt may take beside steps and nothing else, compared with what the steps take. With it the median token comes less than three times
+/// as late as without. Less makes tokens later, not sooner: the prompt is read for longer, and what the others write meanwhile makes their own steps slower
 /// (docs/notes/2026-11-25-many-sequences.md; measured with the example `side_by_side` of `outboard-integration`).
 const PROMPT_SHARE: f64 = 1.7;
+
+/// The same of each part where two of them are beside steps: of a prompt and of what is read again, or of embeddings, which take turns with prompts.
+const EACH_SHARE: f64 = 1.0;
 
 /// What a group's next run is made of, by slot.
 #[derive(Default)]
@@ -178,8 +181,7 @@ impl PlacedModel {
             if decoding > 0 { (self.alone_rows(work), self.prompt_rows(work)) } else { (room, room) };
         let kept = self.kept_for_prompts(&work.reads, room.min(prompts));
         let added = self.add_read_alone(&mut run, &work.read_alone, alone.min(room.saturating_sub(kept)))?;
-        // What would be padding reads prompts, too.
-        let prompts = padded_rows(run.rows.len() + prompts).saturating_sub(run.rows.len());
+        let prompts = with_padding(run.rows.len(), prompts);
         self.add_reads(&mut run, &work.reads, prompts.min(room.saturating_sub(added)))?;
         let Composed { rows, draws, history } = run;
         let request = if draws.is_empty() { Request::Part } else { Request::Sample(draws) };
@@ -253,13 +255,19 @@ impl PlacedModel {
     }
 
     /// Rows of prompts that go with the steps of a run, so that these do not wait long.
-    pub(crate) fn prompt_rows(&self, work: &Work) -> usize {
-        self.rows_as_long_as(self.steps_of_group(), &work.reads)
+    fn prompt_rows(&self, work: &Work) -> usize {
+        let share = if work.read_alone.is_empty() { PROMPT_SHARE } else { EACH_SHARE };
+        self.rows_within(share, self.steps_of_group(), &work.reads)
+    }
+
+    /// Rows of texts for embeddings, in a run that steps of others wait for.
+    pub(crate) fn embedding_rows(&self, work: &Work) -> usize {
+        self.rows_within(EACH_SHARE, self.steps_of_group(), &work.reads)
     }
 
     /// Rows of texts that are read again as they were generated, beside steps: as many as take as long as a run in which they step as well.
     fn alone_rows(&self, work: &Work) -> usize {
-        self.rows_as_long_as(self.steps_of_group() + work.read_alone.len(), &work.read_alone)
+        self.rows_within(EACH_SHARE, self.steps_of_group() + work.read_alone.len(), &work.read_alone)
     }
 
     /// Steps of a group's run, on average, if some sequence decodes.
@@ -267,12 +275,13 @@ impl PlacedModel {
         self.states().filter(|(_, state)| state.is_decoding()).count().div_ceil(self.groups()).max(1)
     }
 
-    /// Rows of some texts that take as long as a run of so many steps, by what a run takes beside its rows and by what attention to a long text costs.
-    fn rows_as_long_as(&self, steps: usize, slots: &[usize]) -> usize {
+    /// Rows of some texts that take a share of the time of a run of so many steps, by what a run takes beside its rows and by what attention to a long
+    /// text costs.
+    fn rows_within(&self, share: f64, steps: usize, slots: &[usize]) -> usize {
         let each = self.placement.parts.work();
         let past = slots.first().and_then(|&slot| self.slot(slot).ok()).map_or(0, |state| state.n_past);
         let step = each.cost(0, 1) * (steps as f64 + self.placement.pipeline.run_rows());
-        each.within(past, PROMPT_SHARE * step).max(self.smallest_part())
+        each.within(past, share * step).max(self.smallest_part())
     }
 
     /// Rows of a run that are left to prompts: half of the room if they have as many to read, and as many as a prompt that cannot be cut may have.
@@ -311,5 +320,26 @@ impl PlacedModel {
         }
         state.text.cut(range.start, cut);
         Ok(range.start..range.start + cut)
+    }
+}
+
+/// So many rows of prompts behind others of a run, and what would be padding behind them. Padding is products, rows of prompts are attention as well: they
+/// become more by half at most.
+fn with_padding(others: usize, prompts: usize) -> usize {
+    let padding = padded_rows(others + prompts) - others - prompts;
+    prompts + padding.min(prompts / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_read_in_place_of_padding() {
+        assert_eq!(with_padding(7, 1), 1, "no padding");
+        assert_eq!(with_padding(7, 4), 5, "11 rows would be 12");
+        assert_eq!(with_padding(0, 0), 0);
+        // 65 rows would be 80.
+        assert_eq!((with_padding(45, 20), with_padding(58, 7)), (30, 10));
     }
 }

@@ -194,22 +194,23 @@ impl GgmlBuffer {
 
     /// Reads bytes from an offset; what is outside is a misuse.
     pub(crate) fn read(&self, offset: u64, len: usize) -> Result<Bytes> {
+        let mut out = Vec::new();
+        out.try_reserve_exact(len).map_err(|_| Error::OutOfMemory {
+            device: "host".into(),
+            needed: len as u64,
+            free: 0,
+        })?;
+        out.resize(len, 0u8);
         if len == 0 {
-            return Ok(Bytes::new());
+            return Ok(out.into());
         }
         if !self.inside(offset, len) {
             return Err(Error::Misuse(format!("{len} bytes at {offset} of a buffer of {}", self.size)));
         }
-        let mut out = Vec::<u8>::new();
-        let no_memory = |_| Error::OutOfMemory { device: "host".into(), needed: len as u64, free: 0 };
-        out.try_reserve_exact(len).map_err(no_memory)?;
         let _order = self.heap.lock();
         let get = self.heap.library().functions.ggml_backend_tensor_get;
-        // SAFETY: the tensor covers the buffer, the bytes are inside it, there is room for them, and afterwards all of them are there.
-        unsafe {
-            get(self.bytes, out.as_mut_ptr().cast(), offset as usize, len);
-            out.set_len(len);
-        }
+        // SAFETY: the tensor covers the buffer, the bytes are inside it, and there is room for them.
+        unsafe { get(self.bytes, out.as_mut_ptr().cast(), offset as usize, len) };
         Ok(out.into())
     }
 

@@ -7,8 +7,8 @@
 //! that was ended for its silence, [`Device::resume`](outboard_core::Device::resume) says [`Error::Timeout`](outboard_core::Error::Timeout): what they ask for
 //! would hang again. A helper that ends again and again is left alone for a while ([`StartLimit`]).
 //!
-//! What passes between the two is in `message`: calls with answers, in the order of the queues, and bytes in pieces, which lie in memory that both
-//! have (`shared`). Memory is paid for on this side, before the helper takes it.
+//! What passes between the two is in `message`: calls with answers, in the order of the queues, and bytes in pieces, long ones in memory that both
+//! have (`shared`). Memory of the device is paid for on this side, before the helper takes it.
 #![cfg(unix)]
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]

@@ -179,6 +179,9 @@ pub(crate) struct Hello {
     /// What its user should know.
     #[prost(string, repeated, tag = "3")]
     pub notes: Vec<String>,
+    /// It has the memory that it was given (`shared`).
+    #[prost(bool, tag = "4")]
+    pub shares_memory: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -312,5 +315,9 @@ mod tests {
         if cfg!(target_os = "linux") {
             assert!(roundtrips(&ours.out, &theirs.back).len() < SMALL, "they went through the socket");
         }
+        // Whoever keeps all slots makes the others go through the socket.
+        let kept: Vec<_> = std::iter::from_fn(|| theirs.back.take(ours.out.put(b"kept")?, 4)).collect();
+        assert!(roundtrips(&ours.out, &theirs.back).len() > PIECE);
+        drop(kept);
     }
 }

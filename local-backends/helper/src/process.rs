@@ -4,7 +4,7 @@ use crate::calls::{Calls, HelperClient, InFlight, Reply, Waiting};
 use crate::launch::Launch;
 use crate::lock;
 use crate::message::{self, Answer, Call, Done, Hello, Paid, Request, Response};
-use crate::shared::Lanes;
+use crate::shared::{Lane, Lanes};
 use bytes::Bytes;
 use outboard_core::local::{Funds, Payment};
 use outboard_core::{Error, Pending, Result};
@@ -48,6 +48,8 @@ struct Inner {
     hang: Duration,
     socket: UnixStream,
     lanes: Lanes,
+    /// The helper has the memory of the lanes, too.
+    shares_memory: AtomicBool,
     /// Whoever writes a frame has it.
     writing: Mutex<()>,
     child: Mutex<Child>,
@@ -95,6 +97,7 @@ impl Process {
             hang: launch.hang,
             socket: ours,
             lanes,
+            shares_memory: AtomicBool::new(false),
             writing: Mutex::default(),
             child: Mutex::new(child),
             last: Mutex::default(),
@@ -236,8 +239,9 @@ impl Inner {
 
     /// Writes a frame. One that cannot be written whole ends the helper.
     fn write(&self, call: &Call, bytes: &[u8]) {
+        let lane = if self.shares_memory.load(Ordering::Relaxed) { &self.lanes.out } else { &Lane::NONE };
         let _whole = lock(&self.writing);
-        if let Err(e) = message::write(&mut &self.socket, &self.lanes.out, call, bytes) {
+        if let Err(e) = message::write(&mut &self.socket, lane, call, bytes) {
             // That it has ended is known; that it does not read any more, or that a frame is too long, is not.
             if e.kind() != io::ErrorKind::BrokenPipe && e.kind() != io::ErrorKind::ConnectionReset {
                 self.kill(Killed::Fault(format!("it does not take what it is given ({e})")));
@@ -267,6 +271,7 @@ impl Inner {
             }
             match answer.response {
                 Some(Response::Hello(mut greeting)) => {
+                    self.shares_memory.store(greeting.shares_memory, Ordering::Relaxed);
                     let refused = greeting.refused.take().map(message::error);
                     let _ = hello.try_send(refused.map_or(Ok(greeting), Err));
                 }

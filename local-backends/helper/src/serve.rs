@@ -41,12 +41,15 @@ const PAYS: Duration = Duration::from_secs(60);
 pub fn serve(offers: Result<Offers>, device: Option<Arc<dyn Device>>) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let lanes = Lanes::accept(&socket)?;
-    let out = Out::start(socket.try_clone()?, lanes.out)?;
+    let out = Out::start(socket.try_clone()?, lanes.out.clone())?;
+    let shares_memory = lanes.is_there();
     let hello = match offers {
-        Ok(Offers { devices, notes }) => Hello { devices: devices.iter().map(offered).collect(), refused: None, notes },
-        Err(why) => Hello { devices: Vec::new(), refused: Some(to_wire(&why)), notes: Vec::new() },
+        Ok(Offers { devices, notes }) => {
+            Hello { devices: devices.iter().map(offered).collect(), notes, ..Hello::default() }
+        }
+        Err(why) => Hello { refused: Some(to_wire(&why)), ..Hello::default() },
     };
-    out.say(0, Response::Hello(hello), Bytes::new());
+    out.say(0, Response::Hello(Hello { shares_memory, ..hello }), Bytes::new());
     let mut from = BufReader::with_capacity(64 << 10, socket);
     let Some(device) = device else {
         // It was asked what there is, and nothing else.

@@ -1,13 +1,14 @@
-//! Memory that a process and its helper have in common, for the bytes of tensors: a socket would copy them twice and wake both sides for every piece.
+//! Memory that a process and its helper have in common, for the bytes of tensors: a socket would wake both sides several times for every piece.
 //!
 //! Each direction is a lane of slots, a piece each. Whoever writes takes a free slot, copies bytes into it and says its number; whoever reads has the
-//! bytes where they are, and the slot is free again when they are dropped. Without a free slot, and where there is no such memory, bytes go through the
-//! socket: nobody waits for a slot.
+//! bytes where they are, and the slot is free again when they are dropped. Without a free slot, and where there is no such memory or the helper could not
+//! open it, bytes go through the socket: nobody waits for a slot.
 #![allow(unsafe_code)]
 
 use crate::message::PIECE;
 use bytes::Bytes;
 use memmap2::MmapRaw;
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -20,15 +21,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Slots of a lane.
-const SLOTS: usize = 16;
+const SLOTS: usize = 8;
 /// Before the first slot: the states of all slots, a page of any system.
 const HEAD: usize = 64 << 10;
 const LEN: usize = HEAD + 2 * SLOTS * PIECE;
 
 /// The states of a slot.
 const FREE: u32 = 0;
-const FULL: u32 = 1;
-const TAKEN: u32 = 2;
+const FILLING: u32 = 1;
+const FULL: u32 = 2;
+const TAKEN: u32 = 3;
 
 /// Which way a lane leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +47,19 @@ impl Shared {
     /// New memory of zeros, where the system has such.
     #[cfg(target_os = "linux")]
     fn create() -> Option<(Shared, OwnedFd)> {
-        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-        let file = memfd_create("outboard-helper", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).ok()?;
-        ftruncate(&file, LEN as u64).ok()?;
-        // Memory that the other side makes shorter would end whoever reads it.
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).ok()?;
-        Some((Shared::open(&file).ok()?, file))
+        use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+        let named = |more| memfd_create("outboard-helper", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | more);
+        // Systems before 6.3 do not know that it is nothing to execute.
+        let file = named(MemfdFlags::NOEXEC_SEAL).or_else(|_| named(MemfdFlags::empty()));
+        let made = file.and_then(|file| {
+            // All of it now: a page that cannot be had later would end whoever writes to it.
+            fallocate(&file, FallocateFlags::empty(), 0, LEN as u64)?;
+            // As would one that the other side takes away.
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+            Ok(file)
+        });
+        let opened = made.map_err(io::Error::from).and_then(|file| Ok((Shared::open(&file)?, file)));
+        opened.inspect_err(|e| tracing::debug!("no memory to share with helpers: {e}")).ok()
     }
 
     #[cfg(not(target_os = "linux"))]
@@ -103,11 +112,12 @@ impl Lane {
             return None;
         }
         let take = |slot: &usize| {
-            memory.state(*slot).compare_exchange(FREE, FULL, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            memory.state(*slot).compare_exchange(FREE, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let slot = Lane::slots(*way).find(take)?;
         // SAFETY: a slot has room for a piece, and is this side's until its number is said.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.slot(slot), bytes.len()) };
+        memory.state(slot).store(FULL, Ordering::Release);
         u32::try_from(slot).ok()
     }
 
@@ -137,8 +147,8 @@ unsafe impl Send for Taken {}
 
 impl AsRef<[u8]> for Taken {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: within the slot. The other side leaves it alone until it is free. One that does not, as a driver has written to wrong places, changes bytes
-        // that mean nothing to this process: they are only copied.
+        // SAFETY: within the slot. The other side leaves it alone until it is free. A helper that does not, because a driver has written to wrong places, changes
+        // bytes that are only copied: this process keeps none where they are.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 }
@@ -159,20 +169,15 @@ pub(crate) struct Lanes {
 impl Lanes {
     const NONE: Lanes = Lanes { out: Lane::NONE, back: Lane::NONE };
 
-    /// Makes memory and gives it to a helper as the first thing that it hears, or says that there is none.
+    /// Makes memory and gives it to a helper as the first thing that it hears, or says that there is none. It is used when the helper has said that it has it.
     pub(crate) fn offer(socket: &UnixStream) -> io::Result<Lanes> {
-        let Some((memory, file)) = Shared::create() else {
-            rustix::io::write(socket, &[0])?;
-            return Ok(Lanes::NONE);
-        };
-        let files = [file.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut with = SendAncillaryBuffer::new(&mut space);
-        with.push(SendAncillaryMessage::ScmRights(&files));
-        rustix::net::sendmsg(socket, &[IoSlice::new(&[1])], &mut with, SendFlags::empty())?;
-        let memory = Arc::new(memory);
-        let lane = |way| Lane(Some((memory.clone(), way)));
-        Ok(Lanes { out: lane(Way::ToHelper), back: lane(Way::FromHelper) })
+        if let Some((memory, file)) = Shared::create()
+            && send(socket, &file).is_ok()
+        {
+            return Ok(Lanes::of(memory, Way::ToHelper, Way::FromHelper));
+        }
+        rustix::io::write(socket, &[0])?;
+        Ok(Lanes::NONE)
     }
 
     /// What [`Lanes::offer`] has given, on the helper's side.
@@ -180,7 +185,9 @@ impl Lanes {
         let mut byte = [0];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
-        let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut with, RecvFlags::empty())?;
+        let got = retry_on_intr(|| {
+            rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut with, RecvFlags::empty())
+        })?;
         if got.bytes == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
         }
@@ -188,11 +195,29 @@ impl Lanes {
             RecvAncillaryMessage::ScmRights(mut files) => files.next(),
             _ => None,
         });
-        let Some(file) = file else { return Ok(Lanes::NONE) };
-        let memory = Arc::new(Shared::open(&file)?);
-        let lane = |way| Lane(Some((memory.clone(), way)));
-        Ok(Lanes { out: lane(Way::FromHelper), back: lane(Way::ToHelper) })
+        let memory = file.and_then(|file| Shared::open(&file).ok());
+        Ok(memory.map_or(Lanes::NONE, |memory| Lanes::of(memory, Way::FromHelper, Way::ToHelper)))
     }
+
+    fn of(memory: Shared, out: Way, back: Way) -> Lanes {
+        let memory = Arc::new(memory);
+        Lanes { out: Lane(Some((memory.clone(), out))), back: Lane(Some((memory, back))) }
+    }
+
+    /// Whether there is memory.
+    pub(crate) fn is_there(&self) -> bool {
+        self.out.0.is_some()
+    }
+}
+
+/// Sends a file to the other process, with a byte.
+fn send(socket: &UnixStream, file: &OwnedFd) -> io::Result<()> {
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut with = SendAncillaryBuffer::new(&mut space);
+    with.push(SendAncillaryMessage::ScmRights(&files));
+    retry_on_intr(|| rustix::net::sendmsg(socket, &[IoSlice::new(&[1])], &mut with, SendFlags::empty()))?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -218,7 +243,7 @@ mod tests {
             assert_eq!(from.put(b"x"), None, "all are full");
             let taken: Vec<_> = slots.iter().enumerate().map(|(i, &slot)| to.take(slot, PIECE - i).unwrap()).collect();
             assert!(taken.iter().enumerate().all(|(i, bytes)| bytes == &data(i)));
-            assert_eq!(from.put(b"x"), None, "all are used");
+            assert_eq!(from.put(b"x"), None, "all are in use");
             drop(taken);
             let slot = from.put(b"again").unwrap();
             let again = to.take(slot, 5).unwrap();
@@ -252,5 +277,13 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         drop(ours);
         assert!(Lanes::accept(&theirs).is_err());
+    }
+
+    #[test]
+    fn a_helper_without_the_file_has_no_memory() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        // As it comes where no file can be opened any more.
+        rustix::io::write(&ours, &[1]).unwrap();
+        assert!(!Lanes::accept(&theirs).unwrap().is_there());
     }
 }

@@ -149,7 +149,8 @@ impl Stream for HelperStream {
         let mut pieces = starts.map(piece).collect::<Result<Vec<_>>>()?;
         if pieces.len() == 1 {
             let only = pieces.remove(0);
-            return Ok(self.later(only, |reply| reply.bytes));
+            // Where they are the helper may write again.
+            return Ok(self.later(only, |reply| Bytes::copy_from_slice(&reply.bytes)));
         }
         let wait = self.waiter();
         Ok(Outcome::Later(Box::new(move |cancel| {

@@ -373,6 +373,9 @@ fn what_is_no_helper_is_said_in_a_line() {
     };
     let babble = shell("printf '%s' nonsense-nonsense >&0; sleep 20");
     assert!(of(&babble).contains("it said what cannot be understood"), "{}", of(&babble));
+    // One byte, in a slot that nobody has filled.
+    let empty = shell(r"printf '\000\000\000\000\001\000\000\000\010\000\000\000' >&0; sleep 20");
+    assert!(of(&empty).contains("a slot without bytes"), "{}", of(&empty));
     let silent = shell("exec sleep 20");
     assert!(of(&silent).contains("in 1 s it has not said what it has"), "{}", of(&silent));
     assert_eq!(of(&launch("refuses")), "there is no card here");
