@@ -127,6 +127,16 @@ fn run_args<'a>(path: &'a Path, prompt: &'a str, server: &'a Server) -> Vec<&'a 
     args
 }
 
+/// The model has its place.
+#[cfg(target_os = "linux")]
+fn wait_until_placed(client: &Client) {
+    let start = Instant::now();
+    while !client.said().contains("KV cache") {
+        assert!(start.elapsed() < LIMIT, "not loaded: {}", client.said());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 /// What helpers held is free again.
 #[cfg(target_os = "linux")]
 fn wait_for_memory(server: &Server, free: u64) {
@@ -147,10 +157,7 @@ fn a_helper_that_is_killed_while_a_model_is_loaded() {
     let free = server.memory_free();
     let start = Instant::now();
     let first = Client::start(&args);
-    while !first.said().contains("KV cache") {
-        assert!(start.elapsed() < LIMIT, "not loaded: {}", first.said());
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    wait_until_placed(&first);
     let loading = start.elapsed();
     let want: RunReport = first.wait(LIMIT).json();
     let tries = fault_tries(TRIES);
@@ -195,11 +202,7 @@ fn a_helper_that_is_killed() {
     for number in 0..tries {
         let gives_up = number % 3 == 2;
         let client = Client::start(&if gives_up { [&args[..], &["--no-failover"]].concat() } else { args.clone() });
-        let start = Instant::now();
-        while !client.said().contains("KV cache") {
-            assert!(start.elapsed() < LIMIT, "not loaded: {}", client.said());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        wait_until_placed(&client);
         std::thread::sleep(whole * number as u32 / tries as u32);
         helpers(&server).into_iter().for_each(kill);
         let done = client.wait(LIMIT);

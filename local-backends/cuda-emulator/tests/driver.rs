@@ -32,6 +32,7 @@ fn devices_say_what_they_are() {
         result::device::get_uuid(devices[1]).unwrap().bytes
     );
     assert!(result::device::get_name(devices[0]).unwrap().contains("sm_90"));
+    // SAFETY: a device that is there.
     let attribute = |a| unsafe { result::device::get_attribute(devices[1], a).unwrap() };
     use sys::CUdevice_attribute as A;
     assert_eq!(attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR), 9);

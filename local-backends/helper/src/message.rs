@@ -214,25 +214,40 @@ pub(crate) struct State {
 /// Says that bytes are behind the message and in no slot.
 const NO_SLOT: u32 = u32::MAX;
 
-/// Writes a frame: the lengths of message and bytes, the slot of the lane that has the bytes, the message, and the bytes if no slot has them.
-pub(crate) fn write(to: &mut impl Write, lane: &Lane, message: &impl Message, bytes: &[u8]) -> io::Result<()> {
-    let len = message.encoded_len();
-    if len > MAX_MESSAGE || bytes.len() > PIECE {
-        return Err(io::Error::new(ErrorKind::InvalidInput, "a message that is too long"));
+/// A frame that is ready to be written: what lies in a slot is there already.
+pub(crate) struct Frame<'b> {
+    /// The lengths of message and bytes, the slot of the lane that has the bytes, the message, and bytes that are short.
+    head: Vec<u8>,
+    /// Longer bytes that no slot has.
+    behind: &'b [u8],
+}
+
+impl<'b> Frame<'b> {
+    /// A message with bytes.
+    pub(crate) fn new(lane: &Lane, message: &impl Message, bytes: &'b [u8]) -> io::Result<Frame<'b>> {
+        let len = message.encoded_len();
+        if len > MAX_MESSAGE || bytes.len() > PIECE {
+            return Err(io::Error::new(ErrorKind::InvalidInput, "a message that is too long"));
+        }
+        let is_small = bytes.len() <= SMALL;
+        let slot = if is_small { None } else { lane.put(bytes) };
+        let mut head = Vec::with_capacity(12 + len + if is_small { bytes.len() } else { 0 });
+        for number in [len as u32, bytes.len() as u32, slot.unwrap_or(NO_SLOT)] {
+            head.extend_from_slice(&number.to_le_bytes());
+        }
+        message.encode_raw(&mut head);
+        if is_small {
+            head.extend_from_slice(bytes);
+        }
+        let behind = if is_small || slot.is_some() { &[] } else { bytes };
+        Ok(Frame { head, behind })
     }
-    let slot = if bytes.len() > SMALL { lane.put(bytes) } else { None };
-    let behind = if slot.is_some() { &[] } else { bytes };
-    let mut frame = Vec::with_capacity(12 + len + if behind.len() <= SMALL { behind.len() } else { 0 });
-    for number in [len as u32, bytes.len() as u32, slot.unwrap_or(NO_SLOT)] {
-        frame.extend_from_slice(&number.to_le_bytes());
+
+    /// Writes it.
+    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        to.write_all(&self.head)?;
+        to.write_all(self.behind)
     }
-    message.encode_raw(&mut frame);
-    if behind.len() <= SMALL {
-        frame.extend_from_slice(behind);
-        return to.write_all(&frame);
-    }
-    to.write_all(&frame)?;
-    to.write_all(behind)
 }
 
 /// Reads a frame; `None` at the end of the stream.
@@ -281,9 +296,9 @@ mod tests {
         let mut wire = Vec::new();
         let all = [vec![], b"abc".to_vec(), vec![5; SMALL + 1], vec![6; PIECE]];
         for bytes in &all {
-            write(&mut wire, out, &call, bytes).unwrap();
+            Frame::new(out, &call, bytes).unwrap().write(&mut wire).unwrap();
         }
-        assert!(write(&mut wire, out, &call, &vec![0; PIECE + 1]).is_err());
+        assert!(Frame::new(out, &call, &vec![0; PIECE + 1]).is_err());
         let mut from = wire.as_slice();
         let frames: Vec<_> = std::iter::from_fn(|| read::<Call>(&mut from, back).unwrap()).collect();
         assert!(frames.iter().all(|(got, _)| *got == call));

@@ -3,7 +3,7 @@
 use crate::calls::{Calls, HelperClient, InFlight, Reply, Waiting};
 use crate::launch::Launch;
 use crate::lock;
-use crate::message::{self, Answer, Call, Done, Hello, Paid, Request, Response};
+use crate::message::{self, Answer, Call, Done, Frame, Hello, Paid, Request, Response};
 use crate::shared::{Lane, Lanes};
 use bytes::Bytes;
 use outboard_core::local::{Funds, Payment};
@@ -240,8 +240,11 @@ impl Inner {
     /// Writes a frame. One that cannot be written whole ends the helper.
     fn write(&self, call: &Call, bytes: &[u8]) {
         let lane = if self.shares_memory.load(Ordering::Relaxed) { &self.lanes.out } else { &Lane::NONE };
-        let _whole = lock(&self.writing);
-        if let Err(e) = message::write(&mut &self.socket, lane, call, bytes) {
+        let written = Frame::new(lane, call, bytes).and_then(|frame| {
+            let _whole = lock(&self.writing);
+            frame.write(&mut &self.socket)
+        });
+        if let Err(e) = written {
             // That it has ended is known; that it does not read any more, or that a frame is too long, is not.
             if e.kind() != io::ErrorKind::BrokenPipe && e.kind() != io::ErrorKind::ConnectionReset {
                 self.kill(Killed::Fault(format!("it does not take what it is given ({e})")));

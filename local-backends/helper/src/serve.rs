@@ -7,7 +7,7 @@
 use crate::launch::{Offer, Offers};
 use crate::lock;
 use crate::message::{
-    self, Alloc, Answer, Call, Compile, Done, Hello, Offered, OpenStream, Paid, Request, Response, State, given,
+    self, Alloc, Answer, Call, Compile, Done, Frame, Hello, Offered, OpenStream, Paid, Request, Response, State, given,
 };
 use crate::shared::{Lane, Lanes};
 use bytes::Bytes;
@@ -78,7 +78,7 @@ impl Out {
         let write = move || {
             for (answer, bytes) in answers {
                 // That the other side has gone, whoever reads finds out.
-                if message::write(&mut socket, &lane, &answer, &bytes).is_err() {
+                if Frame::new(&lane, &answer, &bytes).and_then(|frame| frame.write(&mut socket)).is_err() {
                     return;
                 }
             }

@@ -3,10 +3,9 @@
     dead_code,
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::undocumented_unsafe_blocks,
     unreachable_pub,
     missing_docs,
-    reason = "each test uses a part of it; what is unsafe are the driver's calls, with handles of the test"
+    reason = "each test uses a part of it"
 )]
 
 use cudarc::driver::result::{self, DriverError};
@@ -24,6 +23,7 @@ pub fn emulator() -> Emulator {
     *READY.get_or_init(|| {
         let emulator = Emulator::load().unwrap();
         emulator.configure(&Config { devices: 2, capability: 90, memory: MEMORY, ..Config::default() });
+        // SAFETY: it only looks for the library.
         assert!(unsafe { sys::is_culib_present() });
         result::init().unwrap();
         emulator
@@ -50,6 +50,7 @@ pub struct Card {
 impl Card {
     pub fn new(device: i32) -> Self {
         emulator();
+        // SAFETY: a device that is there, and no parameters.
         let context = unsafe { result::ctx::create_v3(0, result::device::get(device).unwrap()).unwrap() };
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).unwrap();
         Self { context, stream, functions: BTreeMap::new() }
@@ -62,15 +63,18 @@ impl Card {
     }
 
     pub fn current(&self) {
+        // SAFETY: a context that lives as long as the card.
         unsafe { result::ctx::set_current(self.context).unwrap() }
     }
 
     pub fn load(&mut self, text: &str) -> Result<sys::CUmodule, DriverError> {
         let image = CString::new(text).unwrap();
+        // SAFETY: text that ends with a zero, which outlives the call.
         let module = unsafe { result::module::load_data(image.as_ptr().cast()) }?;
         for line in text.lines() {
             let Some((_, name)) = line.split_once(".entry ") else { continue };
             let name = name.trim_end_matches('(').trim_end_matches("()");
+            // SAFETY: a module that was just loaded.
             let function = unsafe { result::module::get_function(module, CString::new(name).unwrap()) }?;
             self.functions.insert(name.to_owned(), function);
         }
@@ -83,11 +87,13 @@ impl Card {
 
     /// Memory that nobody has written.
     pub fn empty<T>(&self, count: usize) -> u64 {
+        // SAFETY: nobody reads it before it is written, but through the driver.
         unsafe { result::malloc_sync(count * size_of::<T>()).unwrap() }
     }
 
     pub fn put<T: Copy>(&self, values: &[T]) -> u64 {
         let at = self.empty::<T>(values.len());
+        // SAFETY: memory of this length.
         unsafe { result::memcpy_htod_sync(at, values).unwrap() };
         at
     }
@@ -95,11 +101,13 @@ impl Card {
     pub fn get<T: Copy + Default>(&self, at: u64, count: usize) -> Result<Vec<T>, DriverError> {
         self.finish()?;
         let mut values = vec![T::default(); count];
+        // SAFETY: any bytes are a value of the types that tests use; the driver checks the range.
         unsafe { result::memcpy_dtoh_sync(&mut values, at)? };
         Ok(values)
     }
 
     pub fn finish(&self) -> Result<(), DriverError> {
+        // SAFETY: a stream that lives as long as the card.
         unsafe { result::stream::synchronize(self.stream) }
     }
 
@@ -113,6 +121,7 @@ impl Card {
     ) -> Result<(), DriverError> {
         let mut args: Vec<*mut c_void> = args.iter().map(|a| (**a).place()).collect();
         let function = self.function(name);
+        // SAFETY: a function that was loaded, and arguments that outlive the call, which copies them.
         unsafe { result::launch_kernel(function, (grid, 1, 1), (block.0, block.1, 1), shared, self.stream, &mut args) }
     }
 
@@ -126,6 +135,7 @@ impl Card {
 
 impl Drop for Card {
     fn drop(&mut self) {
+        // SAFETY: made in `new`, destroyed once.
         let _ = unsafe { sys::cuCtxDestroy_v2(self.context) };
     }
 }
