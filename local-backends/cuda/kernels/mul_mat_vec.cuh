@@ -1,7 +1,8 @@
 // MUL_MAT with few columns: a block for some rows of weights, which are read once for all of its columns. Its threads share the length of the
 // rows: neighbours read neighbouring words. Then the block adds up what they have.
 //
-// Products of the same columns with weights of one type can be one launch, and two of them with the gated unit that they are for.
+// Products of the same columns with weights of one type can be one launch, two of them with the gated unit that they are for, and one with the
+// norm of its result.
 #include "common.cuh"
 #include "blocks.cuh"
 #include "quantized.cuh"
@@ -9,6 +10,7 @@
 #include "columns.cuh"
 #include "activations.cuh"
 #include "gated.cuh"
+#include "norm.cuh"
 
 // Most warps of a block.
 const u32 MOST_WARPS = 8;
@@ -214,6 +216,38 @@ INLINE void mul_mat_vec_gated(const Gated& gated) {
     }
 }
 
+// A product with one column, what may be added to it, and the norm of that. The table of `count` is one zero.
+struct Normed {
+    Node product, norm, count;
+};
+
+// Whether all other blocks have done what they did before they asked. Who asks last counts them from 0 again.
+INLINE bool is_last_block(u32* counter) {
+    __shared__ u32 before;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        before = atomicAdd(counter, 1);
+    }
+    __syncthreads();
+    if (before + 1 < gridDim.x) {
+        return false;
+    }
+    __threadfence();
+    if (threadIdx.x == 0) {
+        *counter = 0;
+    }
+    return true;
+}
+
+template <int T, u32 ROWS>
+INLINE void mul_mat_vec_normed(const Normed& normed) {
+    mul_mat_vec<T, ROWS, 1>(normed.product, blockIdx.x);
+    if (is_last_block((u32*)normed.count.table)) {
+        norm_row<true>(normed.norm, 0);
+    }
+}
+
 // The kernels of a type, named by columns; each type has a file, since the driver compiles a file as a whole. Few rows for one or two columns make
 // many blocks; more columns are read less often for more rows.
 #define MAKE_OF(T, ROWS, COLUMNS) \
@@ -221,7 +255,8 @@ INLINE void mul_mat_vec_gated(const Gated& gated) {
 
 #define MAKE_JOINED(T, ROWS) \
     KERNEL mul_mat_vec_##T##_1_many(const Products products) { mul_mat_vec_many<T, ROWS, 1>(products); } \
-    KERNEL mul_mat_vec_##T##_1_gated(const Gated gated) { mul_mat_vec_gated<T, 1>(gated); }
+    KERNEL mul_mat_vec_##T##_1_gated(const Gated gated) { mul_mat_vec_gated<T, 1>(gated); } \
+    KERNEL mul_mat_vec_##T##_1_normed(const Normed normed) { mul_mat_vec_normed<T, ROWS>(normed); }
 
 #define MAKE_ELEMENT(T) MAKE_OF(T, 4, 1) MAKE_OF(T, 4, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8) MAKE_JOINED(T, 4)
 #define MAKE_BLOCK(T) MAKE_OF(T, 2, 1) MAKE_OF(T, 2, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8) MAKE_JOINED(T, 2)

@@ -367,11 +367,9 @@ fn norm(node: &Node, op: &op::Norm) -> Launch {
         op::NormKind::L2Norm => 2,
     };
     let wide = node.src(0).is_some_and(|x| is_wide(x, 4)) && is_wide(node.tensor, 4);
-    Launch::of_rows_by(Kernel::Norm, node.tensor.ne()[0], node.rows(), MANY_LANES).with(&[
-        op.eps.to_bits(),
-        kind,
-        u32::from(wide),
-    ])
+    let launch = Launch::of_rows_by(Kernel::Norm, node.tensor.ne()[0], node.rows(), MANY_LANES);
+    let lanes = launch.passes.iter().map(|pass| pass.lanes).sum();
+    launch.with(&[op.eps.to_bits(), kind, u32::from(wide), lanes])
 }
 
 fn set_rows(node: &Node) -> Option<Launch> {
@@ -410,7 +408,7 @@ mod tests {
         assert_eq!(named("mul_mat_vec.cuh", "MOST_WARPS"), Some(MOST_WARPS as u32));
         assert_eq!(named("mul_mat_vec.cuh", "GATED_ROWS"), Some(GATED_ROWS as u32));
         assert_eq!(
-            [named("norm.cu", "SCALED"), named("quantized.cuh", "PACKED")],
+            [named("norm.cuh", "SCALED"), named("quantized.cuh", "PACKED")],
             [SCALED, PACKED].map(|i| Some(i as u32))
         );
         assert_eq!(named("mma_tile.cuh", "SHARED_128"), Some(tiles::LARGE.shared));

@@ -7,7 +7,8 @@ mod common;
 use bytes::Bytes;
 use common::*;
 use outboard_core::op::{
-    Binary, BinaryKind, Glu, GluKind, MulMat, Norm, NormKind, Permute, Rope, RopeMode, Scale, SetRows,
+    Binary, BinaryKind, FlashAttn, Glu, GluKind, MulMat, Norm, NormKind, Permute, Reshape, Rope, RopeMode, Scale,
+    SetRows,
 };
 use outboard_core::quant::quantize_row;
 use outboard_core::{DType, Device, Graph, GraphBuilder, Host, Slice, TensorId};
@@ -47,7 +48,7 @@ impl Nodes {
     }
 }
 
-/// A layer without attention: a norm, two products of it, a gated unit, a product that is added to what came in.
+/// A layer without attention: a norm, two products of it, a gated unit, a product that is added to what came in; and a norm of that, for a product.
 fn layer(columns: usize, nodes: Nodes) -> (Graph, Vec<TensorId>, TensorId) {
     let mut g = GraphBuilder::new();
     let x = g.input("x", DType::F32, &[WIDTH, columns]).unwrap();
@@ -71,8 +72,12 @@ fn layer(columns: usize, nodes: Nodes) -> (Graph, Vec<TensorId>, TensorId) {
     let product = g.push(MulMat, &[square, x]).unwrap();
     let product = nodes.between(&mut g, product);
     let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, sum]).unwrap();
-    g.output(sum);
-    (g.finish().unwrap(), vec![x, scale, gate, up, down, square], sum)
+    let between = nodes.between(&mut g, sum);
+    let norm = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[between]).unwrap();
+    let scaled = g.push(Binary { kind: BinaryKind::Mul }, &[norm, scale]).unwrap();
+    let product = product_of(&mut g, square, scaled, nodes);
+    g.output(product);
+    (g.finish().unwrap(), vec![x, scale, gate, up, down, square], product)
 }
 
 /// Numbers between -1 and 1 that look random.
@@ -127,8 +132,8 @@ fn a_layer_is_what_it_is_node_by_node() {
         let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
         let quantized = kernels.iter().filter(|kernel| *kernel == "quantize").count();
         // A norm, three products, to the last of which something is added, and a gated unit, which of one column is one kernel with its products;
-        // a product of columns that are packed before.
-        let launches = if columns == 1 { 5 } else { 7 };
+        // a product of columns that are packed before, and the norm of it, which of one column are one kernel; a product.
+        let launches = if columns == 1 { 6 } else { 9 };
         assert_eq!((kernels.len(), quantized), (launches * RUNS, RUNS), "{kernels:?}");
     }
 }
@@ -141,7 +146,7 @@ const ROWS: [usize; 3] = [70, 5, 64];
 type Products = (Graph, Vec<TensorId>, Vec<TensorId>);
 
 /// The product of a column with weights.
-fn product(g: &mut GraphBuilder, weights: TensorId, x: TensorId, nodes: Nodes) -> TensorId {
+fn product_of(g: &mut GraphBuilder, weights: TensorId, x: TensorId, nodes: Nodes) -> TensorId {
     let column = nodes.between(g, x);
     g.push(MulMat, &[weights, column]).unwrap()
 }
@@ -152,9 +157,9 @@ fn three_products(dtype: DType, nodes: Nodes) -> Products {
     let x = g.input("x", DType::F32, &[LENGTH, 1]).unwrap();
     let added = g.input("added", DType::F32, &[ROWS[1]]).unwrap();
     let weights = ROWS.map(|rows| g.weight(&format!("weights {rows}"), dtype, &[LENGTH, rows]).unwrap());
-    let mut made = weights[..2].iter().map(|&weights| product(&mut g, weights, x, nodes)).collect::<Vec<_>>();
+    let mut made = weights[..2].iter().map(|&weights| product_of(&mut g, weights, x, nodes)).collect::<Vec<_>>();
     made[1] = g.push(Binary { kind: BinaryKind::Add }, &[made[1], added]).unwrap();
-    made.push(product(&mut g, weights[2], x, nodes));
+    made.push(product_of(&mut g, weights[2], x, nodes));
     for &id in &made {
         g.output(id);
     }
@@ -166,10 +171,27 @@ fn gated_unit(dtype: DType, nodes: Nodes) -> Products {
     let mut g = GraphBuilder::new();
     let x = g.input("x", DType::F32, &[LENGTH, 1]).unwrap();
     let weights = ["gate", "up"].map(|name| g.weight(name, dtype, &[LENGTH, ROWS[0]]).unwrap());
-    let products = weights.map(|weights| product(&mut g, weights, x, nodes));
+    let products = weights.map(|weights| product_of(&mut g, weights, x, nodes));
     let gated = g.push(Glu { kind: GluKind::Swiglu }, &products).unwrap();
     g.output(gated);
     (g.finish().unwrap(), [&[x], &weights[..]].concat(), vec![gated])
+}
+
+/// A product of a column, what is added to it, and the norm of that.
+fn normed_product(dtype: DType, nodes: Nodes) -> Products {
+    let mut g = GraphBuilder::new();
+    let x = g.input("x", DType::F32, &[LENGTH, 1]).unwrap();
+    let added = g.input("added", DType::F32, &[ROWS[0]]).unwrap();
+    let scale = g.weight("scale", DType::F32, &[ROWS[0]]).unwrap();
+    let weights = g.weight("weights", dtype, &[LENGTH, ROWS[0]]).unwrap();
+    let product = g.push(MulMat, &[weights, x]).unwrap();
+    let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, added]).unwrap();
+    let between = nodes.between(&mut g, sum);
+    let norm = g.push(Norm { kind: NormKind::Norm, eps: 1e-5 }, &[between]).unwrap();
+    let scaled = g.push(Binary { kind: BinaryKind::Mul }, &[norm, scale]).unwrap();
+    g.output(sum);
+    g.output(scaled);
+    (g.finish().unwrap(), vec![x, added, scale, weights], vec![sum, scaled])
 }
 
 fn multiplied(device: &dyn Device, (graph, inputs, made): Products) -> Vec<Vec<f32>> {
@@ -231,6 +253,11 @@ fn a_gated_unit_of_one_column_is_one_kernel() {
     products_are_one_kernel("gated", gated_unit, 1e-6);
 }
 
+#[test]
+fn a_norm_of_a_product_with_one_column_is_one_kernel_with_it() {
+    products_are_one_kernel("normed", normed_product, 0.0);
+}
+
 /// Heads of queries, and of keys and values; length of each; tokens; rows of a cache.
 const HEADS: [usize; 2] = [4, 2];
 const HEAD: usize = 32;
@@ -288,6 +315,88 @@ fn rotations_and_what_goes_to_caches_are_one_kernel() {
     let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
     assert_eq!(kernels, ["rope_cache"; RUNS]);
     assert!(apart.iter().all(|bytes| bytes.iter().any(|&byte| byte != 0)));
+}
+
+/// Length of a head that attention has kernels of few queries for, heads of queries and of what they share, and keys, which are two parts.
+const LONG_HEAD: usize = 64;
+const LONG_HEADS: [usize; 2] = [2, 1];
+const KEYS: usize = 64;
+
+/// A layer of a dense model, of one token: attention and a gated unit, each added to what came in.
+fn dense_layer(g: &mut GraphBuilder, x: TensorId, number: usize, inputs: [TensorId; 2]) -> TensorId {
+    let width = LONG_HEAD * LONG_HEADS[0];
+    let [positions, rows] = inputs;
+    let weight = |g: &mut GraphBuilder, name: &str, [k, m]: [usize; 2]| {
+        g.weight(&format!("{name} {number}"), DType::Q8_0, &[k, m]).unwrap()
+    };
+    let normed = |g: &mut GraphBuilder, x, name: &str| {
+        let scale = g.weight(&format!("{name} {number}"), DType::F32, &[width]).unwrap();
+        let norm = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[x]).unwrap();
+        g.push(Binary { kind: BinaryKind::Mul }, &[norm, scale]).unwrap()
+    };
+    let column = normed(g, x, "attention");
+    let heads = [LONG_HEADS[0], LONG_HEADS[1], LONG_HEADS[1]];
+    let weights = ["q", "k", "v"].iter().zip(heads).map(|(name, n)| weight(g, name, [width, LONG_HEAD * n]));
+    let weights: Vec<_> = weights.collect();
+    let products: Vec<_> = weights.into_iter().map(|weights| g.push(MulMat, &[weights, column]).unwrap()).collect();
+    let in_heads =
+        |g: &mut GraphBuilder, i: usize| g.push(Reshape { ne: [LONG_HEAD, heads[i], 1, 1] }, &[products[i]]).unwrap();
+    let [q, k, v] = [0, 1, 2].map(|i| in_heads(g, i));
+    let rotated = [q, k].map(|x| g.push(Rope::plain(RopeMode::Neox, LONG_HEAD, 1e4), &[x, positions]).unwrap());
+    let axes = Permute { axes: [0, 2, 1, 3] };
+    let caches = [("keys", rotated[1]), ("values", v)].map(|(name, x)| {
+        let cache = g.input(&format!("{name} {number}"), DType::F16, &[LONG_HEAD, KEYS, LONG_HEADS[1]]).unwrap();
+        let x = g.push(axes, &[x]).unwrap();
+        g.push(SetRows, &[cache, x, rows]).unwrap()
+    });
+    let q = g.push(axes, &[rotated[0]]).unwrap();
+    let op = FlashAttn { scale: 0.1, window: 0, softcap: 0.0, block: 0 };
+    let sources = [Some(q), Some(caches[0]), Some(caches[1]), None, Some(positions), None, None, None];
+    let attention = g.push_opt(op, &sources).unwrap();
+    let attention = g.push(Reshape { ne: [width, 1, 1, 1] }, &[attention]).unwrap();
+    let added = |g: &mut GraphBuilder, name: &str, k: usize, column, to| {
+        let weights = weight(g, name, [k, width]);
+        let product = g.push(MulMat, &[weights, column]).unwrap();
+        g.push(Binary { kind: BinaryKind::Add }, &[product, to]).unwrap()
+    };
+    let x = added(g, "output", width, attention, x);
+    let column = normed(g, x, "feed-forward");
+    let [gate, up] = ["gate", "up"].map(|name| weight(g, name, [width, WIDE]));
+    let products = [gate, up].map(|weights| g.push(MulMat, &[weights, column]).unwrap());
+    let gated = g.push(Glu { kind: GluKind::Swiglu }, &products).unwrap();
+    added(g, "down", WIDE, gated, x)
+}
+
+/// What a token costs in launches: at most eight for a layer is the goal.
+#[test]
+fn a_layer_of_a_dense_model_takes_seven_kernels() {
+    let _alone = alone();
+    let device = device(LONG);
+    let mut g = GraphBuilder::new();
+    let width = LONG_HEAD * LONG_HEADS[0];
+    let mut x = g.input("x", DType::F32, &[width, 1]).unwrap();
+    let inputs = ["positions", "rows"].map(|name| g.input(name, DType::I32, &[1]).unwrap());
+    for number in 0..2 {
+        x = dense_layer(&mut g, x, number, inputs);
+    }
+    let norm = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[x]).unwrap();
+    g.output(norm);
+    let (executable, _places) = compile(device.as_ref(), g.finish().unwrap()).unwrap();
+    let queue = device.queue().unwrap();
+    emulator().forget();
+    queue.execute(&executable).unwrap();
+    queue.finish(LONG).unwrap();
+    let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
+    let layer = [
+        "mul_mat_vec_Q8_0_1_many",
+        "rope_cache",
+        "flash_attn_few_64_4",
+        "flash_attn_parts",
+        "mul_mat_vec_Q8_0_1_normed",
+        "mul_mat_vec_Q8_0_1_gated",
+        "mul_mat_vec_Q8_0_1_normed",
+    ];
+    assert_eq!(kernels, [&["norm"][..], &layer, &layer].concat());
 }
 
 /// One graph on two queues at once: its runs follow one another, so that each finds what it has left itself.

@@ -1,7 +1,7 @@
-//! Products of one column that read it together, as one step; and the gated unit of two of them with both.
+//! Products of one column that read it together, as one step; the gated unit of two of them with both; and the norm of what a product makes.
 
 use super::{Part, Scratch, Step, Table, Used};
-use crate::kernels::Variant;
+use crate::kernels::{Kernel, Variant};
 use crate::launch::{GATED_ROWS, MOST_BLOCKS, PACKED, Pass};
 use outboard_core::op::Op;
 use outboard_core::{Graph, Placement, TensorId};
@@ -28,6 +28,8 @@ pub(super) fn join(graph: &Graph, placement: &Placement, uses: &[usize], steps: 
             let count = together(graph, placement, &steps[at..]);
             if let Some(joined) = many(&steps[at..at + count]) {
                 steps.splice(at..at + count, [joined]);
+            } else if let Some(joined) = normed(graph, placement, &steps[at..]) {
+                steps.splice(at..at + 2, [joined]);
             }
         }
         at += 1;
@@ -163,4 +165,27 @@ fn step_of_gated(first: &Step, [gate, up, unit]: [&Step; 3], rows: usize) -> Opt
         step.scratch = Scratch::Written;
     }
     Some(GatedUnit { step, columns })
+}
+
+/// The first two steps as one, if they are a product and the norm of its result, which its last block computes then.
+fn normed(graph: &Graph, placement: &Placement, steps: &[Step]) -> Option<Step> {
+    let [first, norm, ..] = steps else { return None };
+    let (made, _) = (product(graph, first)?, norm.only()?);
+    let [Pass { variant, blocks: 1, .. }] = &norm.launch.passes[..] else { return None };
+    let [x, others @ ..] = &norm.parts[0].srcs[..] else { return None };
+    // Of what other blocks write, that block reads the row alone as what it has become.
+    let written = placement.bytes(graph, made.id)?;
+    let mut others = others.iter().flatten().map(|&src| placement.bytes(graph, src));
+    if variant.kernel != Kernel::Norm
+        || *x != Some(made.id)
+        || others.any(|bytes| bytes.is_none_or(|bytes| bytes.meets(&written)))
+    {
+        return None;
+    }
+    let [product, norm_part] = [first, norm].map(|step| step.parts[0].clone());
+    let count = Part { table: Table::Zeros(1), ..norm_part.clone() };
+    let mut step = joined(first, &[first, norm], vec![product, norm_part, count], "normed", made.pass.blocks)?;
+    step.launch.scratch = first.launch.scratch.max(norm.launch.scratch);
+    step.scratch = Scratch::Written;
+    Some(step)
 }
