@@ -4,7 +4,7 @@ use crate::{Client, program};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// A software driver of Vulkan may have shaders to compile first, on a busy machine.
@@ -17,6 +17,8 @@ pub struct Server {
     pub addr: String,
     /// Where its metrics are, if it was started with `--metrics`.
     metrics: Option<String>,
+    /// Its standard error until now.
+    said: Arc<Mutex<String>>,
 }
 
 impl Server {
@@ -59,16 +61,26 @@ impl Server {
                 }
             }
         });
-        let mut err = child.stderr.take().expect("its stderr");
+        let err = BufReader::new(child.stderr.take().expect("its stderr"));
+        let said = Arc::new(Mutex::new(String::new()));
+        let lines = said.clone();
         std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = err.read_to_string(&mut text);
+            for line in err.lines().map_while(Result::ok) {
+                let mut said = lines.lock().expect("no panic");
+                said.push_str(&line);
+                said.push('\n');
+            }
             // Shown with a test that fails.
-            print!("{text}");
+            print!("{}", lines.lock().expect("no panic"));
         });
-        let mut server = Server { child, addr: String::new(), metrics: None };
+        let mut server = Server { child, addr: String::new(), metrics: None, said };
         (server.addr, server.metrics) = rx.recv_timeout(START_LIMIT).expect("the server listens");
         server
+    }
+
+    /// What it has said on standard error.
+    pub fn said(&self) -> String {
+        self.said.lock().expect("no panic").clone()
     }
 
     /// Its process.

@@ -218,6 +218,7 @@ fn a_helper_that_is_killed() {
         recovered += report.recoveries.len();
         println!("{what}: {:?}", report.recoveries);
     }
+    assert!(server.said().contains("WARN ggml:CPU: its process has ended (signal: 9"), "{}", server.said());
     println!("{tries} helpers killed: {recovered} recoveries, {ended} errors, 0 texts wrong");
     assert!(recovered > 0 && ended > 0, "{recovered} recoveries and {ended} errors");
     wait_for_memory(&server, free);
@@ -292,8 +293,43 @@ fn a_folder_that_is_not_ggmls_is_a_line() {
     std::fs::remove_file(&base).unwrap();
     let (_, said) = listed(folder.path(), "ggml:CPU");
     assert!(said.contains("there is no libggml-base in it"), "{said}");
+    let (_, said) = listed(&folder.path().join("libggml-other.so"), "ggml:CPU");
+    assert!(said.contains("this is a file, not the folder of libggml-base"), "{said}");
     // One that lacks functions.
     std::fs::copy(folder.path().join("libggml-other.so"), &base).unwrap();
     let (_, said) = listed(folder.path(), "ggml:CPU");
     assert!(said.contains("it lacks ggml_version"), "{said}");
+}
+
+/// Whoever has named the folder is not told to name it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_folder_without_a_backend_that_works_is_a_line() {
+    let Some((folder, other)) = with_backend("other", "int x;") else { return };
+    std::fs::remove_file(other).unwrap();
+    let files = || std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let is_cpu = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("libggml-cpu");
+    files().filter(is_cpu).for_each(|path| std::fs::remove_file(path).unwrap());
+    let (_, said) = listed(folder.path(), "ggml:CPU");
+    let none = "no backend for this machine is beside libggml-base";
+    assert!(said.contains(none) && !said.contains("no libraries of ggml were found"), "{said}");
+    // What is no file is not waited for.
+    let pipe = folder.path().join("libggml-pipe.so");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let start = Instant::now();
+    let (_, said) = listed(folder.path(), "ggml:CPU");
+    assert!(said.contains(none) && start.elapsed() < Duration::from_secs(60), "{said}");
+    // One for processors that cannot be loaded.
+    std::fs::write(folder.path().join("libggml-cpu.so"), "no library").unwrap();
+    let (_, said) = listed(folder.path(), "ggml:CPU");
+    assert!(said.contains("libggml-cpu.so: file too short"), "{said}");
+}
+
+/// As an environment often has it.
+#[test]
+fn a_variable_that_is_empty_names_no_folder() {
+    for (name, args) in [("rpc-server", &["--list-devices", "-d", "cpu"][..]), ("outboard", &["devices"])] {
+        let out = Command::new(program(name)).args(args).env("OUTBOARD_GGML", "").output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
 }

@@ -237,6 +237,13 @@ impl Make {
         self.g.push(View { ne: shape, nb, offset }, &[x])
     }
 
+    /// The beginning of a larger tensor in each dimension: dense rows, with a gap behind each row or plane that is shorter.
+    pub(crate) fn part(&mut self, kind: LeafKind, dtype: DType, shape: [usize; 4], of: [usize; 4]) -> Made {
+        let x = self.leaf(kind, dtype, &of, Fill::Uniform(-1.0, 1.0))?;
+        let Some(nb) = self.g.tensor(x).map(|t| t.layout().nb()) else { return Ok(x) };
+        self.g.push(View { ne: shape, nb, offset: 0 }, &[x])
+    }
+
     /// A padded F32 input between -1 and 1.
     pub(crate) fn padded_f32(&mut self, shape: [usize; 4]) -> Made {
         self.padded(LeafKind::Input, DType::F32, shape, Fill::Uniform(-1.0, 1.0))

@@ -42,7 +42,10 @@ enum Home {
 
 /// Names the folder of ggml's libraries, before anything is looked for: it counts more than [`VARIABLE`](crate::VARIABLE).
 pub fn use_folder(folder: &Path) {
-    let _ = FOLDER.set(folder.to_owned());
+    // A variable that is empty names none.
+    if !folder.as_os_str().is_empty() {
+        let _ = FOLDER.set(folder.to_owned());
+    }
 }
 
 /// To be called first by a program that is to be its own helper: does a helper's work if this process is one, and gives how it ends.
@@ -57,6 +60,15 @@ pub fn run_if_helper() -> Option<ExitCode> {
         }
     }
     None
+}
+
+/// Why there is no device of ggml's, for whoever has named one.
+pub fn why_none() -> String {
+    match folder() {
+        Ok(None) => "no libraries of ggml were found; llama.cpp installs them".to_owned(),
+        Ok(Some(folder)) => format!("ggml of {} has no device here", folder.display()),
+        Err(why) => why.to_string(),
+    }
 }
 
 /// The devices of the ggml that is installed; none without one. What is wrong with one is said in a line of the log.
@@ -87,7 +99,7 @@ fn look(folder: &Path) -> Result<Vec<Found>> {
     let library = Library::open(folder, None).map_err(|why| Error::Request(why.to_string()))?;
     warn(library.problems());
     let of = |device: GgmlDevice| {
-        let info = info(&Heap::new(device.clone()), &device.name);
+        let info = info(&Heap::new(device.clone(), 1), &device.name);
         Found { name: device.name.clone(), class: device.class, info, home: Home::Here(device) }
     };
     Ok(devices(&Arc::new(library)).into_iter().map(of).collect())
@@ -123,7 +135,7 @@ mod helper {
     use crate::library;
     use crate::log;
     use outboard_core::{Device, DeviceKind, at_once};
-    use outboard_helper::{Launch, Offer, Offers, helper_device, serve};
+    use outboard_helper::{Launch, Offer, Offers, end_with_the_other_side, helper_device, serve};
     use std::ffi::OsString;
     use std::io;
 
@@ -140,6 +152,7 @@ mod helper {
     /// The devices of every backend, each of which is asked in a helper of its own.
     pub(super) fn found(folder: &Path) -> Result<Vec<Found>> {
         let backends = library::backends(folder).map_err(|why| Error::Request(why.to_string()))?;
+        tracing::debug!("ggml of {}: {}", folder.display(), backends.join(", "));
         let found = at_once(&backends, |backend| of_backend(folder, backend));
         let or_warn = |found: Result<Vec<Found>>| found.inspect_err(|why| warn(&[why.to_string()])).unwrap_or_default();
         Ok(found.into_iter().flat_map(or_warn).collect())
@@ -173,17 +186,20 @@ mod helper {
     /// A helper's work, on a backend: to say what it has, or with a device, its name here and its threads, to be that device.
     pub(super) fn run(args: &[String]) -> ExitCode {
         log::print();
-        let folder = places::told().unwrap_or_default();
-        let library = Library::open(&folder, args.first().map(String::as_str));
-        let library = library.map(Arc::new).map_err(|why| Error::Request(why.to_string()));
-        let served = library.and_then(|library| work(&library, args)).unwrap_or_else(|why| serve(Err(why), None));
-        match served {
+        match end_with_the_other_side().and_then(|()| served(args)) {
             Ok(()) => ExitCode::SUCCESS,
             Err(why) => {
                 log::line(&format!("a helper of ggml, which rpc-server and outboard start for themselves: {why}"));
                 ExitCode::FAILURE
             }
         }
+    }
+
+    fn served(args: &[String]) -> io::Result<()> {
+        let folder = places::told().unwrap_or_default();
+        let library = Library::open(&folder, args.first().map(String::as_str));
+        let library = library.map(Arc::new).map_err(|why| Error::Request(why.to_string()));
+        library.and_then(|library| work(&library, args)).unwrap_or_else(|why| serve(Err(why), None))
     }
 
     fn work(library: &Arc<Library>, args: &[String]) -> Result<io::Result<()>> {
@@ -200,7 +216,7 @@ mod helper {
     }
 
     fn offer(device: &GgmlDevice) -> Offer {
-        let info = info(&Heap::new(device.clone()), &device.name);
+        let info = info(&Heap::new(device.clone(), 1), &device.name);
         Offer { info, is_software: device.class == Class::Software }
     }
 

@@ -3,7 +3,7 @@
 use crate::devices::GgmlDevice;
 use crate::memory::{GgmlBuffer, Heap};
 use crate::program::Program;
-use crate::stream::GgmlStream;
+use crate::stream::{Engine, GgmlStream};
 use crate::translate::Translator;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
 use outboard_core::{
@@ -11,7 +11,7 @@ use outboard_core::{
 };
 use outboard_host::MemoryBudget;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Opens a device of a library of this process in `host`, under this name. One that runs on processors gets so many threads, and memory of the budget.
 pub fn ggml_device(
@@ -21,14 +21,14 @@ pub fn ggml_device(
     threads: usize,
     budget: &Arc<MemoryBudget>,
 ) -> Arc<LocalDevice> {
-    let heap = Arc::new(Heap::new(device.clone()));
+    let heap = Arc::new(Heap::new(device.clone(), threads));
     let info = within(info(&heap, name), budget);
     let card = heap.clone();
     let pool: Arc<dyn MemoryPool> = match info.kind {
         DeviceKind::Cpu => budget.clone(),
         _ => CardPool::new(info.memory_total, move || card.device.memory().free),
     };
-    LocalDevice::new(host, info, pool, Arc::new(Ggml { heap, threads, steps: Arc::default() }))
+    LocalDevice::new(host, info, pool, Arc::new(Ggml(Arc::new(Engine::new(heap, name)))))
 }
 
 /// What such a device is under this name.
@@ -57,53 +57,38 @@ pub(crate) fn within(info: DeviceInfo, budget: &MemoryBudget) -> DeviceInfo {
 }
 
 /// A device.
-struct Ggml {
-    heap: Arc<Heap>,
-    threads: usize,
-    /// Nodes that it has computed.
-    steps: Arc<AtomicU64>,
-}
+struct Ggml(Arc<Engine>);
 
 impl Backend for Ggml {
     fn supports(&self, graph: &Graph, id: TensorId) -> bool {
-        Translator::new(graph, &self.heap).node(id).is_some()
+        Translator::new(graph, &self.0.heap).node(id).is_some()
     }
 
     fn context(&self, funds: Funds) -> Arc<dyn Context> {
-        let (heap, steps) = (self.heap.clone(), self.steps.clone());
-        Arc::new(GgmlContext { heap, threads: self.threads, steps, funds })
+        Arc::new(GgmlContext { engine: self.0.clone(), funds })
     }
 
     fn progress(&self) -> Option<u64> {
-        Some(self.steps.load(Ordering::Relaxed))
+        Some(self.0.steps())
     }
 }
 
 /// What one client has of it.
 struct GgmlContext {
-    heap: Arc<Heap>,
-    threads: usize,
-    steps: Arc<AtomicU64>,
+    engine: Arc<Engine>,
     funds: Funds,
 }
 
 impl Context for GgmlContext {
     fn alloc(&self, size: u64, _: Usage) -> Result<Arc<dyn Buffer>> {
-        Ok(Arc::new(GgmlBuffer::new(&self.heap, &self.funds, size)?))
+        Ok(Arc::new(GgmlBuffer::new(&self.engine.heap, &self.funds, size)?))
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {
-        Ok(Arc::new(Program::new(&self.heap, &self.funds, graph, placement)?))
+        Ok(Arc::new(Program::new(&self.engine.heap, &self.funds, graph, placement)?))
     }
 
     fn stream(&self, cancel: Arc<AtomicBool>) -> Result<Box<dyn Stream>> {
-        Ok(Box::new(GgmlStream {
-            heap: self.heap.clone(),
-            id: self.funds.info().id.as_str().into(),
-            cancel,
-            threads: self.threads,
-            steps: self.steps.clone(),
-            backend: None,
-        }))
+        Ok(Box::new(GgmlStream::new(self.engine.clone(), cancel)))
     }
 }

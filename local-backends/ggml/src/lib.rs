@@ -1,9 +1,9 @@
-//! ggml's own backends, as llama.cpp installs them, as devices of this process.
+//! ggml's own backends, as llama.cpp installs them, as devices: each in a helper, a process of its own (`apart`).
 //!
 //! `libggml-base` and the backends beside it are opened at run time, and only exported functions of `ggml.h` and `ggml-backend.h` are called:
 //! `functions` names them, `library` opens them, `devices` lists what they offer. A graph of ours becomes one of ggml's when it is compiled
 //! (`translate`, `ops`), in our memory (`memory`), with the values checked that ggml does not check (`checks`), and runs on a `stream`. Nothing
-//! outside this crate knows that the library is in this process.
+//! outside this crate knows in which process the library is.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -26,7 +26,7 @@ mod tail_tests;
 mod tensors;
 mod translate;
 
-pub use apart::{Found, find, open, run_if_helper, use_folder};
+pub use apart::{Found, find, open, run_if_helper, use_folder, why_none};
 pub use device::ggml_device;
 pub use devices::{Class, GgmlDevice, devices};
 pub use differences::{Difference, Known, known};

@@ -15,7 +15,7 @@ pub const TRIED: [&str; 3] = ["0.19.0", "0.23.0", "0.25.1"];
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
     /// No `libggml-base` lies there.
-    #[error("{}: there is no libggml-base in it; name the folder of llama.cpp's libraries in {}", .0.display(), places::VARIABLE)]
+    #[error("{}: {}", .0.display(), no_base(.0))]
     NoBase(PathBuf),
     /// Two versions of it lie there, and nothing says which one the backends are made for.
     #[error("{} and {} are two versions of ggml: keep the one that the backends beside it belong to", one.display(), other.display())]
@@ -49,6 +49,15 @@ pub enum OpenError {
         /// What is wrong with those that are there.
         problems: Vec<String>,
     },
+}
+
+/// Why there is no `libggml-base` in it.
+fn no_base(folder: &Path) -> &'static str {
+    if folder.is_file() {
+        "this is a file, not the folder of libggml-base, which llama.cpp installs"
+    } else {
+        "there is no libggml-base in it, which llama.cpp installs"
+    }
 }
 
 /// What is wrong with the backends of a folder, or that it has none.
@@ -139,11 +148,14 @@ impl Library {
     }
 }
 
-/// The backends of a folder, by name: `cpu` for all variants of one for processors, `vulkan`.
+/// The backends of a folder, one at least, by name: `cpu` for all variants of one for processors, `vulkan`.
 pub(crate) fn backends(folder: &Path) -> Result<Vec<String>, OpenError> {
     let parts = places::parts(folder).ok_or_else(|| OpenError::NoBase(folder.to_owned()))?;
     let mut names: Vec<String> = parts.into_iter().filter_map(|(part, _)| part.name().map(backend)).collect();
     names.dedup();
+    if names.is_empty() {
+        return Err(OpenError::NoBackend { folder: folder.to_owned(), problems: Vec::new() });
+    }
     Ok(names)
 }
 
@@ -163,9 +175,11 @@ fn load(file: &Path) -> Result<libloading::Library, OpenError> {
 fn registries(backends: Vec<(String, PathBuf)>) -> (Vec<Registry>, Vec<String>) {
     let (cpus, others): (Vec<_>, Vec<_>) = backends.into_iter().partition(|(name, _)| name.starts_with("cpu"));
     let opened = |(name, file): (String, PathBuf)| load(&file).map(|library| (name, library));
-    // Variants that this processor cannot run may not even load.
-    let cpu = cpus.into_iter().filter_map(|cpu| opened(cpu).ok()).max_by_key(|(_, library)| score(library));
+    // Variants that this processor cannot run may not even load: it is no problem as long as one of them does.
+    let (variants, unloaded): (Vec<_>, Vec<_>) = cpus.into_iter().map(opened).partition(std::result::Result::is_ok);
+    let cpu = variants.into_iter().flatten().max_by_key(|(_, library)| score(library));
     let cpu = cpu.filter(|(_, library)| score(library) > 0).map(Ok);
+    let cpu = cpu.or_else(|| unloaded.into_iter().next());
     let (mut found, mut problems) = (Vec::new(), Vec::new());
     for backend in cpu.into_iter().chain(others.into_iter().map(opened)) {
         match backend {

@@ -9,16 +9,20 @@ use std::sync::{Mutex, PoisonError};
 /// Lines that are kept, and bytes of a line.
 const LINES: usize = 8;
 const LINE: usize = 400;
-/// `GGML_LOG_LEVEL_WARN` and `GGML_LOG_LEVEL_ERROR`: from here on lines are kept.
+/// `GGML_LOG_LEVEL_WARN` and `GGML_LOG_LEVEL_ERROR`: such lines are kept.
 const WARN: c_int = 3;
 const ERROR: c_int = 4;
 
-/// Whether lines are printed, too: this process is a helper, and whoever has started it keeps its last lines.
+/// Whether they are printed, too: this process is a helper, and whoever has started it keeps its last lines.
 static PRINT: AtomicBool = AtomicBool::new(false);
+/// The same of all other lines.
+static PRINT_ALL: AtomicBool = AtomicBool::new(false);
 
-/// From now on warnings and errors are printed to standard error.
+/// From now on warnings and errors are printed to standard error, and everything if the program that has started this one is to tell what it does.
 pub(crate) fn print() {
     PRINT.store(true, Ordering::Relaxed);
+    let told = std::env::var("RUST_LOG").unwrap_or_default();
+    PRINT_ALL.store(told.contains("debug") || told.contains("trace"), Ordering::Relaxed);
 }
 
 /// Prints a line.
@@ -36,11 +40,11 @@ pub(crate) unsafe extern "C" fn keep(level: c_int, line: *const c_char, _: *mut 
     if line.is_empty() {
         return;
     }
-    tracing::debug!("ggml: {line}");
-    if level == WARN || level == ERROR {
-        if PRINT.load(Ordering::Relaxed) {
-            self::line(&line);
-        }
+    let is_wrong = level == WARN || level == ERROR;
+    if PRINT_ALL.load(Ordering::Relaxed) || is_wrong && PRINT.load(Ordering::Relaxed) {
+        self::line(&line);
+    }
+    if is_wrong {
         push(line);
     }
 }

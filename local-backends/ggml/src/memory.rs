@@ -30,6 +30,8 @@ pub(crate) struct Heap {
     pub(crate) weight_tail: WeightTail,
     /// Whether the host can address it.
     pub(crate) is_host: bool,
+    /// Threads of a device that runs on processors.
+    pub(crate) threads: usize,
     /// `None` for the host's memory, which any thread may touch at any time.
     calls: Option<Mutex<()>>,
 }
@@ -40,7 +42,8 @@ unsafe impl Send for Heap {}
 unsafe impl Sync for Heap {}
 
 impl Heap {
-    pub(crate) fn new(device: GgmlDevice) -> Heap {
+    /// What is known of a device, which runs on so many threads if it runs on processors.
+    pub(crate) fn new(device: GgmlDevice, threads: usize) -> Heap {
         let f = &device.library().functions;
         // SAFETY: a device of this library, and the buffer type that it gives.
         let (kind, alignment, max, is_host) = unsafe {
@@ -53,7 +56,7 @@ impl Heap {
         let max_alloc = (max as u64).min(1 << 62) & !(alignment as u64 - 1);
         let calls = if is_host && device.kind == DeviceKind::Cpu { None } else { Some(Mutex::default()) };
         let weight_tail = weight_tail(f, kind);
-        Heap { device, kind, alignment, max_alloc, weight_tail, is_host, calls }
+        Heap { device, kind, alignment, max_alloc, weight_tail, is_host, threads, calls }
     }
 
     pub(crate) fn library(&self) -> &Arc<Library> {

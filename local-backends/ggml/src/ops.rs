@@ -5,12 +5,18 @@ use crate::functions::Functions;
 use crate::tensors::{Of1, Of2, T};
 use crate::translate::Translator;
 use outboard_core::op::{BinaryKind, Cast, Clamp, Concat, FlashAttn, GluKind, NormKind, ReduceKind, Rope, UnaryKind};
-use outboard_core::{DIMS, DType, Layout, Op, TensorId};
+use outboard_core::{DIMS, DType, DeviceKind, Layout, Op, TensorId};
 
-/// Bytes of ggml's own for one node, at most: nobody pays for them.
+/// Bytes of ggml's own for one node on processors, at most: nobody pays for them. It keeps the most that a node has needed.
 const MOST_WORK: usize = 64 << 20;
-/// Elements of a row of attention, and pairs of one that is turned: ggml has some rows for each thread.
+/// Elements of a row of attention, and pairs of one that is turned, on cards.
 const MOST_ROW: usize = 1 << 16;
+/// Bytes of a block of columns that ggml makes of F32, for each element: at most those of F16.
+const OF_COLUMN: usize = size_of::<u16>();
+/// Queries, and keys, of a tile of attention, for which each thread has memory.
+const ATTENTION_TILE: usize = 64;
+/// Bytes for each expert of a product, beside the rows of each: counts and places, in lines of their own.
+const OF_EXPERT: usize = 128;
 
 /// Adds what computes node `id`. `None` if ggml, or this device, cannot.
 pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> {
@@ -39,7 +45,9 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
             glu(t, id, op.kind, sources)
         }
         Op::MulMat(_) => {
-            let sources = [t.matrix(id)?, rows(t, id, 1)?];
+            let (a, b) = (t.matrix(id)?, t.source(id, 1)?);
+            let sources = [a, t.planes(b)?];
+            works_with(t, 0, of_columns(sources[1]))?;
             of2(t, id, |f| f.ggml_mul_mat, sources)
         }
         Op::MulMatId(_) => mul_mat_id(t, id),
@@ -77,6 +85,7 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
         Op::SoftMax(op) => {
             let x = contiguous(t, id, 0)?;
             let mask = optional(t, id, 1, |t| contiguous(t, id, 1))?;
+            works_with(t, of_row(x), Some(0))?;
             let soft = t.tensors.soft_max(x, mask, op.scale)?;
             t.result(id, soft)
         }
@@ -90,6 +99,23 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
         Op::LogProb(_) | Op::Penalty(_) | Op::Sample(_) => None,
         Op::Permute(_) | Op::Reshape(_) | Op::View(_) => Some(()),
     }
+}
+
+/// `None` if ggml would need too much memory of its own for a node: so many bytes for each thread, and some for all (`ggml_graph_plan` adds them up).
+fn works_with(t: &Translator<'_>, of_thread: usize, of_all: Option<usize>) -> Option<()> {
+    let bytes = of_thread.checked_mul(t.heap.threads).and_then(|bytes| bytes.checked_add(of_all?));
+    let fits = bytes.is_some_and(|bytes| bytes <= MOST_WORK);
+    (t.heap.device.kind != DeviceKind::Cpu || fits).then_some(())
+}
+
+/// Bytes of a row as F32.
+fn of_row(x: T) -> usize {
+    x.layout.ne()[0].saturating_mul(size_of::<f32>())
+}
+
+/// Bytes of the columns of a product, as they meet weights.
+fn of_columns(x: T) -> Option<usize> {
+    x.layout.elements().checked_mul(OF_COLUMN)
 }
 
 fn contiguous(t: &mut Translator<'_>, id: TensorId, i: usize) -> Option<T> {
@@ -216,6 +242,7 @@ fn cast(t: &mut Translator<'_>, id: TensorId, to: DType) -> Option<()> {
     }
     let x = if to.is_quantized() { as_f32(t, x)? } else { x };
     let x = if x.layout.dtype().is_quantized() { t.contiguous(x)? } else { x };
+    works_with(t, of_row(x), Some(0))?;
     let cast = t.tensors.cast(x, to)?;
     t.result(id, cast)
 }
@@ -247,6 +274,7 @@ fn copy(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     } else {
         x
     };
+    works_with(t, of_row(dst), Some(0))?;
     let copied = t.tensors.of2(dst.layout, |f| f.ggml_cpy, [x, dst])?;
     t.written(copied)
 }
@@ -287,6 +315,7 @@ fn set_rows(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     }
     let ids = t.indices(id, 2, dst.layout.ne()[1], "rows")?;
     let src = t.rows(src)?;
+    works_with(t, of_row(src), Some(0))?;
     let node = t.tensors.of3(dst.layout, |f| f.ggml_set_rows, [dst, src, ids])?;
     t.written(node)
 }
@@ -302,7 +331,10 @@ fn mul_mat_id(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     if lists.is_none_or(|bytes| bytes > MOST_WORK) {
         return None;
     }
-    let (a, b, layout) = (t.matrix(id)?, rows(t, id, 1)?, t.layout(id));
+    let (a, b, layout) = (t.matrix(id)?, t.source(id, 1)?, t.layout(id));
+    let b = t.planes(b)?;
+    let beside = of_columns(b)?.checked_add(experts.checked_mul(OF_EXPERT)?);
+    works_with(t, 0, beside.and_then(|bytes| bytes.checked_add(lists?)))?;
     let product = t.tensors.of3(layout, |f| f.ggml_mul_mat_id, [a, b, ids])?;
     t.result(id, product)
 }
@@ -316,21 +348,28 @@ fn rope(t: &mut Translator<'_>, id: TensorId, op: &Rope) -> Option<()> {
     if !x.layout.ne()[0].is_multiple_of(2) || !enough || pairs > MOST_ROW {
         return None;
     }
+    works_with(t, of_row(x), Some(0))?;
     let turned = t.tensors.rope([x, pos], factors, op)?;
     t.result(id, turned)
 }
 
 fn attention(t: &mut Translator<'_>, id: TensorId, op: &FlashAttn) -> Option<()> {
-    let q = rows(t, id, 0)?;
+    let q = t.source(id, 0)?;
+    let q = t.rows_of_fours(q)?;
     let given = optional(t, id, 3, |t| t.source(id, 3))?;
     let srcs = t.graph.tensor(id).srcs();
     let src = |i: usize| srcs.get(i).copied().flatten();
     let is_limited = given.is_none() && src(4).is_some();
     let [k, v] = [1, 2].map(|i| cached(t, id, i, is_limited));
     let (k, v) = (k?, v?);
-    if k.layout.ne()[0] > MOST_ROW || v.layout.ne()[0] > MOST_ROW {
+    let (of_key, of_value) = (k.layout.ne()[0], v.layout.ne()[0]);
+    if of_key > MOST_ROW || of_value > MOST_ROW {
         return None;
     }
+    // A tile of queries, keys, values and what becomes of them; of one query, what each thread has of every head.
+    let tile = 2 * ATTENTION_TILE * (of_key + of_value + ATTENTION_TILE);
+    let heads = q.layout.ne()[2].checked_mul(of_value + 2)?.checked_add(of_key + 2 * of_value)?;
+    works_with(t, tile.max(heads).checked_mul(size_of::<f32>())?, Some(0))?;
     // The host reads them; elements that share their bytes would be many more than somebody has paid for.
     if [4, 6, 7].into_iter().filter_map(src).any(|id| !t.layout(id).is_disjoint()) {
         return None;
@@ -349,6 +388,10 @@ fn attention(t: &mut Translator<'_>, id: TensorId, op: &FlashAttn) -> Option<()>
         (Some(given), None) => Some(half(t, given)?),
         (Some(given), Some(seen)) => Some(both(t, given, seen)?),
     };
+    // Without a mask it caps what is behind the last key as well, which is then no longer left out.
+    if op.softcap != 0.0 && mask.is_none() {
+        return None;
+    }
     let sinks = optional(t, id, 5, |t| contiguous(t, id, 5))?;
     let layout = t.layout(id);
     let out = t.tensors.attention(layout, [q, k, v], [mask, sinks], op.scale, op.softcap)?;
@@ -360,11 +403,11 @@ fn cached(t: &mut Translator<'_>, id: TensorId, i: usize, is_limited: bool) -> O
     let all = t.source(id, i)?;
     let [n0, n1, n2, n3] = all.layout.ne();
     if !is_limited || n1 <= t.most_keys {
-        return t.rows(all);
+        return t.rows_of_fours(all);
     }
     let part = Layout::strided(all.layout.dtype(), [n0, t.most_keys, n2, n3], all.layout.nb()).ok()?;
     let part = t.note_view(|tensors| tensors.view(all, part, 0))?;
-    t.rows(part)
+    t.rows_of_fours(part)
 }
 
 /// A mask as contiguous F16.

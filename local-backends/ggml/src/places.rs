@@ -48,8 +48,11 @@ pub(crate) fn parts(folder: &Path) -> Option<Vec<(Part, PathBuf)>> {
     let folders = std::iter::once(folder).chain(below.iter().map(PathBuf::as_path));
     let files = folders.filter_map(|folder| std::fs::read_dir(folder).ok()).flatten();
     let files = files.filter_map(|file| file.ok()?.path().into());
-    let mut parts: Vec<(Part, PathBuf)> =
-        files.filter_map(|path: PathBuf| Some((part(path.file_name()?)?, path))).collect();
+    // What is no file, such as a pipe, would be waited for.
+    let mut parts: Vec<(Part, PathBuf)> = files
+        .filter_map(|path: PathBuf| Some((part(path.file_name()?)?, path)))
+        .filter(|(_, path)| path.is_file())
+        .collect();
     parts.sort_by_key(|(part, path)| (part.clone(), path.as_os_str().len()));
     parts.dedup_by(|later, first| later.0 == first.0);
     (parts.first()?.0 == Part::Base).then_some(parts)

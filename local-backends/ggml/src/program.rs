@@ -231,7 +231,7 @@ fn masks(translator: &Translator<'_>) -> Vec<Mask> {
 
 impl Translated {
     fn of(translator: Translator<'_>) -> Translated {
-        let kept = translator.scratch_most.next_multiple_of(translator.room() as u64);
+        let kept = translator.scratch_most.next_multiple_of(translator.alignment() as u64);
         let needed = kept + translator.kept;
         let Translator { tensors, places, pieces, .. } = translator;
         Translated { tensors, places, pieces, kept, needed }

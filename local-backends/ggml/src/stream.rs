@@ -8,54 +8,87 @@ use bytes::Bytes;
 use outboard_core::local::{Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Result, Slice};
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 /// `GGML_STATUS_ABORTED`.
 const ABORTED: i32 = 1;
 
-pub(crate) struct GgmlStream {
+/// What computes on a device, for all of its queues: ggml keeps working memory for each stream of its own, of which nobody pays for any.
+pub(crate) struct Engine {
     pub(crate) heap: Arc<Heap>,
     /// The device's id.
-    pub(crate) id: Arc<str>,
-    pub(crate) cancel: Arc<AtomicBool>,
-    /// Threads of a device that runs on processors.
-    pub(crate) threads: usize,
+    id: Arc<str>,
     /// Nodes that the device has computed.
-    pub(crate) steps: Arc<AtomicU64>,
-    pub(crate) backend: Option<Compute>,
+    steps: Arc<AtomicU64>,
+    /// Open as long as a queue has it.
+    open: Mutex<Weak<Compute>>,
 }
 
-/// A stream of the library, of one thread at a time.
-pub(crate) struct Compute {
+impl Engine {
+    pub(crate) fn new(heap: Arc<Heap>, id: &str) -> Engine {
+        Engine { heap, id: id.into(), steps: Arc::default(), open: Mutex::default() }
+    }
+
+    /// Nodes that the device has computed.
+    pub(crate) fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    fn compute(&self) -> Result<Arc<Compute>> {
+        let mut open = lock(&self.open);
+        if let Some(compute) = open.upgrade() {
+            return Ok(compute);
+        }
+        let compute = Arc::new(Compute::open(&self.heap, &self.id, self.steps.clone())?);
+        *open = Arc::downgrade(&compute);
+        Ok(compute)
+    }
+
+    fn failed(&self, status: i32) -> Error {
+        if status == ABORTED {
+            return Error::Cancelled;
+        }
+        let detail = format!("ggml cannot compute a graph (status {status}){}", log::last_words());
+        Error::Device { device: self.id.to_string(), op: None, detail }
+    }
+}
+
+/// A stream of the library.
+struct Compute {
     heap: Arc<Heap>,
     backend: Object,
     /// It calls back behind every node, and the callback counts them.
     counts_nodes: bool,
     /// What its abort callback has.
-    _watch: Arc<Watch>,
+    watch: Arc<Watch>,
+    /// Whoever runs a graph on it has it.
+    running: Mutex<()>,
 }
 
 /// What a backend that asks after every node is given to ask.
 struct Watch {
-    cancel: Arc<AtomicBool>,
+    /// Of the run that there is now.
+    cancel: Mutex<Arc<AtomicBool>>,
     steps: Arc<AtomicU64>,
 }
 
-// SAFETY: it is used by the thread that has it, and may move to another.
+// SAFETY: a stream of the library may be used from any thread, by one at a time: whoever has `running`.
 unsafe impl Send for Compute {}
+// SAFETY: as above.
+unsafe impl Sync for Compute {}
 
 /// Notes that a node was computed, and says whether the graph is not wanted any more.
 unsafe extern "C" fn is_cancelled(watch: *mut c_void) -> bool {
-    // SAFETY: what was given with the callback, which the stream keeps as long as the backend.
+    // SAFETY: what was given with the callback, which is kept as long as the backend.
     let watch = unsafe { &*watch.cast::<Watch>() };
     watch.steps.fetch_add(1, Ordering::Relaxed);
-    watch.cancel.load(Ordering::Relaxed)
+    lock(&watch.cancel).load(Ordering::Relaxed)
 }
 
 impl Compute {
-    fn open(heap: &Arc<Heap>, id: &str, threads: usize, watch: Watch) -> Result<Compute> {
+    fn open(heap: &Arc<Heap>, id: &str, steps: Arc<AtomicU64>) -> Result<Compute> {
         let _order = heap.lock();
         // SAFETY: a device of this library; no parameters.
         let backend =
@@ -64,8 +97,8 @@ impl Compute {
             let detail = format!("ggml cannot open it{}", log::last_words());
             return Err(Error::Device { device: id.to_owned(), op: None, detail });
         }
-        let (device, watch) = (&heap.device, Arc::new(watch));
-        let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+        let (device, watch) = (&heap.device, Arc::new(Watch { cancel: Mutex::default(), steps }));
+        let threads = i32::try_from(heap.threads).unwrap_or(i32::MAX);
         // SAFETY: ggml-backend.h says what the functions of these names are; what is watched lives as long as the stream.
         let counts_nodes = unsafe {
             let set_threads = device.extra(c"ggml_backend_set_n_threads");
@@ -80,11 +113,13 @@ impl Compute {
             }
             !set_abort.is_null()
         };
-        Ok(Compute { heap: heap.clone(), backend, counts_nodes, _watch: watch })
+        Ok(Compute { heap: heap.clone(), backend, counts_nodes, watch, running: Mutex::default() })
     }
 
-    /// Runs a graph to its end.
-    fn run(&self, graph: Object) -> std::result::Result<(), i32> {
+    /// Runs a graph to its end, or until it is cancelled.
+    fn run(&self, graph: Object, cancel: &Arc<AtomicBool>) -> std::result::Result<(), i32> {
+        let _alone = lock(&self.running);
+        *lock(&self.watch.cancel) = cancel.clone();
         let _order = self.heap.lock();
         // SAFETY: a graph whose tensors have their places in memory of this device, run by one thread at a time.
         match unsafe { (self.heap.library().functions.ggml_backend_graph_compute)(self.backend, graph) } {
@@ -102,38 +137,37 @@ impl Drop for Compute {
     }
 }
 
+pub(crate) struct GgmlStream {
+    engine: Arc<Engine>,
+    cancel: Arc<AtomicBool>,
+    /// Once it has run a graph.
+    compute: Option<Arc<Compute>>,
+}
+
 impl GgmlStream {
-    fn failed(&self, status: i32) -> Error {
-        if status == ABORTED {
-            return Error::Cancelled;
-        }
-        let detail = format!("ggml cannot compute a graph (status {status}){}", log::last_words());
-        Error::Device { device: self.id.to_string(), op: None, detail }
+    pub(crate) fn new(engine: Arc<Engine>, cancel: Arc<AtomicBool>) -> GgmlStream {
+        GgmlStream { engine, cancel, compute: None }
     }
 
     fn run(&mut self, program: &Program) -> Result<Span> {
         let mut parts = program.lock();
-        let compute = match self.backend.take() {
+        let engine = &self.engine;
+        let compute = match self.compute.take() {
             Some(open) => open,
-            None => {
-                let watch = Watch { cancel: self.cancel.clone(), steps: self.steps.clone() };
-                Compute::open(&self.heap, &self.id, self.threads, watch)?
-            }
+            None => engine.compute()?,
         };
-        let compute = self.backend.insert(compute);
+        let compute = self.compute.insert(compute);
         let start = Instant::now();
         let version = program.version(&mut parts, &self.cancel)?;
         for piece in &version.pieces {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
-            let ran =
-                program.prepare(version, piece, &self.id, &self.cancel)?.map_or(Ok(()), |graph| compute.run(graph));
-            if let Err(status) = ran {
-                return Err(self.failed(status));
-            }
+            let graph = program.prepare(version, piece, &engine.id, &self.cancel)?;
+            let ran = graph.map_or(Ok(()), |graph| compute.run(graph, &self.cancel));
+            ran.map_err(|status| engine.failed(status))?;
             if !compute.counts_nodes {
-                self.steps.fetch_add(piece.count, Ordering::Relaxed);
+                engine.steps.fetch_add(piece.count, Ordering::Relaxed);
             }
         }
         Ok(Span { start, end: Instant::now() })
@@ -169,4 +203,9 @@ impl Stream for GgmlStream {
     fn reaches(&self, _: &Slice) -> bool {
         false
     }
+}
+
+/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

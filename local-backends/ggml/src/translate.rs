@@ -191,6 +191,11 @@ impl<'g> Translator<'g> {
     /// A view with any strides. A stride of 0 becomes a copy, because ggml has none.
     fn view(&mut self, root: T, layout: Layout, offset: usize) -> Option<T> {
         let (ne, nb, dtype) = (layout.ne(), layout.nb(), layout.dtype());
+        // Its kernels count strides in blocks.
+        let is_whole = |bytes: usize| bytes.is_multiple_of(dtype.block_bytes());
+        if dtype.is_quantized() && !((0..DIMS).all(|d| ne[d] == 1 || is_whole(nb[d])) && is_whole(offset)) {
+            return None;
+        }
         let repeats = |d: usize| ne[d] > 1 && nb[d] == 0;
         if (0..DIMS).any(repeats) {
             if dtype.is_quantized() {
@@ -242,6 +247,19 @@ impl<'g> Translator<'g> {
         if dense && self.is_aligned(t) { Some(t) } else { self.copied(t) }
     }
 
+    /// The same for attention: kernels of cards read four elements at a time, and take strides as so many fours.
+    pub(crate) fn rows_of_fours(&mut self, t: T) -> Option<T> {
+        let (ne, nb, dtype) = (t.layout.ne(), t.layout.nb(), t.layout.dtype());
+        let is_fours = dtype.is_quantized() || (1..DIMS).all(|d| ne[d] == 1 || nb[d].is_multiple_of(4 * nb[0]));
+        if self.heap.is_host || is_fours { self.rows(t) } else { self.copied(t) }
+    }
+
+    /// The same for products: kernels of cards take planes to lie one behind the other where rows do.
+    pub(crate) fn planes(&mut self, t: T) -> Option<T> {
+        let [.., n2, n3] = t.layout.ne();
+        if self.heap.is_host || n2 * n3 == 1 { self.rows(t) } else { self.contiguous(t) }
+    }
+
     fn copied(&mut self, t: T) -> Option<T> {
         let dtype = t.layout.dtype();
         if dtype.is_quantized() {
@@ -265,7 +283,7 @@ impl<'g> Translator<'g> {
     pub(crate) fn matrix(&mut self, node: TensorId) -> Option<T> {
         let id = self.graph.tensor(node).srcs().first().copied().flatten()?;
         let source = self.tensor(id)?;
-        let x = self.rows(source)?;
+        let x = self.planes(source)?;
         let end = x.offset.checked_add(self.tensors.bytes_of(x))?;
         // What was copied is padded by its own place, and is not of blocks.
         let is_inside = !x.layout.dtype().is_quantized() || end <= self.room_of(self.graph.tensor(id).root());
@@ -274,7 +292,7 @@ impl<'g> Translator<'g> {
 
     /// A node whose result is an intermediate of ggml's alone.
     pub(crate) fn scratch_node(&mut self, t: T) -> Option<T> {
-        let at = self.scratch.next_multiple_of(self.room() as u64);
+        let at = self.scratch.next_multiple_of(self.alignment() as u64);
         self.scratch = at.checked_add(self.tensors.bytes_of(t) as u64)?;
         self.scratch_most = self.scratch_most.max(self.scratch);
         self.add(t, Place::Scratch(at))
@@ -302,8 +320,8 @@ impl<'g> Translator<'g> {
         Some(t)
     }
 
-    /// Alignment of scratch memory.
-    pub(crate) fn room(&self) -> usize {
+    /// What tensors in scratch memory begin at multiples of.
+    pub(crate) fn alignment(&self) -> usize {
         self.heap.alignment.max(64)
     }
 
@@ -322,8 +340,7 @@ impl<'g> Translator<'g> {
             return Some(t);
         }
         let layout = Layout::contiguous(DType::I32, self.layout(source).ne()).ok()?;
-        let t = self.kept(layout)?;
-        let to = self.last_kept()?;
+        let (t, to) = self.kept(layout)?;
         self.piece.jobs.push(Job::Indices(Indices { node, source, bound, of, to }, t));
         Some(t)
     }
@@ -338,25 +355,19 @@ impl<'g> Translator<'g> {
         if let Some(t) = self.made(same, mask.sources().all(|id| self.is_constant(id))) {
             return Some(t);
         }
-        let t = self.kept(layout)?;
-        mask.to = self.last_kept()?;
+        let (t, to) = self.kept(layout)?;
+        mask.to = to;
         self.piece.jobs.push(Job::Mask(mask, t));
         Some(t)
     }
 
-    fn kept(&mut self, layout: Layout) -> Option<T> {
+    /// A tensor that is written before its piece runs, and where it lies in that memory.
+    fn kept(&mut self, layout: Layout) -> Option<(T, u64)> {
         let t = self.tensors.leaf(layout)?;
-        let at = self.kept.next_multiple_of(self.room() as u64);
+        let at = self.kept.next_multiple_of(self.alignment() as u64);
         self.kept = at.checked_add(self.tensors.bytes_of(t) as u64)?;
         self.places.push((t.object(), Place::Kept(at)));
-        Some(t)
-    }
-
-    fn last_kept(&self) -> Option<u64> {
-        match self.places.last()?.1 {
-            Place::Kept(at) => Some(at),
-            _ => None,
-        }
+        Some((t, at))
     }
 }
 

@@ -4,8 +4,10 @@
 
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{Argsort, Cpy, FlashAttn, GetRows, MulMat, MulMatId, Order, Rope, RopeMode, SetRows, View};
-use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, Usage};
+use outboard_core::op::{
+    Argsort, Cast, Cpy, FlashAttn, GetRows, MulMat, MulMatId, Order, Rope, RopeMode, SetRows, SoftMax, View,
+};
+use outboard_core::{DType, Device, Error, Graph, GraphBuilder, Host, Placement, Slice, TensorId, Usage};
 use outboard_ggml::{Library, OpenError, VARIABLE, find, open};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
@@ -263,17 +265,134 @@ fn what_ggml_has_not_is_said_before_it_runs() {
     assert_eq!(error, "ggml:CPU does not support ARGSORT order");
 }
 
+/// Whether the device takes the last node of a graph.
+fn takes(device: &dyn Device, make: impl FnOnce(&mut GraphBuilder) -> TensorId) -> bool {
+    let mut g = GraphBuilder::new();
+    let last = make(&mut g);
+    g.output(last);
+    device.supports(&g.finish().unwrap()).unwrap().contains(last)
+}
+
+/// Nobody pays for what ggml needs beside tensors, and a client says how large they are.
+#[test]
+fn what_ggml_would_need_much_memory_for_is_left_to_others() {
+    let Some(device) = cpu() else { return };
+    let takes = |make: &dyn Fn(&mut GraphBuilder) -> TensorId| takes(device.as_ref(), make);
+    let f32 = |g: &mut GraphBuilder, name: &str, ne: &[usize]| g.input(name, DType::F32, ne).unwrap();
+    for (columns, fits) in [(1 << 12, true), (1 << 14, false)] {
+        let product = |g: &mut GraphBuilder| {
+            let a = g.weight("a", DType::F16, &[4096, 1]).unwrap();
+            let b = f32(g, "b", &[4096, columns]);
+            g.push(MulMat, &[a, b]).unwrap()
+        };
+        assert_eq!(takes(&product), fits, "{columns} columns");
+    }
+    for (n, fits) in [(1 << 20, true), (1 << 24, false)] {
+        let soft_max = |g: &mut GraphBuilder| {
+            let x = f32(g, "x", &[n]);
+            g.push(SoftMax { scale: 1.0 }, &[x]).unwrap()
+        };
+        assert_eq!(takes(&soft_max), fits, "a softmax of {n}");
+        let cast = |g: &mut GraphBuilder| {
+            let x = f32(g, "x", &[n]);
+            g.push(Cast { dtype: DType::Q8_0 }, &[x]).unwrap()
+        };
+        assert_eq!(takes(&cast), fits, "a cast of {n}");
+    }
+    for (experts, fits) in [(128, true), (1 << 20, false)] {
+        let product = |g: &mut GraphBuilder| {
+            let a = g.weight("a", DType::F32, &[1, 1, experts]).unwrap();
+            let (b, ids) = (f32(g, "b", &[1, 1, 1]), g.input("ids", DType::I32, &[1, 1]).unwrap());
+            g.push(MulMatId, &[a, b, ids]).unwrap()
+        };
+        assert_eq!(takes(&product), fits, "{experts} experts");
+    }
+    for (d, fits) in [(128, true), (1 << 16, false)] {
+        let attention = |g: &mut GraphBuilder| {
+            let [q, k, v] = ["q", "k", "v"].map(|name| f32(g, name, &[d, 64, 1]));
+            let op = FlashAttn { scale: 1.0, window: 0, softcap: 0.0, block: 0 };
+            g.push_opt(op, &[Some(q), Some(k), Some(v), None, None, None]).unwrap()
+        };
+        assert_eq!(takes(&attention), fits, "heads of {d}");
+    }
+}
+
+/// Rows of blocks that do not begin at whole blocks, which its kernels round to some; a cap of logits without a mask, which they lay on what is
+/// behind the last key.
+#[test]
+fn what_ggml_would_compute_wrongly_is_left_to_others() {
+    let Some(device) = cpu() else { return };
+    for (apart, fits) in [(34, true), (1, false)] {
+        let product = |g: &mut GraphBuilder| {
+            let root = g.weight("root", DType::Q8_0, &[32 * 200]).unwrap();
+            let row = 8 * 34;
+            let nb = [34, row + apart, 16 * (row + apart), 16 * (row + apart)];
+            let a = g.push(View { ne: [256, 16, 1, 1], nb, offset: 0 }, &[root]).unwrap();
+            let b = g.input("b", DType::F32, &[256, 4]).unwrap();
+            g.push(MulMat, &[a, b]).unwrap()
+        };
+        assert_eq!(takes(device.as_ref(), product), fits, "{apart} bytes apart");
+    }
+    for (softcap, fits) in [(0.0, true), (5.0, false), (-5.0, false)] {
+        let attention = |g: &mut GraphBuilder| {
+            let [q, k, v] = ["q", "k", "v"].map(|name| g.input(name, DType::F32, &[64, 70, 1]).unwrap());
+            let op = FlashAttn { scale: 1.0, window: 0, softcap, block: 0 };
+            g.push_opt(op, &[Some(q), Some(k), Some(v), None, None, None]).unwrap()
+        };
+        assert_eq!(takes(device.as_ref(), attention), fits, "a cap of {softcap}");
+    }
+}
+
+/// ggml keeps what its largest graph has needed: 32 MiB here, once, and not for each queue.
+#[cfg(target_os = "linux")]
+#[test]
+fn queues_share_what_ggml_needs_beside_tensors() {
+    let Some(device) = cpu() else { return };
+    let mut g = GraphBuilder::new();
+    let a = g.weight("a", DType::F16, &[4096, 1]).unwrap();
+    let b = g.input("b", DType::F32, &[4096, 4096]).unwrap();
+    let product = g.push(MulMat, &[a, b]).unwrap();
+    g.output(product);
+    let graph = Arc::new(g.finish().unwrap());
+    let sizes = [(a, 2 * 4096), (b, 4 * 4096 * 4096), (product, 4 * 4096)];
+    let mut places = vec![None; graph.ids().count()];
+    for (id, size) in sizes {
+        places[id.index()] = Some(Slice::whole(device.alloc(size, Usage::Any).unwrap()));
+    }
+    let placement = Placement::new(&graph, device.as_ref(), places).unwrap();
+    let executable = device.compile(graph, placement).unwrap();
+    let run = || {
+        let queue = device.queue().unwrap();
+        queue.execute(&executable).unwrap();
+        queue.finish(WAIT).unwrap();
+        queue
+    };
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().trim().to_owned();
+        line.trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    };
+    let first = run();
+    let before = resident();
+    let others: Vec<_> = (0..10).map(|_| run()).collect();
+    let more = resident().saturating_sub(before);
+    assert!(more < 160 << 20, "{} MiB more with ten queues more", more >> 20);
+    drop((first, others));
+}
+
 #[test]
 fn a_folder_that_is_no_ggml_is_said_in_a_line() {
     let none = Library::open(Path::new("/nowhere"), None).unwrap_err();
     assert_eq!(none, OpenError::NoBase("/nowhere".into()));
-    assert!(none.to_string().contains(VARIABLE), "{none}");
+    assert_eq!(none.to_string(), "/nowhere: there is no libggml-base in it, which llama.cpp installs");
     let folder = std::env::temp_dir().join(format!("outboard-ggml-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let base = folder.join(format!("{}ggml-base{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX));
     std::fs::write(&base, "no library").unwrap();
     let error = Library::open(&folder, None).unwrap_err();
     assert!(matches!(&error, OpenError::Load { file, .. } if *file == base), "{error}");
+    let error = Library::open(&base, None).unwrap_err().to_string();
+    assert!(error.ends_with("this is a file, not the folder of libggml-base, which llama.cpp installs"), "{error}");
     let other = base.with_extension("so.0.23.0");
     std::fs::write(&other, "no library either").unwrap();
     let error = Library::open(&folder, None).unwrap_err();

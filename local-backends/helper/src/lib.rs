@@ -26,7 +26,7 @@ mod stream;
 
 pub use device::helper_device;
 pub use launch::{Launch, Offer, Offers, StartLimit, this_program};
-pub use serve::serve;
+pub use serve::{end_with_the_other_side, serve};
 
 /// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

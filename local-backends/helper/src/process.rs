@@ -28,6 +28,8 @@ const LINES: usize = 6;
 const LINE: usize = 300;
 /// How often a wait looks whether it is still wanted. Answers wake it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// When a helper that has not said yet what it has is worth a line.
+const SLOW_START: Duration = Duration::from_secs(5);
 /// For the last lines of a helper that has ended.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
@@ -62,6 +64,8 @@ struct Inner {
     heard: Mutex<Instant>,
     /// Why this process has ended it.
     killed: Mutex<Option<Killed>>,
+    /// It has said what it has, and is needed: its end is news.
+    is_needed: AtomicBool,
 }
 
 /// Why a helper was ended.
@@ -107,6 +111,7 @@ impl Process {
             free: AtomicU64::new(u64::MAX),
             heard: Mutex::new(Instant::now()),
             killed: Mutex::default(),
+            is_needed: AtomicBool::new(false),
         });
         let process = Arc::new(Process { inner: inner.clone() });
         let (listener, last_lines) = sync_channel(1);
@@ -125,15 +130,9 @@ impl Process {
             reading.end(why, &last_lines);
         };
         thread("answers").spawn(read).map_err(failed("heard"))?;
-        match greeted.recv_timeout(launch.start) {
-            Ok(greeting) => Ok((process, greeting?)),
-            Err(RecvTimeoutError::Timeout) => {
-                inner
-                    .kill(Killed::Fault(format!("in {:.0} s it has not said what it has", launch.start.as_secs_f64())));
-                Err(inner.until_ended())
-            }
-            Err(_) => Err(inner.until_ended()),
-        }
+        let greeting = inner.greeting(&greeted, launch.start)?;
+        inner.is_needed.store(true, Ordering::Relaxed);
+        Ok((process, greeting))
     }
 
     /// The error of everything that lived in it, if it has ended.
@@ -189,9 +188,16 @@ impl Process {
             match pending.wait_more(time) {
                 Some(reply) => return reply,
                 None if !is_wanted => return Err(Error::Cancelled),
-                None => self.inner.end_if_silent(start),
+                None => self.look(start),
             }
         }
+    }
+
+    /// To be called now and then by whoever has waited since `start`: ends a helper that says nothing for too long, and finds out that one has ended
+    /// whose socket others have.
+    pub(crate) fn look(&self, start: Instant) {
+        self.inner.end_if_silent(start);
+        self.inner.look_whether_it_lives();
     }
 
     /// Changes while the device works.
@@ -207,6 +213,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        self.inner.is_needed.store(false, Ordering::Relaxed);
         let _ = self.inner.socket.shutdown(Shutdown::Both);
     }
 }
@@ -221,6 +228,29 @@ impl fmt::Display for Killed {
 }
 
 impl Inner {
+    /// What it says first, within this time.
+    fn greeting(&self, greeted: &Receiver<Result<Hello>>, most: Duration) -> Result<Hello> {
+        let start = Instant::now();
+        let mut is_slow = false;
+        loop {
+            match greeted.recv_timeout(LOOK_AGAIN) {
+                Ok(greeting) => return greeting,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.until_ended()),
+                Err(RecvTimeoutError::Timeout) => self.look_whether_it_lives(),
+            }
+            let took = start.elapsed();
+            if took > most {
+                self.kill(Killed::Fault(format!("in {:.0} s it has not said what it has", most.as_secs_f64())));
+                return Err(self.until_ended());
+            }
+            if took > SLOW_START && !is_slow {
+                is_slow = true;
+                let [took, most] = [took, most].map(|time| time.as_secs());
+                tracing::warn!("{}: its driver has not said for {took} s what it has; it is given {most} s", self.name);
+            }
+        }
+    }
+
     fn call(&self, request: Request, bytes: &[u8], in_flight: InFlight) -> Pending<Reply> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (to, pending) = Pending::new(self.name.as_str());
@@ -319,6 +349,13 @@ impl Inner {
         }
     }
 
+    /// Whoever it has started may keep its socket open, so that its end does not show there.
+    fn look_whether_it_lives(&self) {
+        if let Ok(Some(_)) = lock(&self.child).try_wait() {
+            let _ = self.socket.shutdown(Shutdown::Both);
+        }
+    }
+
     fn kill(&self, why: Killed) {
         lock(&self.killed).get_or_insert(why);
         // It may have ended already.
@@ -336,7 +373,12 @@ impl Inner {
         let silence = if let Some(Killed::Silence(time)) = killed { Some(time) } else { None };
         let why = killed.map(|killed| killed.to_string()).or(why);
         let detail = self.last_words(why, status);
-        tracing::debug!("{}: {detail}", self.name);
+        // Whoever has started one that says nothing, or needs it no more, knows.
+        if self.is_needed.load(Ordering::Relaxed) {
+            tracing::warn!("{}: {detail}", self.name);
+        } else {
+            tracing::debug!("{}: {detail}", self.name);
+        }
         let error = Error::Peer { endpoint: self.name.clone(), detail };
         let waiting = {
             let mut calls = lock(&self.calls);

@@ -18,6 +18,8 @@ use outboard_core::{
 use outboard_proto::device::{self, usage_from_name};
 use outboard_proto::v1;
 use outboard_proto::{error::to_wire, graph};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Signal, getpid, kill_process};
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::os::fd::AsFd;
@@ -32,6 +34,27 @@ use std::time::Duration;
 const TELL: Duration = Duration::from_millis(100);
 /// For the other side to pay: it looks at counters.
 const PAYS: Duration = Duration::from_secs(60);
+
+/// For what ends by itself when the other side has gone away.
+const ENDS: Duration = Duration::from_secs(5);
+
+/// From now on this process ends when the other side goes away, whatever its driver is at. To be called before one is opened: its initialisers may
+/// hang, too.
+///
+/// # Errors
+/// Standard input is none, or there is no thread for it.
+pub fn end_with_the_other_side() -> io::Result<()> {
+    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let watch = move || {
+        // That there is nobody any more is told without being asked for.
+        let mut ends = [PollFd::new(&socket, PollFlags::empty())];
+        while poll(&mut ends, None).is_err() {}
+        std::thread::sleep(ENDS);
+        // Not through the handlers of libraries, which may hang.
+        let _ = kill_process(getpid(), Signal::KILL);
+    };
+    Builder::new().name("other side".into()).spawn(watch).map(drop)
+}
 
 /// Serves the process that has started this one, over standard input: says what there is, and does what it is asked for on `device`, if there is
 /// one, until the other side goes away. Does not return before.

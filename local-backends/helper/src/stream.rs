@@ -12,7 +12,7 @@ use outboard_proto::device::slice;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of writes under way, at most.
 const WINDOW: usize = 8 * PIECE;
@@ -120,6 +120,7 @@ fn kept(slice: &Slice) -> Kept {
 
 impl Stream for HelperStream {
     fn write(&mut self, dst: &Slice, data: Bytes) -> Result<Outcome<()>> {
+        let start = Instant::now();
         let mut last = None;
         let mut at = 0;
         while at < data.len() {
@@ -127,6 +128,7 @@ impl Stream for HelperStream {
             let place = dst.part(at as u64, piece.len() as u64)?;
             at += piece.len();
             let room = self.window.take(piece.len(), || {
+                self.process.look(start);
                 let wanted = !self.cancel.load(Ordering::Relaxed);
                 if wanted { self.process.check() } else { Err(Error::Cancelled) }
             })?;

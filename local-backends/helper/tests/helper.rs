@@ -14,9 +14,12 @@ use outboard_core::{
     Usage,
 };
 use outboard_detached::{DetachedOptions, detached_device};
-use outboard_helper::{Launch, Offer, Offers, StartLimit, helper_device, serve};
+use outboard_helper::{Launch, Offer, Offers, StartLimit, end_with_the_other_side, helper_device, serve};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -32,6 +35,16 @@ fn helper_process() {
         "refuses" => {
             let why = Error::Request("there is no card here".into());
             return serve(Err(why), None).unwrap();
+        }
+        // What a driver's initialiser may do.
+        "hangs" => {
+            end_with_the_other_side().unwrap();
+            std::thread::sleep(Duration::from_secs(3600));
+            return;
+        }
+        "leaves a process" => {
+            Command::new("sleep").arg("20").spawn().unwrap();
+            std::process::abort();
         }
         "dies" => {
             eprintln!("the driver is too old");
@@ -101,7 +114,7 @@ fn client(device: &LocalDevice, bytes: u64) -> (Arc<dyn Device>, Arc<FixedPool>)
 }
 
 /// Waits for what comes soon.
-fn until(is_so: impl Fn() -> bool) {
+fn until(mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + WAIT;
     while !is_so() {
         assert!(Instant::now() < end, "it does not come");
@@ -258,6 +271,40 @@ fn a_hang_ends_the_helper() {
     std::thread::sleep(Duration::from_millis(200));
     drop(queue);
     assert!(next.resume().is_err());
+}
+
+/// Of a long write the first piece hangs, so that there is no room for the last ones, and nothing else is waited for.
+#[test]
+fn a_hang_in_a_long_write_ends_the_helper() {
+    let device = open("faulty", None);
+    let whole = Slice::whole(device.alloc(20 << 20, Usage::Any).unwrap());
+    let queue = device.queue().unwrap();
+    let mut bytes = vec![0; 20 << 20];
+    bytes[..faulty::HANGS.len()].copy_from_slice(faulty::HANGS);
+    queue.write(&whole, bytes.into()).unwrap();
+    let error = queue.finish(WAIT).unwrap_err().to_string();
+    assert!(error.contains("its process was ended: it has said nothing for 2 s"), "{error}");
+}
+
+#[test]
+fn a_helper_ends_with_who_has_started_it_whatever_its_driver_is_at() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["helper_process", "--exact", "--nocapture"]).env(KIND, "hangs");
+    let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().unwrap();
+    drop(command);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(child.try_wait().unwrap().is_none(), "it lives as long as we do");
+    drop(ours);
+    until(|| child.try_wait().unwrap().is_some());
+}
+
+#[test]
+fn what_a_helper_leaves_behind_does_not_hide_its_end() {
+    let start = Instant::now();
+    let error = launch("leaves a process").offers("card").unwrap_err().to_string();
+    assert!(error.contains("signal: 6"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(15), "the process that it has left lives for 20 s");
 }
 
 #[test]

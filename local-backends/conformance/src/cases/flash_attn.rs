@@ -192,6 +192,22 @@ fn layouts(s: &mut Suite) {
                 attention(m, PLAIN, [q, k, v], [None, Some(pos), None])
             });
         }
+        if dtype.is_float() {
+            s.add(format!("{dtype} tokens=70 garbage behind the last position"), Check::PRODUCT, |m| {
+                let q = m.f32(&[64, 70, 6])?;
+                let k = m.input(dtype, &[64, 90, 2], Fill::NanFrom(71))?;
+                let v = m.input(dtype, &[64, 90, 2], Fill::NanFrom(71))?;
+                let pos = m.i32(&[70], Fill::Ints((1..71).collect()))?;
+                attention(m, PLAIN, [q, k, v], [None, Some(pos), None])
+            });
+            s.add(format!("{dtype} rows an element apart"), Check::PRODUCT, |m| {
+                let q = m.part(LeafKind::Input, DType::F32, [64, 5, 4, 1], [65, 5, 4, 1])?;
+                let k = m.part(LeafKind::Input, dtype, [64, 19, 2, 1], [65, 19, 2, 1])?;
+                let v = m.part(LeafKind::Input, dtype, [64, 19, 2, 1], [65, 19, 2, 1])?;
+                let pos = m.i32(&[5], Fill::Integers(5, 19))?;
+                attention(m, PLAIN, [q, k, v], [None, Some(pos), None])
+            });
+        }
         s.add(format!("{dtype} padded"), Check::PRODUCT, |m| {
             let q = m.padded_f32([64, 5, 4, 1])?;
             let k = m.padded(LeafKind::Input, dtype, [64, 19, 2, 1], Fill::Uniform(-1.0, 1.0))?;

@@ -75,6 +75,16 @@ pub(super) fn cases(s: &mut Suite) {
             m.push(MulMat, &[k, q])
         });
     }
+    for a in [DType::F32, DType::F16, DType::Q8_0] {
+        for n in [1, 16] {
+            // The first rows of each plane, which are dense.
+            s.add(format!("{a} planes apart, {n} columns"), Check::PRODUCT, |m| {
+                let w = m.part(LeafKind::Weight, a, [256, 3, 2, 1], [256, 5, 2, 1])?;
+                let b = m.part(LeafKind::Input, DType::F32, [256, n, 2, 1], [256, n + 1, 2, 1])?;
+                m.push(MulMat, &[w, b])
+            });
+        }
+    }
     for a in [DType::F16, DType::BF16, DType::Q4_0, DType::Q8_0, DType::MXFP4, DType::Q4_K, DType::Q6_K] {
         s.add(format!("{a} many activations beyond f16"), Check::PRODUCT, |m| {
             let w = m.weight(a, &[512, 70])?;

@@ -23,6 +23,12 @@ pub(super) fn cases(s: &mut Suite) {
             let ids = m.push(View { ne: [2, 5, 1, 1], nb: [4, 16, 80, 80], offset: 0 }, &[sorted])?;
             m.push(MulMatId, &[w, b, ids])
         });
+        s.add(format!("{a} experts apart"), Check::PRODUCT, |m| {
+            let w = m.part(LeafKind::Weight, a, [96, 3, 4, 1], [96, 5, 4, 1])?;
+            let b = m.part(LeafKind::Input, DType::F32, [96, 1, 16, 1], [96, 2, 16, 1])?;
+            let ids = m.i32(&[2, 16], Fill::Integers(0, 4))?;
+            m.push(MulMatId, &[w, b, ids])
+        });
         s.add(format!("{a} one expert for all"), Check::PRODUCT, |m| {
             let w = m.weight(a, &[64, 9, 4])?;
             let b = m.f32(&[64, 1, 20])?;
