@@ -56,7 +56,8 @@ impl FromStr for Parts {
 pub(crate) struct DeviceArgs {
     #[arg(long, help = RPC_HELP, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     pub(crate) rpc: RpcList,
-    /// Devices to use, in this order: CPU0, cpu:THREADS, vulkan0 or ggml:CPU for a local one, host:port/CPU0 for a remote one, host:port for all of a server;
+    /// Devices to use, in this order: CPU0, cpu:THREADS, vulkan0 or ggml:CUDA0 for a local one, host:port/CPU0 for a remote one, host:port for all of a server. A
+    /// name that only one server's device has, other than CPU0, means that one;
     /// by default all of the servers', or the local ones if there are no servers
     #[arg(long = "dev", alias = "device", value_name = "D,D,..", value_delimiter = ',')]
     pub(crate) dev: Vec<String>,
@@ -64,7 +65,7 @@ pub(crate) struct DeviceArgs {
     #[arg(short = 't', long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Folder of ggml's libraries, which llama.cpp installs, for local GPUs; by default the usual places are looked at
-    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR")]
+    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR", value_parser = outboard_rpc_server::folder_or_nothing())]
     pub(crate) ggml: Option<PathBuf>,
     /// Give a server up that is connected and gets no further for so long; one that computes gets further [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=MAX_STALL))]
@@ -311,13 +312,17 @@ const ABSENT: &[(&str, &str)] = &[
 
 /// What to say of the first flag that does not exist here.
 pub(crate) fn absent(args: impl Iterator<Item = std::ffi::OsString>) -> Option<String> {
-    let flags = args.take_while(|arg| arg != "--");
+    let mut flags = args.take_while(|arg| arg != "--").peekable();
+    // The server has flags of its own.
+    if flags.peek().is_some_and(|command| command == "rpc-server") {
+        return None;
+    }
     let said = |arg: std::ffi::OsString| {
         let text = arg.to_string_lossy();
         let (name, instead) = ABSENT.iter().find(|(name, _)| text.split('=').next() == Some(*name))?;
         Some(format!("{name} does not exist here: {instead}"))
     };
-    flags.into_iter().find_map(said)
+    flags.find_map(said)
 }
 
 /// llama.cpp's names that are behind one dash and have more than one letter.
@@ -357,6 +362,9 @@ mod tests {
         assert!(said(&["run", "-ngl", "99"]).unwrap().contains("-ngl does not exist here: layers are placed"));
         assert!(said(&["run", "-fa=on"]).is_some() && said(&["serve", "-hf", "org/repo"]).is_some());
         assert_eq!([said(&["run", "-n", "9"]), said(&["run", "--", "-ngl"])], [None, None]);
+        assert!(
+            said(&["serve", "--metrics"]).is_some() && said(&["rpc-server", "--metrics", "127.0.0.1:9090"]).is_none()
+        );
     }
 
     #[test]

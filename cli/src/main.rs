@@ -92,7 +92,7 @@ fn main() -> ExitCode {
     if let Some(code) = outboard_backends::run_if_helper() {
         return code;
     }
-    let parsed = match args::absent(std::env::args_os()) {
+    let parsed = match args::absent(std::env::args_os().skip(1)) {
         Some(why) => Err(asked_command().error(ErrorKind::UnknownArgument, why)),
         None => Cli::try_parse_from(args::with_double_dashes(std::env::args_os())),
     };

@@ -55,6 +55,15 @@ impl DeviceSpec {
         usable(BACKENDS)
     }
 
+    /// Whether it runs on this host's processors, with threads of its own.
+    pub fn has_threads(&self) -> bool {
+        match BACKENDS.get(self.backend).map(|backend| backend.argument) {
+            Some(Argument::Number(..)) => true,
+            Some(Argument::Label) => self.found.kind == DeviceKind::Cpu,
+            Some(Argument::None) | None => false,
+        }
+    }
+
     /// The backend's name, as it stands in front of numbers.
     pub fn backend(&self) -> &'static str {
         BACKENDS.get(self.backend).map_or("", |backend| backend.name)
@@ -124,7 +133,7 @@ fn parse_list(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, Strin
             if spec.found.number.is_some()
                 && specs.iter().any(|s| s.backend == spec.backend && s.found.number == spec.found.number)
             {
-                return Err(format!("\"{name}\": this device is in the list already"));
+                return Err(format!("device {name} is named twice"));
             }
             specs.push(spec);
         }
@@ -154,7 +163,7 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     let (place, backend) = backend_of(backends, text).ok_or_else(none)?;
     let mut devices = (backend.find)();
     if devices.is_empty() {
-        return Err(none() + backend.without);
+        return Err(none() + &(backend.without)());
     }
     let software = || {
         let names: Vec<_> = (backend.find)().iter().map(|found| name_of(backend, found)).collect();
@@ -235,7 +244,7 @@ mod tests {
             argument: Argument::None,
             looked_for: LookedFor::Always,
             known,
-            without: "; plug one in",
+            without: || "; plug one in".into(),
             find,
             open,
         }

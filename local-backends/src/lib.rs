@@ -10,7 +10,7 @@ pub use list::Known;
 pub use outboard_ggml::{Difference, run_if_helper, this_program, use_folder as use_ggml};
 
 use list::{Argument, BACKENDS, Setup};
-use outboard_core::{Device, DeviceInfo, DeviceKind, Host, Result};
+use outboard_core::{Device, DeviceInfo, Host, Result};
 use outboard_host::MemoryBudget;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,13 +29,7 @@ pub fn local_devices(
     threads: Option<usize>,
     memory_limit: Option<u64>,
 ) -> Result<Vec<Arc<dyn Device>>> {
-    // Those that have threads of their own.
-    let has_threads = |spec: &&DeviceSpec| match BACKENDS[spec.backend].argument {
-        Argument::Number(..) => true,
-        Argument::Label => spec.found.kind == DeviceKind::Cpu,
-        Argument::None => false,
-    };
-    let cpus = specs.iter().filter(has_threads).count().max(1);
+    let cpus = specs.iter().filter(|spec| spec.has_threads()).count().max(1);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.unwrap_or(processors / cpus).clamp(1, MAX_THREADS);
     let setup = Setup { host: host.clone(), budget: MemoryBudget::new(memory_limit), threads };

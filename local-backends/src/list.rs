@@ -70,7 +70,7 @@ pub(crate) struct Backend {
     pub(crate) known: fn(DeviceKind, &str) -> Known,
     pub(crate) looked_for: LookedFor,
     /// What helps where it has no devices.
-    pub(crate) without: &'static str,
+    pub(crate) without: fn() -> String,
     /// The devices that there are now.
     pub(crate) find: fn() -> Vec<Found>,
     pub(crate) open: Open,
@@ -104,7 +104,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         argument: Argument::Number("THREADS", MAX_THREADS),
         looked_for: LookedFor::Always,
         known: |_, _| Known::default(),
-        without: "",
+        without: String::new,
         find: || vec![in_host_memory(Class::Hardware)],
         open: |setup, _, name, threads| {
             let options = CpuOptions::with_threads(threads.unwrap_or(setup.threads));
@@ -117,7 +117,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         argument: Argument::None,
         looked_for: LookedFor::ByTests,
         known: |_, _| Known::default(),
-        without: "",
+        without: String::new,
         find: || vec![in_host_memory(Class::Software)],
         open: |setup, _, name, _| Ok(reference_device(&setup.host, name, &setup.budget)),
     },
@@ -127,7 +127,7 @@ pub(crate) const BACKENDS: &[Backend] = &[
         argument: Argument::None,
         looked_for: LookedFor::ByTests,
         known: |_, _| Known::default(),
-        without: "",
+        without: String::new,
         find: || vec![Found { kind: DeviceKind::Accelerator, ..in_host_memory(Class::Software) }],
         open: |setup, _, name, _| Ok(detached_device(&setup.host, name, DetachedOptions::default())),
     },
@@ -137,7 +137,9 @@ pub(crate) const BACKENDS: &[Backend] = &[
         argument: Argument::None,
         looked_for: LookedFor::Always,
         known: |_, _| Known { unsupported: outboard_cuda::UNSUPPORTED, differs: &[] },
-        without: "; CUDA needs NVIDIA's driver of release 535 or later, and a card of compute capability 6.1: RUST_LOG=debug says what is missing",
+        without: || {
+            "; CUDA needs NVIDIA's driver of release 535 or later, and a card of compute capability 6.1: RUST_LOG=debug says what is missing".into()
+        },
         find: || outboard_cuda::find().iter().map(of_cuda).collect(),
         open: |setup, found, name, _| {
             let gone = || Error::Misuse(format!("{name} is not among CUDA's devices any more"));
@@ -154,7 +156,13 @@ pub(crate) const BACKENDS: &[Backend] = &[
             let outboard_ggml::Known { unsupported, differs } = outboard_ggml::known(kind, label);
             Known { unsupported, differs }
         },
-        without: "; no libraries of ggml were found: name the folder of libggml-base, which llama.cpp installs, with --ggml or OUTBOARD_GGML",
+        without: || {
+            format!(
+                "; {}: name the folder of libggml-base with --ggml or {}",
+                outboard_ggml::why_none(),
+                outboard_ggml::VARIABLE
+            )
+        },
         find: || outboard_ggml::find().iter().enumerate().map(of_ggml).collect(),
         open: |setup, found, name, _| {
             let gone = || Error::Misuse(format!("{name} is not among ggml's devices any more"));
@@ -168,7 +176,9 @@ pub(crate) const BACKENDS: &[Backend] = &[
         // One card has run its kernels, and no driver of another vendor.
         looked_for: LookedFor::WhenNamed,
         known: |_, _| Known { unsupported: outboard_vulkan::UNSUPPORTED, differs: &[] },
-        without: "; Vulkan needs a driver of 1.2 or later with buffer device addresses and timeline semaphores: RUST_LOG=debug says what is missing",
+        without: || {
+            "; Vulkan needs a driver of 1.2 or later with buffer device addresses and timeline semaphores: RUST_LOG=debug says what is missing".into()
+        },
         find: || outboard_vulkan::find().iter().map(of_vulkan).collect(),
         open: |setup, found, name, _| {
             let gone = || Error::Misuse(format!("{name} is not among Vulkan's devices any more"));

@@ -88,15 +88,24 @@ impl Available {
         let mut specs = DeviceSpec::usable();
         let usable = specs.len();
         let mut named = HashMap::new();
-        for name in names.iter().map(|name| plain(name.as_ref())) {
+        let mut on_processors = 0;
+        for name in names.iter().map(|name| name.as_ref().trim()) {
             // A short name of a server's device means that one.
-            let is_remote = remote.iter().any(|device| plain(&device.info().name) == name);
-            if let Some(found) = DeviceSpec::named(&name).filter(|_| !is_remote) {
-                named.insert(name, found.map(|found| DeviceSpec::add(&mut specs, found)));
+            let is_remote = remote.iter().any(|device| device.info().name.eq_ignore_ascii_case(name));
+            let found = DeviceSpec::named(name).filter(|_| !is_remote);
+            let is_on_processors = |found: &Vec<DeviceSpec>| found.iter().any(DeviceSpec::has_threads);
+            if plain(name).starts_with("cpu")
+                || found.as_ref().is_some_and(|found| found.as_ref().is_ok_and(is_on_processors))
+            {
+                on_processors += 1;
+            }
+            if let Some(found) = found {
+                named.insert(plain(name), found.map(|found| DeviceSpec::add(&mut specs, found)));
             }
         }
-        // One of them computes at a time, mostly.
-        let threads = threads.or_else(|| std::thread::available_parallelism().ok().map(usize::from));
+        // One of them computes at a time, mostly. Where several are wanted, each has its part: threads of ggml's look for work when they have none.
+        let all = || std::thread::available_parallelism().ok().map(usize::from).filter(|_| on_processors < 2);
+        let threads = threads.or_else(all);
         let local = local_devices(&host, &specs, threads, None)?;
         Ok(Available { host, local, usable, named, remote, servers })
     }

@@ -35,7 +35,7 @@ pub struct ServerArgs {
     #[arg(short, long, value_name = "DEV,..")]
     pub device: Option<String>,
     /// Folder of ggml's libraries, which llama.cpp installs; by default the usual places are looked at
-    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR")]
+    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR", value_parser = folder_or_nothing())]
     pub ggml: Option<PathBuf>,
     /// Threads of a CPU device that names no number; as many as there are processors by default
     #[arg(short, long, value_name = "N")]
@@ -359,6 +359,11 @@ fn warn_insecure(addr: SocketAddr, encrypted: bool) -> Result<(), Lost> {
 }
 
 /// Parses `8G`, `512 MiB`, `100000`. Units are powers of 1024.
+/// A folder that an environment variable may name: one that is empty names none, and is no error.
+pub fn folder_or_nothing() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
+    clap::builder::TypedValueParser::map(clap::builder::OsStringValueParser::new(), PathBuf::from)
+}
+
 fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

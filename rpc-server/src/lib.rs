@@ -33,7 +33,7 @@ mod session;
 mod ticket;
 mod trust;
 
-pub use args::{LogFormat, ServerArgs, main_with};
+pub use args::{LogFormat, ServerArgs, folder_or_nothing, main_with};
 pub use blobs::{BlobOptions, Blobs};
 pub use limits::{ClientLimits, Limits, PeerLimits, SessionLimits, worst};
 pub use outboard_net::{ClientTls, ServerTls, TlsFiles, Tokens};

@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long = "dev", alias = "device", value_name = "D,D,..")]
     dev: Option<String>,
     /// Folder of ggml's libraries, for local devices of ggml's
-    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR")]
+    #[arg(long, env = "OUTBOARD_GGML", value_name = "DIR", value_parser = outboard_rpc_server::folder_or_nothing())]
     ggml: Option<PathBuf>,
     #[command(flatten)]
     trust: TrustArgs,
