@@ -55,8 +55,8 @@ macro_rules! by_type {
     };
 }
 
-/// The comparison of this name and type.
-pub(crate) fn compare(name: &str, ty: Ty) -> Option<CompareFn> {
+/// The comparison of this name and type; `ftz` takes numbers below the smallest normal one for zero.
+pub(crate) fn compare(name: &str, ty: Ty, ftz: bool) -> Option<CompareFn> {
     use super::lanes::compare;
     macro_rules! integers {
         (|$a:ident, $b:ident| $body:expr) => {
@@ -67,6 +67,10 @@ pub(crate) fn compare(name: &str, ty: Ty) -> Option<CompareFn> {
     macro_rules! floats {
         (|$a:ident, $b:ident| $body:expr) => {
             match ty {
+                Ty::F32 if ftz => compare!(f32, |x, y| {
+                    let ($a, $b) = (super::num::flush(x), super::num::flush(y));
+                    $body
+                }),
                 Ty::F32 => compare!(f32, |$a, $b| $body),
                 Ty::F64 => compare!(f64, |$a, $b| $body),
                 Ty::F16 => compare!(u16, |x, y| {
@@ -80,6 +84,9 @@ pub(crate) fn compare(name: &str, ty: Ty) -> Option<CompareFn> {
                 _ => return None,
             }
         };
+    }
+    if ftz && ty != Ty::F32 {
+        return None;
     }
     if matches!(ty, Ty::F32 | Ty::F64 | Ty::F16 | Ty::Bf16) {
         return Some(match name {

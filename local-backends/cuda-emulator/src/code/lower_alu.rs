@@ -70,9 +70,9 @@ impl Lower<'_> {
             Some(_) => Some(Logic::Xor),
             None => None,
         };
-        // Flushed numbers would compare otherwise; nothing here compiles with that.
+        let ftz = m.take("ftz");
         let name = m.shift().ok_or_else(|| m.unknown())?;
-        let run = alu::compare(name, ty).ok_or_else(|| m.unknown())?;
+        let run = alu::compare(name, ty, ftz).ok_or_else(|| m.unknown())?;
         m.finish()?;
         if args.len() != 3 + usize::from(logic.is_some()) {
             return Err(m.unknown());

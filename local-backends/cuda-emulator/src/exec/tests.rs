@@ -326,6 +326,12 @@ fn arithmetic_of_f32() {
         2,
         |[a, b, _]| if a >= b { 1.0 } else { a },
     );
+    check_float("setp.eq.ftz.f32 %p, %a, 0f00000000; selp.f32 %d, 0f3F800000, %a, %p;", 1, |[a, ..]| {
+        if num::flush(a) == 0.0 { 1.0 } else { a }
+    });
+    check_float("setp.le.ftz.f32 %p, %a, %b; selp.f32 %d, %a, %b, %p;", 2, |[a, b, _]| {
+        if num::flush(a) <= num::flush(b) { a } else { b }
+    });
     // Rounded towards zero: the nearest, or what lies before it. What f64 loses of the sum decides if the nearest is the sum.
     check_float("add.rz.f32 %d, %a, %b;", 2, |[a, b, _]| {
         let (near, sum) = (a + b, f64::from(a) + f64::from(b));
