@@ -38,12 +38,15 @@ fn line(device: &dyn Device, dtype: DType) -> String {
     let (bytes, launches) = product(device, dtype);
     let sum = |of: fn(&Counts) -> u64| launches.iter().map(|launch| of(&launch.counts)).sum::<u64>();
     let needed = bytes + 4 * (LENGTH + ROWS) as u64;
+    let quantizes = launches.iter().filter(|launch| launch.kernel.starts_with("quantize"));
+    let column = quantizes.map(|launch| launch.counts.total()).sum::<u64>();
     let [loaded, wanted] = [sum(|c| 32 * c.load_sectors), sum(|c| c.load_bytes)];
     format!(
-        "| {} | {} | {:.3} | {:.2} | {:.0} % | {} | {} |",
+        "| {} | {} | {:.3} | {:.3} | {:.2} | {:.0} % | {} | {} |",
         dtype.name(),
         launches.len(),
         sum(Counts::total) as f64 / bytes as f64,
+        column as f64 / bytes as f64,
         loaded as f64 / needed as f64,
         100.0 * wanted as f64 / loaded as f64,
         sum(|c| c.bank_conflicts),
@@ -56,8 +59,9 @@ fn products_with_one_column() {
     let device = device(LONG);
     let mut table = format!("Products of {ROWS} rows of {LENGTH} with one column, counted by the emulator.\n\n");
     table += concat!(
-        "| weights | launches | instructions of warps for a byte of weights | bytes of sectors that were read, to those needed ",
-        "| wanted of them | bank conflicts | local memory |\n|---|--:|--:|--:|--:|--:|--:|\n"
+        "| weights | launches | instructions of warps for a byte of weights | to quantize the column, of them ",
+        "| bytes of sectors that were read, to those needed | wanted of them | bank conflicts | local memory |\n",
+        "|---|--:|--:|--:|--:|--:|--:|--:|\n"
     );
     let weights = DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::I32 | DType::Q8_K));
     for dtype in weights {
