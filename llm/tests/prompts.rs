@@ -23,19 +23,21 @@ struct Talk<'w> {
     /// The numbers of texts in the order in which they gave their first tokens, and in which they ended.
     begun: Vec<usize>,
     ended: Vec<(usize, Tokens)>,
+    /// Tokens that there were.
+    tokens: usize,
 }
 
 impl<'w> Talk<'w> {
     fn new(world: &'w World, devices: Vec<Arc<dyn Device>>) -> Talk<'w> {
-        let options = LoadOptions {
-            n_ctx: 256,
-            n_seqs: 4,
-            n_ubatch: MICRO_BATCH,
-            split: vec![1.0; devices.len()],
-            ..LoadOptions::default()
-        };
+        Talk::with_parts(world, devices, MICRO_BATCH)
+    }
+
+    /// With micro-batches of so many rows.
+    fn with_parts(world: &'w World, devices: Vec<Arc<dyn Device>>, n_ubatch: usize) -> Talk<'w> {
+        let options =
+            LoadOptions { n_ctx: 256, n_seqs: 4, n_ubatch, split: vec![1.0; devices.len()], ..LoadOptions::default() };
         let engine = PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap();
-        Talk { texts: Texts::new(&world.tokenizer), engine, begun: Vec::new(), ended: Vec::new() }
+        Talk { texts: Texts::new(&world.tokenizer), engine, begun: Vec::new(), ended: Vec::new(), tokens: 0 }
     }
 
     fn push(&mut self, number: usize, prompt: &[u32], n_predict: usize) {
@@ -44,8 +46,9 @@ impl<'w> Talk<'w> {
     }
 
     fn step(&mut self) {
-        let (begun, ended) = (&mut self.begun, &mut self.ended);
+        let (begun, ended, tokens) = (&mut self.begun, &mut self.ended, &mut self.tokens);
         self.texts.step(&mut self.engine, &mut |&number, event| {
+            *tokens += usize::from(matches!(event, TextEvent::Token { .. }));
             match event {
                 TextEvent::Token { .. } if begun.contains(&number) => {}
                 TextEvent::Token { .. } => begun.push(number),
@@ -110,6 +113,26 @@ fn a_short_text_does_not_wait_for_the_end_of_a_long_prompt() {
             assert_eq!(talk.text(number), expected, "{n} devices, text {number}");
         }
     }
+}
+
+/// A part beside steps takes longer than these, by what was measured to be best for the tokens of the others: the smaller it is, the more of them
+/// are written while a long prompt is read, each behind a part.
+#[test]
+fn parts_of_a_prompt_beside_steps_are_neither_small_nor_long() {
+    let world = World::new();
+    let mut talk = Talk::with_parts(&world, devices(&world, 1), 64);
+    (0..3).for_each(|number| talk.push(number, &prompt(4, number as u32), 200));
+    while talk.begun.len() < 3 {
+        talk.step();
+    }
+    talk.push(3, &prompt(240, 9), 1);
+    let before = talk.tokens;
+    while !talk.begun.contains(&3) {
+        talk.step();
+    }
+    let beside = (talk.tokens - before) / 3;
+    println!("{beside} tokens of each other text while 240 tokens were read");
+    assert!((10..=20).contains(&beside), "{beside} tokens of each other text while 240 tokens were read");
 }
 
 #[test]

@@ -298,7 +298,7 @@ mod tests {
         let none = [backend("cuda", Vec::new), backend("cpu", || vec![gpu(0, DeviceKind::Cpu, "", Class::Hardware)])];
         let error = parse_list(&none, "cuda").unwrap_err();
         assert_eq!(error, "there is no device \"cuda\"; this host has: cpu0; plug one in");
-        assert!(list("vulkan,vulkan1").unwrap_err().contains("already"));
+        assert!(list("vulkan,vulkan1").unwrap_err().contains("is named twice"));
         assert_eq!(list("vulkan,vulkan3").unwrap(), ["vulkan1", "vulkan2", "vulkan3"]);
         assert!(list("vulkan4").unwrap_err().contains("cuda0, vulkan0, vulkan1, vulkan2, vulkan3, cpu"));
         for wrong in ["", "gpu", "cpu0", "vulkan0:1", "vulkan01x", "cpu,"] {
@@ -322,7 +322,7 @@ mod tests {
         let list = |text: &str| parse_list(&machine, text).map(|specs| shown(&machine, &specs));
         assert_eq!(list("ggml").unwrap(), ["ggml0", "ggml4"]);
         assert_eq!(list("ggml:card1,GGML:Card0").unwrap(), ["ggml1", "ggml0"]);
-        assert!(list("ggml,ggml:Card4").unwrap_err().contains("already"));
+        assert!(list("ggml,ggml:Card4").unwrap_err().contains("is named twice"));
         for wrong in ["ggml:Card5", "ggml:", "ggml0", "ggml0:Card0"] {
             let error = list(wrong).unwrap_err();
             assert!(

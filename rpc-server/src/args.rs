@@ -358,12 +358,12 @@ fn warn_insecure(addr: SocketAddr, encrypted: bool) -> Result<(), Lost> {
     ))
 }
 
-/// Parses `8G`, `512 MiB`, `100000`. Units are powers of 1024.
 /// A folder that an environment variable may name: one that is empty names none, and is no error.
 pub fn folder_or_nothing() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
     clap::builder::TypedValueParser::map(clap::builder::OsStringValueParser::new(), PathBuf::from)
 }
 
+/// Parses `8G`, `512 MiB`, `100000`. Units are powers of 1024.
 fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
