@@ -61,7 +61,7 @@ pub(crate) struct DeviceArgs {
     /// by default all of the servers', or the local ones if there are no servers
     #[arg(long = "dev", alias = "device", value_name = "D,D,..", value_delimiter = ',')]
     pub(crate) dev: Vec<String>,
-    /// Threads of the local CPU device [default: all processors]
+    /// Threads of the local CPU device [default: all processors; several devices on them divide them]
     #[arg(short = 't', long, value_name = "THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
     /// Folder of ggml's libraries, which llama.cpp installs, for local GPUs; by default the usual places are looked at

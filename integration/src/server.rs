@@ -65,9 +65,9 @@ impl Server {
         let said = Arc::new(Mutex::new(String::new()));
         let lines = said.clone();
         std::thread::spawn(move || {
-            for line in err.lines().map_while(Result::ok) {
+            for line in err.split(b'\n').map_while(Result::ok) {
                 let mut said = lines.lock().expect("no panic");
-                said.push_str(&line);
+                said.push_str(&String::from_utf8_lossy(&line));
                 said.push('\n');
             }
             // Shown with a test that fails.

@@ -157,11 +157,8 @@ pub(crate) const BACKENDS: &[Backend] = &[
             Known { unsupported, differs }
         },
         without: || {
-            format!(
-                "; {}: name the folder of libggml-base with --ggml or {}",
-                outboard_ggml::why_none(),
-                outboard_ggml::VARIABLE
-            )
+            let else_name = format!("name the folder of libggml-base with --ggml or {}", outboard_ggml::VARIABLE);
+            format!("; {}", outboard_ggml::why_none(&else_name))
         },
         find: || outboard_ggml::find().iter().enumerate().map(of_ggml).collect(),
         open: |setup, found, name, _| {

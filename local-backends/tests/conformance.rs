@@ -27,6 +27,7 @@ fn conforms(device: &dyn Device, reference: &dyn Device, known: &Known) -> Resul
     let is_part = quick || !ops.is_empty();
     let report = run(device, reference, &Filter { quick, each, ops, name: name.to_owned() }).unwrap();
     println!("{report}");
+    assert!(report.cases() > 0, "{OP} names no case");
     let differs: Vec<_> = known.differs.iter().map(|d| (d.of, d.most)).collect();
     let unknown = if is_part { report.undeclared(known.unsupported) } else { report.against(known.unsupported) };
     let mut wrong = [unknown, report.beyond(&differs)].concat();

@@ -77,7 +77,7 @@ impl Available {
     }
 
     /// The same with local devices that are opened only when they are named: `vulkan0`, `ggml:CPU`, `cpu:2` (with two threads), `reference`. Other
-    /// names, such as those of devices of servers, open nothing. What cannot be opened is an error; what is not there is one of
+    /// names, such as those of devices of servers, open nothing. Several that run on processors divide these among them, if no number is given. What cannot be opened is an error; what is not there is one of
     /// [`Available::choose`].
     pub fn open_named<S: AsRef<str>>(threads: Option<usize>, servers: Servers, names: &[S]) -> Result<Available> {
         let host = Host::new();
@@ -93,12 +93,13 @@ impl Available {
             // A short name of a server's device means that one.
             let is_remote = remote.iter().any(|device| device.info().name.eq_ignore_ascii_case(name));
             let found = DeviceSpec::named(name).filter(|_| !is_remote);
-            let is_on_processors = |found: &Vec<DeviceSpec>| found.iter().any(DeviceSpec::has_threads);
-            if plain(name).starts_with("cpu")
-                || found.as_ref().is_some_and(|found| found.as_ref().is_ok_and(is_on_processors))
-            {
-                on_processors += 1;
-            }
+            // `CPU0` stands for one that is there already, and not for one to open.
+            let is_on_processors = match &found {
+                Some(Ok(found)) => found.iter().any(DeviceSpec::has_threads),
+                Some(Err(_)) => plain(name).starts_with("cpu"),
+                None => false,
+            };
+            on_processors += usize::from(is_on_processors);
             if let Some(found) = found {
                 named.insert(plain(name), found.map(|found| DeviceSpec::add(&mut specs, found)));
             }

@@ -176,7 +176,8 @@ impl Watch {
                 }
                 Activity::Copy => return stalled(seen.still, &format!("{device} has got no further with a copy")),
                 Activity::None | Activity::Queue if seen.mark.is_some() && all_over && !elsewhere => {
-                    return stalled(seen.still, "it has done nothing of what it was asked");
+                    let who = if device.is_empty() { "it" } else { device };
+                    return stalled(seen.still, &format!("{who} has done nothing of what it was asked"));
                 }
                 Activity::None | Activity::Queue | Activity::Server => {}
             }

@@ -216,8 +216,11 @@ INLINE void mul_mat_vec_gated(const Gated& gated) {
     }
 }
 
+// Fours of a normed row that a thread has on their way at once: more of them would take registers from the product.
+const u32 NORM_TOGETHER = 4;
+
 // A product with one column, what may be added to it, and the norm of that. The table of `count` is one zero.
-struct Normed {
+struct ProductAndNorm {
     Node product, norm, count;
 };
 
@@ -241,10 +244,10 @@ INLINE bool is_last_block(u32* counter) {
 }
 
 template <int T, u32 ROWS>
-INLINE void mul_mat_vec_normed(const Normed& normed) {
+INLINE void mul_mat_vec_normed(const ProductAndNorm& normed) {
     mul_mat_vec<T, ROWS, 1>(normed.product, blockIdx.x);
     if (is_last_block((u32*)normed.count.table)) {
-        norm_row<true>(normed.norm, 0);
+        norm_row<NORM_TOGETHER, true>(normed.norm, 0);
     }
 }
 
@@ -256,7 +259,7 @@ INLINE void mul_mat_vec_normed(const Normed& normed) {
 #define MAKE_JOINED(T, ROWS) \
     KERNEL mul_mat_vec_##T##_1_many(const Products products) { mul_mat_vec_many<T, ROWS, 1>(products); } \
     KERNEL mul_mat_vec_##T##_1_gated(const Gated gated) { mul_mat_vec_gated<T, 1>(gated); } \
-    KERNEL mul_mat_vec_##T##_1_normed(const Normed normed) { mul_mat_vec_normed<T, ROWS>(normed); }
+    KERNEL mul_mat_vec_##T##_1_normed(const ProductAndNorm normed) { mul_mat_vec_normed<T, ROWS>(normed); }
 
 #define MAKE_ELEMENT(T) MAKE_OF(T, 4, 1) MAKE_OF(T, 4, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8) MAKE_JOINED(T, 4)
 #define MAKE_BLOCK(T) MAKE_OF(T, 2, 1) MAKE_OF(T, 2, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8) MAKE_JOINED(T, 2)

@@ -5,4 +5,4 @@
 #include "quantized.cuh"
 #include "norm.cuh"
 
-KERNEL_OF(1024) norm(const Node node) { norm_row<false>(node, blockIdx.x); }
+KERNEL_OF(1024) norm(const Node node) { norm_row<1, false>(node, blockIdx.x); }

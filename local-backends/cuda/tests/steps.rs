@@ -141,6 +141,8 @@ fn a_layer_is_what_it_is_node_by_node() {
 /// Length of the column of products, and the rows of three of them.
 const LENGTH: usize = 512;
 const ROWS: [usize; 3] = [70, 5, 64];
+/// Rows of a product that is normed: whole fours, more lanes than the product has threads for several of them each, and no whole warps.
+const NORMED: usize = 1052;
 
 /// A graph, what is written before it runs, and its outputs.
 type Products = (Graph, Vec<TensorId>, Vec<TensorId>);
@@ -181,13 +183,13 @@ fn gated_unit(dtype: DType, nodes: Nodes) -> Products {
 fn normed_product(dtype: DType, nodes: Nodes) -> Products {
     let mut g = GraphBuilder::new();
     let x = g.input("x", DType::F32, &[LENGTH, 1]).unwrap();
-    let added = g.input("added", DType::F32, &[ROWS[0]]).unwrap();
-    let scale = g.weight("scale", DType::F32, &[ROWS[0]]).unwrap();
-    let weights = g.weight("weights", dtype, &[LENGTH, ROWS[0]]).unwrap();
+    let added = g.input("added", DType::F32, &[NORMED]).unwrap();
+    let scale = g.weight("scale", DType::F32, &[NORMED]).unwrap();
+    let weights = g.weight("weights", dtype, &[LENGTH, NORMED]).unwrap();
     let product = g.push(MulMat, &[weights, x]).unwrap();
     let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, added]).unwrap();
     let between = nodes.between(&mut g, sum);
-    let norm = g.push(Norm { kind: NormKind::Norm, eps: 1e-5 }, &[between]).unwrap();
+    let norm = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[between]).unwrap();
     let scaled = g.push(Binary { kind: BinaryKind::Mul }, &[norm, scale]).unwrap();
     g.output(sum);
     g.output(scaled);
@@ -251,6 +253,29 @@ fn products_of_one_column_are_one_kernel() {
 fn a_gated_unit_of_one_column_is_one_kernel() {
     // A block takes fewer rows of two products than of one, and other parts of a row are added up first.
     products_are_one_kernel("gated", gated_unit, 1e-6);
+}
+
+/// Two products read what a gated unit leaves as signed bytes; between them is a step that leaves nothing there.
+#[test]
+fn readers_of_a_gated_unit_may_be_apart() {
+    let _alone = alone();
+    let graph = || {
+        let mut g = GraphBuilder::new();
+        let x = g.input("x", DType::F32, &[LENGTH, 1]).unwrap();
+        let weights = ["gate", "up"].map(|name| g.weight(name, DType::Q8_0, &[LENGTH, WIDTH]).unwrap());
+        let readers = ["first", "second"].map(|name| g.weight(name, DType::Q8_0, &[WIDTH, ROWS[0]]).unwrap());
+        let products = weights.map(|weights| g.push(MulMat, &[weights, x]).unwrap());
+        let gated = g.push(Glu { kind: GluKind::Swiglu }, &products).unwrap();
+        let first = g.push(MulMat, &[readers[0], gated]).unwrap();
+        let scaled = g.push(Scale { scale: 2.0, bias: 0.0 }, &[first]).unwrap();
+        let second = g.push(MulMat, &[readers[1], gated]).unwrap();
+        g.output(scaled);
+        g.output(second);
+        (g.finish().unwrap(), [&[x], &weights[..], &readers[..]].concat(), vec![scaled, second])
+    };
+    let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
+    let want = multiplied(reference.as_ref(), graph());
+    assert_close(&multiplied(device(LONG).as_ref(), graph()), &want, 0.02, DType::Q8_0);
 }
 
 #[test]

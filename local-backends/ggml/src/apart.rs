@@ -62,12 +62,12 @@ pub fn run_if_helper() -> Option<ExitCode> {
     None
 }
 
-/// Why there is no device of ggml's, for whoever has named one.
-pub fn why_none() -> String {
+/// Why there is no device of ggml's, for whoever has named one. If there are no libraries, `else_name` says how their folder is named.
+pub fn why_none(else_name: &str) -> String {
     match folder() {
-        Ok(None) => "no libraries of ggml were found; llama.cpp installs them".to_owned(),
+        Ok(None) => format!("no libraries of ggml, which llama.cpp installs, were found: {else_name}"),
         Ok(Some(folder)) => format!("ggml of {} has no device here", folder.display()),
-        Err(why) => why.to_string(),
+        Err(why) => format!("{why}: {else_name}"),
     }
 }
 

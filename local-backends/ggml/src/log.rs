@@ -22,7 +22,8 @@ static PRINT_ALL: AtomicBool = AtomicBool::new(false);
 pub(crate) fn print() {
     PRINT.store(true, Ordering::Relaxed);
     let told = std::env::var("RUST_LOG").unwrap_or_default();
-    PRINT_ALL.store(told.contains("debug") || told.contains("trace"), Ordering::Relaxed);
+    let is_asked = |of: &str| matches!(of.trim_start_matches("outboard_helper="), "debug" | "trace");
+    PRINT_ALL.store(told.split(',').map(str::trim).any(is_asked), Ordering::Relaxed);
 }
 
 /// Prints a line.
@@ -41,8 +42,10 @@ pub(crate) unsafe extern "C" fn keep(level: c_int, line: *const c_char, _: *mut 
         return;
     }
     let is_wrong = level == WARN || level == ERROR;
-    if PRINT_ALL.load(Ordering::Relaxed) || is_wrong && PRINT.load(Ordering::Relaxed) {
-        self::line(&line);
+    match PRINT.load(Ordering::Relaxed) {
+        true if is_wrong || PRINT_ALL.load(Ordering::Relaxed) => self::line(&line),
+        true => {}
+        false => tracing::debug!("ggml: {line}"),
     }
     if is_wrong {
         push(line);

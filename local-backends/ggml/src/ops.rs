@@ -7,12 +7,11 @@ use crate::translate::Translator;
 use outboard_core::op::{BinaryKind, Cast, Clamp, Concat, FlashAttn, GluKind, NormKind, ReduceKind, Rope, UnaryKind};
 use outboard_core::{DIMS, DType, DeviceKind, Layout, Op, TensorId};
 
-/// Bytes of ggml's own for one node on processors, at most: nobody pays for them. It keeps the most that a node has needed.
+/// Bytes of ggml's own for one node on processors, at most, and for each thread: nobody pays for them. It keeps the most that a node has needed.
 const MOST_WORK: usize = 64 << 20;
+const MOST_WORK_OF_THREAD: usize = 1 << 20;
 /// Elements of a row of attention, and pairs of one that is turned, on cards.
 const MOST_ROW: usize = 1 << 16;
-/// Bytes of a block of columns that ggml makes of F32, for each element: at most those of F16.
-const OF_COLUMN: usize = size_of::<u16>();
 /// Queries, and keys, of a tile of attention, for which each thread has memory.
 const ATTENTION_TILE: usize = 64;
 /// Bytes for each expert of a product, beside the rows of each: counts and places, in lines of their own.
@@ -47,7 +46,7 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
         Op::MulMat(_) => {
             let (a, b) = (t.matrix(id)?, t.source(id, 1)?);
             let sources = [a, t.planes(b)?];
-            works_with(t, 0, of_columns(sources[1]))?;
+            works_with(t, 0, of_columns(sources))?;
             of2(t, id, |f| f.ggml_mul_mat, sources)
         }
         Op::MulMatId(_) => mul_mat_id(t, id),
@@ -85,7 +84,7 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
         Op::SoftMax(op) => {
             let x = contiguous(t, id, 0)?;
             let mask = optional(t, id, 1, |t| contiguous(t, id, 1))?;
-            works_with(t, of_row(x), Some(0))?;
+            works_with_rows(t, x)?;
             let soft = t.tensors.soft_max(x, mask, op.scale)?;
             t.result(id, soft)
         }
@@ -102,20 +101,36 @@ pub(crate) fn node(t: &mut Translator<'_>, id: TensorId, op: &Op) -> Option<()> 
 }
 
 /// `None` if ggml would need too much memory of its own for a node: so many bytes for each thread, and some for all (`ggml_graph_plan` adds them up).
+/// What it has for each thread whatever the node is, half a MiB for products of some types, is not counted: no client chooses it.
 fn works_with(t: &Translator<'_>, of_thread: usize, of_all: Option<usize>) -> Option<()> {
     let bytes = of_thread.checked_mul(t.heap.threads).and_then(|bytes| bytes.checked_add(of_all?));
-    let fits = bytes.is_some_and(|bytes| bytes <= MOST_WORK);
+    let most = MOST_WORK + t.heap.threads * MOST_WORK_OF_THREAD;
+    let fits = bytes.is_some_and(|bytes| bytes <= most);
     (t.heap.device.kind != DeviceKind::Cpu || fits).then_some(())
 }
 
-/// Bytes of a row as F32.
-fn of_row(x: T) -> usize {
-    x.layout.ne()[0].saturating_mul(size_of::<f32>())
+/// The same of a row of F32 for each thread that has one.
+fn works_with_rows(t: &Translator<'_>, x: T) -> Option<()> {
+    let [n, rows @ ..] = x.layout.ne();
+    let each = n.checked_mul(size_of::<f32>())?;
+    let at_once = rows.iter().product::<usize>().min(t.heap.threads);
+    works_with(t, 0, each.checked_mul(at_once))
 }
 
-/// Bytes of the columns of a product, as they meet weights.
-fn of_columns(x: T) -> Option<usize> {
-    x.layout.elements().checked_mul(OF_COLUMN)
+/// Bytes of the columns of a product, as they meet weights: F32, halves, or blocks of signed bytes with a scale and a sum.
+fn of_columns([a, b]: [T; 2]) -> Option<usize> {
+    let elements = b.layout.elements();
+    match a.layout.dtype() {
+        DType::F32 => Some(0),
+        dtype if dtype.is_quantized() => Some(elements.checked_mul(36)?.div_ceil(32)),
+        _ => elements.checked_mul(size_of::<u16>()),
+    }
+}
+
+/// Whether ggml makes elements of one type those of another by way of a row of F32.
+fn goes_over_f32(from: DType, to: DType) -> bool {
+    use DType::{BF16, F16, F32, I32};
+    to.is_quantized() || matches!((from, to), (F16, BF16) | (BF16, F16) | (F32, I32) | (I32, F32))
 }
 
 fn contiguous(t: &mut Translator<'_>, id: TensorId, i: usize) -> Option<T> {
@@ -242,7 +257,9 @@ fn cast(t: &mut Translator<'_>, id: TensorId, to: DType) -> Option<()> {
     }
     let x = if to.is_quantized() { as_f32(t, x)? } else { x };
     let x = if x.layout.dtype().is_quantized() { t.contiguous(x)? } else { x };
-    works_with(t, of_row(x), Some(0))?;
+    if goes_over_f32(x.layout.dtype(), to) {
+        works_with_rows(t, x)?;
+    }
     let cast = t.tensors.cast(x, to)?;
     t.result(id, cast)
 }
@@ -274,7 +291,9 @@ fn copy(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     } else {
         x
     };
-    works_with(t, of_row(dst), Some(0))?;
+    if goes_over_f32(x.layout.dtype(), to) {
+        works_with_rows(t, dst)?;
+    }
     let copied = t.tensors.of2(dst.layout, |f| f.ggml_cpy, [x, dst])?;
     t.written(copied)
 }
@@ -315,7 +334,7 @@ fn set_rows(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     }
     let ids = t.indices(id, 2, dst.layout.ne()[1], "rows")?;
     let src = t.rows(src)?;
-    works_with(t, of_row(src), Some(0))?;
+    works_with_rows(t, src)?;
     let node = t.tensors.of3(dst.layout, |f| f.ggml_set_rows, [dst, src, ids])?;
     t.written(node)
 }
@@ -333,7 +352,7 @@ fn mul_mat_id(t: &mut Translator<'_>, id: TensorId) -> Option<()> {
     }
     let (a, b, layout) = (t.matrix(id)?, t.source(id, 1)?, t.layout(id));
     let b = t.planes(b)?;
-    let beside = of_columns(b)?.checked_add(experts.checked_mul(OF_EXPERT)?);
+    let beside = of_columns([a, b])?.checked_add(experts.checked_mul(OF_EXPERT)?);
     works_with(t, 0, beside.and_then(|bytes| bytes.checked_add(lists?)))?;
     let product = t.tensors.of3(layout, |f| f.ggml_mul_mat_id, [a, b, ids])?;
     t.result(id, product)
@@ -348,7 +367,7 @@ fn rope(t: &mut Translator<'_>, id: TensorId, op: &Rope) -> Option<()> {
     if !x.layout.ne()[0].is_multiple_of(2) || !enough || pairs > MOST_ROW {
         return None;
     }
-    works_with(t, of_row(x), Some(0))?;
+    works_with_rows(t, x)?;
     let turned = t.tensors.rope([x, pos], factors, op)?;
     t.result(id, turned)
 }
@@ -388,7 +407,7 @@ fn attention(t: &mut Translator<'_>, id: TensorId, op: &FlashAttn) -> Option<()>
         (Some(given), None) => Some(half(t, given)?),
         (Some(given), Some(seen)) => Some(both(t, given, seen)?),
     };
-    // Without a mask it caps what is behind the last key as well, which is then no longer left out.
+    // Without a mask ggml 0.25.1 caps what is behind the last key as well, which is then no longer left out.
     if op.softcap != 0.0 && mask.is_none() {
         return None;
     }

@@ -19,7 +19,8 @@ use outboard_proto::device::{self, usage_from_name};
 use outboard_proto::v1;
 use outboard_proto::{error::to_wire, graph};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpid, getppid, kill_process};
+use rustix::time::Timespec;
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::os::fd::AsFd;
@@ -35,6 +36,8 @@ const TELL: Duration = Duration::from_millis(100);
 /// For the other side to pay: it looks at counters.
 const PAYS: Duration = Duration::from_secs(60);
 
+/// How often it is looked whether there still is another side.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 /// For what ends by itself when the other side has gone away.
 const ENDS: Duration = Duration::from_secs(5);
 
@@ -44,11 +47,11 @@ const ENDS: Duration = Duration::from_secs(5);
 /// # Errors
 /// Standard input is none, or there is no thread for it.
 pub fn end_with_the_other_side() -> io::Result<()> {
-    let socket = io::stdin().as_fd().try_clone_to_owned()?;
+    let (socket, parent) = (io::stdin().as_fd().try_clone_to_owned()?, getppid());
     let watch = move || {
-        // That there is nobody any more is told without being asked for.
+        // Linux tells that the other end has gone without being asked for it; where a system does not, this process has another parent then.
         let mut ends = [PollFd::new(&socket, PollFlags::empty())];
-        while poll(&mut ends, None).is_err() {}
+        while !poll(&mut ends, Some(&LOOK)).is_ok_and(|gone| gone > 0) && getppid() == parent {}
         std::thread::sleep(ENDS);
         // Not through the handlers of libraries, which may hang.
         let _ = kill_process(getpid(), Signal::KILL);

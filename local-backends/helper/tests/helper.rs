@@ -260,7 +260,7 @@ fn a_hang_ends_the_helper() {
     let (one, _) = client(&device, 1 << 20);
     let start = Instant::now();
     let error = execute(one.as_ref(), "hang").unwrap_err().to_string();
-    assert!(error.contains("its process was ended: it has said nothing for 2 s"), "{error}");
+    assert!(error.contains("its process was ended: it has said nothing for "), "{error}");
     assert!(start.elapsed() > Duration::from_secs(2) && start.elapsed() < Duration::from_secs(10));
     let (next, _) = client(&device, 1 << 20);
     execute(next.as_ref(), "fine").unwrap();
@@ -283,7 +283,7 @@ fn a_hang_in_a_long_write_ends_the_helper() {
     bytes[..faulty::HANGS.len()].copy_from_slice(faulty::HANGS);
     queue.write(&whole, bytes.into()).unwrap();
     let error = queue.finish(WAIT).unwrap_err().to_string();
-    assert!(error.contains("its process was ended: it has said nothing for 2 s"), "{error}");
+    assert!(error.contains("its process was ended: it has said nothing for "), "{error}");
 }
 
 #[test]

@@ -13,6 +13,10 @@ const GROUP: usize = 32;
 /// Such groups of a gated unit at most: there is a zero for each.
 const MOST_GROUPS: usize = 1 << 16;
 
+/// Longest row that the last block of a product norms, with fewer threads than a norm of its own would have: longer ones take it more time than a
+/// launch.
+const MOST_NORMED: usize = 4096;
+
 /// Joins what belongs together.
 pub(super) fn join(graph: &Graph, placement: &Placement, uses: &[usize], steps: &mut Vec<Step>) {
     let mut at = 0;
@@ -20,8 +24,9 @@ pub(super) fn join(graph: &Graph, placement: &Placement, uses: &[usize], steps: 
         if let Some(joined) = gated(graph, placement, uses, &steps[at..]) {
             let columns = joined.columns;
             steps.splice(at..at + 3, [joined.step]);
-            // Those that read what it leaves.
-            for reader in steps[at + 1..].iter_mut().take_while(|step| step.scratch == Scratch::Read) {
+            // Those that read what it leaves, until something else is left there.
+            let until = steps[at + 1..].iter_mut().take_while(|step| step.scratch != Scratch::Written);
+            for reader in until.filter(|step| step.scratch == Scratch::Read) {
                 reader.parts.iter_mut().for_each(|part| part.table = Table::Scratch(columns));
             }
         } else {
@@ -172,12 +177,15 @@ fn normed(graph: &Graph, placement: &Placement, steps: &[Step]) -> Option<Step> 
     let [first, norm, ..] = steps else { return None };
     let (made, _) = (product(graph, first)?, norm.only()?);
     let [Pass { variant, blocks: 1, .. }] = &norm.launch.passes[..] else { return None };
+    // RMS_NORM of a row that is read in wide words, as models have it.
+    let [_, 0, 1, ..] = norm.parts[0].params else { return None };
     let [x, others @ ..] = &norm.parts[0].srcs[..] else { return None };
     // Of what other blocks write, that block reads the row alone as what it has become.
     let written = placement.bytes(graph, made.id)?;
     let mut others = others.iter().flatten().map(|&src| placement.bytes(graph, src));
     if variant.kernel != Kernel::Norm
         || *x != Some(made.id)
+        || graph.tensor(made.id).ne()[0] > MOST_NORMED
         || others.any(|bytes| bytes.is_none_or(|bytes| bytes.meets(&written)))
     {
         return None;
