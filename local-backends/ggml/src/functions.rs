@@ -148,5 +148,11 @@ functions! {
     ggml_backend_tensor_get(Object, *mut c_void, usize, usize);
     ggml_backend_tensor_copy(Object, Object);
     ggml_backend_graph_compute(Object, Object) -> I;
+    ggml_backend_graph_compute_async(Object, Object) -> I;
+    ggml_backend_synchronize(Object);
+    ggml_backend_event_new(Object) -> Object;
+    ggml_backend_event_free(Object);
+    ggml_backend_event_record(Object, Object);
+    ggml_backend_event_synchronize(Object);
     ggml_backend_free(Object);
 }

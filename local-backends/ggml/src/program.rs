@@ -53,6 +53,13 @@ pub(crate) struct Ready {
     pub(crate) count: u64,
 }
 
+impl Ready {
+    /// Whether the host looks at values before it runs: what was enqueued before has to have ended then.
+    pub(crate) fn looks_at_values(&self) -> bool {
+        !self.jobs.is_empty()
+    }
+}
+
 /// A translation that has no places yet.
 struct Translated {
     tensors: Tensors,

@@ -7,6 +7,7 @@ use crate::program::Program;
 use bytes::Bytes;
 use outboard_core::local::{Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Result, Slice};
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -14,6 +15,8 @@ use std::time::Instant;
 
 /// `GGML_STATUS_ABORTED`.
 const ABORTED: i32 = 1;
+/// Pieces of a run that are under way at once.
+const AHEAD: usize = 2;
 
 /// What computes on a device, for all of its queues: ggml keeps working memory for each stream of its own, of which nobody pays for any.
 pub(crate) struct Engine {
@@ -59,6 +62,8 @@ impl Engine {
 struct Compute {
     heap: Arc<Heap>,
     backend: Object,
+    /// Of the pieces of a run that are under way at once; none where the backend has no events, so that each piece is waited for.
+    events: Vec<Object>,
     /// It calls back behind every node, and the callback counts them.
     counts_nodes: bool,
     /// What its abort callback has.
@@ -113,18 +118,23 @@ impl Compute {
             }
             !set_abort.is_null()
         };
-        Ok(Compute { heap: heap.clone(), backend, counts_nodes, watch, running: Mutex::default() })
+        // SAFETY: a device of this library; what has no events gives none.
+        let event = || unsafe { (heap.library().functions.ggml_backend_event_new)(device.handle()) };
+        let events = (0..AHEAD).map(|_| event()).take_while(|event| !event.is_null()).collect();
+        Ok(Compute { heap: heap.clone(), backend, events, counts_nodes, watch, running: Mutex::default() })
     }
 
-    /// Runs a graph to its end, or until it is cancelled.
-    fn run(&self, graph: Object, cancel: &Arc<AtomicBool>) -> std::result::Result<(), i32> {
-        let _alone = lock(&self.running);
+    /// Begins a run, when the one before has ended.
+    fn begin(&self, cancel: &Arc<AtomicBool>) -> Run<'_> {
+        let alone = lock(&self.running);
         *lock(&self.watch.cancel) = cancel.clone();
-        let _order = self.heap.lock();
-        // SAFETY: a graph whose tensors have their places in memory of this device, run by one thread at a time.
-        match unsafe { (self.heap.library().functions.ggml_backend_graph_compute)(self.backend, graph) } {
-            0 => Ok(()),
-            status => Err(status),
+        Run { compute: self, _alone: alone, pieces: 0, under_way: VecDeque::new() }
+    }
+
+    /// Notes that nodes were computed, unless the backend does so itself.
+    fn note(&self, nodes: u64) {
+        if !self.counts_nodes {
+            self.watch.steps.fetch_add(nodes, Ordering::Relaxed);
         }
     }
 }
@@ -132,8 +142,73 @@ impl Compute {
 impl Drop for Compute {
     fn drop(&mut self) {
         let _order = self.heap.lock();
+        let f = &self.heap.library().functions;
         // SAFETY: made in `open`, freed once; nothing of it runs.
-        unsafe { (self.heap.library().functions.ggml_backend_free)(self.backend) };
+        unsafe {
+            self.events.iter().for_each(|&event| (f.ggml_backend_event_free)(event));
+            (f.ggml_backend_free)(self.backend);
+        }
+    }
+}
+
+/// A graph that runs, piece by piece: some of them are enqueued ahead, few enough that it can be stopped soon.
+struct Run<'a> {
+    compute: &'a Compute,
+    _alone: MutexGuard<'a, ()>,
+    /// Pieces that were enqueued.
+    pieces: usize,
+    /// Nodes of each that is not known to have ended.
+    under_way: VecDeque<u64>,
+}
+
+impl Run<'_> {
+    /// Gives the device a piece, of so many nodes of ours. It may not have ended when this returns.
+    fn enqueue(&mut self, graph: Object, nodes: u64) -> std::result::Result<(), i32> {
+        let Compute { heap, backend, events, .. } = self.compute;
+        let f = &heap.library().functions;
+        let event = match events.len() {
+            0 => None,
+            n => Some((events[self.pieces % n], self.under_way.len() == n)),
+        };
+        let _order = heap.lock();
+        // SAFETY: a graph whose tensors have their places in memory of this device, run by one thread at a time, and kept until it has ended.
+        let status = unsafe {
+            match event {
+                None => (f.ggml_backend_graph_compute)(*backend, graph),
+                Some((event, is_waited_for)) => {
+                    if is_waited_for {
+                        (f.ggml_backend_event_synchronize)(event);
+                        self.compute.note(self.under_way.pop_front().unwrap_or_default());
+                    }
+                    let status = (f.ggml_backend_graph_compute_async)(*backend, graph);
+                    (f.ggml_backend_event_record)(event, *backend);
+                    status
+                }
+            }
+        };
+        self.pieces += 1;
+        match event {
+            Some(_) => self.under_way.push_back(nodes),
+            None => self.compute.note(nodes),
+        }
+        if status == 0 { Ok(()) } else { Err(status) }
+    }
+
+    /// Waits for what was enqueued.
+    fn finish(&mut self) {
+        if self.under_way.is_empty() {
+            return;
+        }
+        let _order = self.compute.heap.lock();
+        // SAFETY: a stream of the library.
+        unsafe { (self.compute.heap.library().functions.ggml_backend_synchronize)(self.compute.backend) };
+        self.under_way.drain(..).for_each(|nodes| self.compute.note(nodes));
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        self.finish();
     }
 }
 
@@ -159,17 +234,20 @@ impl GgmlStream {
         let compute = self.compute.insert(compute);
         let start = Instant::now();
         let version = program.version(&mut parts, &self.cancel)?;
+        let mut run = compute.begin(&self.cancel);
         for piece in &version.pieces {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
-            let graph = program.prepare(version, piece, &engine.id, &self.cancel)?;
-            let ran = graph.map_or(Ok(()), |graph| compute.run(graph, &self.cancel));
-            ran.map_err(|status| engine.failed(status))?;
-            if !compute.counts_nodes {
-                engine.steps.fetch_add(piece.count, Ordering::Relaxed);
+            if piece.looks_at_values() {
+                run.finish();
+            }
+            match program.prepare(version, piece, &engine.id, &self.cancel)? {
+                Some(graph) => run.enqueue(graph, piece.count).map_err(|status| engine.failed(status))?,
+                None => compute.note(piece.count),
             }
         }
+        run.finish();
         Ok(Span { start, end: Instant::now() })
     }
 }
