@@ -52,7 +52,7 @@ pub fn functions(capability: u32) -> BTreeSet<String> {
 
 /// Whether a function computes several nodes, which no case of one op has: tests/steps.rs has them.
 pub fn is_of_several(function: &str) -> bool {
-    function == "rope_cache" || function.ends_with("_many") || function.ends_with("_gated")
+    function == "rope_cache" || ["_many", "_gated", "_normed"].iter().any(|end| function.ends_with(end))
 }
 
 pub fn slice(device: &dyn Device, size: u64) -> Slice {
