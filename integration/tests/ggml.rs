@@ -3,7 +3,7 @@
 
 use outboard_backends::known;
 use outboard_conformance::{Filter, run};
-use outboard_core::Host;
+use outboard_core::{Host, Slice, Usage};
 use outboard_host::MemoryBudget;
 use outboard_integration::{Client, RunReport, Server, fault_tries, model, program, skip, texts_on, texts_together};
 use outboard_reference::reference_device;
@@ -61,6 +61,28 @@ fn smollm2_on_vulkan() {
         );
     }
     check("smollm2", "ggml:Vulkan0", 1, 6);
+}
+
+/// Long writes and reads of a card go through pinned memory, piece by piece.
+#[test]
+fn bytes_go_to_vulkan_and_back() {
+    let Some(folder) = ggml() else { return };
+    if !listed(&folder, "ggml:Vulkan0,ggml:CPU").0.contains("ggml:Vulkan0:") {
+        return skip("ggml has no Vulkan0 here");
+    }
+    let server = Server::start(&["-d", "ggml:Vulkan0,cpu:1"]);
+    let device = connect(&Endpoint::parse_list(&server.addr).unwrap(), &ClientOptions::default()).unwrap().remove(0);
+    let whole = Slice::whole(device.alloc(6 << 20, Usage::Any).unwrap());
+    let queue = device.queue().unwrap();
+    let bytes: Vec<u8> = (0..(5 << 20) + 13).map(|i: usize| (i * 31 % 251) as u8).collect();
+    for (offset, len) in [(8, bytes.len()), (4, 3 << 18), (0, (1 << 20) + 1), (12, 700)] {
+        queue.fill(&whole, 9).unwrap();
+        queue.write(&whole.part(offset, len as u64).unwrap(), bytes[..len].to_vec().into()).unwrap();
+        let got = queue.read(&whole).unwrap().wait(LIMIT).unwrap();
+        let (before, after) = (offset as usize, offset as usize + len);
+        assert!(got[before..after] == bytes[..len], "{len} bytes at {offset}");
+        assert!(got[..before].iter().chain(&got[after..]).all(|&byte| byte == 9), "around {len} bytes at {offset}");
+    }
 }
 
 /// Every case of conformance, from a client to a server to the helper that has ggml.

@@ -133,6 +133,7 @@ functions! {
     ggml_backend_dev_get_props(Object, *mut c_void);
     ggml_backend_dev_init(Object, Text) -> Object;
     ggml_backend_dev_buffer_type(Object) -> Object;
+    ggml_backend_dev_host_buffer_type(Object) -> Object;
     ggml_backend_dev_supports_op(Object, Object) -> bool;
     ggml_backend_buft_alloc_buffer(Object, usize) -> Object;
     ggml_backend_buft_get_alignment(Object) -> usize;
@@ -146,6 +147,8 @@ functions! {
     ggml_backend_view_init(Object) -> I;
     ggml_backend_tensor_set(Object, *const c_void, usize, usize);
     ggml_backend_tensor_get(Object, *mut c_void, usize, usize);
+    ggml_backend_tensor_set_async(Object, Object, *const c_void, usize, usize);
+    ggml_backend_tensor_get_async(Object, Object, *mut c_void, usize, usize);
     ggml_backend_tensor_copy(Object, Object);
     ggml_backend_graph_compute(Object, Object) -> I;
     ggml_backend_graph_compute_async(Object, Object) -> I;

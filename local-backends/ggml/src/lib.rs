@@ -2,7 +2,8 @@
 //!
 //! `libggml-base` and the backends beside it are opened at run time, and only exported functions of `ggml.h` and `ggml-backend.h` are called:
 //! `functions` names them, `library` opens them, `devices` lists what they offer. A graph of ours becomes one of ggml's when it is compiled
-//! (`translate`, `ops`), in our memory (`memory`), with the values checked that ggml does not check (`checks`), and runs on a `stream`. Nothing
+//! (`translate`, `ops`), in our memory (`memory`), with the values checked that ggml does not check (`checks`), and runs on a `stream`; long
+//! writes and reads of cards have one of their own (`transfer`). Nothing
 //! outside this crate knows in which process the library is.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
@@ -24,6 +25,7 @@ mod stream;
 #[cfg(test)]
 mod tail_tests;
 mod tensors;
+mod transfer;
 mod translate;
 
 pub use apart::{Found, find, open, run_if_helper, use_folder, why_none};

@@ -5,12 +5,13 @@ use crate::functions::{Functions, InitParams, Object};
 use crate::library::Library;
 use crate::log;
 use crate::tensors::kind;
+use crate::transfer::{SHORTEST, Transfer};
 use bytes::Bytes;
 use outboard_core::local::{Funds, Payment};
 use outboard_core::{Buffer, DType, DeviceKind, Error, Result, Slice, WeightTail};
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// `GGML_TYPE_I8`.
 const I8: i32 = 24;
@@ -34,6 +35,8 @@ pub(crate) struct Heap {
     pub(crate) threads: usize,
     /// `None` for the host's memory, which any thread may touch at any time.
     calls: Option<Mutex<()>>,
+    /// For long writes and reads, once there was one; none where there can be none.
+    transfer: OnceLock<Option<Mutex<Transfer>>>,
 }
 
 // SAFETY: handles of the library, which may be used from any thread; calls for a device that need an order take the lock.
@@ -56,7 +59,7 @@ impl Heap {
         let max_alloc = (max as u64).min(1 << 62) & !(alignment as u64 - 1);
         let calls = if is_host && device.kind == DeviceKind::Cpu { None } else { Some(Mutex::default()) };
         let weight_tail = weight_tail(f, kind);
-        Heap { device, kind, alignment, max_alloc, weight_tail, is_host, threads, calls }
+        Heap { device, kind, alignment, max_alloc, weight_tail, is_host, threads, calls, transfer: OnceLock::new() }
     }
 
     pub(crate) fn library(&self) -> &Arc<Library> {
@@ -68,10 +71,28 @@ impl Heap {
         self.calls.as_ref().map(|calls| calls.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// What moves so many bytes through pinned memory, if that is of use.
+    fn transfer(&self, bytes: usize) -> Option<MutexGuard<'_, Transfer>> {
+        if self.is_host || bytes < SHORTEST {
+            return None;
+        }
+        let transfer = self.transfer.get_or_init(|| Transfer::open(self).map(Mutex::new)).as_ref()?;
+        Some(transfer.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Bytes that a tensor takes in memory of this device, padding included.
     pub(crate) fn bytes_of(&self, tensor: Object) -> usize {
         // SAFETY: the buffer type of this device, and a tensor of this library that lives.
         unsafe { (self.library().functions.ggml_backend_buft_get_alloc_size)(self.kind, tensor) }
+    }
+}
+
+impl Drop for Heap {
+    fn drop(&mut self) {
+        if let Some(transfer) = self.transfer.take().flatten() {
+            let transfer = transfer.into_inner().unwrap_or_else(PoisonError::into_inner);
+            transfer.close(&self.library().functions);
+        }
     }
 }
 
@@ -188,6 +209,11 @@ impl GgmlBuffer {
         if !self.inside(offset, data.len()) {
             return Err(Error::Misuse(format!("{} bytes at {offset} of a buffer of {}", data.len(), self.size)));
         }
+        if let Some(mut transfer) = self.heap.transfer(data.len()) {
+            // SAFETY: the tensor covers the buffer, and the bytes are inside it.
+            unsafe { transfer.write(&self.heap, self.bytes, offset as usize, data) };
+            return Ok(());
+        }
         let _order = self.heap.lock();
         let set = self.heap.library().functions.ggml_backend_tensor_set;
         // SAFETY: the tensor covers the buffer, and the bytes are inside it.
@@ -209,6 +235,11 @@ impl GgmlBuffer {
         }
         if !self.inside(offset, len) {
             return Err(Error::Misuse(format!("{len} bytes at {offset} of a buffer of {}", self.size)));
+        }
+        if let Some(mut transfer) = self.heap.transfer(len) {
+            // SAFETY: the tensor covers the buffer, and the bytes are inside it.
+            unsafe { transfer.read(&self.heap, self.bytes, offset as usize, &mut out) };
+            return Ok(out.into());
         }
         let _order = self.heap.lock();
         let get = self.heap.library().functions.ggml_backend_tensor_get;
