@@ -1,10 +1,11 @@
 //! What the library says while it works: its last words are told with the errors that they explain.
 
+use crate::lock;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::io::Write;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Lines that are kept, and bytes of a line.
 const LINES: usize = 8;
@@ -42,10 +43,10 @@ pub(crate) unsafe extern "C" fn keep(level: c_int, line: *const c_char, _: *mut 
         return;
     }
     let is_wrong = level == WARN || level == ERROR;
-    match PRINT.load(Ordering::Relaxed) {
-        true if is_wrong || PRINT_ALL.load(Ordering::Relaxed) => self::line(&line),
-        true => {}
-        false => tracing::debug!("ggml: {line}"),
+    if !PRINT.load(Ordering::Relaxed) {
+        tracing::debug!("ggml: {line}");
+    } else if is_wrong || PRINT_ALL.load(Ordering::Relaxed) {
+        self::line(&line);
     }
     if is_wrong {
         push(line);
@@ -53,7 +54,7 @@ pub(crate) unsafe extern "C" fn keep(level: c_int, line: *const c_char, _: *mut 
 }
 
 fn push(line: String) {
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut last = lock(&LAST);
     if last.len() == LINES {
         last.pop_front();
     }
@@ -62,7 +63,7 @@ fn push(line: String) {
 
 /// The last warnings and errors, which are then forgotten; in front of them a colon if there are any.
 pub(crate) fn last_words() -> String {
-    let lines: Vec<String> = LAST.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect();
+    let lines: Vec<String> = lock(&LAST).drain(..).collect();
     if lines.is_empty() { String::new() } else { format!(": {}", lines.join("; ")) }
 }
 

@@ -3,6 +3,7 @@
 use crate::devices::GgmlDevice;
 use crate::functions::{Functions, InitParams, Object};
 use crate::library::Library;
+use crate::lock;
 use crate::log;
 use crate::tensors::kind;
 use crate::transfer::{SHORTEST, Transfer};
@@ -68,7 +69,7 @@ impl Heap {
 
     /// The order of calls for this device, if it needs one: without it nobody writes, allocates or compiles while a graph runs.
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, ()>> {
-        self.calls.as_ref().map(|calls| calls.lock().unwrap_or_else(PoisonError::into_inner))
+        self.calls.as_ref().map(lock)
     }
 
     /// What moves so many bytes through pinned memory, if that is of use.
@@ -76,8 +77,7 @@ impl Heap {
         if self.is_host || bytes < SHORTEST {
             return None;
         }
-        let transfer = self.transfer.get_or_init(|| Transfer::open(self).map(Mutex::new)).as_ref()?;
-        Some(transfer.lock().unwrap_or_else(PoisonError::into_inner))
+        self.transfer.get_or_init(|| Transfer::open(self).map(Mutex::new)).as_ref().map(lock)
     }
 
     /// Bytes that a tensor takes in memory of this device, padding included.

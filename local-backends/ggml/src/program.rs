@@ -2,6 +2,7 @@
 
 use crate::checks::{Indices, Job, Mask, elements};
 use crate::functions::Object;
+use crate::lock;
 use crate::memory::{GgmlBuffer, Heap, buffer, placed};
 use crate::tensors::Tensors;
 use crate::translate::{Piece, Place, Translator};
@@ -10,7 +11,7 @@ use outboard_core::{Buffer, Error, Executable, Graph, Placement, Result, TensorI
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Fewest rows of a cache that attention looks at, and what they are a multiple of: kernels of cards take them by so many.
 const KEYS: usize = 256;
@@ -106,7 +107,7 @@ impl Program {
 
     /// The right to run it. Two queues may have it, and it has one set of intermediates.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Parts> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.running)
     }
 
     /// The version for the part of the cache that a run needs now: attention reads what is there, and not all that there may be.

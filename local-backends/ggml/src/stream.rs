@@ -1,6 +1,7 @@
 //! What a queue gives its commands to: a stream of the library, and calls that are done when they return.
 
 use crate::functions::{AbortCallback, Object};
+use crate::lock;
 use crate::log;
 use crate::memory::{Heap, buffer, copy};
 use crate::program::Program;
@@ -10,7 +11,7 @@ use outboard_core::{Error, Executable, Result, Slice};
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
 /// `GGML_STATUS_ABORTED`.
@@ -281,9 +282,4 @@ impl Stream for GgmlStream {
     fn reaches(&self, _: &Slice) -> bool {
         false
     }
-}
-
-/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
