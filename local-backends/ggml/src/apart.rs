@@ -2,7 +2,7 @@
 //! one device. A program that cannot be its own helper has them in its own process, and only if it was told where the libraries are.
 
 use crate::device::{ggml_device, info};
-use crate::devices::{Class, GgmlDevice, devices};
+use crate::devices::{Class, GgmlDevice, devices, unknown};
 use crate::library::Library;
 use crate::memory::Heap;
 use crate::places;
@@ -97,12 +97,18 @@ fn look(folder: &Path) -> Result<Vec<Found>> {
         return helper::found(folder);
     }
     let library = Library::open(folder, None).map_err(|why| Error::Request(why.to_string()))?;
-    warn(library.problems());
+    let library = Arc::new(library);
+    warn(&notes(&library));
     let of = |device: GgmlDevice| {
         let info = info(&Heap::new(device.clone(), 1), &device.name);
         Found { name: device.name.clone(), class: device.class, info, home: Home::Here(device) }
     };
-    Ok(devices(&Arc::new(library)).into_iter().map(of).collect())
+    Ok(devices(&library).into_iter().map(of).collect())
+}
+
+/// What is wrong with backends, and which devices are left out.
+fn notes(library: &Arc<Library>) -> Vec<String> {
+    [library.problems(), &unknown(library)].concat()
 }
 
 fn warn(notes: &[String]) {
@@ -132,6 +138,7 @@ pub fn open(
 mod helper {
     use super::*;
     use crate::device::within;
+    use crate::devices::HELPER_VARIABLES;
     use crate::library;
     use crate::log;
     use outboard_core::{Device, DeviceKind, at_once};
@@ -144,8 +151,8 @@ mod helper {
 
     fn launch(folder: &Path, args: impl IntoIterator<Item = OsString>) -> Launch {
         let args = std::iter::once(OsString::from(ARGUMENT)).chain(args);
-        // ggml starts a debugger for its last words otherwise.
-        let env = vec![(places::VARIABLE.into(), folder.into()), ("GGML_NO_BACKTRACE".into(), "1".into())];
+        let variables = HELPER_VARIABLES.map(|(name, value)| (name.into(), value.into()));
+        let env = std::iter::once((places::VARIABLE.into(), folder.into())).chain(variables).collect();
         Launch { env, ..Launch::this_program(args) }
     }
 
@@ -206,7 +213,7 @@ mod helper {
         let all = devices(library);
         match args {
             [_] => {
-                let offers = Offers { devices: all.iter().map(offer).collect(), notes: library.problems().to_vec() };
+                let offers = Offers { devices: all.iter().map(offer).collect(), notes: notes(library) };
                 Ok(serve(Ok(offers), None))
             }
             // Whoever starts it knows what it is.

@@ -55,17 +55,77 @@ struct Props {
 /// Names of drivers that run on processors, in descriptions.
 const SOFTWARE: [&str; 3] = ["llvmpipe", "lavapipe", "SwiftShader"];
 
+/// A backend, as far as devices must know it: by the names that ggml gives its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The processors.
+    Cpu,
+    /// CUDA, and what is compiled of the same source: HIP and MUSA.
+    Cuda,
+    Metal,
+    Sycl,
+    Vulkan,
+}
+
+/// Variables that a helper of ggml's has, and what for.
+pub(crate) const HELPER_VARIABLES: [(&str, &str); 4] = [
+    // ggml starts a debugger for its last words otherwise.
+    ("GGML_NO_BACKTRACE", "1"),
+    // At the beginning of a graph the fusion of ADD and RMS_NORM clears memory that a graph before may still be at.
+    (VULKAN_ALONE, "1"),
+    // SYCL moves the bytes of weights about at their first product, and remembers that in one tensor: here several have the same bytes. Later versions
+    // have the second name.
+    (SYCL_IN_ORDER, "1"),
+    ("GGML_SYCL_ENABLE_OPT", "0"),
+];
+const VULKAN_ALONE: &str = "GGML_VK_DISABLE_FUSION";
+const SYCL_IN_ORDER: &str = "GGML_SYCL_DISABLE_OPT";
+
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty())
+}
+
+impl Kind {
+    /// That of a device of this name. `None` for a backend of which it is not known whether bytes of a tensor lie in its memory as ggml.h says:
+    /// CANN's and OpenCL's do not, and nothing of an unknown one is written by anybody but this.
+    fn of(device: &str) -> Option<Kind> {
+        match device.trim_end_matches(|c: char| c.is_ascii_digit()) {
+            "CPU" => Some(Kind::Cpu),
+            "CUDA" | "ROCm" | "MUSA" => Some(Kind::Cuda),
+            "Metal" | "MTL" => Some(Kind::Metal),
+            // Only where it leaves weights as they are.
+            "SYCL" if is_set(SYCL_IN_ORDER) => Some(Kind::Sycl),
+            "Vulkan" => Some(Kind::Vulkan),
+            _ => None,
+        }
+    }
+}
+
 /// The devices of a library that compute alone: those that only help a CPU (BLAS, AMX), and those that consist of others, are left out.
 pub fn devices(library: &Arc<Library>) -> Vec<GgmlDevice> {
-    let mut out = Vec::new();
-    for &registry in library.registries() {
+    all(library).filter_map(|device| of_known_backend(device).ok()).collect()
+}
+
+/// Which of them are left out because nothing is known of their backend: a line for each.
+pub(crate) fn unknown(library: &Arc<Library>) -> Vec<String> {
+    all(library).filter_map(|device| of_known_backend(device).err()).collect()
+}
+
+fn all(library: &Arc<Library>) -> impl Iterator<Item = GgmlDevice> {
+    library.registries().iter().flat_map(move |&registry| {
         // SAFETY: a registry of this library, and a place below its count of devices.
         let count = unsafe { (library.functions.ggml_backend_reg_dev_count)(registry.0) };
         // SAFETY: as above.
-        let device = |i| unsafe { (library.functions.ggml_backend_reg_dev_get)(registry.0, i) };
-        out.extend((0..count).filter_map(|i| describe(library, registry, device(i))));
+        let device = move |i| unsafe { (library.functions.ggml_backend_reg_dev_get)(registry.0, i) };
+        (0..count).filter_map(move |i| describe(library, registry, device(i)))
+    })
+}
+
+fn of_known_backend(device: GgmlDevice) -> Result<GgmlDevice, String> {
+    if device.kind_of_backend().is_some() {
+        return Ok(device);
     }
-    out
+    Err(format!("{} is left out: its backend may keep weights in memory otherwise than others read them", device.name))
 }
 
 fn describe(library: &Arc<Library>, registry: Registry, device: Object) -> Option<GgmlDevice> {
@@ -106,6 +166,30 @@ fn kind(number: c_int) -> Option<DeviceKind> {
 }
 
 impl GgmlDevice {
+    fn kind_of_backend(&self) -> Option<Kind> {
+        Kind::of(&self.name)
+    }
+
+    /// Whether pieces of a graph may be given ahead of one another. Metal forgets the errors of a piece when it is given the next one; Vulkan's must leave memory
+    /// alone that the piece before uses.
+    pub(crate) fn takes_pieces_ahead(&self) -> bool {
+        match self.kind_of_backend() {
+            Some(Kind::Cuda) => true,
+            Some(Kind::Vulkan) => is_set(VULKAN_ALONE),
+            _ => false,
+        }
+    }
+
+    /// Whether its pinned memory is its own, and long transfers through it do not wait for what computes. Vulkan's is that of its first device, and where the
+    /// host can write to the memory of a card, that is quicker.
+    pub(crate) fn has_pinned_memory(&self) -> bool {
+        match self.kind_of_backend() {
+            Some(Kind::Cuda) => true,
+            Some(Kind::Vulkan) => self.name == "Vulkan0" && self.kind != DeviceKind::IntegratedGpu,
+            _ => false,
+        }
+    }
+
     pub(crate) fn library(&self) -> &Arc<Library> {
         &self.library
     }

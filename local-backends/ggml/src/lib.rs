@@ -23,6 +23,8 @@ mod places;
 mod program;
 mod stream;
 #[cfg(test)]
+mod stream_tests;
+#[cfg(test)]
 mod tail_tests;
 mod tensors;
 mod transfer;

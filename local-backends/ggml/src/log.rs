@@ -1,6 +1,7 @@
 //! What the library says while it works: its last words are told with the errors that they explain.
 
 use crate::lock;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::io::Write;
@@ -32,6 +33,16 @@ pub(crate) fn line(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
+thread_local! {
+    /// Errors that were told on this thread.
+    static ERRORS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many errors the library has told on this thread.
+pub(crate) fn errors() -> u64 {
+    ERRORS.get()
+}
+
 static LAST: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
 
 /// Takes a line of the library, from any of its threads.
@@ -47,6 +58,9 @@ pub(crate) unsafe extern "C" fn keep(level: c_int, line: *const c_char, _: *mut 
         tracing::debug!("ggml: {line}");
     } else if is_wrong || PRINT_ALL.load(Ordering::Relaxed) {
         self::line(&line);
+    }
+    if level == ERROR {
+        ERRORS.set(ERRORS.get() + 1);
     }
     if is_wrong {
         push(line);

@@ -67,14 +67,15 @@ impl Heap {
         self.device.library()
     }
 
-    /// The order of calls for this device, if it needs one: without it nobody writes, allocates or compiles while a graph runs.
+    /// The order of calls for this device, if it needs one: one call into the library at a time. What pieces of a graph that are under way use is kept by whoever
+    /// has given them, until they have ended.
     pub(crate) fn lock(&self) -> Option<MutexGuard<'_, ()>> {
         self.calls.as_ref().map(lock)
     }
 
     /// What moves so many bytes through pinned memory, if that is of use.
     fn transfer(&self, bytes: usize) -> Option<MutexGuard<'_, Transfer>> {
-        if self.is_host || bytes < SHORTEST {
+        if self.is_host || bytes < SHORTEST || !self.device.has_pinned_memory() {
             return None;
         }
         self.transfer.get_or_init(|| Transfer::open(self).map(Mutex::new)).as_ref().map(lock)

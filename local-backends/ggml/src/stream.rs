@@ -4,7 +4,7 @@ use crate::functions::{AbortCallback, Object};
 use crate::lock;
 use crate::log;
 use crate::memory::{Heap, buffer, copy};
-use crate::program::Program;
+use crate::program::{Program, Version};
 use bytes::Bytes;
 use outboard_core::local::{Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Result, Slice};
@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 
-/// `GGML_STATUS_ABORTED`.
+/// `GGML_STATUS_ABORTED` and `GGML_STATUS_FAILED`.
 const ABORTED: i32 = 1;
+const FAILED: i32 = -1;
 /// Pieces of a run that are under way at once.
 const AHEAD: usize = 2;
 
@@ -42,7 +43,9 @@ impl Engine {
 
     fn compute(&self) -> Result<Arc<Compute>> {
         let mut open = lock(&self.open);
-        if let Some(compute) = open.upgrade() {
+        if let Some(compute) = open.upgrade()
+            && !compute.is_broken()
+        {
             return Ok(compute);
         }
         let compute = Arc::new(Compute::open(&self.heap, &self.id, self.steps.clone())?);
@@ -71,6 +74,8 @@ struct Compute {
     watch: Arc<Watch>,
     /// Whoever runs a graph on it has it.
     running: Mutex<()>,
+    /// A stream that has failed once may fail always: whoever comes next takes another.
+    broken: AtomicBool,
 }
 
 /// What a backend that asks after every node is given to ask.
@@ -120,16 +125,22 @@ impl Compute {
             !set_abort.is_null()
         };
         // SAFETY: a device of this library; what has no events gives none.
-        let event = || unsafe { (heap.library().functions.ggml_backend_event_new)(device.handle()) };
-        let events = (0..AHEAD).map(|_| event()).take_while(|event| !event.is_null()).collect();
-        Ok(Compute { heap: heap.clone(), backend, events, counts_nodes, watch, running: Mutex::default() })
+        let event = |_| unsafe { (heap.library().functions.ggml_backend_event_new)(device.handle()) };
+        let ahead = if device.takes_pieces_ahead() { AHEAD } else { 0 };
+        let events = (0..ahead).map(event).take_while(|event| !event.is_null()).collect();
+        let (running, broken) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Compute { heap: heap.clone(), backend, events, counts_nodes, watch, running, broken })
     }
 
-    /// Begins a run, when the one before has ended.
-    fn begin(&self, cancel: &Arc<AtomicBool>) -> Run<'_> {
+    fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Begins a run of graphs, when the one before has ended.
+    fn begin<'a>(&'a self, graphs: &'a Version, cancel: &Arc<AtomicBool>) -> Run<'a> {
         let alone = lock(&self.running);
         *lock(&self.watch.cancel) = cancel.clone();
-        Run { compute: self, _alone: alone, pieces: 0, under_way: VecDeque::new() }
+        Run { compute: self, _graphs: graphs, _alone: alone, pieces: 0, under_way: VecDeque::new() }
     }
 
     /// Notes that nodes were computed, unless the backend does so itself.
@@ -155,6 +166,8 @@ impl Drop for Compute {
 /// A graph that runs, piece by piece: some of them are enqueued ahead, few enough that it can be stopped soon.
 struct Run<'a> {
     compute: &'a Compute,
+    /// What it runs is there until it has ended.
+    _graphs: &'a Version,
     _alone: MutexGuard<'a, ()>,
     /// Pieces that were enqueued.
     pieces: usize,
@@ -162,54 +175,82 @@ struct Run<'a> {
     under_way: VecDeque<u64>,
 }
 
+/// What a call gives back, or a failure if the library has told of one meanwhile: waits have no status, and Metal's calls for a run that has failed say that it
+/// has not.
+fn watched(call: impl FnOnce() -> i32) -> std::result::Result<(), i32> {
+    let before = log::errors();
+    match call() {
+        0 if log::errors() > before => Err(FAILED),
+        0 => Ok(()),
+        status => Err(status),
+    }
+}
+
 impl Run<'_> {
     /// Gives the device a piece, of so many nodes of ours. It may not have ended when this returns.
     fn enqueue(&mut self, graph: Object, nodes: u64) -> std::result::Result<(), i32> {
         let Compute { heap, backend, events, .. } = self.compute;
         let f = &heap.library().functions;
-        let event = match events.len() {
-            0 => None,
-            n => Some((events[self.pieces % n], self.under_way.len() == n)),
-        };
-        let _order = heap.lock();
-        // SAFETY: a graph whose tensors have their places in memory of this device, run by one thread at a time, and kept until it has ended.
-        let status = unsafe {
-            match event {
-                None => (f.ggml_backend_graph_compute)(*backend, graph),
-                Some((event, is_waited_for)) => {
-                    if is_waited_for {
-                        (f.ggml_backend_event_synchronize)(event);
-                        self.compute.note(self.under_way.pop_front().unwrap_or_default());
-                    }
-                    let status = (f.ggml_backend_graph_compute_async)(*backend, graph);
-                    (f.ggml_backend_event_record)(event, *backend);
-                    status
-                }
-            }
-        };
-        self.pieces += 1;
-        match event {
-            Some(_) => self.under_way.push_back(nodes),
-            None => self.compute.note(nodes),
+        if events.is_empty() {
+            let _order = heap.lock();
+            // SAFETY: a graph whose tensors have their places in memory of this device, run by one thread at a time.
+            let status = watched(|| unsafe { (f.ggml_backend_graph_compute)(*backend, graph) });
+            self.compute.note(nodes);
+            return status;
         }
-        if status == 0 { Ok(()) } else { Err(status) }
+        if self.under_way.len() == events.len() {
+            self.wait_for_oldest()?;
+        }
+        let event = events[self.pieces % events.len()];
+        self.pieces += 1;
+        self.under_way.push_back(nodes);
+        let _order = heap.lock();
+        // SAFETY: as above; the graph is kept until it has ended, and nobody waits for the event.
+        watched(|| unsafe {
+            let status = (f.ggml_backend_graph_compute_async)(*backend, graph);
+            (f.ggml_backend_event_record)(event, *backend);
+            status
+        })
     }
 
-    /// Waits for what was enqueued.
-    fn finish(&mut self) {
+    /// Waits for the oldest piece that is under way. Others may use the device meanwhile.
+    fn wait_for_oldest(&mut self) -> std::result::Result<(), i32> {
+        let Compute { heap, events, .. } = self.compute;
+        let oldest = self.pieces - self.under_way.len();
+        let Some(nodes) = self.under_way.pop_front() else { return Ok(()) };
+        let wait = heap.library().functions.ggml_backend_event_synchronize;
+        let waited = watched(|| {
+            // SAFETY: an event of this stream that was recorded.
+            unsafe { wait(events[oldest % events.len()]) };
+            0
+        });
+        self.compute.note(nodes);
+        waited
+    }
+
+    /// Waits for what was enqueued: for each event, because Vulkan's have something of the driver's until somebody has waited for them.
+    fn finish(&mut self) -> std::result::Result<(), i32> {
         if self.under_way.is_empty() {
-            return;
+            return Ok(());
+        }
+        let mut waited = Ok(());
+        while !self.under_way.is_empty() {
+            waited = waited.and(self.wait_for_oldest());
         }
         let _order = self.compute.heap.lock();
-        // SAFETY: a stream of the library.
-        unsafe { (self.compute.heap.library().functions.ggml_backend_synchronize)(self.compute.backend) };
-        self.under_way.drain(..).for_each(|nodes| self.compute.note(nodes));
+        let synchronize = self.compute.heap.library().functions.ggml_backend_synchronize;
+        waited.and(watched(|| {
+            // SAFETY: a stream of the library.
+            unsafe { synchronize(self.compute.backend) };
+            0
+        }))
     }
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        self.finish();
+        // Whoever gave it up has another error to tell.
+        let _ = self.finish();
     }
 }
 
@@ -225,30 +266,38 @@ impl GgmlStream {
         GgmlStream { engine, cancel, compute: None }
     }
 
+    /// The stream of the library, which all queues of the device have.
+    fn compute(&mut self) -> Result<Arc<Compute>> {
+        let compute = match self.compute.take() {
+            Some(open) if !open.is_broken() => open,
+            _ => self.engine.compute()?,
+        };
+        Ok(self.compute.insert(compute).clone())
+    }
+
     fn run(&mut self, program: &Program) -> Result<Span> {
         let mut parts = program.lock();
-        let engine = &self.engine;
-        let compute = match self.compute.take() {
-            Some(open) => open,
-            None => engine.compute()?,
-        };
-        let compute = self.compute.insert(compute);
+        let compute = self.compute()?;
         let start = Instant::now();
         let version = program.version(&mut parts, &self.cancel)?;
-        let mut run = compute.begin(&self.cancel);
+        let failed = |status| {
+            compute.broken.fetch_or(status != ABORTED, Ordering::Relaxed);
+            self.engine.failed(status)
+        };
+        let mut run = compute.begin(version, &self.cancel);
         for piece in &version.pieces {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(Error::Cancelled);
             }
             if piece.looks_at_values() {
-                run.finish();
+                run.finish().map_err(failed)?;
             }
-            match program.prepare(version, piece, &engine.id, &self.cancel)? {
-                Some(graph) => run.enqueue(graph, piece.count).map_err(|status| engine.failed(status))?,
+            match program.prepare(version, piece, &self.engine.id, &self.cancel)? {
+                Some(graph) => run.enqueue(graph, piece.count).map_err(failed)?,
                 None => compute.note(piece.count),
             }
         }
-        run.finish();
+        run.finish().map_err(failed)?;
         Ok(Span { start, end: Instant::now() })
     }
 }

@@ -1,5 +1,5 @@
-//! Long writes to a card and reads from it: through pinned memory of the host, piece by piece, on a stream of their own, so that a piece is copied here
-//! while the one before is on its way.
+//! Long writes to a card and reads from it: through pinned memory of the host, piece by piece, on a stream of their own. A piece of a write is copied here while
+//! the one before is on its way.
 
 use crate::functions::{Functions, Object};
 use crate::memory::Heap;
@@ -21,7 +21,7 @@ pub(crate) struct Transfer {
 unsafe impl Send for Transfer {}
 
 impl Transfer {
-    /// One for a device. `None` if it has no pinned memory, or no stream.
+    /// One for a device. `None` if it has no such memory, or no stream. Some libraries give plain memory where they have no pinned one.
     pub(crate) fn open(heap: &Heap) -> Option<Transfer> {
         let (f, device) = (&heap.library().functions, heap.device.handle());
         let _order = heap.lock();
@@ -81,21 +81,16 @@ impl Transfer {
     /// The tensor is of this device, and has so many bytes there.
     pub(crate) unsafe fn read(&mut self, heap: &Heap, tensor: Object, offset: usize, out: &mut [u8]) {
         let f = &heap.library().functions;
-        for (number, pieces) in out.chunks_mut(PIECE * PIECES).enumerate() {
-            let _order = heap.lock();
-            for (slot, piece) in pieces.chunks(PIECE).enumerate() {
-                let at = offset + number * PIECE * PIECES + slot * PIECE;
-                // SAFETY: a piece of the pinned memory, of which nothing is under way, and a part of the tensor.
-                unsafe {
-                    let to = self.memory.add(slot * PIECE);
-                    (f.ggml_backend_tensor_get_async)(self.backend, tensor, to.cast(), at, piece.len());
-                }
-            }
-            // SAFETY: a stream of the library; what was read is there then.
+        for (number, piece) in out.chunks_mut(PIECE * PIECES).enumerate() {
+            let at = offset + number * PIECE * PIECES;
+            // SAFETY: the pinned memory, of which nothing is under way, and a part of the tensor; a stream of the library.
             unsafe {
+                let _order = heap.lock();
+                (f.ggml_backend_tensor_get_async)(self.backend, tensor, self.memory.cast(), at, piece.len());
                 (f.ggml_backend_synchronize)(self.backend);
-                pieces.copy_from_slice(std::slice::from_raw_parts(self.memory, pieces.len()));
             }
+            // SAFETY: what was read is there now.
+            piece.copy_from_slice(unsafe { std::slice::from_raw_parts(self.memory, piece.len()) });
         }
     }
 }
