@@ -82,6 +82,22 @@ fn vulkan_devices_conform() {
     those_of_the_list_conform(|backend| backend == "vulkan");
 }
 
+/// Drivers on processors compute so only when it is asked for.
+#[test]
+fn vulkan_products_of_whole_numbers_conform() {
+    if outboard_vulkan::find().is_empty() {
+        return println!("skipped: there is no Vulkan device");
+    }
+    for op in ["MUL_MAT", "MUL_MAT_ID"] {
+        let mut cases = Command::new(std::env::current_exe().unwrap());
+        cases.args(["--exact", "vulkan_devices_conform", "--nocapture"]).envs([(outboard_vulkan::DOT, "1"), (OP, op)]);
+        let out = cases.output().unwrap();
+        let said = String::from_utf8_lossy(&out.stdout);
+        assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+        println!("{}", said.lines().find(|line| line.starts_with(&format!("{op} "))).unwrap_or_default());
+    }
+}
+
 /// Without a card, `outboard-cuda` has the same on an emulator.
 #[test]
 fn cuda_devices_conform() {
@@ -106,6 +122,8 @@ fn vulkan_is_used_by_its_rules() {
     cases
         .args(["--exact", "vulkan_devices_conform", "--nocapture"])
         .env("VK_INSTANCE_LAYERS", "VK_LAYER_KHRONOS_validation")
+        // They have more passes than those of floats.
+        .env(outboard_vulkan::DOT, "1")
         .env("VK_LAYER_SETTINGS_PATH", settings)
         // ggml has an instance of its own, whose use of Vulkan is not ours.
         .env_remove(outboard_ggml::VARIABLE);

@@ -38,6 +38,34 @@ pub fn wrong_value(graph: &Graph, id: &str, fault: [u32; 4]) -> Option<Error> {
     Some(Error::Device { device: id.to_owned(), op, detail })
 }
 
+/// What `sum` adds to `product`, a MUL_MAT, if it is all that is made of it: then one kernel may compute both, if it writes every element of the result once,
+/// and has read what is added to that element before. `uses` are those of the graph ([`Graph::uses`]).
+pub fn added_to_product(
+    graph: &Graph,
+    placement: &Placement,
+    uses: &[usize],
+    product: TensorId,
+    sum: TensorId,
+) -> Option<TensorId> {
+    let (made, result) = (graph.tensor(product), graph.tensor(sum));
+    let Some(Op::Binary(binary)) = result.op() else { return None };
+    let is_alone = uses[product.index()] == 1 && !made.is_output() && matches!(made.op(), Some(Op::MulMat(_)));
+    if binary.kind != BinaryKind::Add || !is_alone || result.ne() != made.ne() {
+        return None;
+    }
+    let added = match *result.srcs() {
+        [Some(a), Some(b)] if a == product && b != product => b,
+        [Some(a), Some(b)] if b == product && a != product && graph.tensor(a).ne() == made.ne() => a,
+        _ => return None,
+    };
+    // An element may be written where the one that is added was read.
+    let (to, from) = (placement.bytes(graph, sum)?, placement.bytes(graph, added)?);
+    let is_in_place = from == to && graph.tensor(added).layout().nb() == result.layout().nb();
+    let mut read = made.sources().filter_map(|src| placement.bytes(graph, src));
+    let is_apart = read.all(|src| !to.meets(&src)) && (!to.meets(&from) || is_in_place);
+    is_apart.then_some(added)
+}
+
 /// What `product` multiplies each row of a norm with, if it is all that is made of the norm: then one kernel may compute both. `uses` are those of
 /// the graph ([`Graph::uses`]).
 pub fn scale_of_norm(

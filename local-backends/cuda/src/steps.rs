@@ -6,8 +6,7 @@ mod rotations;
 use crate::gpu::Gpu;
 use crate::kernels::{Function, Kernel};
 use crate::launch::{Launch, PARAMS, Pass, launch};
-use outboard_core::local::card::scale_of_norm;
-use outboard_core::op::{BinaryKind, Op};
+use outboard_core::local::card::{added_to_product, scale_of_norm};
 use outboard_core::{Error, Graph, PlacedBytes, Placement, Result, TensorId};
 use std::sync::Arc;
 
@@ -182,29 +181,10 @@ impl Plan<'_> {
         Some(product)
     }
 
-    /// What `sum` adds to a product, if it is all that is made of the product.
+    /// What `sum` adds to a product with few columns.
     fn added_to(&self, product: &Step, sum: TensorId) -> Option<TensorId> {
-        let (graph, placement) = (self.graph, self.placement);
-        let id = product.only()?;
-        let (made, result) = (graph.tensor(id), graph.tensor(sum));
-        let Some(Op::Binary(binary)) = result.op() else { return None };
         let is_vec = product.launch.passes.last().is_some_and(|pass| pass.variant.kernel.is_mul_mat_vec());
-        let is_alone = self.uses[id.index()] == 1 && !made.is_output() && matches!(made.op(), Some(Op::MulMat(_)));
-        if binary.kind != BinaryKind::Add || !is_vec || !is_alone || result.ne() != made.ne() {
-            return None;
-        }
-        let added = match *result.srcs() {
-            [Some(a), Some(b)] if a == id && b != id => b,
-            [Some(a), Some(b)] if b == id && a != id && graph.tensor(a).ne() == made.ne() => a,
-            _ => return None,
-        };
-        // An element may be written where the one that is added was read.
-        let to = placement.bytes(graph, sum)?;
-        let from = placement.bytes(graph, added)?;
-        let is_in_place = from == to && graph.tensor(added).layout().nb() == result.layout().nb();
-        let read = made.sources().filter_map(|src| placement.bytes(graph, src));
-        let is_apart = read.into_iter().all(|src| !to.meets(&src)) && (!to.meets(&from) || is_in_place);
-        is_apart.then_some(added)
+        added_to_product(self.graph, self.placement, self.uses, product.only()?, sum).filter(|_| is_vec)
     }
 
     /// Columns become signed bytes once for all products of them, if possible where they are made.

@@ -1,26 +1,18 @@
-// A tile of a product: 64 rows of weights with 64 columns, by way of shared memory, 4 x 4 results an invocation. LANES is 256.
+// A tile of a product with columns of floats, by way of shared memory.
 
 layout(constant_id = 1) const uint TYPE = F32;
 // Whether columns are whole vectors of 16 bytes, in place and length.
 layout(constant_id = 2) const bool WIDE = false;
 
-const uint TILE = 64, DEPTH = 16;
+#include "results.glsl"
+
+const uint DEPTH = 16;
 
 // Weights and columns, the length first; a place more than a tile, so that neighbours are in different banks.
 shared float weights[DEPTH][TILE + 1], inputs[DEPTH][TILE + 1];
 
-// Of this invocation: rows of the tile first, then columns.
-float sums[4][4];
-
-// The row or the column of the tile of which an invocation brings elements.
-uint brought() {
-    return gl_LocalInvocationID.x / 4;
-}
-
-// Row and column of the tile that a result stands for.
-uvec2 place_of(uint result) {
-    uint lane = gl_LocalInvocationID.x;
-    return uvec2(lane % 16 + result / 4 * 16, lane / 16 + result % 4 * 16);
+uvec2 column_at(Tensor b, uint i1, uint i2, uint i3) {
+    return row(b, i1, i2, i3);
 }
 
 // Sums over `k` elements; `weight_row` and `column` are those that this invocation brings.

@@ -43,12 +43,15 @@ pub struct OpenOptions {
     pub interposer: Option<Interposer>,
     /// Matrix units that the driver does not say it has, in tests.
     pub units: Option<Units>,
+    /// Products of whole numbers also where the driver has no instructions for them, in tests.
+    pub dot: bool,
 }
 
 impl Default for OpenOptions {
     /// Nothing kept, and patience of ten minutes: as long as queues wait for one another, and longer than a node takes.
     fn default() -> OpenOptions {
-        OpenOptions { pipelines: None, patience: Duration::from_secs(600), interposer: None, units: None }
+        let patience = Duration::from_secs(600);
+        OpenOptions { pipelines: None, patience, interposer: None, units: None, dot: false }
     }
 }
 

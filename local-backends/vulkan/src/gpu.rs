@@ -2,10 +2,12 @@
 
 use crate::cache::PipelineFile;
 use crate::device::OpenOptions;
+use crate::dot::DOT;
 use crate::instance::{Physical, Vulkan, vulkan};
+use crate::launch::Fast;
 use crate::pipelines::{Making, Pipelines};
-use crate::trust::is_right;
-use crate::units::{UNITS, Units};
+use crate::trust::{Checked, is_right};
+use crate::units::UNITS;
 use ash::vk;
 use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
@@ -43,8 +45,8 @@ pub(crate) struct Gpu {
     file: Option<PipelineFile>,
     /// Whether a thread is to write them.
     saving: AtomicBool,
-    /// Matrix units that were seen to compute what they should.
-    units: OnceLock<Units>,
+    /// What it has for products that was seen to compute what it should.
+    fast: OnceLock<Fast>,
     /// Whether it is used. It is lost when its driver says so.
     pub(crate) health: CardHealth,
 }
@@ -55,15 +57,23 @@ impl fmt::Debug for Gpu {
     }
 }
 
+/// Whether products of whole numbers are to be used, where the driver has them.
+fn wants_dot(physical: &Physical, options: &OpenOptions) -> bool {
+    let said = if options.dot { "1".to_owned() } else { std::env::var(DOT).unwrap_or_default() };
+    physical.dot.is_wanted(&said)
+}
+
 /// The driver's device, with one queue.
 fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::result::Result<ash::Device, vk::Result> {
     let priorities = [1.0];
     let queues =
         [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
+    let has_dot = wants_dot(physical, options);
     let extensions: Vec<_> = [
         physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
         physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
         physical.units.map(|_| ash::khr::cooperative_matrix::NAME.as_ptr()),
+        has_dot.then_some(ash::khr::shader_integer_dot_product::NAME.as_ptr()),
     ]
     .into_iter()
     .flatten()
@@ -75,12 +85,16 @@ fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::r
         .shader_float16(has_units)
         .vulkan_memory_model(has_units);
     let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
+    let mut dot = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default().shader_integer_dot_product(true);
     let mut info = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queues)
         .enabled_extension_names(&extensions)
         .push_next(&mut features);
     if has_units {
         info = info.push_next(&mut matrices);
+    }
+    if has_dot {
+        info = info.push_next(&mut dot);
     }
     // SAFETY: a physical device of this instance, with extensions and features that it has.
     let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }?;
@@ -93,6 +107,17 @@ fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::r
 impl Gpu {
     /// Opens the device of this number.
     pub(crate) fn open(number: usize, id: &str, options: &OpenOptions) -> Result<Arc<Gpu>> {
+        let gpu = Gpu::open_unchecked(number, id, options)?.with_products_checked(options);
+        if !gpu.health.is_over() {
+            return Ok(gpu);
+        }
+        tracing::warn!(
+            "{id}: it did not survive the check of its products, and is opened again without what was checked"
+        );
+        Ok(Arc::new(Gpu::open_unchecked(number, id, options)?))
+    }
+
+    fn open_unchecked(number: usize, id: &str, options: &OpenOptions) -> Result<Gpu> {
         let error = |detail: String| Error::Device { device: id.to_owned(), op: None, detail };
         let vulkan = vulkan().ok_or_else(|| error("there is no Vulkan on this host any more".into()))?;
         let physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
@@ -126,10 +151,9 @@ impl Gpu {
                 pipelines: ManuallyDrop::new(pipelines),
                 file,
                 saving: AtomicBool::new(false),
-                units: OnceLock::new(),
+                fast: OnceLock::new(),
                 health: CardHealth::new(options.patience),
-            }
-            .with_units_checked(options.units)),
+            }),
             Err(error) => {
                 // SAFETY: nothing of it is left.
                 unsafe { device.destroy_device(None) };
@@ -138,22 +162,22 @@ impl Gpu {
         }
     }
 
-    /// The same with its matrix units if they are wanted, or those that a test says it has, if they compute what they should.
-    fn with_units_checked(self, of_test: Option<Units>) -> Arc<Gpu> {
+    /// Decides how it computes products: with matrix units and products of whole numbers, if it has them (or a test says so), they are wanted, and they compute what
+    /// they should.
+    fn with_products_checked(self, options: &OpenOptions) -> Arc<Gpu> {
         let gpu = Arc::new(self);
         let are_wanted = std::env::var_os(UNITS).is_some_and(|value| !value.is_empty());
-        if let Some(units) = gpu.physical.units.filter(|_| are_wanted).or(of_test)
-            && is_right(&gpu, units)
-        {
-            // Nothing else sets it.
-            let _ = gpu.units.set(units);
-        }
+        let units = gpu.physical.units.filter(|_| are_wanted).or(options.units);
+        let units = units.filter(|&units| is_right(&gpu, Checked::Units(units)));
+        let dot = wants_dot(&gpu.physical, options) && is_right(&gpu, Checked::Dot);
+        // Nothing else sets it.
+        let _ = gpu.fast.set(Fast { units, dot });
         gpu
     }
 
-    /// Its matrix units, if it has any that compute what they should.
-    pub(crate) fn units(&self) -> Option<Units> {
-        self.units.get().copied()
+    /// What it has for products that computes what it should.
+    pub(crate) fn fast(&self) -> Fast {
+        self.fast.get().copied().unwrap_or_default()
     }
 
     /// Writes pipelines that are new, some time from now: others may follow.

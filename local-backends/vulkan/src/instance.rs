@@ -1,5 +1,6 @@
 //! The loader of this host, and the physical devices behind it.
 
+use crate::dot::Dot;
 use crate::units::{Units, unbelieved, units};
 use ash::vk;
 use outboard_core::DeviceKind;
@@ -68,6 +69,8 @@ pub(crate) struct Physical {
     pub(crate) has_feedback: bool,
     /// Matrix units that it says it has.
     pub(crate) units: Option<Units>,
+    /// Products of whole numbers that it says it has.
+    pub(crate) dot: Dot,
     pub(crate) kind: DeviceKind,
 }
 
@@ -201,6 +204,7 @@ fn describe(
         has_budget: has(ash::ext::memory_budget::NAME),
         has_feedback: has(ash::ext::pipeline_creation_feedback::NAME),
         units,
+        dot: if has(ash::khr::shader_integer_dot_product::NAME) { Dot::of(instance, handle) } else { Dot::Absent },
         kind,
     };
     let description =

@@ -37,6 +37,8 @@ const QUERY_NUMBERS: usize = 2048;
 const WORKGROUPS: usize = 768;
 /// Parts into which keys are divided at most to have them.
 const MOST_PARTS: usize = 32;
+/// Rows that a workgroup of a product with few columns takes at once.
+pub(crate) const MOST_ROWS: usize = 4;
 /// Results of a tile of a product with many columns, on either side.
 const TILE: usize = 64;
 
@@ -65,8 +67,21 @@ pub(crate) struct Launch {
     pub(crate) table: usize,
     /// Numbers that a pass leaves for the next one, where the table would be.
     pub(crate) scratch: usize,
+    /// Whether the first pass leaves nothing but the columns of its second source as signed bytes, which other products may read, too.
+    pub(crate) packs: bool,
+    /// Whether the last pass adds a third source, if there is one.
+    pub(crate) adds: bool,
     /// Operations, for the division into submissions.
     pub(crate) work: u64,
+}
+
+/// What a device has for products beside plain kernels, and what was seen to compute what it should.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fast {
+    /// Matrix units.
+    pub(crate) units: Option<Units>,
+    /// Products of whole numbers.
+    pub(crate) dot: bool,
 }
 
 /// Limits of one node, by the kind of its driver.
@@ -76,23 +91,22 @@ pub(crate) struct Bounds {
     work: u64,
     /// Iterations of an invocation's loops, all together: lavapipe ends them without a word after 65,535.
     iterations: u64,
-    /// Matrix units that compute what they should.
-    units: Option<Units>,
+    fast: Fast,
 }
 
 impl Bounds {
     /// Those of a card, or of a driver that runs on processors.
     pub(crate) fn of(kind: DeviceKind) -> Bounds {
         match kind {
-            DeviceKind::Cpu => Bounds { work: 1 << 34, iterations: 60_000, units: None },
+            DeviceKind::Cpu => Bounds { work: 1 << 34, iterations: 60_000, fast: Fast::default() },
             // The work of a workgroup is not divided: models need less than a tenth of this.
-            _ => Bounds { work: 1 << 42, iterations: 1 << 24, units: None },
+            _ => Bounds { work: 1 << 42, iterations: 1 << 24, fast: Fast::default() },
         }
     }
 
-    /// The same of a device with these matrix units.
-    pub(crate) fn with_units(self, units: Option<Units>) -> Bounds {
-        Bounds { units, ..self }
+    /// The same of a device that has this.
+    pub(crate) fn with(self, fast: Fast) -> Bounds {
+        Bounds { fast, ..self }
     }
 }
 
@@ -104,8 +118,11 @@ fn lanes_of_row(n: usize) -> u32 {
 impl Launch {
     /// `constants` come behind the size of a workgroup.
     fn new(kernel: Kernel, lanes: u32, constants: &[u32], groups: usize) -> Launch {
-        let passes = vec![Pass::new(kernel, lanes, constants, groups)];
-        Launch { passes, params: [0; PARAMS], table: 0, scratch: 0, work: 0 }
+        Launch::of(vec![Pass::new(kernel, lanes, constants, groups)])
+    }
+
+    fn of(passes: Vec<Pass>) -> Launch {
+        Launch { passes, params: [0; PARAMS], table: 0, scratch: 0, packs: false, adds: false, work: 0 }
     }
 
     /// One invocation for each of so many elements.
@@ -178,7 +195,7 @@ fn is_wide(tensor: &Tensor) -> bool {
 /// How a node that computes something is computed; `None` if it is not supported.
 pub(crate) fn launch(graph: &Graph, id: TensorId, bounds: &Bounds) -> Option<Launch> {
     let node = Node { graph, tensor: graph.tensor(id) };
-    let launch = launch_of(&node, bounds.units)?;
+    let launch = launch_of(&node, bounds.fast)?;
     let cost = cost(&node)?;
     (cost.work <= bounds.work && cost.iterations <= bounds.iterations).then_some(Launch { work: cost.work, ..launch })
 }
@@ -244,7 +261,7 @@ fn selection_cost(node: &Node) -> Option<Cost> {
     Some(Cost { work: (x.elements() as u64).saturating_mul(passes), iterations })
 }
 
-fn launch_of(node: &Node, units: Option<Units>) -> Option<Launch> {
+fn launch_of(node: &Node, fast: Fast) -> Option<Launch> {
     let graph = node.graph;
     let all_fit = fits(node.tensor) && node.tensor.sources().all(|src| fits(graph.tensor(src)));
     if !all_fit {
@@ -262,8 +279,8 @@ fn launch_of(node: &Node, units: Option<Units>) -> Option<Launch> {
         Op::FlashAttn(op) => flash_attn(node, op),
         Op::GetRows(_) => get_rows(node),
         Op::Glu(op) => Some(glu(node, op)),
-        Op::MulMat(_) => mul_mat(node, units),
-        Op::MulMatId(_) => mul_mat_id(node),
+        Op::MulMat(_) => mul_mat(node, fast),
+        Op::MulMatId(_) => mul_mat_id(node, fast),
         Op::Norm(op) => Some(norm(node, op)),
         Op::Reduce(op) => Some(Launch::of_rows(
             Kernel::SumRows,
@@ -419,20 +436,20 @@ fn is_whole(tensor: &Tensor) -> bool {
         && tensor.layout().nb()[1..].iter().all(|stride| stride % 4 == 0)
 }
 
-/// Rows that a workgroup of a product with more than four columns takes at once: of these types, four do not fit a card's registers.
+/// Rows that a workgroup of a product with more than four columns of floats takes at once: of these types, four do not fit a card's registers.
 pub(crate) fn rows_of_many(dtype: DType) -> usize {
-    if matches!(dtype, DType::Q3_K | DType::Q6_K) { 2 } else { 4 }
+    if matches!(dtype, DType::Q3_K | DType::Q6_K) { 2 } else { MOST_ROWS }
 }
 
 /// Invocations of a workgroup of a product of `m` rows of weights with few columns, and the rows that it takes at once: more need the columns
-/// less often, fewer keep more workgroups busy. Measured on an H100.
-fn lanes_and_rows(a: &Tensor, m: usize, columns: usize) -> (u32, usize) {
+/// less often, fewer keep more workgroups busy. Of more than four columns there are `of_many`. Measured on an H100.
+fn lanes_and_rows(a: &Tensor, m: usize, columns: usize, of_many: usize) -> (u32, usize) {
     match columns {
         // Few rows have few workgroups, each of which waits for memory as often as it goes through its rows.
         0 | 1 if m < 8192 => (if a.ne()[0] < 4096 { 64 } else { 128 }, 2),
         _ if m < 512 => (64, 2),
         0..=4 => (64, 4),
-        _ => (ROW_LANES, rows_of_many(a.dtype())),
+        _ => (ROW_LANES, of_many),
     }
 }
 
@@ -440,6 +457,33 @@ fn lanes_and_rows(a: &Tensor, m: usize, columns: usize) -> (u32, usize) {
 pub(crate) fn copy_pass(vectors: u32) -> Pass {
     // Each invocation copies two.
     Pass::new(Kernel::Copy, ELEMENT_LANES, &[], vectors.div_ceil(2 * ELEMENT_LANES) as usize)
+}
+
+/// Invocations of a workgroup that makes columns bytes, each of which has a group of 32 elements.
+pub(crate) const PACK_LANES: u32 = 64;
+
+/// Columns as signed bytes with their scales, for products of whole numbers (`shaders/packed.glsl`).
+fn pack(k: usize, columns: usize, is_wide: bool) -> Pass {
+    let groups = (k / 32).div_ceil(PACK_LANES as usize) * columns;
+    Pass::new(Kernel::Quantize, PACK_LANES, &[u32::from(is_wide)], groups)
+}
+
+/// What kernels that read bytes are told of columns: it is all the same to them.
+const NOT_WIDE: u32 = 0;
+
+/// Numbers that they take.
+fn packed(k: usize, columns: usize) -> usize {
+    (k + k / 4).next_multiple_of(16) / 4 * columns
+}
+
+/// Whether weights of a type are whole numbers of a byte times scales.
+fn are_bytes(weights: &Tensor) -> bool {
+    weights.dtype().is_quantized() && weights.dtype() != DType::Q8_K && weights.ne()[0] > 0
+}
+
+/// Whether a card needs more time to make weights of a type floats than to read them (BENCHMARKS.md): then it pays to make even a single column bytes.
+fn are_slow_as_floats(dtype: DType) -> bool {
+    matches!(dtype, DType::Q2_K | DType::Q3_K)
 }
 
 /// A product of `m` rows of `k` weights with `n` columns, so many times.
@@ -476,7 +520,24 @@ impl Product {
         ]
     }
 
-    /// Numbers that the first of these leaves for the second: of each column one, and halves up to a multiple of 64.
+    /// Of whole numbers: first columns become bytes. In tiles, if they are many.
+    pub(crate) fn by_dot(&self, dtype: u32, (lanes, rows): (u32, usize)) -> Vec<Pass> {
+        let is_whole = u32::from(self.is_whole);
+        let product = if self.n > FEW_COLUMNS {
+            Pass::new(Kernel::MulMatDot, 256, &[dtype, is_whole], self.tiles(TILE, TILE))
+        } else {
+            let constants = [dtype, rows as u32, self.n.max(1) as u32, NOT_WIDE, is_whole];
+            Pass::new(Kernel::MulMatVecDot, lanes, &constants, self.m.div_ceil(rows) * self.batches)
+        };
+        vec![pack(self.k, self.n * self.batches, self.is_wide), product]
+    }
+
+    /// Numbers that the first of these leaves for the second.
+    pub(crate) fn packed(&self) -> usize {
+        packed(self.k, self.n * self.batches)
+    }
+
+    /// Numbers that the first pass leaves for matrix units: of each column one, and halves up to a multiple of 64.
     pub(crate) fn scratch(&self) -> usize {
         let columns = self.n * self.batches;
         columns.next_multiple_of(4) + columns * self.k.next_multiple_of(64) / 2
@@ -488,43 +549,67 @@ fn are_halves(dtype: DType) -> bool {
     dtype == DType::F16 || dtype.is_quantized() && !matches!(dtype, DType::MXFP4 | DType::Q8_K)
 }
 
-fn mul_mat(node: &Node, units: Option<Units>) -> Option<Launch> {
+fn mul_mat(node: &Node, fast: Fast) -> Option<Launch> {
     let (a, b) = (node.src(0)?, node.src(1)?);
     let [m, n, b2, b3] = node.tensor.ne();
-    let (dtype, wide) = (number(a.dtype()), u32::from(is_wide(b)));
-    if n > FEW_COLUMNS {
-        let (is_wide, is_whole) = (is_wide(b), is_whole(a));
-        let product = Product { m, n, k: a.ne()[0], batches: b2 * b3, is_wide, is_whole };
-        let units = units.filter(|_| are_halves(a.dtype()) && a.ne()[0] > 0);
-        let passes = units.map_or_else(|| vec![product.plain(dtype)], |units| product.by_units(units, dtype));
-        let scratch = if units.is_some() { product.scratch() } else { 0 };
-        return Some(Launch { passes, params: [0; PARAMS], table: 0, scratch, work: 0 });
+    let (dtype, batches) = (number(a.dtype()), b2 * b3);
+    let product = Product { m, n, k: a.ne()[0], batches, is_wide: is_wide(b), is_whole: is_whole(a) };
+    let many = n > FEW_COLUMNS;
+    let by_dot = fast.dot && are_bytes(a) && (n > 1 || are_slow_as_floats(a.dtype()));
+    let units = fast.units.filter(|_| many && are_halves(a.dtype()) && a.ne()[0] > 0);
+    if let Some(units) = units {
+        return Some(Launch { scratch: product.scratch(), ..Launch::of(product.by_units(units, dtype)) });
     }
-    let (lanes, rows) = lanes_and_rows(a, m, n);
-    let constants = [dtype, rows as u32, n.max(1) as u32, wide, u32::from(is_whole(a))];
-    Some(Launch::new(Kernel::MulMatVec, lanes, &constants, m.div_ceil(rows) * b2 * b3))
+    let (lanes, rows) = lanes_and_rows(a, m, n, if by_dot { MOST_ROWS } else { rows_of_many(a.dtype()) });
+    if by_dot {
+        let launch = Launch::of(product.by_dot(dtype, (lanes, rows)));
+        return Some(Launch { scratch: product.packed(), packs: true, adds: !many, ..launch });
+    }
+    if many {
+        return Some(Launch::of(vec![product.plain(dtype)]));
+    }
+    let constants = [dtype, rows as u32, n.max(1) as u32, u32::from(product.is_wide), u32::from(product.is_whole)];
+    let launch = Launch::new(Kernel::MulMatVec, lanes, &constants, m.div_ceil(rows) * batches);
+    Some(Launch { adds: true, ..launch })
 }
 
-fn mul_mat_id(node: &Node) -> Option<Launch> {
+fn mul_mat_id(node: &Node, fast: Fast) -> Option<Launch> {
     let (a, b) = (node.src(0)?, node.src(1)?);
     let [m, used, tokens, _] = node.tensor.ne();
-    let (dtype, wide) = (number(a.dtype()), u32::from(is_wide(b)));
+    let has_bytes = fast.dot && are_bytes(a);
     if tokens > FEW_COLUMNS && a.ne()[2] <= MOST_EXPERTS {
-        return mul_mat_id_sorted(a, [m, used, tokens], [dtype, wide]);
+        return mul_mat_id_sorted(a, b, [m, used, tokens], has_bytes);
     }
-    let (lanes, rows) = lanes_and_rows(a, m, 1);
-    let constants = [dtype, rows as u32, 1, wide, u32::from(is_whole(a))];
-    Some(Launch::new(Kernel::MulMatId, lanes, &constants, m.div_ceil(rows) * used * tokens))
+    let (lanes, rows) = lanes_and_rows(a, m, 1, MOST_ROWS);
+    let by_dot = has_bytes && are_slow_as_floats(a.dtype());
+    let wide = if by_dot { NOT_WIDE } else { u32::from(is_wide(b)) };
+    let constants = [number(a.dtype()), rows as u32, 1, wide, u32::from(is_whole(a))];
+    let groups = m.div_ceil(rows) * used * tokens;
+    if !by_dot {
+        return Some(Launch::new(Kernel::MulMatId, lanes, &constants, groups));
+    }
+    let (k, columns) = (a.ne()[0], b.layout().rows());
+    let mut launch = Launch::new(Kernel::MulMatIdDot, lanes, &constants, groups);
+    launch.passes.insert(0, pack(k, columns, is_wide(b)));
+    Some(Launch { scratch: packed(k, columns), packs: true, ..launch })
 }
 
 /// MUL_MAT_ID with many tokens: columns are sorted by expert, so that a tile's weights are read once for all of its columns.
-fn mul_mat_id_sorted(a: &Tensor, [m, used, tokens]: [usize; 3], constants: [u32; 2]) -> Option<Launch> {
+fn mul_mat_id_sorted(a: &Tensor, b: &Tensor, [m, used, tokens]: [usize; 3], has_bytes: bool) -> Option<Launch> {
     let pairs = used * tokens;
     let tiles = a.ne()[2].min(pairs) + pairs / TILE;
+    let (dtype, groups) = (number(a.dtype()), m.div_ceil(TILE) * tiles);
     let mut launch = Launch::new(Kernel::MulMatIdSort, ELEMENT_LANES, &[], 1);
-    launch.passes.push(Pass::new(Kernel::MulMatIdTiles, 256, &constants, m.div_ceil(TILE) * tiles));
     launch.scratch = 4 + 4 * tiles + pairs;
-    Some(launch.with(&[u32::try_from(tiles).ok()?]))
+    let begin = launch.scratch.next_multiple_of(4);
+    if has_bytes {
+        launch.passes.push(pack(a.ne()[0], b.layout().rows(), is_wide(b)));
+        launch.passes.push(Pass::new(Kernel::MulMatIdTilesDot, 256, &[dtype, u32::from(is_whole(a))], groups));
+        launch.scratch = begin + packed(a.ne()[0], b.layout().rows());
+    } else {
+        launch.passes.push(Pass::new(Kernel::MulMatIdTiles, 256, &[dtype, u32::from(is_wide(b))], groups));
+    }
+    Some(launch.with(&[u32::try_from(tiles).ok()?, u32::try_from(begin).ok()?]))
 }
 
 fn norm(node: &Node, op: &op::Norm) -> Launch {
@@ -590,7 +675,7 @@ mod tests {
         let unary = UnaryKind::ALL.len() as u32;
         assert_eq!([named("unary.comp", "SCALE"), named("unary.comp", "CLAMP")], [Some(unary), Some(unary + 1)]);
         assert_eq!(named("common.glsl", "RESULT"), Some(op::MAX_SRCS as u32));
-        assert_eq!(named("tile.glsl", "TILE"), Some(TILE as u32));
+        assert_eq!(named("results.glsl", "TILE"), Some(TILE as u32));
         assert_eq!(named("mul_mat_id_sort.comp", "TILE"), Some(TILE as u32));
         assert_eq!(named("mul_mat_id_sort.comp", "MOST_EXPERTS"), Some(MOST_EXPERTS as u32));
         assert_eq!(named("flash_attn_parts.comp", "MOST_PARTS"), Some(MOST_PARTS as u32));

@@ -12,6 +12,7 @@ mod allocation;
 mod cache;
 mod commands;
 mod device;
+mod dot;
 mod gpu;
 mod instance;
 mod interposer;
@@ -28,6 +29,7 @@ mod trust;
 mod units;
 
 pub use device::{OpenOptions, UNSUPPORTED, vulkan_device};
+pub use dot::DOT;
 pub use instance::{Class, Found, find};
 pub use interposer::{Function, Interposer};
 pub use statistics::{Statistics, statistics};

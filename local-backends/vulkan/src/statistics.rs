@@ -2,7 +2,7 @@
 //! (`RADV_FORCE_FAMILY`), so that kernels can be judged without one.
 
 use crate::instance::vulkan;
-use crate::launch::{PENALTY_PART, ROW_LANES, number, rows_of_many};
+use crate::launch::{MOST_ROWS, PACK_LANES, PENALTY_PART, ROW_LANES, number, rows_of_many};
 use crate::pipelines::{Kernel, Making, Pipelines, Variant};
 use ash::vk;
 use outboard_core::DType;
@@ -40,15 +40,18 @@ pub fn statistics() -> Result<Vec<Statistics>, String> {
     let priorities = [1.0];
     let queues =
         [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
-    let extensions = [ash::khr::pipeline_executable_properties::NAME.as_ptr()];
+    let extensions =
+        [ash::khr::pipeline_executable_properties::NAME.as_ptr(), ash::khr::shader_integer_dot_product::NAME.as_ptr()];
     let mut features12 =
         vk::PhysicalDeviceVulkan12Features::default().timeline_semaphore(true).buffer_device_address(true);
+    let mut dot = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default().shader_integer_dot_product(true);
     let mut properties =
         vk::PhysicalDevicePipelineExecutablePropertiesFeaturesKHR::default().pipeline_executable_info(true);
     let info = vk::DeviceCreateInfo::default()
         .queue_create_infos(&queues)
         .enabled_extension_names(&extensions)
         .push_next(&mut features12)
+        .push_next(&mut dot)
         .push_next(&mut properties);
     // SAFETY: a physical device of this instance; what it lacks is an error.
     let device = unsafe { vulkan.instance.create_device(physical.handle, &info, None) }
@@ -89,7 +92,17 @@ pub(crate) fn variants() -> Vec<(String, Variant)> {
         for (lanes, rows, columns) in [(64, 4, 1), (128, 2, 1), (64, 4, 4), (ROW_LANES, rows_of_many(dtype) as u32, 8)]
         {
             let constants = vec![lanes, of, rows, columns, 1, 1];
-            add(format!("mul_mat_vec {dtype} columns={columns} rows={rows}"), Kernel::MulMatVec, constants);
+            add(format!("mul_mat_vec {dtype} columns={columns} rows={rows}"), Kernel::MulMatVec, constants.clone());
+            if dtype.is_quantized() {
+                let rows = if columns == 8 { MOST_ROWS as u32 } else { rows };
+                let constants = vec![lanes, of, rows, columns, 1, 1];
+                add(format!("mul_mat_vec_dot {dtype} columns={columns} rows={rows}"), Kernel::MulMatVecDot, constants);
+            }
+        }
+        if dtype.is_quantized() {
+            add(format!("mul_mat_id_dot {dtype}"), Kernel::MulMatIdDot, vec![64, of, 4, 1, 1, 1]);
+            add(format!("mul_mat_dot {dtype}"), Kernel::MulMatDot, vec![256, of, 1]);
+            add(format!("mul_mat_id_tiles_dot {dtype}"), Kernel::MulMatIdTilesDot, vec![256, of, 1]);
         }
         add(format!("mul_mat_id {dtype}"), Kernel::MulMatId, vec![64, of, 4, 1, 1, 1]);
         add(format!("mul_mat {dtype}"), Kernel::MulMat, vec![256, of, 1]);
@@ -119,6 +132,7 @@ pub(crate) fn variants() -> Vec<(String, Variant)> {
     }
     add("flash_attn_parts".to_owned(), Kernel::FlashAttnParts, vec![ROW_LANES]);
     add("mul_mat_id_sort".to_owned(), Kernel::MulMatIdSort, vec![256]);
+    add("quantize".to_owned(), Kernel::Quantize, vec![PACK_LANES, 1]);
     add("norm scaled".to_owned(), Kernel::Norm, vec![256, 0, 1]);
     add("penalty".to_owned(), Kernel::Penalty, vec![256, PENALTY_PART as u32]);
     variants

@@ -3,7 +3,7 @@
 use crate::gpu::Gpu;
 use crate::launch::{Bounds, Launch, Pass, launch};
 use ash::vk;
-use outboard_core::local::card::scale_of_norm;
+use outboard_core::local::card::{added_to_product, scale_of_norm};
 use outboard_core::{Error, Graph, PlacedBytes, Placement, Result, TensorId};
 use std::sync::Arc;
 
@@ -21,13 +21,15 @@ pub(crate) struct Step {
     pub(crate) launch: Launch,
     /// Of each pass, with its workgroups.
     pub(crate) pipelines: Vec<(vk::Pipeline, u64)>,
+    /// Whether a step before it has made its columns bytes.
+    pub(crate) finds_columns: bool,
     /// Whether it must wait for steps before it.
     pub(crate) waits: bool,
 }
 
 /// The nodes that compute something, with their pipelines, and which of them wait for others.
 pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Step>> {
-    let bounds = Bounds::of(gpu.physical.kind).with_units(gpu.units());
+    let bounds = Bounds::of(gpu.physical.kind).with(gpu.fast());
     let uses = graph.uses();
     let mut steps: Vec<Step> = Vec::new();
     for id in graph.nodes() {
@@ -46,26 +48,60 @@ pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Res
         {
             srcs = vec![step.srcs.first().copied().flatten(), Some(scale)];
             launch = step.launch.scaled();
+        } else if let Some(before) = steps.last()
+            && before.launch.adds
+            && let Some(added) = added_to_product(graph, placement, &uses, before.id, id)
+            && let Some(step) = steps.pop()
+        {
+            srcs = [step.srcs, vec![Some(added)]].concat();
+            launch = Launch { adds: false, ..step.launch };
         }
         let pipelines = launch.passes.iter().map(|pass| pipeline(gpu, graph, id, pass)).collect::<Result<_>>()?;
-        steps.push(Step { id, srcs, launch, pipelines, waits: false });
+        steps.push(Step { id, srcs, launch, pipelines, finds_columns: false, waits: false });
     }
     let mut steps = in_levels(graph, placement, steps);
+    pack_once(graph, placement, &mut steps);
     find_waits(graph, placement, &mut steps);
     Ok(steps)
+}
+
+/// What a step does with the scratch memory, which all steps have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scratch {
+    Unused,
+    /// It leaves something there for itself.
+    Own,
+    /// It needs the columns of this source as bytes there.
+    Packed(TensorId),
+}
+
+impl Scratch {
+    fn of(step: &Step) -> Scratch {
+        match step.srcs.get(1).copied().flatten() {
+            _ if step.launch.scratch == 0 => Scratch::Unused,
+            Some(columns) if step.launch.packs => Scratch::Packed(columns),
+            _ => Scratch::Own,
+        }
+    }
+
+    /// Whether both cannot have it at once.
+    fn meets(self, other: Scratch) -> bool {
+        let is_shared = matches!((self, other), (Scratch::Packed(a), Scratch::Packed(b)) if a == b);
+        self != Scratch::Unused && other != Scratch::Unused && !is_shared
+    }
 }
 
 /// What a step reads and writes.
 struct Access {
     reads: Vec<PlacedBytes>,
     writes: Option<PlacedBytes>,
-    uses_scratch: bool,
+    scratch: Scratch,
 }
 
 impl Access {
     fn of(graph: &Graph, placement: &Placement, step: &Step) -> Access {
         let reads = step.srcs.iter().flatten().filter_map(|&src| placement.bytes(graph, src)).collect();
-        Access { reads, writes: placement.bytes(graph, step.id), uses_scratch: step.launch.scratch > 0 }
+        Access { reads, writes: placement.bytes(graph, step.id), scratch: Scratch::of(step) }
     }
 
     /// Whether it must stay behind an earlier one.
@@ -76,7 +112,7 @@ impl Access {
         meets(&earlier.writes, &self.reads)
             || meets(&self.writes, &earlier.reads)
             || matches!((&self.writes, &earlier.writes), (Some(a), Some(b)) if a.meets(b))
-            || self.uses_scratch && earlier.uses_scratch
+            || self.scratch.meets(earlier.scratch)
     }
 }
 
@@ -108,18 +144,43 @@ fn pipeline(gpu: &Gpu, graph: &Graph, id: TensorId, pass: &Pass) -> Result<(vk::
     Ok((made, pass.groups))
 }
 
+/// Leaves out the pass that makes columns bytes where a step before has left the same ones, and nothing has written over either since.
+fn pack_once(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
+    let mut there = None;
+    for step in steps {
+        let Access { writes, scratch, .. } = Access::of(graph, placement, step);
+        match scratch {
+            Scratch::Packed(columns) if there == Some(columns) => {
+                step.pipelines.remove(0);
+                step.finds_columns = true;
+            }
+            Scratch::Packed(columns) => there = Some(columns),
+            Scratch::Own => there = None,
+            Scratch::Unused => {}
+        }
+        let bytes = there.and_then(|columns| placement.bytes(graph, columns));
+        if let (Some(columns), Some(written)) = (bytes, writes)
+            && columns.meets(&written)
+        {
+            there = None;
+        }
+    }
+}
+
 /// Finds the steps that read or write what steps before them have written, or write what these read.
 fn find_waits(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
     // What was read and written since the last barrier.
     let (mut read, mut written): (Vec<PlacedBytes>, Vec<PlacedBytes>) = Default::default();
-    // All steps have the same scratch memory.
+    // Whether a step since the last barrier uses scratch memory.
     let mut scratch_is_used = false;
     for step in steps {
-        let Access { reads, writes, uses_scratch } = Access::of(graph, placement, step);
+        let Access { reads, writes, scratch } = Access::of(graph, placement, step);
         let meets = |range: &PlacedBytes, others: &[PlacedBytes]| others.iter().any(|other| range.meets(other));
+        // What finds its columns there has them behind a barrier, that of the step that made them.
+        let writes_scratch = scratch != Scratch::Unused && !step.finds_columns;
         step.waits = reads.iter().any(|range| meets(range, &written))
             || writes.iter().any(|range| meets(range, &written) || meets(range, &read))
-            || uses_scratch && scratch_is_used
+            || writes_scratch && scratch_is_used
             // So that a graph of many nodes is not compared with itself node by node.
             || read.len() > MOST_RANGES;
         if step.waits {
@@ -127,7 +188,7 @@ fn find_waits(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
             written.clear();
             scratch_is_used = false;
         }
-        scratch_is_used |= uses_scratch;
+        scratch_is_used |= scratch != Scratch::Unused;
         read.extend(reads);
         written.extend(writes);
     }

@@ -1,9 +1,9 @@
-//! Drivers are not believed: what matrix units compute is compared with what the plain kernel does when a device is opened.
+//! Drivers are not believed: what matrix units and products of whole numbers compute is compared with what the plain kernel does when a device is opened.
 
 use crate::allocation::Raw;
 use crate::commands::{barrier, kernel_barrier, run_once};
 use crate::gpu::Gpu;
-use crate::launch::{Pass, Product, number};
+use crate::launch::{MOST_ROWS, Pass, Product, number};
 use crate::program::{RECORD_BYTES, dispatch, push};
 use crate::units::Units;
 use ash::vk;
@@ -17,10 +17,60 @@ struct Case {
     product: Product,
 }
 
-/// Of both tiles; rows, columns and lengths that are no multiples of a tile's.
-fn cases() -> [Case; 2] {
-    let of = |dtype, m, n, k| Case { dtype, product: Product { m, n, k, batches: 1, is_wide: true, is_whole: true } };
-    [of(DType::F16, 72, 40, 80), of(DType::Q4_0, 136, 100, 192)]
+/// What is checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Checked {
+    Units(Units),
+    Dot,
+}
+
+impl Checked {
+    fn name(self) -> &'static str {
+        match self {
+            Checked::Units(_) => "matrix units",
+            Checked::Dot => "products of whole numbers",
+        }
+    }
+
+    /// Rows, columns and lengths that are no multiples of a tile's: of both tiles of matrix units; with and without columns' sums, and with few columns.
+    fn cases(self) -> Vec<Case> {
+        let product = |m, n, k| Product { m, n, k, batches: 1, is_wide: true, is_whole: true };
+        let of = |dtype, m, n, k| Case { dtype, product: product(m, n, k) };
+        match self {
+            Checked::Units(_) => vec![of(DType::F16, 72, 40, 80), of(DType::Q4_0, 136, 100, 192)],
+            Checked::Dot => {
+                vec![of(DType::IQ4_NL, 72, 40, 96), of(DType::Q4_0, 136, 100, 192), of(DType::Q4_0, 70, 7, 192)]
+            }
+        }
+    }
+
+    fn passes(self, product: &Product, dtype: u32) -> Vec<Pass> {
+        match self {
+            Checked::Units(units) => product.by_units(units, dtype),
+            Checked::Dot => product.by_dot(dtype, (64, MOST_ROWS)),
+        }
+    }
+
+    /// Whether two results of a column are the same: as far as halves can tell, or with columns that bytes hold.
+    fn is_same(self, plain: &[f32], fast: &[f32]) -> bool {
+        let most = plain.iter().filter(|x| x.is_finite()).fold(0f32, |most, x| most.max(x.abs()));
+        let (tolerance, keeps_infinities) = match self {
+            Checked::Units(_) => (TOLERANCE, true),
+            // An infinity makes a group of bytes NaN.
+            Checked::Dot => (TOLERANCE_OF_BYTES, false),
+        };
+        plain.iter().zip(fast).all(|(a, b)| {
+            let is_no_number = !a.is_finite() && (a == b || b.is_nan() && (a.is_nan() || !keeps_infinities));
+            is_no_number || (a - b).abs() <= tolerance * most
+        })
+    }
+
+    fn scratch(self, product: &Product) -> usize {
+        match self {
+            Checked::Units(_) => product.scratch(),
+            Checked::Dot => product.packed(),
+        }
+    }
 }
 
 /// A column with a value that is no half, and one with an infinity.
@@ -28,33 +78,26 @@ const LARGE: usize = 3;
 const INFINITE: usize = 5;
 /// What results may differ by, as a part of the largest of their column: halves have eleven bits.
 const TOLERANCE: f32 = 1.0 / 256.0;
+const TOLERANCE_OF_BYTES: f32 = 1.0 / 4096.0;
 
-/// Whether a device's units compute what its plain kernel does. An error of the device is no yes.
-pub(crate) fn is_right(gpu: &Arc<Gpu>, units: Units) -> bool {
+/// Whether it computes what the device's plain kernel does. An error of the device is no yes.
+pub(crate) fn is_right(gpu: &Arc<Gpu>, checked: Checked) -> bool {
+    let name = checked.name();
     let of_case = |case: &Case| -> Result<bool> {
-        let [plain, fast] = results(gpu, units, case)?;
-        Ok(plain.chunks(case.product.m).zip(fast.chunks(case.product.m)).all(|(a, b)| is_same(a, b)))
+        let [plain, fast] = results(gpu, checked, case)?;
+        Ok(plain.chunks(case.product.m).zip(fast.chunks(case.product.m)).all(|(a, b)| checked.is_same(a, b)))
     };
-    cases().iter().all(|case| match of_case(case) {
+    checked.cases().iter().all(|case| match of_case(case) {
         Ok(true) => true,
         Ok(false) => {
             let dtype = case.dtype;
-            tracing::warn!("{}: its matrix units compute wrong results of {dtype}, and are not used", gpu.id);
+            tracing::warn!("{}: its {name} compute wrong results of {dtype}, and are not used", gpu.id);
             false
         }
         Err(error) => {
-            tracing::warn!("{}: its matrix units cannot be checked, and are not used: {error}", gpu.id);
+            tracing::warn!("{}: its {name} cannot be checked, and are not used: {error}", gpu.id);
             false
         }
-    })
-}
-
-/// Whether two results of a column are the same, as far as halves can tell.
-fn is_same(plain: &[f32], fast: &[f32]) -> bool {
-    let most = plain.iter().filter(|x| x.is_finite()).fold(0f32, |most, x| most.max(x.abs()));
-    plain.iter().zip(fast).all(|(a, b)| {
-        let is_no_number = !a.is_finite() && (a == b || a.is_nan() && b.is_nan());
-        is_no_number || (a - b).abs() <= TOLERANCE * most
     })
 }
 
@@ -65,7 +108,7 @@ fn weights(dtype: DType, elements: usize) -> Vec<u8> {
     if dtype == DType::F16 {
         return (0..elements).flat_map(|i| HALVES[(i * 5 + i / 11) % 7].to_le_bytes()).collect();
     }
-    // Q4_0: a scale of 1/16 or 1/8, and 16 bytes.
+    // Q4_0 and IQ4_NL: a scale of 1/16 or 1/8, and 16 bytes.
     let block = |b: usize| {
         let scale = if b.is_multiple_of(3) { 0x3000u16 } else { 0x2c00 };
         let bytes = (0..16).map(move |i| ((b * 16 + i) * 53 % 251) as u8);
@@ -77,7 +120,8 @@ fn weights(dtype: DType, elements: usize) -> Vec<u8> {
 fn columns(product: &Product) -> Vec<u8> {
     let of = |i: usize| {
         let (column, place) = (i / product.k, i % product.k);
-        let x = ((i * 29 % 97) as f32 - 48.0) * 0.125;
+        // Bytes hold it, because one of each group of 32 is the largest.
+        let x = if place.is_multiple_of(32) { 127.0 } else { (i * 29 % 97) as f32 - 48.0 } * 0.125;
         match (column, place) {
             (LARGE, _) => 1e6 * x,
             (INFINITE, 7) => f32::INFINITY,
@@ -129,11 +173,11 @@ fn record(case: &Case, base: u64, places: &Places, result: u64) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// What the plain kernel computes, and what units do.
-fn results(gpu: &Arc<Gpu>, units: Units, case: &Case) -> Result<[Vec<f32>; 2]> {
+/// What the plain kernel computes, and what is checked.
+fn results(gpu: &Arc<Gpu>, checked: Checked, case: &Case) -> Result<[Vec<f32>; 2]> {
     let (product, dtype) = (&case.product, number(case.dtype));
     let weights = weights(case.dtype, product.m * product.k);
-    let places = places(weights.len(), product, product.scratch());
+    let places = places(weights.len(), product, checked.scratch(product));
     let raw = gpu.allocate(places.size, MemoryLocation::GpuToCpu)?;
     let none = || gpu.failed("memory that the host cannot address", vk::Result::ERROR_MEMORY_MAP_FAILED);
     let mapped = raw.mapped().ok_or_else(none)?;
@@ -149,7 +193,7 @@ fn results(gpu: &Arc<Gpu>, units: Units, case: &Case) -> Result<[Vec<f32>; 2]> {
     write(places.weights, &weights)?;
     write(places.columns, &columns(product))?;
     let base = raw.address;
-    let runs = [vec![product.plain(dtype)], product.by_units(units, dtype)];
+    let runs = [vec![product.plain(dtype)], checked.passes(product, dtype)];
     let mut given = Vec::new();
     for (i, passes) in runs.iter().enumerate() {
         let at = 64 + (i * RECORD_BYTES) as u64;
@@ -184,14 +228,20 @@ fn results(gpu: &Arc<Gpu>, units: Units, case: &Case) -> Result<[Vec<f32>; 2]> {
 
 #[cfg(test)]
 mod tests {
-    use super::is_same;
+    use super::Checked;
+    use crate::units::Units;
 
     #[test]
     fn results_are_the_same_or_not() {
-        let infinity = f32::INFINITY;
-        assert!(is_same(&[100.0, 1.0, infinity, f32::NAN], &[100.1, 0.9, infinity, f32::NAN]));
+        let (infinity, units) = (f32::INFINITY, Checked::Units(Units { m: 8, n: 8, k: 8, subgroup: 8 }));
+        assert!(units.is_same(&[100.0, 1.0, infinity, f32::NAN], &[100.1, 0.9, infinity, f32::NAN]));
+        assert!(!Checked::Dot.is_same(&[100.0, 1.0], &[100.1, 0.9]));
+        assert!(Checked::Dot.is_same(&[100.0, 1.0, infinity], &[100.01, 0.99, f32::NAN]));
+        assert!(!units.is_same(&[100.0, 1.0, infinity], &[100.0, 1.0, f32::NAN]));
         for wrong in [[100.0, 2.0, infinity], [100.0, 1.0, 3.0], [f32::NAN, 1.0, infinity], [0.0, 1.0, -infinity]] {
-            assert!(!is_same(&[100.0, 1.0, infinity], &wrong), "{wrong:?}");
+            for checked in [units, Checked::Dot] {
+                assert!(!checked.is_same(&[100.0, 1.0, infinity], &wrong), "{wrong:?}");
+            }
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Matrix units that compute wrong results are switched off when a device is opened, and products are right without them. The driver here has
-//! none: other kernels stand in for theirs, once right and once wrong. Without a device, a line says so.
+//! Matrix units and products of whole numbers that compute wrong results are switched off when a device is opened, and products are right without
+//! them. The driver here has no units: other kernels stand in for theirs, once right and once wrong. Without a device, a line says so.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use ash::vk;
@@ -15,12 +15,13 @@ use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The kernel that uses matrix units, one that computes the same without, and one that leaves results as they are.
+/// The kernel that uses matrix units, one that computes the same without, one of whole numbers, and one that leaves results as they are.
 static UNITS: &[u8] = include_bytes!("../spirv/mul_mat_units.spv");
 static RIGHT: &[u8] = include_bytes!("../spirv/mul_mat.spv");
+static DOT: &[u8] = include_bytes!("../spirv/mul_mat_dot.spv");
 static WRONG: &[u8] = include_bytes!("../spirv/halves.spv");
 
-/// Whether the one that stands in computes what it should; how many were made.
+/// Whether what is tried computes what it should; how many were made.
 static IS_RIGHT: AtomicBool = AtomicBool::new(true);
 static MADE: AtomicU32 = AtomicU32::new(0);
 
@@ -38,12 +39,17 @@ unsafe extern "system" fn module(
     let mut info = unsafe { *info };
     // SAFETY: as above.
     let code = unsafe { std::slice::from_raw_parts(info.p_code.cast::<u8>(), info.code_size) };
-    let other = if IS_RIGHT.load(Ordering::Relaxed) { RIGHT } else { WRONG };
+    let other = match (code == UNITS || code == DOT, IS_RIGHT.load(Ordering::Relaxed)) {
+        (false, _) => code,
+        (true, false) => WRONG,
+        (true, true) if code == DOT => code,
+        (true, true) => RIGHT,
+    };
     let words: Vec<u32> = other.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    if code == UNITS {
+    if code == UNITS || code == DOT {
         MADE.fetch_add(1, Ordering::Relaxed);
-        (info.p_code, info.code_size) = (words.as_ptr(), other.len());
     }
+    (info.p_code, info.code_size) = (words.as_ptr(), other.len());
     // SAFETY: `choose` has put the function of this type there; the code is whole, and kept until it returns.
     unsafe {
         std::mem::transmute::<usize, vk::PFN_vkCreateShaderModule>(MODULE.load(Ordering::Relaxed))(
@@ -71,8 +77,15 @@ fn choose(name: &CStr, driver: Function) -> Function {
     Some(unsafe { std::mem::transmute::<*const (), unsafe extern "system" fn()>(mine) })
 }
 
-/// Opens the device and computes a product of ones. Returns how many kernels with units were made until it was open, and how many in all.
-fn made_by_a_product() -> Option<[u32; 2]> {
+/// What is tried.
+#[derive(Clone, Copy)]
+enum Tried {
+    Units,
+    Dot,
+}
+
+/// Opens the device and computes a product of ones. Returns how many kernels of what is tried were made until it was open, and how many in all.
+fn made_by_a_product(tried: Tried) -> Option<[u32; 2]> {
     let Some(found) = find().first() else {
         println!("skipped: there is no Vulkan device");
         return None;
@@ -80,12 +93,15 @@ fn made_by_a_product() -> Option<[u32; 2]> {
     MADE.store(0, Ordering::Relaxed);
     // SAFETY: the functions above have the types of their names, and do what Vulkan says.
     let interposer = Some(unsafe { Interposer::new(choose) });
-    let units = Some(Units { m: 8, n: 8, k: 8, subgroup: 8 });
-    let options = OpenOptions { interposer, units, ..OpenOptions::default() };
+    let (units, dot, dtype) = match tried {
+        Tried::Units => (Some(Units { m: 8, n: 8, k: 8, subgroup: 8 }), false, DType::F16),
+        Tried::Dot => (None, true, DType::Q8_0),
+    };
+    let options = OpenOptions { interposer, units, dot, ..OpenOptions::default() };
     let device = vulkan_device(&Host::new(), found, "Vulkan0", &MemoryBudget::new(None), &options).unwrap();
     let open = MADE.load(Ordering::Relaxed);
     let mut g = GraphBuilder::new();
-    let a = g.weight("a", DType::F16, &[64, 40]).unwrap();
+    let a = g.weight("a", dtype, &[64, 40]).unwrap();
     let b = g.input("b", DType::F32, &[64, 70]).unwrap();
     let product = g.push(MulMat, &[a, b]).unwrap();
     g.output(product);
@@ -99,20 +115,29 @@ fn made_by_a_product() -> Option<[u32; 2]> {
     let executable = device.compile(graph.clone(), placement).unwrap();
     let queue = device.queue().unwrap();
     let at = |id: TensorId| places[id.index()].clone().unwrap();
-    queue.write(&at(a), Bytes::from(0x3c00u16.to_le_bytes().repeat(64 * 40))).unwrap();
+    let half = 0x3c00u16.to_le_bytes();
+    let ones = match tried {
+        Tried::Units => half.repeat(64 * 40),
+        Tried::Dot => [half.as_slice(), &[1; 32]].concat().repeat(2 * 40),
+    };
+    queue.write(&at(a), Bytes::from(ones)).unwrap();
     queue.write(&at(b), Bytes::from(1f32.to_le_bytes().repeat(64 * 70))).unwrap();
     queue.execute(&executable).unwrap();
     let result = queue.read(&at(product)).unwrap().wait(LONG).unwrap();
-    assert!(result.as_chunks::<4>().0.iter().all(|word| f32::from_le_bytes(*word) == 64.0));
+    let results = result.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word));
+    assert!(results.into_iter().all(|result| (result - 64.0).abs() < 1e-3));
     Some([open, MADE.load(Ordering::Relaxed)])
 }
 
+/// One after the other: they share what stands before the driver.
 #[test]
-fn wrong_units_are_switched_off() {
-    IS_RIGHT.store(true, Ordering::Relaxed);
-    let Some([open, all]) = made_by_a_product() else { return };
-    assert!(open > 0 && all > open, "right units are used: {open} and {all} kernels");
-    IS_RIGHT.store(false, Ordering::Relaxed);
-    let [open, all] = made_by_a_product().unwrap();
-    assert!(open > 0 && all == open, "wrong units are not used: {open} and {all} kernels");
+fn what_computes_wrong_results_is_switched_off() {
+    for tried in [Tried::Units, Tried::Dot] {
+        IS_RIGHT.store(true, Ordering::Relaxed);
+        let Some([open, all]) = made_by_a_product(tried) else { return };
+        assert!(open > 0 && all > open, "what is right is used: {open} and {all} kernels");
+        IS_RIGHT.store(false, Ordering::Relaxed);
+        let [open, all] = made_by_a_product(tried).unwrap();
+        assert!(open > 0 && all == open, "what is wrong is not used: {open} and {all} kernels");
+    }
 }

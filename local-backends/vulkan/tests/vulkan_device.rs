@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{Binary, BinaryKind, GetRows, Norm, NormKind, Rope, RopeMode, SetRows};
+use outboard_core::op::{Binary, BinaryKind, GetRows, MulMat, Norm, NormKind, Rope, RopeMode, SetRows};
 use outboard_core::{
     DType, Device, Error, Executable, Graph, GraphBuilder, Host, Placement, Queue, Slice, TensorId, Usage,
 };
@@ -70,6 +70,43 @@ fn a_norm_and_its_scale_are_one_step() {
     }
     // What was normed is nowhere: nobody else needs it.
     assert!(read(queue.as_ref(), &of(normed)).iter().all(|&byte| byte == 0));
+}
+
+/// A product with few columns and what is added to it are one kernel, also where that repeats.
+#[test]
+fn a_product_and_a_sum_are_one_step() {
+    let Some(device) = device() else { return };
+    for columns in [1, 3] {
+        for added in [[40, 1], [40, columns], [1, columns]] {
+            let mut g = GraphBuilder::new();
+            let w = g.weight("w", DType::F32, &[64, 40]).unwrap();
+            let (x, other) =
+                (g.input("x", DType::F32, &[64, columns]).unwrap(), g.input("other", DType::F32, &added).unwrap());
+            let product = g.push(MulMat, &[w, x]).unwrap();
+            let sum = g.push(Binary { kind: BinaryKind::Add }, &[product, other]).unwrap();
+            g.output(sum);
+            let (executable, places) = compile(device.as_ref(), g.finish().unwrap());
+            let of = |id: TensorId| places[id.index()].clone().unwrap();
+            let queue = device.queue().unwrap();
+            let bytes = |numbers: &[f32]| Bytes::from(numbers.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>());
+            let numbers = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
+            let [ws, xs, others] =
+                [(64 * 40, 0.37), (64 * columns, 0.73), (added[0] * added[1], 1.3)].map(|(n, step)| numbers(n, step));
+            for (id, numbers) in [(w, &ws), (x, &xs), (other, &others)] {
+                queue.write(&of(id), bytes(numbers)).unwrap();
+            }
+            let before = device.progress();
+            queue.execute(&executable).unwrap();
+            let got = read(queue.as_ref(), &of(sum));
+            assert_eq!(device.progress().zip(before).map(|(now, before)| now - before), Some(1), "steps");
+            for (i, got) in got.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).enumerate() {
+                let (m, n) = (i % 40, i / 40);
+                let product: f32 = (0..64).map(|k| ws[m * 64 + k] * xs[n * 64 + k]).sum();
+                let want = product + others[n % added[1] * added[0] + m % added[0]];
+                assert!((got - want).abs() < 1e-3, "{added:?} {m} {n}: {got}, not {want}");
+            }
+        }
+    }
 }
 
 /// One row of a table of four.

@@ -1,0 +1,57 @@
+// Weights as signed bytes, and their products with those of columns, four at once (SPV_KHR_integer_dot_product).
+
+// OpSDot, and its capabilities DotProduct and DotProductInput4x8BitPacked. The format is 0: four bytes of a word.
+spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6019, 6018], id = 4450)
+int signed_dot(int a, int b, spirv_literal int format);
+
+int dot4(uint a, uint b) {
+    return signed_dot(int(a), int(b), 0);
+}
+
+int dot8(uvec2 a, uvec2 b) {
+    return dot4(a.x, b.x) + dot4(a.y, b.y);
+}
+
+// Whether both fours of an octet have the same scales.
+bool has_one_scale() {
+    return is_of_32(TYPE) || TYPE == IQ4_XS;
+}
+
+// Whether weights have offsets: bytes of Q8_0 have signs.
+bool has_offsets() {
+    return TYPE != Q8_0 && has_offset(TYPE);
+}
+
+// Where nibbles stand for numbers of a table: those of both nibbles of every byte, in bytes 0 and 2.
+shared uint number_pairs[HAS_TABLE ? 256 : 1];
+
+// Makes them, before anything is looked up.
+void make_pairs() {
+    if (!HAS_TABLE) {
+        return;
+    }
+    for (uint i = gl_LocalInvocationID.x; i < 256; i += LANES) {
+        uvec2 n = uvec2(i & 15, i >> 4);
+        uint low = TYPE == MXFP4 ? MXFP4_VALUES[n.x / 4] : IQ4_VALUES[n.x / 4];
+        uint high = TYPE == MXFP4 ? MXFP4_VALUES[n.y / 4] : IQ4_VALUES[n.y / 4];
+        number_pairs[i] = low >> (8 * (n.x & 3)) & 0xff | (high >> (8 * (n.y & 3)) & 0xff) << 16;
+    }
+    barrier();
+}
+
+// Numbers of a word's nibbles, as both fours.
+uvec2 numbers_of(uint w) {
+    uint first = number_pairs[w & 0xff] | number_pairs[w >> 8 & 0xff] << 8;
+    uint last = number_pairs[w >> 16 & 0xff] | number_pairs[w >> 24] << 8;
+    return uvec2(first & 0xffff | last << 16, first >> 16 | last & 0xffff0000);
+}
+
+// Octet `u` of a row, of an even number, and the one behind it.
+Pair signed_pair(uvec2 row, uint u) {
+    Pair p = pair_bytes(TYPE, row, u);
+    if (!HAS_TABLE) {
+        return p;
+    }
+    uvec2 a = numbers_of(p.low.x), b = numbers_of(p.low.y);
+    return Pair(uvec2(a.x, b.x), uvec2(a.y, b.y));
+}
