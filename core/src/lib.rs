@@ -31,3 +31,8 @@ pub use local::Host;
 pub use op::Op;
 pub use progress::{Doing, Patience, Progress};
 pub use shape::{DIMS, Layout};
+
+/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
+pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -36,7 +36,4 @@ pub use outboard_net::{Carrier, ClientTls, Endpoint, EndpointError, TlsFiles};
 pub use peers::PeerPath;
 pub use trace::{RemoteSpan, RemoteTrace, Tracing};
 
-/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub(crate) use outboard_core::lock;

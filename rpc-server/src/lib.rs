@@ -41,7 +41,4 @@ pub use peer_list::PeerList;
 pub use server::{Server, ServerConfig};
 pub use trust::Trust;
 
-/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub(crate) use outboard_core::lock;

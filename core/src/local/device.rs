@@ -1,7 +1,6 @@
 //! A device of this process, made of a backend.
 
 use super::host::Host;
-use super::lock;
 use super::memory::{Funds, MemoryPool};
 use super::queue::LocalQueue;
 use super::speed::measure;
@@ -13,6 +12,7 @@ use crate::device::{
 };
 use crate::error::{Bytes as Size, Error, Result};
 use crate::graph::{Graph, TensorId};
+use crate::lock;
 use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,9 +9,9 @@
 //! only to tell its acceptance, and gives way first.
 
 use super::fair::fair_limit;
-use super::lock;
 use crate::device::{Slice, Ticket, fresh_uid};
 use crate::error::{Bytes as Size, Error, Result};
+use crate::lock;
 use bytes::Bytes;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,6 +1,6 @@
 //! Whether a card can still be used: it may be lost, and it may hang.
 
-use super::lock;
+use crate::lock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};

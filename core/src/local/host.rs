@@ -1,9 +1,9 @@
 //! What the devices of this process have in common: timelines that wait for one another, transfers, a trace.
 
 use super::exchange::Exchange;
-use super::lock;
 use super::timeline::Timeline;
 use crate::device::{TraceEvent, TraceHook};
+use crate::lock;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};

@@ -26,8 +26,3 @@ pub use health::CardHealth;
 pub use host::Host;
 pub use memory::{CardPool, FixedPool, Funds, MemoryPool, Payment};
 pub use stream::{Later, Outcome, Span, Stream};
-
-/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

@@ -6,7 +6,6 @@
 use super::completions::Completions;
 use super::device::Shared;
 use super::exchange::Party;
-use super::lock;
 use super::stream::Stream;
 use super::timeline::Timeline;
 use super::worker::{Command, Common, Worker};
@@ -14,6 +13,7 @@ use crate::device::{
     Bytes, Client, Event, Executable, Pending, QUEUE_DEPTH, Queue, Slice, Ticket, TraceHook, fresh_uid,
 };
 use crate::error::{Error, Result};
+use crate::lock;
 use crate::progress::Progress;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};

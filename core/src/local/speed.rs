@@ -70,7 +70,7 @@ fn product_time(device: &dyn Device, size: usize, vectors: usize) -> Result<Prod
     let seen = times.clone();
     queue.set_trace(Box::new(move |event| {
         if event.what == "execute" {
-            super::lock(&seen).push(event.end - event.start);
+            crate::lock(&seen).push(event.end - event.start);
         }
     }))?;
     slices.iter().flatten().try_for_each(|slice| queue.fill(slice, FILL))?;
@@ -85,7 +85,7 @@ fn product_time(device: &dyn Device, size: usize, vectors: usize) -> Result<Prod
             return Err(Error::Timeout { what: "a product that is measured".into(), after: start.elapsed() });
         }
     }
-    let time = super::lock(&times).iter().skip(1).min().copied().unwrap_or(LIMIT).max(Duration::from_nanos(1));
+    let time = crate::lock(&times).iter().skip(1).min().copied().unwrap_or(LIMIT).max(Duration::from_nanos(1));
     Ok(Product { bytes, flops: 2 * (size * size * vectors) as u64, time })
 }
 

@@ -1,7 +1,7 @@
 //! The timeline of a queue: how far it is, and the error that ended it if one did.
 
-use super::lock;
 use crate::error::{Error, Result};
+use crate::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 //! A group is what belongs together, such as the queues of one session of a server: however many queues it has, it gets one turn
 //! for each that another group gets. A device that is given graphs ahead of time has several turns at once.
 
-use super::lock;
+use crate::lock;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -1,13 +1,15 @@
 //! A card, or a part of one, as one of our devices.
 
 use crate::card::Found;
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use crate::launch::launch;
 use crate::memory::GpuBuffer;
 use crate::program::Program;
 use crate::stream::GpuStream;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, Stream};
-use outboard_core::{Buffer, Costs, DeviceInfo, Error, Executable, Graph, Host, Placement, Result, TensorId, Usage};
+use outboard_core::{
+    Buffer, Costs, DeviceInfo, Error, Executable, Graph, Host, Placement, Result, TensorId, Usage, lock,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! A stream of CUDA's, and events on it.
 
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
-use outboard_core::{Error, Result};
+use outboard_core::{Error, Result, lock};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

@@ -8,20 +8,16 @@ use crate::recording::Recorded;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use outboard_core::local::CardHealth;
-use outboard_core::{Error, MemoryInfo, Result};
+use outboard_core::{Error, MemoryInfo, Result, lock};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long an allocation waits for memory that others have given back.
 const LONGEST_FREE: Duration = Duration::from_secs(2);
 /// Bytes behind a buffer's end, so that none begins where another one ends.
 const TAIL: u64 = 16;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A context of a card. What is of it keeps it; when nothing is left, it is freed, with whatever a fault had kept from being freed before.
 pub(crate) struct Gpu {

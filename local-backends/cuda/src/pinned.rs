@@ -1,9 +1,10 @@
 //! Pinned memory, through which bytes pass between host and device.
 
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::CUresult;
 use outboard_core::Result;
+use outboard_core::lock;
 use std::sync::Arc;
 
 /// Bytes of a piece: none is more than four times what passes in it, unless that is little, and what is longer is cut.

@@ -2,7 +2,7 @@
 
 use crate::card::words;
 use crate::events::{Mark, Timeline};
-use crate::gpu::{Gpu, is_kept, lock};
+use crate::gpu::{Gpu, is_kept};
 use crate::kernels::Function;
 use crate::memory::GpuBuffer;
 use crate::pinned::{LARGEST, Pinned};
@@ -13,7 +13,7 @@ use crate::steps::{Step, Table, Used, dependencies, steps};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use outboard_core::local::{Funds, card};
-use outboard_core::{Error, Executable, Graph, Placement, Result, TensorId};
+use outboard_core::{Error, Executable, Graph, Placement, Result, TensorId, lock};
 use std::any::Any;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

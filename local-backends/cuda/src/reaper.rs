@@ -51,7 +51,7 @@ impl Reaper {
     fn give(&self, freed: Freed) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         // The thread lives as long as this.
-        let _ = crate::gpu::lock(&self.sender).send(freed);
+        let _ = outboard_core::lock(&self.sender).send(freed);
     }
 
     /// Waits until what was given is free, so long at most. Returns whether it is.

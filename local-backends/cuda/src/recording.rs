@@ -1,11 +1,12 @@
 //! A part of a program as a graph of the driver's, which is given in one call.
 
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use crate::kernels::Function;
 use crate::record::Record;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use outboard_core::local::fair_limit;
+use outboard_core::lock;
 use std::collections::HashMap;
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! What one queue gives to a card: copies and graphs, in order, each with an event behind it.
 
 use crate::events::{Mark, Timeline};
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use crate::memory::address;
 use crate::pinned::{LARGEST, Pinned, size_for};
 use crate::program::Program;
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::CUstream;
 use outboard_core::local::{Later, Outcome, Span, Stream};
-use outboard_core::{Error, Executable, Result, Slice};
+use outboard_core::{Error, Executable, Result, Slice, lock};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -39,7 +39,4 @@ pub use library::{Library, OpenError, TRIED};
 pub use outboard_helper::this_program;
 pub use places::VARIABLE;
 
-/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub(crate) use outboard_core::lock;

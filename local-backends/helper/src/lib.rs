@@ -28,7 +28,4 @@ pub use device::helper_device;
 pub use launch::{Launch, Offer, Offers, StartLimit, this_program};
 pub use serve::{end_with_the_other_side, serve};
 
-/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub(crate) use outboard_core::lock;

@@ -14,7 +14,4 @@ pub use budget::MemoryBudget;
 pub use buffer::{BUFFER_ALIGN, HostBuffer};
 pub use device::{Kernels, NodeError, Program, Run, TensorPtr, host_device};
 
-/// A lock that a panic elsewhere does not take away: what it guards is valid after every statement.
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
+pub(crate) use outboard_core::lock;

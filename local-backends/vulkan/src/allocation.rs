@@ -1,11 +1,11 @@
 //! Memory of a driver: heaps, allocations, addresses.
 
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use crate::instance::{Physical, Vulkan};
 use ash::vk;
 use gpu_allocator::MemoryLocation;
 use gpu_allocator::vulkan::{Allocation, AllocationCreateDesc, AllocationScheme};
-use outboard_core::{Error, MemoryInfo, Result};
+use outboard_core::{Error, MemoryInfo, Result, lock};
 use std::sync::Arc;
 
 /// Bytes behind a buffer's end that may be read, and are not used: elements are read in whole words.

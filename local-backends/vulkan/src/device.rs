@@ -1,7 +1,7 @@
 //! A GPU as one of our devices.
 
 use crate::allocation::heap;
-use crate::gpu::{Gpu, lock};
+use crate::gpu::Gpu;
 use crate::instance::{Class, Found, vulkan};
 use crate::interposer::Interposer;
 use crate::launch::{Bounds, launch};
@@ -12,7 +12,7 @@ use crate::units::Units;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
 use outboard_core::{
     Buffer, Costs, DeviceInfo, DeviceKind, Error, Executable, Graph, Host, MemoryInfo, Placement, Result, TensorId,
-    Usage,
+    Usage, lock,
 };
 use outboard_host::MemoryBudget;
 use std::path::PathBuf;

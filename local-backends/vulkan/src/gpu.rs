@@ -12,11 +12,11 @@ use ash::vk;
 use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
 use outboard_core::local::CardHealth;
-use outboard_core::{Error, Result};
+use outboard_core::{Error, Result, lock};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Bytes that staging memory is cut from.
@@ -26,10 +26,6 @@ const SAVE_AFTER: Duration = Duration::from_secs(2);
 
 /// What each shader is given: the addresses of its node and of the fault, and the node's number.
 pub(crate) const PUSH_BYTES: u32 = 20;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// A logical device.
 pub(crate) struct Gpu {

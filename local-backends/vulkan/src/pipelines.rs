@@ -1,7 +1,8 @@
 //! The kernels: their SPIR-V, and pipelines made of it when they are first used.
 
-use crate::gpu::{PUSH_BYTES, lock};
+use crate::gpu::PUSH_BYTES;
 use ash::vk;
+use outboard_core::lock;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 

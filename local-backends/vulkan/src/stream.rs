@@ -1,7 +1,7 @@
 //! What one queue gives to a GPU: copies and graphs, in order, each with a value on the stream's timeline.
 
 use crate::commands::{Commands, Timeline, barrier, is_done, keep_until_done};
-use crate::gpu::{Gpu, PUSH_BYTES, lock};
+use crate::gpu::{Gpu, PUSH_BYTES};
 use crate::launch::copy_pass;
 use crate::memory::{buffer, handle};
 use crate::program::{FAULT_BYTES, Program, dispatch, push};
@@ -10,7 +10,7 @@ use crate::timer::{Timer, Timers};
 use ash::vk;
 use bytes::Bytes;
 use outboard_core::local::{Later, Outcome, Span, Stream};
-use outboard_core::{DeviceKind, Error, Executable, Result, Slice};
+use outboard_core::{DeviceKind, Error, Executable, Result, Slice, lock};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

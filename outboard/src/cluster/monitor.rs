@@ -5,13 +5,13 @@ use super::spans::{Activity, SETTLED, Spans, WINDOW, token_times};
 use super::{Cluster, DeviceState, Loss, ServerState, TokenTime};
 use crate::devices::Devices;
 use outboard_core::device::TimeRange as Range;
-use outboard_core::{Device, DeviceInfo, Host, MemoryInfo};
+use outboard_core::{Device, DeviceInfo, Host, MemoryInfo, lock};
 use outboard_llm::{DeviceLoad, Recovery, Stall};
 use outboard_rpc_client::RemoteDevice;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Devices are asked again after this long.
@@ -77,10 +77,6 @@ pub(super) enum Next {
     /// Nobody looks.
     Rest,
     End,
-}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Monitor {

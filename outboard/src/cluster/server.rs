@@ -1,9 +1,10 @@
 //! One server: asked for what its devices did, how far away it is, and what went over its link.
 
-use super::monitor::{Next, State, lock};
+use super::monitor::{Next, State};
 use super::{Reach, ServerState};
 use outboard_core::Device;
 use outboard_core::device::TimeRange as Range;
+use outboard_core::lock;
 use outboard_rpc_client::{NetStats, RemoteDevice, RemoteSpan, RemoteTrace, Tracing};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
