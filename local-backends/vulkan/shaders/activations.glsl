@@ -79,3 +79,23 @@ float function(uint kind, float x) {
         return x > 30.0 ? x : log1p_of(exp(x));
     }
 }
+
+// Kinds of gated units. The last one has two numbers: alpha, and a limit.
+const uint REGLU = 0, GEGLU = 1, SWIGLU = 2, SWIGLU_OAI = 3;
+
+float gated(uint kind, vec2 numbers, float gate, float up) {
+    if (kind == REGLU) {
+        return function(RELU, gate) * up;
+    }
+    if (kind == GEGLU) {
+        return function(GELU, gate) * up;
+    }
+    if (kind == SWIGLU) {
+        return function(SILU, gate) * up;
+    }
+    float alpha = numbers.x, limit = numbers.y;
+    // NaN stays.
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    return gate * sigmoid(alpha * gate) * (1.0 + up);
+}

@@ -2,26 +2,9 @@
 #version 460
 
 #include "common.glsl"
+#include "cache.glsl"
 
 layout(constant_id = 1) const uint TYPE = F32;
-
-shared uint is_wrong;
-
-bool all_are_rows(Tensor ids, uint rows) {
-    is_wrong = 0;
-    barrier();
-    uint count = ids.ne.x * ids.ne.y * ids.ne.z;
-    for (uint i = gl_LocalInvocationID.x; i < count; i += LANES) {
-        uint i1 = i / ids.ne.x;
-        uvec2 at = plus(row(ids, i1 % ids.ne.y, i1 / ids.ne.y, 0), i % ids.ne.x, ids.nb.x);
-        if (uint(read_i32(at)) >= rows) {
-            wrong(ROW, read_i32(at), rows);
-            is_wrong = 1;
-        }
-    }
-    barrier();
-    return is_wrong == 0;
-}
 
 // A block of 32 elements: scale, signed bytes.
 void write_q8_0(uvec2 to, uvec2 from) {

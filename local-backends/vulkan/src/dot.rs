@@ -1,6 +1,7 @@
 //! Products of whole numbers (VK_KHR_shader_integer_dot_product): four signed bytes with four at once, weights with columns that were made bytes.
 
 use ash::vk;
+use outboard_core::DeviceKind;
 
 /// Environment variable: 1 lets products of whole numbers be used wherever a driver has them, 0 nowhere. Without it, where the driver says
 /// that its card has instructions for them.
@@ -18,8 +19,8 @@ pub(crate) enum Dot {
 }
 
 impl Dot {
-    /// What a device has that has the extension.
-    pub(crate) fn of(instance: &ash::Instance, device: vk::PhysicalDevice) -> Dot {
+    /// What a device of this kind has that has the extension. Processors have no instructions, whatever their driver says.
+    pub(crate) fn of(instance: &ash::Instance, device: vk::PhysicalDevice, kind: DeviceKind) -> Dot {
         let mut offered = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default();
         let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut offered);
         let mut told = vk::PhysicalDeviceShaderIntegerDotProductProperties::default();
@@ -29,8 +30,9 @@ impl Dot {
             instance.get_physical_device_features2(device, &mut features);
             instance.get_physical_device_properties2(device, &mut properties);
         }
-        match (offered.shader_integer_dot_product != 0, told.integer_dot_product4x8_bit_packed_signed_accelerated != 0)
-        {
+        let has_instructions =
+            told.integer_dot_product4x8_bit_packed_signed_accelerated != 0 && kind != DeviceKind::Cpu;
+        match (offered.shader_integer_dot_product != 0, has_instructions) {
             (false, _) => Dot::Absent,
             (true, false) => Dot::Emulated,
             (true, true) => Dot::Accelerated,

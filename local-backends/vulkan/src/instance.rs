@@ -204,7 +204,11 @@ fn describe(
         has_budget: has(ash::ext::memory_budget::NAME),
         has_feedback: has(ash::ext::pipeline_creation_feedback::NAME),
         units,
-        dot: if has(ash::khr::shader_integer_dot_product::NAME) { Dot::of(instance, handle) } else { Dot::Absent },
+        dot: if has(ash::khr::shader_integer_dot_product::NAME) {
+            Dot::of(instance, handle, kind)
+        } else {
+            Dot::Absent
+        },
         kind,
     };
     let description =

@@ -23,6 +23,10 @@ const MAX_SELECTED: usize = 1 << 20;
 const MAX_LISTED: usize = 256;
 /// Tokens whose places in a window are counted at once.
 pub(crate) const PENALTY_PART: usize = 2048;
+/// Longest row that goes from ROPE to a cache at once, by way of shared memory.
+pub(crate) const CACHE_ROW: usize = 1024;
+/// Parameters of a product that its gate has, from this one on.
+const GATE_PARAMS: usize = 2;
 /// Most elements of a row that are rotated: a table of half as many numbers is made for each node.
 const MAX_ROTATED: usize = 4096;
 /// Invocations of a workgroup that works on one row, or one element each.
@@ -58,7 +62,7 @@ impl Pass {
 }
 
 /// How a node is computed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Launch {
     /// One behind the other.
     pub(crate) passes: Vec<Pass>,
@@ -88,7 +92,7 @@ pub(crate) struct Fast {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// Operations: some seconds of a small card, and about half a minute of a driver on processors.
-    work: u64,
+    pub(crate) work: u64,
     /// Iterations of an invocation's loops, all together: lavapipe ends them without a word after 65,535.
     iterations: u64,
     fast: Fast,
@@ -138,6 +142,23 @@ impl Launch {
     /// Of a norm: the same with each row multiplied by another source.
     pub(crate) fn scaled(mut self) -> Launch {
         self.passes.iter_mut().for_each(|pass| pass.variant.constants.push(1));
+        self
+    }
+
+    /// Of a product with few columns: the same for two matrices, one of which gates what the other makes. The unit has these extents.
+    pub(crate) fn gated(mut self, kind: op::GluKind, [m, _, b2, b3]: [usize; 4]) -> Option<Launch> {
+        let (kind, numbers) = glu_kind(kind);
+        let product = self.passes.last_mut()?;
+        let rows = *product.variant.constants.get(2)? as usize / 2;
+        product.variant.constants.push(1 + kind);
+        product.groups = (m.div_ceil(rows.max(1)) * b2 * b3) as u64;
+        self.params[GATE_PARAMS..GATE_PARAMS + 2].copy_from_slice(&numbers.map(f32::to_bits));
+        Some(Launch { adds: false, ..self })
+    }
+
+    /// Of a ROPE: what is rotated goes to rows of a cache of this type, by its number.
+    pub(crate) fn into_cache(mut self, dtype: u32) -> Launch {
+        self.passes.iter_mut().for_each(|pass| pass.variant.constants.push(1 + dtype));
         self
     }
 
@@ -419,14 +440,19 @@ fn get_rows(node: &Node) -> Option<Launch> {
     Some(Launch::of_rows(Kernel::GetRows, &[number(table.dtype())], table.ne()[0], node.rows()))
 }
 
-fn glu(node: &Node, op: &op::Glu) -> Launch {
-    let (kind, params) = match op.kind {
+/// A kind of gated unit as shaders number it, and its numbers.
+fn glu_kind(kind: op::GluKind) -> (u32, [f32; 2]) {
+    match kind {
         op::GluKind::Reglu => (0, [0.0, 0.0]),
         op::GluKind::Geglu => (1, [0.0, 0.0]),
         op::GluKind::Swiglu => (2, [0.0, 0.0]),
         op::GluKind::SwigluOai { alpha, limit } => (3, [alpha, limit]),
-    };
-    Launch::of_elements(Kernel::Glu, &[kind], node.elements()).with_floats(&params)
+    }
+}
+
+fn glu(node: &Node, op: &op::Glu) -> Launch {
+    let (kind, numbers) = glu_kind(op.kind);
+    Launch::of_elements(Kernel::Glu, &[kind], node.elements()).with_floats(&numbers)
 }
 
 /// Whether rows begin at whole words and have whole pairs of octets.
@@ -680,5 +706,7 @@ mod tests {
         assert_eq!(named("mul_mat_id_sort.comp", "MOST_EXPERTS"), Some(MOST_EXPERTS as u32));
         assert_eq!(named("flash_attn_parts.comp", "MOST_PARTS"), Some(MOST_PARTS as u32));
         assert_eq!(named("select.glsl", "LISTED"), Some(MAX_LISTED as u32));
+        assert_eq!(named("rope.comp", "CACHE_ROW"), Some(CACHE_ROW as u32));
+        assert_eq!(named("mul_mat_vec.glsl", "GATE_PARAMS"), Some(GATE_PARAMS as u32));
     }
 }

@@ -16,6 +16,7 @@ mod dot;
 mod gpu;
 mod instance;
 mod interposer;
+mod joined;
 mod launch;
 mod memory;
 mod pipelines;

@@ -125,7 +125,7 @@ fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, siz
         table += step.launch.table.next_multiple_of(4) as u64 * 4;
     }
     for step in steps {
-        let (len, table) = (step.launch.table, launch::table(graph, step.id));
+        let (len, table) = (step.launch.table, launch::table(graph, step.table_of));
         debug_assert!(table.len() == len);
         words.extend(table.iter().map(|number| number.to_bits()));
         words.resize(words.len() + len.next_multiple_of(4) - len, 0);

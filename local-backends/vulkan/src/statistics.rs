@@ -132,6 +132,9 @@ pub(crate) fn variants() -> Vec<(String, Variant)> {
     }
     add("flash_attn_parts".to_owned(), Kernel::FlashAttnParts, vec![ROW_LANES]);
     add("mul_mat_id_sort".to_owned(), Kernel::MulMatIdSort, vec![256]);
+    let of = number(DType::Q4_0);
+    add("mul_mat_vec Q4_0 gated".to_owned(), Kernel::MulMatVec, vec![64, of, 4, 1, 1, 1, 3]);
+    add("rope to F16".to_owned(), Kernel::Rope, vec![32, 1, 1 + number(DType::F16)]);
     add("quantize".to_owned(), Kernel::Quantize, vec![PACK_LANES, 1]);
     add("norm scaled".to_owned(), Kernel::Norm, vec![256, 0, 1]);
     add("penalty".to_owned(), Kernel::Penalty, vec![256, PENALTY_PART as u32]);

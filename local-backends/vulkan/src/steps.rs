@@ -1,9 +1,9 @@
 //! What of a graph is computed one behind the other, what has to wait for what, and which nodes one kernel computes together.
 
 use crate::gpu::Gpu;
+use crate::joined::Joining;
 use crate::launch::{Bounds, Launch, Pass, launch};
 use ash::vk;
-use outboard_core::local::card::{added_to_product, scale_of_norm};
 use outboard_core::{Error, Graph, PlacedBytes, Placement, Result, TensorId};
 use std::sync::Arc;
 
@@ -13,12 +13,14 @@ const MOST_RANGES: usize = 256;
 /// Steps among which the order is chosen.
 const WINDOW: usize = 64;
 
-/// A node that is computed, maybe with the one before it.
+/// A node that is computed, maybe with some before it.
 pub(crate) struct Step {
     pub(crate) id: TensorId,
     /// What the kernel reads.
     pub(crate) srcs: Vec<Option<TensorId>>,
     pub(crate) launch: Launch,
+    /// The node whose table the host prepares.
+    pub(crate) table_of: TensorId,
     /// Of each pass, with its workgroups.
     pub(crate) pipelines: Vec<(vk::Pipeline, u64)>,
     /// Whether a step before it has made its columns bytes.
@@ -27,10 +29,21 @@ pub(crate) struct Step {
     pub(crate) waits: bool,
 }
 
+impl Step {
+    pub(crate) fn new(id: TensorId, srcs: Vec<Option<TensorId>>, launch: Launch) -> Step {
+        Step { id, srcs, launch, table_of: id, pipelines: Vec::new(), finds_columns: false, waits: false }
+    }
+
+    pub(crate) fn src(&self, i: usize) -> Option<TensorId> {
+        self.srcs.get(i).copied().flatten()
+    }
+}
+
 /// The nodes that compute something, with their pipelines, and which of them wait for others.
 pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Result<Vec<Step>> {
     let bounds = Bounds::of(gpu.physical.kind).with(gpu.fast());
     let uses = graph.uses();
+    let joining = Joining { graph, placement, uses: &uses, most_work: bounds.work };
     let mut steps: Vec<Step> = Vec::new();
     for id in graph.nodes() {
         let tensor = graph.tensor(id);
@@ -38,28 +51,18 @@ pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Res
             continue;
         }
         let unsupported = || Error::Request(format!("{} does not support {}", gpu.id, graph.label(id)));
-        let (mut launch, mut srcs) = (launch(graph, id, &bounds).ok_or_else(unsupported)?, tensor.srcs().to_vec());
+        let launch = launch(graph, id, &bounds).ok_or_else(unsupported)?;
         if launch.passes.iter().all(|pass| pass.groups == 0) {
             continue;
         }
-        if let Some(before) = steps.last()
-            && let Some(scale) = scale_of_norm(graph, placement, &uses, before.id, id)
-            && let Some(step) = steps.pop()
-        {
-            srcs = vec![step.srcs.first().copied().flatten(), Some(scale)];
-            launch = step.launch.scaled();
-        } else if let Some(before) = steps.last()
-            && before.launch.adds
-            && let Some(added) = added_to_product(graph, placement, &uses, before.id, id)
-            && let Some(step) = steps.pop()
-        {
-            srcs = [step.srcs, vec![Some(added)]].concat();
-            launch = Launch { adds: false, ..step.launch };
-        }
-        let pipelines = launch.passes.iter().map(|pass| pipeline(gpu, graph, id, pass)).collect::<Result<_>>()?;
-        steps.push(Step { id, srcs, launch, pipelines, finds_columns: false, waits: false });
+        let joined = joining.joined(&mut steps, id, launch.work);
+        steps.push(joined.unwrap_or_else(|| Step::new(id, tensor.srcs().to_vec(), launch)));
     }
     let mut steps = in_levels(graph, placement, steps);
+    for step in &mut steps {
+        let passes = step.launch.passes.iter();
+        step.pipelines = passes.map(|pass| pipeline(gpu, graph, step.id, pass)).collect::<Result<_>>()?;
+    }
     pack_once(graph, placement, &mut steps);
     find_waits(graph, placement, &mut steps);
     Ok(steps)
@@ -77,7 +80,7 @@ enum Scratch {
 
 impl Scratch {
     fn of(step: &Step) -> Scratch {
-        match step.srcs.get(1).copied().flatten() {
+        match step.src(1) {
             _ if step.launch.scratch == 0 => Scratch::Unused,
             Some(columns) if step.launch.packs => Scratch::Packed(columns),
             _ => Scratch::Own,
