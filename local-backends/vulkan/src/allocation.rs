@@ -37,7 +37,11 @@ impl Gpu {
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
             | vk::BufferUsageFlags::TRANSFER_SRC
             | vk::BufferUsageFlags::TRANSFER_DST;
-        let info = vk::BufferCreateInfo::default().size((size + TAIL).next_multiple_of(TAIL)).usage(usage);
+        let families = [Some(self.physical.family), self.physical.copies].map(|family| family.unwrap_or_default());
+        let mut info = vk::BufferCreateInfo::default().size((size + TAIL).next_multiple_of(TAIL)).usage(usage);
+        if self.physical.copies.is_some() {
+            info = info.sharing_mode(vk::SharingMode::CONCURRENT).queue_family_indices(&families);
+        }
         // SAFETY: the device lives, and the structure is whole.
         let buffer = unsafe { self.device.create_buffer(&info, None) }.map_err(|_| out_of_memory())?;
         let mut raw = Raw { gpu: self.clone(), buffer, allocation: None, address: 0 };

@@ -14,21 +14,42 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Longest time between two looks whether a device that hung is done after all.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// Which of a device's queues is given commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// The one that computes.
+    Compute,
+    /// One for long copies between host and device, which kernels need not wait for.
+    Copies,
+}
+
+impl Lane {
+    /// What its commands may be waited for in.
+    fn stages(self) -> vk::PipelineStageFlags {
+        let copies = vk::PipelineStageFlags::TRANSFER | vk::PipelineStageFlags::HOST;
+        match self {
+            Lane::Compute => copies | vk::PipelineStageFlags::COMPUTE_SHADER,
+            Lane::Copies => copies,
+        }
+    }
+}
+
 /// A pool and the command buffers of it. Used by one thread at a time.
 #[derive(Debug)]
 pub(crate) struct Commands {
     gpu: Arc<Gpu>,
+    lane: Lane,
     pool: vk::CommandPool,
 }
 
 impl Commands {
-    pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Commands> {
+    pub(crate) fn new(gpu: &Arc<Gpu>, lane: Lane) -> Result<Commands> {
         let info = vk::CommandPoolCreateInfo::default()
             .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER)
-            .queue_family_index(gpu.physical.family);
-        // SAFETY: the device lives, and the family is the one that it was opened with.
+            .queue_family_index(gpu.family(lane));
+        // SAFETY: the device lives, and the family is one that it was opened with.
         let pool = unsafe { gpu.device.create_command_pool(&info, None) };
-        Ok(Commands { gpu: gpu.clone(), pool: pool.map_err(|e| gpu.failed("no command pool", e))? })
+        Ok(Commands { gpu: gpu.clone(), lane, pool: pool.map_err(|e| gpu.failed("no command pool", e))? })
     }
 
     /// A new command buffer.
@@ -52,7 +73,7 @@ impl Commands {
         // SAFETY: a command buffer of this pool that is not in use, recorded by this thread alone.
         let done = unsafe {
             device.begin_command_buffer(commands, &info).and_then(|()| {
-                barrier(device, commands);
+                barrier(device, commands, self.lane);
                 record(device, commands);
                 device.end_command_buffer(commands)
             })
@@ -73,8 +94,8 @@ impl Drop for Commands {
 /// # Safety
 ///
 /// The command buffer is being recorded, by this thread alone.
-pub(crate) unsafe fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
-    let all = vk::PipelineStageFlags::COMPUTE_SHADER | vk::PipelineStageFlags::TRANSFER | vk::PipelineStageFlags::HOST;
+pub(crate) unsafe fn barrier(device: &ash::Device, commands: vk::CommandBuffer, lane: Lane) {
+    let all = lane.stages();
     let memory = vk::MemoryBarrier::default()
         .src_access_mask(vk::AccessFlags::MEMORY_WRITE)
         .dst_access_mask(vk::AccessFlags::MEMORY_READ | vk::AccessFlags::MEMORY_WRITE);
@@ -168,11 +189,11 @@ pub(crate) fn run_once<T: Send + 'static>(
     used: T,
     record: impl FnOnce(&ash::Device, vk::CommandBuffer, &T),
 ) -> Result<T> {
-    let (commands, timeline) = (Commands::new(gpu)?, Timeline::new(gpu)?);
+    let (commands, timeline) = (Commands::new(gpu, Lane::Compute)?, Timeline::new(gpu)?);
     let buffer = commands.buffer()?;
     let once = vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT;
     commands.record(buffer, once, |device, commands| record(device, commands, &used))?;
-    gpu.submit(&[buffer], timeline.semaphore, 1)?;
+    gpu.submit(Lane::Compute, &[buffer], (timeline.semaphore, 1), None)?;
     let Err(error) = timeline.wait(1, &AtomicBool::new(false)) else { return Ok(used) };
     keep_until_done(gpu, timeline, 1, (commands, used));
     Err(error)

@@ -43,6 +43,8 @@ pub struct OpenOptions {
     pub interposer: Option<Interposer>,
     /// Matrix units that the driver does not say it has, in tests.
     pub units: Option<Units>,
+    /// Long copies as if there were a queue for them, in tests.
+    pub copies: bool,
     /// Products of whole numbers also where the driver has no instructions for them, in tests.
     pub dot: bool,
 }
@@ -51,7 +53,7 @@ impl Default for OpenOptions {
     /// Nothing kept, and patience of ten minutes: as long as queues wait for one another, and longer than a node takes.
     fn default() -> OpenOptions {
         let patience = Duration::from_secs(600);
-        OpenOptions { pipelines: None, patience, interposer: None, units: None, dot: false }
+        OpenOptions { pipelines: None, patience, interposer: None, units: None, copies: false, dot: false }
     }
 }
 

@@ -1,6 +1,7 @@
 //! A logical device: its queue, its memory, its pipelines.
 
 use crate::cache::PipelineFile;
+use crate::commands::Lane;
 use crate::device::OpenOptions;
 use crate::dot::DOT;
 use crate::instance::{Physical, Vulkan, vulkan};
@@ -35,8 +36,12 @@ pub(crate) struct Gpu {
     pub(crate) id: Arc<str>,
     pub(crate) device: ash::Device,
     queue: Mutex<vk::Queue>,
+    /// The one for copies; none where they go to the other.
+    copies: Option<Mutex<vk::Queue>>,
     pub(crate) allocator: ManuallyDrop<Mutex<Allocator>>,
     pub(crate) pipelines: ManuallyDrop<Pipelines>,
+    /// Whether a test says that there is a queue for copies, where the one that computes stands in for it.
+    copies_by_test: bool,
     /// Where they are kept, if they are.
     file: Option<PipelineFile>,
     /// Whether a thread is to write them.
@@ -59,11 +64,11 @@ fn wants_dot(physical: &Physical, options: &OpenOptions) -> bool {
     physical.dot.is_wanted(&said)
 }
 
-/// The driver's device, with one queue.
+/// The driver's device, with a queue that computes, and maybe one that copies.
 fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::result::Result<ash::Device, vk::Result> {
     let priorities = [1.0];
-    let queues =
-        [vk::DeviceQueueCreateInfo::default().queue_family_index(physical.family).queue_priorities(&priorities)];
+    let queue = |family| vk::DeviceQueueCreateInfo::default().queue_family_index(family).queue_priorities(&priorities);
+    let queues: Vec<_> = std::iter::once(physical.family).chain(physical.copies).map(queue).collect();
     let has_dot = wants_dot(physical, options);
     let extensions: Vec<_> = [
         physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
@@ -121,6 +126,8 @@ impl Gpu {
         let device = create(vulkan, &physical, options).map_err(|e| cannot("it cannot be opened", e))?;
         // SAFETY: the one queue of the family that was asked for.
         let queue = unsafe { device.get_device_queue(physical.family, 0) };
+        // SAFETY: the same of the other family.
+        let copies = physical.copies.map(|family| Mutex::new(unsafe { device.get_device_queue(family, 0) }));
         let describes = AllocatorCreateDesc {
             instance: vulkan.instance.clone(),
             device: device.clone(),
@@ -143,6 +150,8 @@ impl Gpu {
                 id: id.into(),
                 device,
                 queue: Mutex::new(queue),
+                copies,
+                copies_by_test: options.copies,
                 allocator: ManuallyDrop::new(Mutex::new(allocator)),
                 pipelines: ManuallyDrop::new(pipelines),
                 file,
@@ -223,16 +232,41 @@ impl Gpu {
         self.health.check(waits_since, given_up).map_err(|detail| self.error(detail))
     }
 
-    /// Gives the device command buffers, behind everything that it was given before; the semaphore gets the value when they are done.
-    pub(crate) fn submit(&self, commands: &[vk::CommandBuffer], signal: vk::Semaphore, value: u64) -> Result<()> {
-        let (signals, values) = ([signal], [value]);
+    /// Whether long copies have a queue of their own.
+    pub(crate) fn has_copies(&self) -> bool {
+        self.copies.is_some() || self.copies_by_test
+    }
+
+    /// The queue family of a lane.
+    pub(crate) fn family(&self, lane: Lane) -> u32 {
+        self.physical.copies.filter(|_| lane == Lane::Copies).unwrap_or(self.physical.family)
+    }
+
+    /// Gives a queue of the device command buffers, behind everything that it was given before, and behind a value of the semaphore, which another queue may bring; the
+    /// semaphore gets a value when they are done.
+    pub(crate) fn submit(
+        &self,
+        lane: Lane,
+        commands: &[vk::CommandBuffer],
+        (semaphore, value): (vk::Semaphore, u64),
+        behind: Option<u64>,
+    ) -> Result<()> {
+        let (semaphores, values) = ([semaphore], [value]);
+        let (waits, stages) = ([behind.unwrap_or(0)], [vk::PipelineStageFlags::ALL_COMMANDS]);
         let mut timeline = vk::TimelineSemaphoreSubmitInfo::default().signal_semaphore_values(&values);
-        let submit =
-            vk::SubmitInfo::default().command_buffers(commands).signal_semaphores(&signals).push_next(&mut timeline);
+        let mut submit = vk::SubmitInfo::default().command_buffers(commands).signal_semaphores(&semaphores);
+        if behind.is_some() {
+            timeline = timeline.wait_semaphore_values(&waits);
+            submit = submit.wait_semaphores(&semaphores).wait_dst_stage_mask(&stages);
+        }
+        let submit = submit.push_next(&mut timeline);
         if let Some(why) = self.health.end() {
             return Err(self.error(format!("{why}, and is given nothing more")));
         }
-        let queue = lock(&self.queue);
+        let queue = match (lane, &self.copies) {
+            (Lane::Copies, Some(copies)) => lock(copies),
+            _ => lock(&self.queue),
+        };
         // SAFETY: the queue is locked; the command buffers are recorded, and whoever gives them keeps them and what they use.
         let done = unsafe { self.device.queue_submit(*queue, &[submit], vk::Fence::null()) };
         done.map_err(|e| self.failed("commands cannot be submitted", e))

@@ -58,6 +58,8 @@ pub(crate) struct Physical {
     pub(crate) identity: Identity,
     /// The queue family that computes.
     pub(crate) family: u32,
+    /// One that does nothing but copy.
+    pub(crate) copies: Option<u32>,
     pub(crate) limits: vk::PhysicalDeviceLimits,
     /// Bytes of the largest allocation.
     pub(crate) max_alloc: u64,
@@ -110,6 +112,10 @@ impl Vulkan {
     }
 }
 
+/// What families that only copy may do besides.
+const COPIES: vk::QueueFlags =
+    vk::QueueFlags::from_raw(vk::QueueFlags::SPARSE_BINDING.as_raw() | vk::QueueFlags::PROTECTED.as_raw());
+
 /// What a physical device is, or what it lacks.
 fn describe(
     loader: &ash::Entry,
@@ -159,6 +165,8 @@ fn describe(
     let families = unsafe { instance.get_physical_device_queue_family_properties(handle) };
     let computes = |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
     let family = families.iter().position(computes).ok_or_else(|| format!("{name} does not compute"))?;
+    let only_copies =
+        |f: &vk::QueueFamilyProperties| f.queue_count > 0 && f.queue_flags & !COPIES == vk::QueueFlags::TRANSFER;
     // SAFETY: as above.
     let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
     let has = |wanted: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
@@ -198,6 +206,7 @@ fn describe(
         handle,
         identity,
         family: family as u32,
+        copies: families.iter().position(only_copies).map(|family| family as u32),
         limits: of.limits,
         max_alloc: maintenance.max_memory_allocation_size,
         has_timestamps: families[family].timestamp_valid_bits > 0 && of.limits.timestamp_period > 0.0,

@@ -1,6 +1,6 @@
 //! A compiled graph: its nodes as records that kernels read, and command buffers that are recorded once and submitted as often as it runs.
 
-use crate::commands::{Commands, kernel_barrier, run_once};
+use crate::commands::{Commands, Lane, kernel_barrier, run_once};
 use crate::gpu::{Gpu, PUSH_BYTES};
 use crate::launch::{self, PARAMS};
 use crate::memory::{GpuBuffer, buffer};
@@ -85,7 +85,7 @@ impl Program {
         let records = GpuBuffer::new(gpu, funds, (size + scratch) as u64)?.counted_by(place);
         let image = image(&graph, &placement, &steps, records.address(), size)?;
         let records = upload(gpu, records, &image)?;
-        let commands = Commands::new(gpu)?;
+        let commands = Commands::new(gpu, Lane::Compute)?;
         let pieces = record(gpu, &commands, &steps, records.address())?;
         Ok(Program { graph, _placement: placement, records, pieces, _commands: commands, device: funds.device() })
     }

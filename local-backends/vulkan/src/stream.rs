@@ -1,6 +1,6 @@
 //! What one queue gives to a GPU: copies and graphs, in order, each with a value on the stream's timeline.
 
-use crate::commands::{Commands, Timeline, barrier, is_done, keep_until_done};
+use crate::commands::{Commands, Lane, Timeline, barrier, is_done, keep_until_done};
 use crate::gpu::{Gpu, PUSH_BYTES};
 use crate::launch::copy_pass;
 use crate::memory::{buffer, handle};
@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a copy between host and device; longer ones are cut.
 const COPY: u64 = 16 << 20;
+/// Bytes from which on a copy between host and device goes to the queue for copies: of fewer, kernels behind them would wait longer for the other queue than for
+/// the copy.
+const LONG_COPY: u64 = 1 << 20;
 /// Copies to the device that may be under way, so that host memory does not grow with what is written.
 const COPIES: usize = 4;
 /// Bytes from which on a kernel copies on the device: NVIDIA's own copies reach 850 GB/s of an H100, the kernel 2900 GB/s.
@@ -43,12 +46,15 @@ pub(crate) struct GpuStream {
 /// What the device may still use.
 struct Parts {
     commands: Commands,
+    /// Of the queue for copies, once it was used.
+    copies: Option<Commands>,
     timeline: Arc<Timeline>,
-    /// The timeline's last value that was given.
+    /// The timeline's last value that was given, and which queue brings it.
     value: u64,
+    lane: Lane,
     flight: Arc<Mutex<VecDeque<Flight>>>,
     /// Command buffers that are done.
-    idle: Vec<vk::CommandBuffer>,
+    idle: Vec<(Lane, vk::CommandBuffer)>,
     staging: Pool,
     timers: Timers,
 }
@@ -63,7 +69,7 @@ struct Left {
 /// What is under way: until the timeline has the value, all of this is kept.
 struct Flight {
     value: u64,
-    commands: Option<vk::CommandBuffer>,
+    commands: Option<(Lane, vk::CommandBuffer)>,
     staging: Option<Arc<Staging>>,
     timer: Option<Arc<Timer>>,
     keep: Vec<Box<dyn Any + Send>>,
@@ -75,9 +81,11 @@ unsafe impl Send for Parts {}
 impl Parts {
     fn new(gpu: &Arc<Gpu>) -> Result<Parts> {
         Ok(Parts {
-            commands: Commands::new(gpu)?,
+            commands: Commands::new(gpu, Lane::Compute)?,
+            copies: None,
             timeline: Arc::new(Timeline::new(gpu)?),
             value: 0,
+            lane: Lane::Compute,
             flight: Arc::default(),
             idle: Vec::new(),
             staging: Pool::default(),
@@ -102,23 +110,43 @@ impl Parts {
         Ok(())
     }
 
-    /// Records a command buffer that is used once.
-    fn record(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<vk::CommandBuffer> {
+    /// Records a command buffer that is used once, for a queue.
+    fn record(
+        &mut self,
+        gpu: &Arc<Gpu>,
+        lane: Lane,
+        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
+    ) -> Result<(Lane, vk::CommandBuffer)> {
         self.collect()?;
-        let buffer = match self.idle.pop() {
-            Some(buffer) => buffer,
-            None => self.commands.buffer()?,
+        if lane == Lane::Copies && self.copies.is_none() {
+            self.copies = Some(Commands::new(gpu, lane)?);
+        }
+        let commands = match (lane, &self.copies) {
+            (Lane::Copies, Some(copies)) => copies,
+            _ => &self.commands,
         };
-        let recorded = self.commands.record(buffer, vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT, record);
-        recorded.map(|()| buffer)
+        let buffer = match self.idle.iter().position(|(of, _)| *of == lane) {
+            Some(place) => self.idle.swap_remove(place).1,
+            None => commands.buffer()?,
+        };
+        commands.record(buffer, vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT, record)?;
+        Ok((lane, buffer))
     }
 
-    /// Submits what was recorded and keeps what it uses. Returns the value that the timeline then gets.
-    fn submit(&mut self, gpu: &Gpu, recorded: &[vk::CommandBuffer], flight: Flight) -> Result<u64> {
-        gpu.submit(recorded, self.timeline.semaphore, self.value + 1)?;
+    /// Submits what was recorded to a queue, behind all that the stream has given before, and keeps what it uses. Returns the value that the timeline then gets.
+    fn submit(&mut self, gpu: &Gpu, lane: Lane, recorded: &[vk::CommandBuffer], flight: Flight) -> Result<u64> {
+        // A queue knows of its own.
+        let behind = (lane != self.lane).then_some(self.value);
+        gpu.submit(lane, recorded, (self.timeline.semaphore, self.value + 1), behind)?;
         self.value += 1;
+        self.lane = lane;
         lock(&self.flight).push_back(Flight { value: self.value, ..flight });
         Ok(self.value)
+    }
+
+    /// Submits what was recorded to be used once.
+    fn submit_once(&mut self, gpu: &Gpu, (lane, recorded): (Lane, vk::CommandBuffer), flight: Flight) -> Result<u64> {
+        self.submit(gpu, lane, &[recorded], Flight { commands: Some((lane, recorded)), ..flight })
     }
 
     /// Waits for a value.
@@ -151,9 +179,14 @@ fn keep(slices: &[&Slice]) -> Vec<Box<dyn Any + Send>> {
 }
 
 impl Flight {
-    fn of(commands: vk::CommandBuffer, keep: Vec<Box<dyn Any + Send>>) -> Flight {
-        Flight { value: 0, commands: Some(commands), staging: None, timer: None, keep }
+    fn of(keep: Vec<Box<dyn Any + Send>>) -> Flight {
+        Flight { value: 0, commands: None, staging: None, timer: None, keep }
     }
+}
+
+/// The queue for a copy of so many bytes between host and device.
+fn lane_of(gpu: &Gpu, len: u64) -> Lane {
+    if len >= LONG_COPY && gpu.has_copies() { Lane::Copies } else { Lane::Compute }
 }
 
 impl GpuStream {
@@ -169,8 +202,8 @@ impl GpuStream {
     /// Gives a copy, or several, that use no memory of the host.
     fn give(&mut self, slices: &[&Slice], record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<Outcome<()>> {
         let (gpu, parts) = self.parts()?;
-        let commands = parts.record(record)?;
-        let value = parts.submit(gpu, &[commands], Flight::of(commands, keep(slices)))?;
+        let commands = parts.record(gpu, Lane::Compute, record)?;
+        let value = parts.submit_once(gpu, commands, Flight::of(keep(slices)))?;
         parts.wait(value, || Ok(()))
     }
 
@@ -205,12 +238,11 @@ impl GpuStream {
         staging.write(bytes);
         let from = staging.handle();
         let region = vk::BufferCopy::default().dst_offset(dst.offset()).size(bytes.len() as u64);
-        let commands = parts.record(|device, commands| {
+        let commands = parts.record(gpu, lane_of(gpu, bytes.len() as u64), |device, commands| {
             // SAFETY: two buffers of this device with these bytes, kept until it is done.
             unsafe { device.cmd_copy_buffer(commands, from, to, &[region]) };
         })?;
-        let flight = Flight { staging: Some(Arc::new(staging)), ..Flight::of(commands, keep(&[dst])) };
-        parts.submit(gpu, &[commands], flight)
+        parts.submit_once(gpu, commands, Flight { staging: Some(Arc::new(staging)), ..Flight::of(keep(&[dst])) })
     }
 
     /// Copies some bytes to memory of the host.
@@ -221,15 +253,16 @@ impl GpuStream {
         let staging = Arc::new(parts.staging.take(gpu, src.len(), Way::FromDevice)?);
         let to = staging.handle();
         let region = vk::BufferCopy::default().src_offset(src.offset()).size(src.len());
-        let commands = parts.record(|device, commands| {
+        let lane = lane_of(gpu, src.len());
+        let commands = parts.record(gpu, lane, |device, commands| {
             // SAFETY: two buffers of this device with these bytes, kept until it is done.
             unsafe {
                 device.cmd_copy_buffer(commands, from, to, &[region]);
-                barrier(device, commands);
+                barrier(device, commands, lane);
             }
         })?;
-        let flight = Flight { staging: Some(staging.clone()), ..Flight::of(commands, keep(&[src])) };
-        Ok((parts.submit(gpu, &[commands], flight)?, staging))
+        let flight = Flight { staging: Some(staging.clone()), ..Flight::of(keep(&[src])) };
+        Ok((parts.submit_once(gpu, commands, flight)?, staging))
     }
 
     /// Gives the pieces of a graph, few of them ahead.
@@ -250,8 +283,8 @@ impl GpuStream {
             }
             parts.collect()?;
             let kept: Box<dyn Any + Send> = Box::new(executable.clone());
-            let flight = Flight { value: 0, commands: None, staging: None, timer: None, keep: vec![kept] };
-            let value = parts.submit(gpu, &[piece.commands], flight).map_err(|error| program.blame(i, error))?;
+            let given = parts.submit(gpu, Lane::Compute, &[piece.commands], Flight::of(vec![kept]));
+            let value = given.map_err(|error| program.blame(i, error))?;
             ahead.push_back((value, piece.nodes));
         }
         let first = program.pieces.len() - ahead.len();
@@ -269,19 +302,18 @@ impl GpuStream {
         let (gpu, parts) = self.parts()?;
         let staging = Arc::new(parts.staging.take(gpu, FAULT_BYTES as u64, Way::FromDevice)?);
         let (to, of) = (staging.handle(), timer.clone());
-        let commands = parts.record(|device, commands| {
+        let commands = parts.record(gpu, Lane::Compute, |device, commands| {
             // SAFETY: the fault lies at the beginning of its buffer, and there is room for it; all is kept until it is done.
             unsafe {
                 of.end(device, commands);
                 device.cmd_copy_buffer(commands, fault, to, &[vk::BufferCopy::default().size(FAULT_BYTES as u64)]);
-                barrier(device, commands);
+                barrier(device, commands, Lane::Compute);
                 device.cmd_fill_buffer(commands, fault, 0, FAULT_BYTES as u64, 0);
             }
         })?;
         let kept: Box<dyn Any + Send> = Box::new(executable.clone());
-        let of = Flight::of(commands, vec![kept]);
-        let flight = Flight { staging: Some(staging.clone()), timer: Some(timer), ..of };
-        Ok((parts.submit(gpu, &[commands], flight)?, staging))
+        let flight = Flight { staging: Some(staging.clone()), timer: Some(timer), ..Flight::of(vec![kept]) };
+        Ok((parts.submit_once(gpu, commands, flight)?, staging))
     }
 
     /// Begins the time of a run.
@@ -290,12 +322,11 @@ impl GpuStream {
         parts.collect()?;
         let timer = Arc::new(parts.timers.take(gpu)?);
         let of = timer.clone();
-        let commands = parts.record(|device, commands| {
+        let commands = parts.record(gpu, Lane::Compute, |device, commands| {
             // SAFETY: the command buffer is being recorded, and the timer is kept until it is done.
             unsafe { of.begin(device, commands) };
         })?;
-        let flight = Flight { timer: Some(timer.clone()), ..Flight::of(commands, Vec::new()) };
-        parts.submit(gpu, &[commands], flight)?;
+        parts.submit_once(gpu, commands, Flight { timer: Some(timer.clone()), ..Flight::of(Vec::new()) })?;
         Ok(timer)
     }
 }

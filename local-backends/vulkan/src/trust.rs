@@ -1,7 +1,7 @@
 //! Drivers are not believed: what matrix units and products of whole numbers compute is compared with what the plain kernel does when a device is opened.
 
 use crate::allocation::Raw;
-use crate::commands::{barrier, kernel_barrier, run_once};
+use crate::commands::{Lane, barrier, kernel_barrier, run_once};
 use crate::gpu::Gpu;
 use crate::launch::{MOST_ROWS, Pass, Product, number};
 use crate::program::{RECORD_BYTES, dispatch, push};
@@ -215,7 +215,7 @@ fn results(gpu: &Arc<Gpu>, checked: Checked, case: &Case) -> Result<[Vec<f32>; 2
             }
         }
         // SAFETY: as above.
-        unsafe { barrier(device, commands) };
+        unsafe { barrier(device, commands, Lane::Compute) };
     })?;
     let mapped = raw.mapped().ok_or_else(none)?;
     Ok(places.results.map(|at| {
