@@ -258,9 +258,11 @@ fn texts_with_a_common_beginning_are_rounded_alike_behind_a_fault() {
         .flat_map(|split| [&[300, 300, 300][..], &[257, 257], &[256, 256, 130, 7]].map(|lengths| (split, lengths)))
     {
         let prompts: Vec<_> = lengths.iter().map(|n| prompt_of(*n)).collect();
-        let (expected, ..) = texts_of_cpus(split, &prompts, 24, usize::MAX);
+        // More steps are left when the device is lost than may be under way: on a busy machine many are.
+        let most = 96;
+        let (expected, ..) = texts_of_cpus(split, &prompts, most, usize::MAX);
         for lost_at in [10, 40] {
-            let (texts, _, tokens) = texts_of_cpus(split, &prompts, 24, lost_at);
+            let (texts, _, tokens) = texts_of_cpus(split, &prompts, most, lost_at);
             assert_eq!(texts, expected, "{lengths:?}, lost when {lost_at} tokens had come");
             assert!(tokens > 256, "{tokens} tokens");
         }
@@ -300,12 +302,12 @@ fn a_kept_text_that_shares_a_beginning_anew_is_rounded_as_before() {
 fn what_was_generated_is_read_again_in_few_runs() {
     for lengths in [&[5][..], &[9, 7], &[2, 40, 12, 70]] {
         let prompts: Vec<_> = lengths.iter().map(|n| prompt_of(*n)).collect();
-        let (expected, ..) = texts_of_cpus([1.0, 1.0], &prompts, 100, usize::MAX);
-        let (texts, runs, tokens) = texts_of_cpus([1.0, 1.0], &prompts, 100, 80 * lengths.len());
+        let (expected, ..) = texts_of_cpus([1.0, 1.0], &prompts, 150, usize::MAX);
+        let (texts, runs, tokens) = texts_of_cpus([1.0, 1.0], &prompts, 150, 80 * lengths.len());
         assert_eq!(texts, expected, "{lengths:?}");
-        // There are 80 of each to read, and some 20 to come.
+        // There are 80 of each to read, and some 70 to come: more than may be under way when the device is lost.
         println!("{lengths:?}: {runs} runs, {tokens} tokens read again");
-        assert!(tokens > 70 * lengths.len() && runs < 80, "{runs} runs, {tokens} tokens read again");
+        assert!(tokens > 70 * lengths.len() && runs < 130, "{runs} runs, {tokens} tokens read again");
     }
 }
 
