@@ -94,7 +94,9 @@ fn conformance_through_a_server() {
     }
     let said = |variable| std::env::var(variable).ok().filter(|value: &String| !value.is_empty());
     let server = Server::start(&["-d", &said("OUTBOARD_TEST_DEVICE").unwrap_or("ggml:CPU".into()), "-t", "1"]);
-    let device = connect(&Endpoint::parse_list(&server.addr).unwrap(), &ClientOptions::default()).unwrap().remove(0);
+    // A software driver compiles some shaders for minutes.
+    let options = ClientOptions { stall_after: Duration::from_secs(600), ..ClientOptions::default() };
+    let device = connect(&Endpoint::parse_list(&server.addr).unwrap(), &options).unwrap().remove(0);
     let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
     let op = said("OUTBOARD_OP");
     let (ops, name) = match op.as_deref().map(|op| op.split_once(':').unwrap_or((op, ""))) {

@@ -49,7 +49,7 @@ impl Gpu {
         let requirements = unsafe { self.device.get_buffer_memory_requirements(buffer) };
         // Tensors have allocations of their own: of one that is cut from a larger one, a client would hold all and pay for a part.
         let scheme = match location {
-            MemoryLocation::GpuOnly => AllocationScheme::DedicatedBuffer(buffer),
+            MemoryLocation::GpuOnly | MemoryLocation::CpuToGpu => AllocationScheme::DedicatedBuffer(buffer),
             _ => AllocationScheme::GpuAllocatorManaged,
         };
         let describes =

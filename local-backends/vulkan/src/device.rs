@@ -43,6 +43,8 @@ pub struct OpenOptions {
     pub interposer: Option<Interposer>,
     /// Matrix units that the driver does not say it has, in tests.
     pub units: Option<Units>,
+    /// Memory that host and device share, as integrated GPUs have it, in tests.
+    pub unified: bool,
     /// Long copies as if there were a queue for them, in tests.
     pub copies: bool,
     /// Products of whole numbers also where the driver has no instructions for them, in tests.
@@ -53,7 +55,22 @@ impl Default for OpenOptions {
     /// Nothing kept, and patience of ten minutes: as long as queues wait for one another, and longer than a node takes.
     fn default() -> OpenOptions {
         let patience = Duration::from_secs(600);
-        OpenOptions { pipelines: None, patience, interposer: None, units: None, copies: false, dot: false }
+        OpenOptions {
+            pipelines: None,
+            patience,
+            interposer: None,
+            units: None,
+            unified: false,
+            copies: false,
+            dot: false,
+        }
+    }
+}
+
+impl OpenOptions {
+    /// Whether tensors of a device of this kind lie where the host sees them.
+    pub(crate) fn is_unified(&self, kind: DeviceKind) -> bool {
+        kind == DeviceKind::IntegratedGpu || self.unified
     }
 }
 
@@ -74,6 +91,7 @@ pub fn vulkan_device(
         memory_pool: if software { budget.name() } else { String::new() },
         max_alloc: gpu.physical.max_alloc,
         alignment: ALIGNMENT,
+        // Mapped files cannot be used in place, though an integrated card has the host's memory.
         unified: false,
         // Rows of a product are rounded by how many there are, and nothing evens that out.
         costs: Costs { uniform_rows: 1, ..Costs::default() },

@@ -40,6 +40,8 @@ pub(crate) struct Gpu {
     copies: Option<Mutex<vk::Queue>>,
     pub(crate) allocator: ManuallyDrop<Mutex<Allocator>>,
     pub(crate) pipelines: ManuallyDrop<Pipelines>,
+    /// Whether it has no memory of its own, but the host's, which writes tensors without a copy.
+    pub(crate) is_unified: bool,
     /// Whether a test says that there is a queue for copies, where the one that computes stands in for it.
     copies_by_test: bool,
     /// Where they are kept, if they are.
@@ -138,6 +140,7 @@ impl Gpu {
         };
         let file = options.pipelines.as_ref().map(|folder| PipelineFile::new(folder, &physical.identity));
         let cached = file.as_ref().map(PipelineFile::read).unwrap_or_default();
+        let is_unified = options.is_unified(physical.kind);
         let making = Making { cached: &cached, has_feedback: physical.has_feedback, ..Making::default() };
         let pipelines = || Pipelines::new(&device, making).map_err(|e| cannot("its pipelines cannot be made", e));
         let made = Allocator::new(&describes)
@@ -151,6 +154,7 @@ impl Gpu {
                 device,
                 queue: Mutex::new(queue),
                 copies,
+                is_unified,
                 copies_by_test: options.copies,
                 allocator: ManuallyDrop::new(Mutex::new(allocator)),
                 pipelines: ManuallyDrop::new(pipelines),

@@ -28,7 +28,8 @@ impl GpuBuffer {
         let raw = match size {
             0 => None,
             _ => {
-                let raw = gpu.allocate(size, MemoryLocation::GpuOnly)?;
+                let location = if gpu.is_unified { MemoryLocation::CpuToGpu } else { MemoryLocation::GpuOnly };
+                let raw = gpu.allocate(size, location)?;
                 // SAFETY: a buffer of this device, which nothing else uses yet.
                 let cleared = run_once(gpu, (raw, payment), |device, commands, (raw, _)| unsafe {
                     device.cmd_fill_buffer(commands, raw.buffer, 0, ash::vk::WHOLE_SIZE, 0);
@@ -48,6 +49,17 @@ impl GpuBuffer {
     /// Vulkan's handle.
     pub(crate) fn handle(&self) -> Option<ash::vk::Buffer> {
         Some(self.raw.as_ref()?.buffer)
+    }
+
+    /// Writes bytes to an offset without the device, where the host sees this memory. Returns whether it does.
+    ///
+    /// # Safety
+    /// The bytes are inside, and the device uses nothing of them.
+    pub(crate) unsafe fn write_at_once(&self, offset: u64, bytes: &[u8]) -> bool {
+        let Some(mapped) = self.raw.as_ref().and_then(Raw::mapped) else { return false };
+        // SAFETY: the memory is mapped as long as it is there, and as the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mapped.add(offset as usize), bytes.len()) };
+        true
     }
 
     /// Where shaders find its first byte; 0 if it is empty.
