@@ -69,6 +69,20 @@ impl Gpu {
     }
 }
 
+/// Whether memory of the largest heap of a device's own can be written by the host.
+pub(crate) fn host_sees_heap(vulkan: &Vulkan, physical: &Physical) -> bool {
+    // SAFETY: a physical device of this instance.
+    let memory = unsafe { vulkan.instance.get_physical_device_memory_properties(physical.handle) };
+    let heaps = memory.memory_heaps_as_slice().iter().enumerate();
+    let own = heaps.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+    let largest = own.max_by_key(|(_, heap)| heap.size).map(|(place, _)| place as u32);
+    let wanted = vk::MemoryPropertyFlags::DEVICE_LOCAL
+        | vk::MemoryPropertyFlags::HOST_VISIBLE
+        | vk::MemoryPropertyFlags::HOST_COHERENT;
+    let mut types = memory.memory_types_as_slice().iter();
+    types.any(|of| Some(of.heap_index) == largest && of.property_flags.contains(wanted))
+}
+
 /// The largest heap of a device's own, as `VK_EXT_memory_budget` sees it.
 pub(crate) fn heap(vulkan: &Vulkan, physical: &Physical) -> MemoryInfo {
     let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();

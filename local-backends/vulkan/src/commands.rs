@@ -75,6 +75,10 @@ impl Commands {
             device.begin_command_buffer(commands, &info).and_then(|()| {
                 barrier(device, commands, self.lane);
                 record(device, commands);
+                // The host writes memory itself that commands have written before.
+                if self.gpu.is_unified {
+                    barrier(device, commands, self.lane);
+                }
                 device.end_command_buffer(commands)
             })
         };

@@ -25,6 +25,8 @@ const ALIGNMENT: usize = 32;
 
 /// Clients among whom the driver's allocations, some thousands, are divided.
 const CLIENTS: u32 = 8;
+/// Allocations at most, if the driver has no limit: each may be a mapping, of which the system gives a process twice as many.
+const MOST_ALLOCATIONS: u32 = 32_768;
 
 /// What is not supported, or not in all cases, by ops and by cases of the conformance suite: a CPU device beside it computes that.
 pub const UNSUPPORTED: &[&str] = &[
@@ -64,13 +66,6 @@ impl Default for OpenOptions {
             copies: false,
             dot: false,
         }
-    }
-}
-
-impl OpenOptions {
-    /// Whether tensors of a device of this kind lie where the host sees them.
-    pub(crate) fn is_unified(&self, kind: DeviceKind) -> bool {
-        kind == DeviceKind::IntegratedGpu || self.unified
     }
 }
 
@@ -167,7 +162,7 @@ struct GpuContext {
 impl GpuContext {
     /// A place among the client's allocations, kept as long as what has it.
     fn place(&self) -> Result<Arc<()>> {
-        let most = self.gpu.physical.limits.max_memory_allocation_count / CLIENTS;
+        let most = self.gpu.physical.limits.max_memory_allocation_count.min(MOST_ALLOCATIONS) / CLIENTS;
         let mut taken = lock(&self.allocations);
         taken.retain(|place| place.strong_count() > 0);
         if taken.len() as u64 >= u64::from(most) {

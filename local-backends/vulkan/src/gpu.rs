@@ -1,5 +1,6 @@
 //! A logical device: its queue, its memory, its pipelines.
 
+use crate::allocation::host_sees_heap;
 use crate::cache::PipelineFile;
 use crate::commands::Lane;
 use crate::device::OpenOptions;
@@ -13,7 +14,7 @@ use ash::vk;
 use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
 use outboard_core::local::CardHealth;
-use outboard_core::{Error, Result, lock};
+use outboard_core::{DeviceKind, Error, Result, lock};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,6 +59,19 @@ impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gpu").field("id", &self.id).finish_non_exhaustive()
     }
+}
+
+/// Environment variable: 0 keeps all copies on the queue that computes, and lets no memory be written without one.
+pub const COPIES: &str = "OUTBOARD_VULKAN_COPIES";
+
+/// Whether copies go other ways than commands of the queue that computes.
+fn wants_copies() -> bool {
+    std::env::var(COPIES).as_deref() != Ok("0")
+}
+
+/// Whether tensors of a device lie where the host sees them, without leaving the heap that it counts: on an integrated card, if it has such memory.
+fn is_unified(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> bool {
+    options.unified || physical.kind == DeviceKind::IntegratedGpu && wants_copies() && host_sees_heap(vulkan, physical)
 }
 
 /// Whether products of whole numbers are to be used, where the driver has them.
@@ -123,9 +137,15 @@ impl Gpu {
     fn open_unchecked(number: usize, id: &str, options: &OpenOptions) -> Result<Gpu> {
         let error = |detail: String| Error::Device { device: id.to_owned(), op: None, detail };
         let vulkan = vulkan().ok_or_else(|| error("there is no Vulkan on this host any more".into()))?;
-        let physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
+        let mut physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
+        // On cards with the host's memory, other programs have met trouble with it, and there is nothing to win.
+        physical.copies = physical.copies.filter(|_| physical.kind == DeviceKind::Gpu && wants_copies());
         let cannot = |what: &str, e: vk::Result| error(format!("{what}: {e}"));
-        let device = create(vulkan, &physical, options).map_err(|e| cannot("it cannot be opened", e))?;
+        let device = create(vulkan, &physical, options).or_else(|_| {
+            physical.copies = None;
+            create(vulkan, &physical, options)
+        });
+        let device = device.map_err(|e| cannot("it cannot be opened", e))?;
         // SAFETY: the one queue of the family that was asked for.
         let queue = unsafe { device.get_device_queue(physical.family, 0) };
         // SAFETY: the same of the other family.
@@ -140,7 +160,7 @@ impl Gpu {
         };
         let file = options.pipelines.as_ref().map(|folder| PipelineFile::new(folder, &physical.identity));
         let cached = file.as_ref().map(PipelineFile::read).unwrap_or_default();
-        let is_unified = options.is_unified(physical.kind);
+        let is_unified = is_unified(vulkan, &physical, options);
         let making = Making { cached: &cached, has_feedback: physical.has_feedback, ..Making::default() };
         let pipelines = || Pipelines::new(&device, making).map_err(|e| cannot("its pipelines cannot be made", e));
         let made = Allocator::new(&describes)

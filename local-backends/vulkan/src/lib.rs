@@ -31,6 +31,7 @@ mod units;
 
 pub use device::{OpenOptions, UNSUPPORTED, vulkan_device};
 pub use dot::DOT;
+pub use gpu::COPIES;
 pub use instance::{Class, Found, find};
 pub use interposer::{Function, Interposer};
 pub use statistics::{Statistics, statistics};

@@ -189,9 +189,11 @@ impl Flight {
     }
 }
 
-/// The queue for a copy of so many bytes between host and device.
-fn lane_of(gpu: &Gpu, len: u64) -> Lane {
-    if len >= LONG_COPY && gpu.has_copies() { Lane::Copies } else { Lane::Compute }
+/// The queue for a part of a copy between host and device of so many bytes. What comes behind a long one goes the same way: the queue that computes would wait for it, and
+/// with it everybody's kernels.
+fn lane_of(gpu: &Gpu, last: Lane, whole: u64) -> Lane {
+    let goes_there = whole >= LONG_COPY || last == Lane::Copies;
+    if goes_there && gpu.has_copies() { Lane::Copies } else { Lane::Compute }
 }
 
 impl GpuStream {
@@ -228,8 +230,8 @@ impl GpuStream {
         Ok(Some(((pipeline, pass.groups), push(from, to, vectors))))
     }
 
-    /// Copies some bytes to a place.
-    fn write_part(&mut self, dst: &Slice, bytes: &[u8]) -> Result<u64> {
+    /// Copies some bytes to a place, of so many that are written.
+    fn write_part(&mut self, dst: &Slice, bytes: &[u8], whole: u64) -> Result<u64> {
         let to = handle(dst)?;
         let cancel = self.cancel.clone();
         let (gpu, parts) = self.parts()?;
@@ -243,22 +245,22 @@ impl GpuStream {
         staging.write(bytes);
         let from = staging.handle();
         let region = vk::BufferCopy::default().dst_offset(dst.offset()).size(bytes.len() as u64);
-        let commands = parts.record(gpu, lane_of(gpu, bytes.len() as u64), |device, commands| {
+        let commands = parts.record(gpu, lane_of(gpu, parts.lane, whole), |device, commands| {
             // SAFETY: two buffers of this device with these bytes, kept until it is done.
             unsafe { device.cmd_copy_buffer(commands, from, to, &[region]) };
         })?;
         parts.submit_once(gpu, commands, Flight { staging: Some(Arc::new(staging)), ..Flight::of(keep(&[dst])) })
     }
 
-    /// Copies some bytes to memory of the host.
-    fn read_part(&mut self, src: &Slice) -> Result<(u64, Arc<Staging>)> {
+    /// Copies some bytes to memory of the host, of so many that are read.
+    fn read_part(&mut self, src: &Slice, whole: u64) -> Result<(u64, Arc<Staging>)> {
         let from = handle(src)?;
         let (gpu, parts) = self.parts()?;
         parts.collect()?;
         let staging = Arc::new(parts.staging.take(gpu, src.len(), Way::FromDevice)?);
         let to = staging.handle();
         let region = vk::BufferCopy::default().src_offset(src.offset()).size(src.len());
-        let lane = lane_of(gpu, src.len());
+        let lane = lane_of(gpu, parts.lane, whole);
         let commands = parts.record(gpu, lane, |device, commands| {
             // SAFETY: two buffers of this device with these bytes, kept until it is done.
             unsafe {
@@ -338,17 +340,17 @@ impl GpuStream {
 
 impl Stream for GpuStream {
     fn write(&mut self, dst: &Slice, data: Bytes) -> Result<Outcome<()>> {
-        if self.gpu.is_unified && self.parts()?.1.is_idle()? {
+        if self.gpu.is_unified && self.gpu.health.end().is_none() && self.parts()?.1.is_idle()? {
             let to = buffer(dst)?;
-            // SAFETY: the slice is of the buffer. What the stream has given before is done, and what other streams have given and is still under way does not use
-            // these bytes: whoever writes them has waited for that.
+            // SAFETY: the slice is of the buffer. What the stream has given before is done. Other queues of the same client may be at these bytes only if it has not
+            // ordered them: then they are any bytes.
             if unsafe { to.write_at_once(dst.offset(), &data) } {
                 return Ok(Outcome::Now(()));
             }
         }
         let mut value = 0;
         for (i, bytes) in data.chunks(COPY as usize).enumerate() {
-            value = self.write_part(&dst.part(i as u64 * COPY, bytes.len() as u64)?, bytes)?;
+            value = self.write_part(&dst.part(i as u64 * COPY, bytes.len() as u64)?, bytes, dst.len())?;
         }
         self.parts()?.1.wait(value, || Ok(()))
     }
@@ -357,7 +359,7 @@ impl Stream for GpuStream {
         let (mut value, mut parts) = (0, Vec::new());
         for begin in (0..src.len()).step_by(COPY as usize) {
             let part = src.part(begin, COPY.min(src.len() - begin))?;
-            let (of_part, staging) = self.read_part(&part)?;
+            let (of_part, staging) = self.read_part(&part, src.len())?;
             value = of_part;
             parts.push((staging, part.len() as usize));
         }
@@ -401,7 +403,7 @@ impl Stream for GpuStream {
         for (from, to) in [(dst.offset(), begin), (end, dst.offset() + dst.len())] {
             if from < to {
                 let edge = dst.part(from - dst.offset(), to - from)?;
-                self.write_part(&edge, &vec![value; edge.len() as usize])?;
+                self.write_part(&edge, &vec![value; edge.len() as usize], edge.len())?;
             }
         }
         self.give(&[dst], |device, commands| {
