@@ -97,33 +97,6 @@ Pair nibble_pairs(uvec2 w) {
     return Pair(w & 0x0f0f0f0f, w >> 4 & 0x0f0f0f0f);
 }
 
-// The bytes of an octet, one word a four: whole numbers, with a sign only in Q8_0. Of types with a table the first word has the nibbles of both.
-uvec2 bytes_of_32(uint type, uvec2 row, uint u) {
-    uint block = u / 4, j = (u & 3) * 4;
-    if (type == Q8_0) {
-        uint b = block * 34;
-        return uvec2(at32(row, b + 2 + j), at32(row, b + 18 + j));
-    }
-    if (type == Q4_0) {
-        return nibbles(at32(row, block * 18 + 2 + j));
-    }
-    if (type == Q4_1) {
-        return nibbles(word_at(row, block * 20 + 4 + j));
-    }
-    if (type == Q5_0) {
-        uint b = block * 22, fifth = at32(row, b + 2);
-        return nibbles(at32(row, b + 6 + j)) | uvec2(spread(fifth, j), spread(fifth, j + 16)) << 4;
-    }
-    if (type == Q5_1) {
-        uint b = block * 24, fifth = word_at(row, b + 4);
-        return nibbles(word_at(row, b + 8 + j)) | uvec2(spread(fifth, j), spread(fifth, j + 16)) << 4;
-    }
-    if (type == IQ4_NL) {
-        return uvec2(at32(row, block * 18 + 2 + j), 0);
-    }
-    return uvec2(at32(row, block * 17 + 1 + j), 0);
-}
-
 Scales scales_of_32(uint type, uvec2 row, uint u) {
     uint block = u / 4;
     if (type == Q4_1 || type == Q5_1) {
@@ -148,7 +121,8 @@ uvec2 scales_min_k4(uvec3 words, uint quarter) {
     return quarter < 2 ? first : second;
 }
 
-// Those of an octet of an even number and the one behind it.
+// The bytes of octet `u`, one word a four, and beside them those of the one behind it, which mean something if `u` is even: whole numbers, with a sign only in Q8_0.
+// Of types with a table the low words have the nibbles of both fours.
 Pair pair_of_32(uint type, uvec2 row, uint u) {
     uint block = u / 4, j = (u & 3) * 4;
     if (type == Q8_0) {
@@ -174,37 +148,6 @@ Pair pair_of_32(uint type, uvec2 row, uint u) {
 }
 
 // The same of blocks of 256, other than Q8_K.
-uvec2 bytes_of_256(uint type, uvec2 row, uint u) {
-    uint block = u / 32, v = u & 31, quarter = v / 8, l = (v & 7) * 4;
-    if (type == Q4_K || type == Q5_K) {
-        bool five = type == Q5_K;
-        uvec2 b = plus(row, block * (five ? 176 : 144)), q = nibbles(word_at(b, (five ? 48 : 16) + 32 * quarter + l));
-        if (five) {
-            uint fifth = word_at(b, 16 + l) >> (2 * quarter);
-            q |= uvec2(fifth & 0x01010101, fifth >> 1 & 0x01010101) << 4;
-        }
-        return q;
-    }
-    if (type == Q6_K) {
-        // In each half of 128, elements e and e + 64 share a byte.
-        uint half_ = v / 16, e = (v & 15) * 4, b = block * 210;
-        uvec2 q = nibbles(at32(row, b + half_ * 64 + e));
-        uint two = at32(row, b + 128 + half_ * 32 + (e & 31)) >> (e / 32 * 2);
-        return q | uvec2(two & 0x03030303, two >> 4 & 0x03030303) << 4;
-    }
-    // In each half of 128, four elements share a byte.
-    uint shift = (quarter & 1) * 4;
-    if (type == Q2_K) {
-        uint w = word_at(row, block * 84 + 16 + quarter / 2 * 32 + l) >> shift;
-        return uvec2(w, w >> 2) & 0x03030303;
-    }
-    if (type == Q3_K) {
-        uint b = block * 110, w = at32(row, b + 32 + quarter / 2 * 32 + l) >> shift, third = at32(row, b + l) >> (2 * quarter);
-        return uvec2(w, w >> 2) & 0x03030303 | (uvec2(third, third >> 1) & 0x01010101) << 2;
-    }
-    return uvec2(word_at(row, block * 136 + 8 + v / 4 * 16 + (v & 3) * 4), 0);
-}
-
 Pair pair_of_256(uint type, uvec2 row, uint u) {
     uint block = u / 32, v = u & 31, quarter = v / 8, l = (v & 7) * 4, shift = (quarter & 1) * 4;
     if (type == Q4_K || type == Q5_K) {
@@ -218,11 +161,13 @@ Pair pair_of_256(uint type, uvec2 row, uint u) {
         return p;
     }
     if (type == Q6_K) {
+        // In each half of 128, elements e and e + 64 share a byte.
         uint half_ = v / 16, e = (v & 15) * 4, b = block * 210;
         Pair p = nibble_pairs(at64(row, b + half_ * 64 + e));
         uvec2 two = at64(row, b + 128 + half_ * 32 + (e & 31), e / 32 * 2);
         return Pair(p.low | (two & 0x03030303) << 4, p.high | (two >> 4 & 0x03030303) << 4);
     }
+    // In each half of 128, four elements share a byte.
     if (type == Q2_K) {
         uvec2 w = two_words_at(row, block * 84 + 16 + quarter / 2 * 32 + l) >> shift;
         return Pair(w & 0x03030303, w >> 2 & 0x03030303);
@@ -233,10 +178,6 @@ Pair pair_of_256(uint type, uvec2 row, uint u) {
         return Pair(w & 0x03030303 | (third & 0x01010101) << 2, w >> 2 & 0x03030303 | (third >> 1 & 0x01010101) << 2);
     }
     return Pair(two_words_at(row, block * 136 + 8 + v / 4 * 16 + (v & 3) * 4), uvec2(0));
-}
-
-uvec2 octet_bytes(uint type, uvec2 row, uint u) {
-    return is_of_32(type) ? bytes_of_32(type, row, u) : bytes_of_256(type, row, u);
 }
 
 Pair pair_bytes(uint type, uvec2 row, uint u) {
@@ -337,7 +278,8 @@ Octet octet(uint type, uvec2 row, uint u, uint n) {
         return Octet(quad_of_256(type, row, 8 * u), quad_of_256(type, row, 8 * u + 4));
     }
     if (type > I32) {
-        uvec2 q = octet_bytes(type, row, u);
+        Pair p = pair_bytes(type, row, u);
+        uvec2 q = uvec2(p.low.x, p.high.x);
         if (HAS_TABLE) {
             return looked_up(q.x);
         }

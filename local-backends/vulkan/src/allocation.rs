@@ -69,13 +69,18 @@ impl Gpu {
     }
 }
 
+/// The largest heap of a device's own, and its place among all.
+fn own_heap(memory: &vk::PhysicalDeviceMemoryProperties) -> Option<(usize, vk::MemoryHeap)> {
+    let heaps = memory.memory_heaps_as_slice().iter().copied().enumerate();
+    let own = heaps.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
+    own.max_by_key(|(_, heap)| heap.size)
+}
+
 /// Whether memory of the largest heap of a device's own can be written by the host.
 pub(crate) fn host_sees_heap(vulkan: &Vulkan, physical: &Physical) -> bool {
     // SAFETY: a physical device of this instance.
     let memory = unsafe { vulkan.instance.get_physical_device_memory_properties(physical.handle) };
-    let heaps = memory.memory_heaps_as_slice().iter().enumerate();
-    let own = heaps.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
-    let largest = own.max_by_key(|(_, heap)| heap.size).map(|(place, _)| place as u32);
+    let largest = own_heap(&memory).map(|(place, _)| place as u32);
     let wanted = vk::MemoryPropertyFlags::DEVICE_LOCAL
         | vk::MemoryPropertyFlags::HOST_VISIBLE
         | vk::MemoryPropertyFlags::HOST_COHERENT;
@@ -93,9 +98,7 @@ pub(crate) fn heap(vulkan: &Vulkan, physical: &Physical) -> MemoryInfo {
     // SAFETY: a physical device of this instance, and structures that it may fill.
     unsafe { vulkan.instance.get_physical_device_memory_properties2(physical.handle, &mut properties) };
     let memory = properties.memory_properties;
-    let heaps = memory.memory_heaps_as_slice().iter().enumerate();
-    let own = heaps.filter(|(_, heap)| heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL));
-    let Some((place, heap)) = own.max_by_key(|(_, heap)| heap.size) else {
+    let Some((place, heap)) = own_heap(&memory) else {
         return MemoryInfo { total: 0, free: 0 };
     };
     let free = if physical.has_budget {
