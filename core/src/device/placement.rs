@@ -103,9 +103,9 @@ impl Placement {
 /// Bytes of a buffer, which is told from others by its address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedBytes {
-    buffer: usize,
-    start: u64,
-    end: u64,
+    pub(crate) buffer: usize,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
 }
 
 impl PlacedBytes {

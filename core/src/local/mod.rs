@@ -12,6 +12,7 @@ mod fair;
 mod health;
 mod host;
 mod memory;
+pub mod order;
 mod queue;
 mod speed;
 mod stream;

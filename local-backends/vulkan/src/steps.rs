@@ -4,14 +4,9 @@ use crate::gpu::Gpu;
 use crate::joined::Joining;
 use crate::launch::{Bounds, Launch, Pass, launch};
 use ash::vk;
-use outboard_core::{Error, Graph, PlacedBytes, Placement, Result, TensorId};
+use outboard_core::local::order::{Access, SinceBarrier, in_levels};
+use outboard_core::{Error, Graph, Placement, Result, TensorId};
 use std::sync::Arc;
-
-/// Most ranges that are remembered between two barriers.
-const MOST_RANGES: usize = 256;
-
-/// Steps among which the order is chosen.
-const WINDOW: usize = 64;
 
 /// A node that is computed, maybe with some before it.
 pub(crate) struct Step {
@@ -37,6 +32,10 @@ impl Step {
     pub(crate) fn src(&self, i: usize) -> Option<TensorId> {
         self.srcs.get(i).copied().flatten()
     }
+
+    fn access(&self, graph: &Graph, placement: &Placement) -> Access {
+        Access::of(graph, placement, &self.srcs, self.id)
+    }
 }
 
 /// The nodes that compute something, with their pipelines, and which of them wait for others.
@@ -58,7 +57,10 @@ pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Res
         let joined = joining.joined(&mut steps, id, launch.work);
         steps.push(joined.unwrap_or_else(|| Step::new(id, tensor.srcs().to_vec(), launch)));
     }
-    let mut steps = in_levels(graph, placement, steps);
+    let touched = steps.into_iter().map(|step| (step.access(graph, placement), Scratch::of(&step), step)).collect();
+    let ordered =
+        in_levels(touched, |(access, scratch, _), (earlier, used, _)| access.follows(earlier) || scratch.meets(*used));
+    let mut steps: Vec<Step> = ordered.into_iter().map(|(.., step)| step).collect();
     for step in &mut steps {
         let passes = step.launch.passes.iter();
         step.pipelines = passes.map(|pass| pipeline(gpu, graph, step.id, pass)).collect::<Result<_>>()?;
@@ -94,51 +96,6 @@ impl Scratch {
     }
 }
 
-/// What a step reads and writes.
-struct Access {
-    reads: Vec<PlacedBytes>,
-    writes: Option<PlacedBytes>,
-    scratch: Scratch,
-}
-
-impl Access {
-    fn of(graph: &Graph, placement: &Placement, step: &Step) -> Access {
-        let reads = step.srcs.iter().flatten().filter_map(|&src| placement.bytes(graph, src)).collect();
-        Access { reads, writes: placement.bytes(graph, step.id), scratch: Scratch::of(step) }
-    }
-
-    /// Whether it must stay behind an earlier one.
-    fn follows(&self, earlier: &Access) -> bool {
-        let meets = |range: &Option<PlacedBytes>, others: &[PlacedBytes]| {
-            range.as_ref().is_some_and(|range| others.iter().any(|other| range.meets(other)))
-        };
-        meets(&earlier.writes, &self.reads)
-            || meets(&self.writes, &earlier.reads)
-            || matches!((&self.writes, &earlier.writes), (Some(a), Some(b)) if a.meets(b))
-            || self.scratch.meets(earlier.scratch)
-    }
-}
-
-/// The steps with those behind one another that do not need one another, so that few of them wait: those without earlier ones first, then those
-/// that need only these. Steps are compared inside windows, which keep their order.
-fn in_levels(graph: &Graph, placement: &Placement, mut steps: Vec<Step>) -> Vec<Step> {
-    let mut ordered = Vec::with_capacity(steps.len());
-    while !steps.is_empty() {
-        let rest = steps.split_off(steps.len().min(WINDOW));
-        let accesses: Vec<_> = steps.iter().map(|step| Access::of(graph, placement, step)).collect();
-        let mut levels: Vec<usize> = Vec::with_capacity(steps.len());
-        for (i, access) in accesses.iter().enumerate() {
-            let before = (0..i).filter(|&j| access.follows(&accesses[j]));
-            levels.push(before.map(|j| levels[j] + 1).max().unwrap_or(0));
-        }
-        let mut window: Vec<_> = levels.into_iter().zip(steps).collect();
-        window.sort_by_key(|(level, _)| *level);
-        ordered.extend(window.into_iter().map(|(_, step)| step));
-        steps = rest;
-    }
-    ordered
-}
-
 fn pipeline(gpu: &Gpu, graph: &Graph, id: TensorId, pass: &Pass) -> Result<(vk::Pipeline, u64)> {
     let made = gpu.pipelines.get(&pass.variant).map_err(|e| {
         let detail = format!("the driver cannot compile its kernel: {e}");
@@ -151,8 +108,7 @@ fn pipeline(gpu: &Gpu, graph: &Graph, id: TensorId, pass: &Pass) -> Result<(vk::
 fn pack_once(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
     let mut there = None;
     for step in steps {
-        let Access { writes, scratch, .. } = Access::of(graph, placement, step);
-        match scratch {
+        match Scratch::of(step) {
             Scratch::Packed(columns) if there == Some(columns) => {
                 step.pipelines.remove(0);
                 step.finds_columns = true;
@@ -162,7 +118,7 @@ fn pack_once(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
             Scratch::Unused => {}
         }
         let bytes = there.and_then(|columns| placement.bytes(graph, columns));
-        if let (Some(columns), Some(written)) = (bytes, writes)
+        if let (Some(columns), Some(written)) = (bytes, placement.bytes(graph, step.id))
             && columns.meets(&written)
         {
             there = None;
@@ -170,29 +126,21 @@ fn pack_once(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
     }
 }
 
-/// Finds the steps that read or write what steps before them have written, or write what these read.
+/// Finds the steps that need a barrier before them.
 fn find_waits(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
-    // What was read and written since the last barrier.
-    let (mut read, mut written): (Vec<PlacedBytes>, Vec<PlacedBytes>) = Default::default();
+    let mut since = SinceBarrier::default();
     // Whether a step since the last barrier uses scratch memory.
     let mut scratch_is_used = false;
     for step in steps {
-        let Access { reads, writes, scratch } = Access::of(graph, placement, step);
-        let meets = |range: &PlacedBytes, others: &[PlacedBytes]| others.iter().any(|other| range.meets(other));
+        let (access, scratch) = (step.access(graph, placement), Scratch::of(step));
         // What finds its columns there has them behind a barrier, that of the step that made them.
         let writes_scratch = scratch != Scratch::Unused && !step.finds_columns;
-        step.waits = reads.iter().any(|range| meets(range, &written))
-            || writes.iter().any(|range| meets(range, &written) || meets(range, &read))
-            || writes_scratch && scratch_is_used
-            // So that a graph of many nodes is not compared with itself node by node.
-            || read.len() > MOST_RANGES;
+        step.waits = since.needs_another(&access) || writes_scratch && scratch_is_used;
         if step.waits {
-            read.clear();
-            written.clear();
+            since = SinceBarrier::default();
             scratch_is_used = false;
         }
         scratch_is_used |= scratch != Scratch::Unused;
-        read.extend(reads);
-        written.extend(writes);
+        since.add(access);
     }
 }
