@@ -233,7 +233,8 @@ mod tests {
 
     #[test]
     fn results_are_the_same_or_not() {
-        let (infinity, units) = (f32::INFINITY, Checked::Units(Units { m: 8, n: 8, k: 8, subgroup: 8 }));
+        let (infinity, units) =
+            (f32::INFINITY, Checked::Units(Units { m: 8, n: 8, k: 8, subgroup: 8, results: [2, 4] }));
         assert!(units.is_same(&[100.0, 1.0, infinity, f32::NAN], &[100.1, 0.9, infinity, f32::NAN]));
         assert!(!Checked::Dot.is_same(&[100.0, 1.0], &[100.1, 0.9]));
         assert!(Checked::Dot.is_same(&[100.0, 1.0, infinity], &[100.01, 0.99, f32::NAN]));

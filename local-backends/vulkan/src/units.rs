@@ -17,12 +17,16 @@ pub struct Units {
     pub k: u32,
     /// Invocations of a subgroup.
     pub subgroup: u32,
+    /// Results of theirs that a subgroup has of a product with many columns, by rows and columns.
+    pub results: [u32; 2],
 }
 
 /// Invocations of a workgroup of a product.
 pub(crate) const LANES: u32 = 256;
 /// Columns up to which a workgroup has few of them.
 const FEW: usize = 64;
+/// What a subgroup may have of a product with more columns: the more, the less often weights are brought.
+const RESULTS: [[u32; 2]; 4] = [[2, 4], [2, 2], [1, 2], [1, 1]];
 
 /// How a workgroup divides its tile: units' results of a subgroup, and subgroups, both by rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +45,7 @@ impl Tile {
 
     /// The kernel's constants, behind the type and whether rows are whole.
     pub(crate) fn constants(&self) -> [u32; 8] {
-        let Units { m, n, k, subgroup } = self.units;
+        let Units { m, n, k, subgroup, .. } = self.units;
         let ([results_m, results_n], [subgroups_m, subgroups_n]) = (self.results, self.subgroups);
         [m, n, k, results_m, results_n, subgroups_m, subgroups_n, subgroup]
     }
@@ -60,8 +64,13 @@ impl Units {
         let subgroups = LANES / self.subgroup;
         // Twice as many by rows where they are no square.
         let down = 1 << (subgroups.ilog2() / 2);
-        let results = if columns <= FEW { [1, 1] } else { [2, 4] };
+        let results = if columns <= FEW { [1, 1] } else { self.results };
         Tile { units: self, results, subgroups: [subgroups / down, down] }
+    }
+
+    /// With as many results as so much shared memory has room for, if the kernel can use them.
+    fn with_room(self, shared: u32) -> Option<Units> {
+        RESULTS.into_iter().map(|results| Units { results, ..self }).find(|units| units.is_usable(shared))
     }
 
     /// Whether the kernel can use them, with so much shared memory.
@@ -93,8 +102,8 @@ pub(crate) fn units(
     all.iter()
         .filter(|p| [p.a_type, p.b_type] == [half; 2] && [p.c_type, p.result_type] == [float; 2])
         .filter(|p| p.scope == vk::ScopeKHR::SUBGROUP && p.saturating_accumulation == 0)
-        .map(|p| Units { m: p.m_size, n: p.n_size, k: p.k_size, subgroup })
-        .find(|units| units.is_usable(shared))
+        .map(|p| Units { m: p.m_size, n: p.n_size, k: p.k_size, subgroup, results: RESULTS[0] })
+        .find_map(|units| units.with_room(shared))
 }
 
 /// A driver that is not believed, whatever its version, and why.
@@ -124,15 +133,16 @@ mod tests {
 
     #[test]
     fn units_that_exist_have_tiles() {
-        let of_nvidia = Units { m: 16, n: 16, k: 16, subgroup: 32 };
-        let of_software = Units { m: 8, n: 8, k: 8, subgroup: 8 };
+        let of_nvidia = Units { m: 16, n: 16, k: 16, subgroup: 32, results: RESULTS[0] };
+        let of_software = Units { m: 8, n: 8, k: 8, subgroup: 8, results: RESULTS[0] };
+        let sizes = |units: Option<Units>| units.map(|units| [units.tile(16).size(), units.tile(512).size()]);
         for units in [of_nvidia, of_software] {
-            assert!(units.is_usable(SHARED), "{units:?}");
-            assert_eq!([units.tile(16).size(), units.tile(512).size()], [[64, 32], [128, 128]]);
+            assert_eq!(sizes(units.with_room(SHARED)), Some([[64, 32], [128, 128]]), "{units:?}");
+            assert_eq!(sizes(units.with_room(32 << 10)), Some([[64, 32], [64, 64]]), "{units:?} with less room");
+            assert_eq!(sizes(units.with_room(16 << 10)), None, "{units:?} with too little");
         }
-        assert!(!of_nvidia.is_usable(32 << 10), "more than there is");
-        assert!(!Units { m: 16, n: 8, k: 8, subgroup: 128 }.is_usable(SHARED));
-        assert!(!Units { k: 4, ..of_nvidia }.is_usable(SHARED));
+        assert!(Units { m: 16, n: 8, k: 8, subgroup: 128, ..of_nvidia }.with_room(SHARED).is_none());
+        assert!(Units { k: 4, ..of_nvidia }.with_room(SHARED).is_none());
     }
 
     #[test]

@@ -94,7 +94,7 @@ fn made_by_a_product(tried: Tried) -> Option<[u32; 2]> {
     // SAFETY: the functions above have the types of their names, and do what Vulkan says.
     let interposer = Some(unsafe { Interposer::new(choose) });
     let (units, dot, dtype) = match tried {
-        Tried::Units => (Some(Units { m: 8, n: 8, k: 8, subgroup: 8 }), false, DType::F16),
+        Tried::Units => (Some(Units { m: 8, n: 8, k: 8, subgroup: 8, results: [1, 2] }), false, DType::F16),
         Tried::Dot => (None, true, DType::Q8_0),
     };
     let options = OpenOptions { interposer, units, dot, ..OpenOptions::default() };
