@@ -168,8 +168,12 @@ fn a_local_device_is_opened_when_it_is_named() {
     let mut args = vec!["run", "-m", path.to_str().unwrap(), "-p", &case.prompt, "--temp", "0", "-n", &n, "-c", "512"];
     args.extend(["--ignore-eos", "--json"]);
     let mut comparison = Comparison::of("smollm2");
-    for (devices, parts, used) in [("vulkan0", "1", &["Vulkan0"][..]), ("Vulkan0,cpu:1", "1,1", &["Vulkan0", "CPU0"])] {
-        let report: RunReport = Client::run(&[&args[..], &["-dev", devices, "-ts", parts]].concat(), LIMIT).json();
+    // Mapped, both use the weights where they are in the file.
+    for (devices, parts, mmap, used) in
+        [("vulkan0", "1", "--no-mmap", &["Vulkan0"][..]), ("Vulkan0,cpu:1", "1,1", "--mmap", &["Vulkan0", "CPU0"])]
+    {
+        let report: RunReport =
+            Client::run(&[&args[..], &["-dev", devices, "-ts", parts, mmap]].concat(), LIMIT).json();
         comparison.add(&case, &report.tokens, &report.log_probs).unwrap_or_else(|e| panic!("{devices}: {e}"));
         let with_layers: Vec<_> = report.devices.iter().filter(|d| d.layers.is_some()).map(|d| &d.id).collect();
         assert_eq!(with_layers, used, "{:?}", report.devices);

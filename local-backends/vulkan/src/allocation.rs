@@ -9,7 +9,7 @@ use outboard_core::{Error, MemoryInfo, Result, lock};
 use std::sync::Arc;
 
 /// Bytes behind a buffer's end that may be read, and are not used: elements are read in whole words.
-const TAIL: u64 = 16;
+pub(crate) const TAIL: u64 = 16;
 
 /// Memory as Vulkan has it.
 #[derive(Debug)]

@@ -9,6 +9,7 @@ use crate::memory::GpuBuffer;
 use crate::program::Program;
 use crate::stream::GpuStream;
 use crate::units::Units;
+use bytes::Bytes;
 use outboard_core::local::{Backend, CardPool, Context, Funds, LocalDevice, MemoryPool, Stream};
 use outboard_core::{
     Buffer, Costs, DeviceInfo, DeviceKind, Error, Executable, Graph, Host, MemoryInfo, Placement, Result, TensorId,
@@ -86,8 +87,7 @@ pub fn vulkan_device(
         memory_pool: if software { budget.name() } else { String::new() },
         max_alloc: gpu.physical.max_alloc,
         alignment: ALIGNMENT,
-        // Mapped files cannot be used in place, though an integrated card has the host's memory.
-        unified: false,
+        unified: gpu.physical.host_alignment.is_some(),
         // Rows of a product are rounded by how many there are, and nothing evens that out.
         costs: Costs { uniform_rows: 1, ..Costs::default() },
         ..DeviceInfo::new(name, found.kind, "vulkan", total)
@@ -179,6 +179,17 @@ impl Context for GpuContext {
     fn alloc(&self, size: u64, _: Usage) -> Result<Arc<dyn Buffer>> {
         let place = self.place()?;
         Ok(Arc::new(GpuBuffer::new(&self.gpu, &self.funds, size)?.counted_by(place)))
+    }
+
+    fn import(&self, data: &Bytes) -> Result<Option<Arc<dyn Buffer>>> {
+        let place = self.place()?;
+        match GpuBuffer::import(&self.gpu, &self.funds, data) {
+            Ok(buffer) => Ok(Some(Arc::new(buffer.counted_by(place)))),
+            Err(why) => {
+                tracing::debug!("{}: {} bytes are not used in place: {why}", self.funds.info().id, data.len());
+                Ok(None)
+            }
+        }
     }
 
     fn compile(&self, graph: Arc<Graph>, placement: Placement) -> Result<Arc<dyn Executable>> {

@@ -91,6 +91,7 @@ fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::r
         physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
         physical.units.map(|_| ash::khr::cooperative_matrix::NAME.as_ptr()),
         has_dot.then_some(ash::khr::shader_integer_dot_product::NAME.as_ptr()),
+        physical.host_alignment.map(|_| ash::ext::external_memory_host::NAME.as_ptr()),
     ]
     .into_iter()
     .flatten()

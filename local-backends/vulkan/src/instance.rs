@@ -73,6 +73,8 @@ pub(crate) struct Physical {
     pub(crate) units: Option<Units>,
     /// Products of whole numbers that it says it has.
     pub(crate) dot: Dot,
+    /// Where memory of the host must begin to be used in place, if it can be, and is as near as memory of the device.
+    pub(crate) host_alignment: Option<u64>,
     pub(crate) kind: DeviceKind,
 }
 
@@ -128,12 +130,14 @@ fn describe(
     let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
     let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
     let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
+    let mut of_host = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
     let mut properties = vk::PhysicalDeviceProperties2::default()
         .push_next(&mut ids)
         .push_next(&mut driver)
         .push_next(&mut subgroups)
         .push_next(&mut maintenance)
-        .push_next(&mut floats);
+        .push_next(&mut floats)
+        .push_next(&mut of_host);
     // SAFETY: a physical device of this instance, and structures that it may fill.
     unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
     let of = properties.properties;
@@ -218,6 +222,8 @@ fn describe(
         } else {
             Dot::Absent
         },
+        host_alignment: (kind != DeviceKind::Gpu && has(ash::ext::external_memory_host::NAME))
+            .then_some(of_host.min_imported_host_pointer_alignment),
         kind,
     };
     let description =

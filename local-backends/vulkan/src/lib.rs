@@ -14,6 +14,7 @@ mod commands;
 mod device;
 mod dot;
 mod gpu;
+mod import;
 mod instance;
 mod interposer;
 mod joined;

@@ -3,6 +3,8 @@
 use crate::allocation::Raw;
 use crate::commands::run_once;
 use crate::gpu::Gpu;
+use crate::import::Imported;
+use bytes::Bytes;
 use gpu_allocator::MemoryLocation;
 use outboard_core::local::{Funds, Payment};
 use outboard_core::{Buffer, Error, Result, Slice};
@@ -12,33 +14,47 @@ use std::sync::Arc;
 /// Memory of a GPU.
 #[derive(Debug)]
 pub(crate) struct GpuBuffer {
-    /// `None` if it is empty.
-    raw: Option<Raw>,
+    memory: Memory,
     size: u64,
     device: u64,
     /// Counts it among its client's.
     _place: Option<Arc<()>>,
-    _payment: Payment,
+}
+
+/// Where a buffer lies.
+#[derive(Debug)]
+enum Memory {
+    /// It is empty.
+    Nowhere,
+    /// In memory of its own.
+    Own { raw: Raw, _payment: Payment },
+    /// In memory that somebody else has, and that can only be read.
+    Imported(Imported),
 }
 
 impl GpuBuffer {
     /// `size` bytes of zeros, paid for by `funds`. Errors: [`Error::OutOfMemory`].
     pub(crate) fn new(gpu: &Arc<Gpu>, funds: &Funds, size: u64) -> Result<GpuBuffer> {
-        let mut payment = funds.pay(size)?;
-        let raw = match size {
-            0 => None,
+        let payment = funds.pay(size)?;
+        let memory = match size {
+            0 => Memory::Nowhere,
             _ => {
                 let location = if gpu.is_unified { MemoryLocation::CpuToGpu } else { MemoryLocation::GpuOnly };
                 let raw = gpu.allocate(size, location)?;
                 // SAFETY: a buffer of this device, which nothing else uses yet.
-                let cleared = run_once(gpu, (raw, payment), |device, commands, (raw, _)| unsafe {
+                let (raw, payment) = run_once(gpu, (raw, payment), |device, commands, (raw, _)| unsafe {
                     device.cmd_fill_buffer(commands, raw.buffer, 0, ash::vk::WHOLE_SIZE, 0);
                 })?;
-                payment = cleared.1;
-                Some(cleared.0)
+                Memory::Own { raw, _payment: payment }
             }
         };
-        Ok(GpuBuffer { raw, size, device: funds.device(), _place: None, _payment: payment })
+        Ok(GpuBuffer { memory, size, device: funds.device(), _place: None })
+    }
+
+    /// Bytes of the host where they are, which is nobody's expense; the error says why there must be a copy of them.
+    pub(crate) fn import(gpu: &Arc<Gpu>, funds: &Funds, bytes: &Bytes) -> std::result::Result<GpuBuffer, String> {
+        let memory = Memory::Imported(Imported::new(gpu, bytes)?);
+        Ok(GpuBuffer { memory, size: bytes.len() as u64, device: funds.device(), _place: None })
     }
 
     /// The same with a place among its client's allocations.
@@ -48,7 +64,11 @@ impl GpuBuffer {
 
     /// Vulkan's handle.
     pub(crate) fn handle(&self) -> Option<ash::vk::Buffer> {
-        Some(self.raw.as_ref()?.buffer)
+        match &self.memory {
+            Memory::Nowhere => None,
+            Memory::Own { raw, .. } => Some(raw.buffer),
+            Memory::Imported(imported) => Some(imported.buffer),
+        }
     }
 
     /// Writes bytes to an offset without the device, where the host sees this memory. Returns whether it does.
@@ -56,7 +76,8 @@ impl GpuBuffer {
     /// # Safety
     /// The bytes are inside, and the device uses nothing of them.
     pub(crate) unsafe fn write_at_once(&self, offset: u64, bytes: &[u8]) -> bool {
-        let Some(mapped) = self.raw.as_ref().and_then(Raw::mapped) else { return false };
+        let Memory::Own { raw, .. } = &self.memory else { return false };
+        let Some(mapped) = raw.mapped() else { return false };
         // SAFETY: the memory is mapped as long as it is there, and as the caller promises.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), mapped.add(offset as usize), bytes.len()) };
         true
@@ -64,7 +85,11 @@ impl GpuBuffer {
 
     /// Where shaders find its first byte; 0 if it is empty.
     pub(crate) fn address(&self) -> u64 {
-        self.raw.as_ref().map_or(0, |raw| raw.address)
+        match &self.memory {
+            Memory::Nowhere => 0,
+            Memory::Own { raw, .. } => raw.address,
+            Memory::Imported(imported) => imported.address,
+        }
     }
 }
 
@@ -75,6 +100,10 @@ impl Buffer for GpuBuffer {
 
     fn device(&self) -> u64 {
         self.device
+    }
+
+    fn is_read_only(&self) -> bool {
+        matches!(self.memory, Memory::Imported(_))
     }
 
     fn as_any(&self) -> &dyn Any {
