@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Counts vector instructions of llama.cpp's products with one column, by Vulkan, for AMD cards that are not there.
+"""Counts vector instructions of llama.cpp's products, by Vulkan, for AMD cards that are not there.
 
     bench/vulkan/count.py LIBGGML_VULKAN [FAMILY]
 
 The kernels are taken out of libggml-vulkan.so by their names (`nm`, which needs a library that was not stripped), and compiled by RADV (mesa-vulkan-drivers) as
-local-backends/vulkan/tests/statistics.rs compiles ours. Printed is what 1024 weights take in the longest loop, as in BENCHMARKS.md.
+local-backends/vulkan/tests/statistics.rs compiles ours. Printed is what 1024 weights take with one column, and with many columns what a lane takes for 256 products
+of four numbers with four, as in BENCHMARKS.md.
 """
 
 import os
@@ -33,6 +34,16 @@ KERNELS = [
     ("mul_mat_vec_q6_k_q8_1_f32", "Q6_K, whole numbers", 1, 64),
 ]
 
+# Products of whole numbers with many columns, and what llama.cpp chooses for them on RDNA: lanes, rows and columns of a tile, its depth, rows and columns of a wave, how
+# its rows are divided, results of a lane, lanes of a wave.
+TILES = [
+    ("matmul_q4_0_q8_1", "Q4_0, many columns", [128, 128, 128, 32, 64, 64, 2, 4, 4, 1, 32]),
+    ("matmul_q8_0_q8_1", "Q8_0, many columns", [128, 128, 128, 32, 64, 64, 2, 4, 4, 1, 32]),
+    ("matmul_q4_k_q8_1", "Q4_K, many columns", [128, 128, 128, 32, 64, 64, 1, 4, 4, 1, 32]),
+]
+# How often a tile's inner loop runs in its outer one (BK_STEP), each time over the tile's depth.
+STEPS = 4
+
 
 def symbols(library):
     lines = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -51,17 +62,28 @@ def code_of(data, places, name):
     return code
 
 
-def longest_loop(said):
-    """Vector instructions of the longest loop of a disassembly."""
+def loops(said):
+    """The loops of a disassembly, each as its places and its vector instructions, those with most of them first."""
     lines = said.split("\ndisasm:\n", 1)[1].split("\n\n", 1)[0].splitlines()
     places = {line[:-1]: i for i, line in enumerate(lines) if line.startswith("BB") and line.endswith(":")}
-    longest = range(0)
+    found = []
     for end, line in enumerate(lines):
         words = line.split()
         if len(words) > 1 and "branch" in words[0] and places.get(words[1], end) < end:
-            loop = range(places[words[1]], end)
-            longest = max(longest, loop, key=len)
-    return sum(lines[i].lstrip().startswith("v_") for i in longest)
+            begin = places[words[1]]
+            found.append((begin, end, sum(line.lstrip().startswith("v_") for line in lines[begin:end])))
+    return sorted(found, key=lambda loop: -loop[2])
+
+
+def of_tile(said, constants):
+    """What a lane takes for 256 products of four."""
+    lanes, rows, columns, depth = constants[:4]
+    (begin, end, outer), *others = loops(said)
+    inner = next((count for first, last, count in others if begin < first and last < end), None)
+    if inner is None:
+        sys.exit("the tile has no inner loop any more: STEPS is wrong")
+    products = rows * columns * depth * STEPS / lanes / 4
+    return (outer + (STEPS - 1) * inner) * 256 / products
 
 
 def main():
@@ -75,16 +97,23 @@ def main():
         data = file.read()
     environment = {**os.environ, "RADV_FORCE_FAMILY": family, "VK_ICD_FILENAMES": RADV, "RADV_DEBUG": "shaders,nocache"}
     with tempfile.TemporaryDirectory() as folder:
-        for name, what, rows, weights in KERNELS:
+
+        def compiled(name, constants):
+            """What the driver says of a kernel."""
             module = os.path.join(folder, "kernel.spv")
             with open(module, "wb") as file:
                 file.write(code_of(data, places, name))
             program = os.path.join(root, "target/debug/examples/foreign")
-            run = subprocess.run([program, module, str(LANES), str(rows), "1"], env=environment, capture_output=True, text=True)
+            run = subprocess.run([program, module, *map(str, constants)], env=environment, capture_output=True, text=True)
             if run.returncode:
                 sys.exit(f"{name}: {run.stderr[-300:]}")
-            loop = longest_loop(run.stderr)
-            print(f"{what:22} {loop:5} instructions of a loop, {loop * 1024 / (WAVE * weights * rows):6.0f} for 1024 weights")
+            return run.stderr
+
+        for name, what, rows, weights in KERNELS:
+            count = loops(compiled(name, [LANES, rows, 1]))[0][2]
+            print(f"{what:22} {count:5} instructions of a loop, {count * 1024 / (WAVE * weights * rows):6.0f} for 1024 weights")
+        for name, what, constants in TILES:
+            print(f"{what:22} {of_tile(compiled(name, constants), constants):6.0f} instructions for 256 products")
 
 
 if __name__ == "__main__":

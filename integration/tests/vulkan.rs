@@ -29,6 +29,19 @@ fn smollm2() {
     }
 }
 
+/// Names the models that [`others`] are: a software driver takes minutes for each.
+const MODELS: &str = "OUTBOARD_VULKAN_MODELS";
+
+#[test]
+fn others() {
+    let Ok(models) = std::env::var(MODELS) else {
+        return println!("skipped: {MODELS} names no models, such as qwen2.5-coder-0.5b,gemma3-270m");
+    };
+    if has_vulkan() {
+        models.split(',').for_each(|model| texts_on(model, "vulkan0", 1, TOKENS));
+    }
+}
+
 #[test]
 fn eight_sequences_at_once() {
     if has_vulkan() {

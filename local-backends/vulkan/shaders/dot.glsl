@@ -8,8 +8,13 @@ int dot4(uint a, uint b) {
     return signed_dot(int(a), int(b), 0);
 }
 
+// A product of eight, added to a sum. The instruction adds, if sums are written in this order.
+int dot8(uvec2 a, uvec2 b, int sum) {
+    return sum + dot4(a.x, b.x) + dot4(a.y, b.y);
+}
+
 int dot8(uvec2 a, uvec2 b) {
-    return dot4(a.x, b.x) + dot4(a.y, b.y);
+    return dot8(a, b, 0);
 }
 
 // Whether both fours of an octet have the same scales.
@@ -17,9 +22,12 @@ bool has_one_scale() {
     return is_of_32(TYPE) || TYPE == IQ4_XS;
 }
 
-// Whether weights have offsets: bytes of Q8_0 have signs.
+// What is added to the numbers of a type's weights, as four bytes, where it is the same for all: sums begin with its products.
+const uint ADDED = TYPE == Q4_0 ? 0xf8f8f8f8 : TYPE == Q5_0 ? 0xf0f0f0f0 : TYPE == Q3_K ? 0xfcfcfcfc : TYPE == Q6_K ? 0xe0e0e0e0 : 0;
+
+// Whether weights have offsets of their own: bytes of Q8_0 have signs.
 bool has_offsets() {
-    return TYPE != Q8_0 && has_offset(TYPE);
+    return TYPE != Q8_0 && ADDED == 0 && has_offset(TYPE);
 }
 
 // Where nibbles stand for numbers of a table: those of both nibbles of every byte, in bytes 0 and 2.
@@ -54,4 +62,18 @@ Pair signed_pair(uvec2 row, uint u) {
     }
     uvec2 a = numbers_of(p.low.x), b = numbers_of(p.low.y);
     return Pair(uvec2(a.x, b.x), uvec2(a.y, b.y));
+}
+
+// Of a column of `n`: two octets of bytes, at the places that octets of weights have, and the groups that these are in, each as its scale and its sums.
+struct Columns {
+    Pair fours;
+    uvec2 of_low, of_high;
+};
+
+// Octets at these places, whose distance is known when the kernel is compiled: 16, or a multiple of 32.
+Columns columns_at(uvec2 column, uint n, uvec2 at) {
+    uvec2 low = plus(column, at.x), group = plus(column, n + at.x / 32 * 8);
+    uint apart = at.y - at.x;
+    uvec2 of_low = Twos(group).v[0];
+    return Columns(Pair(Twos(low).v[0], Twos(low).v[apart / 8]), of_low, apart < 32 ? of_low : Twos(group).v[apart / 32]);
 }

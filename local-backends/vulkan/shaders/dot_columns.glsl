@@ -7,19 +7,24 @@
 
 const uvec2 ONES = uvec2(0x01010101);
 
-// What an invocation needs of a column: two octets' low and high fours, the scales of either, and these times the sums of their bytes.
+// What an invocation needs of a column: two octets' low and high fours, what their sums begin with, the scales of either, and these times the sums of their bytes.
 struct Part {
     Pair fours;
+    ivec2 first;
     vec2 scale, sum;
 };
 
 Part part_of(uvec2 column, uvec2 at, uint n) {
-    uvec2 low = Twos(column).v[at.x / 8], high = Twos(column).v[at.y / 8];
-    vec2 scale = uintBitsToFloat(uvec2(group_of(column, n, at.x).x, group_of(column, n, at.y).x)), sum = vec2(0);
+    Columns x = columns_at(column, n, at);
+    vec2 scale = uintBitsToFloat(uvec2(x.of_low.x, x.of_high.x)), sum = vec2(0);
     if (has_offsets()) {
-        sum = scale * vec2(dot8(low, ONES), dot8(high, ONES));
+        sum = scale * vec2(dot8(x.fours.low, ONES), dot8(x.fours.high, ONES));
     }
-    return Part(Pair(low, high), scale, sum);
+    ivec2 first = ivec2(0);
+    if (ADDED != 0) {
+        first = ivec2(dot8(x.fours.low, uvec2(ADDED)), dot8(x.fours.high, uvec2(ADDED)));
+    }
+    return Part(x.fours, first, scale, sum);
 }
 
 // Products of the rows with the columns, which have `n` elements.
@@ -40,9 +45,9 @@ void multiply(uint n) {
         [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
             Part x = part_of(columns[c], at, n);
             [[unroll]] for (uint r = 0; r < ROWS; r++) {
-                int low = dot8(w[r].low, x.fours.low), high = dot8(w[r].high, x.fours.high);
+                int low = dot8(w[r].low, x.fours.low, x.first.x), high = dot8(w[r].high, x.fours.high, x.first.y + (has_one_scale() ? low : 0));
                 uint i = r * COLUMNS + c;
-                sums[i] += has_one_scale() ? s[r].scale.x * (x.scale.x * float(low + high)) : dot(s[r].scale, x.scale * vec2(low, high));
+                sums[i] += has_one_scale() ? s[r].scale.x * (x.scale.x * float(high)) : dot(s[r].scale, x.scale * vec2(low, high));
                 if (has_offsets()) {
                     sums[i] += has_one_scale() ? s[r].offset.x * (x.sum.x + x.sum.y) : dot(s[r].offset, x.sum);
                 }

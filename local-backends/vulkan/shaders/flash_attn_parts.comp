@@ -5,7 +5,7 @@
 
 const uint MOST_PARTS = 32;
 
-shared float weights[MOST_PARTS];
+shared float largest[MOST_PARTS], totals[MOST_PARTS], weights[MOST_PARTS];
 
 void main() {
     Tensor q = tensor(0), v = tensor(2), y = tensor(RESULT);
@@ -14,17 +14,22 @@ void main() {
         return;
     }
     uvec2 from = plus(constants(), g * parts * length, 4), to = row(y, head, i, 0);
+    // Each by one invocation: lavapipe 26 reads once more than a loop says where all read the same.
+    for (uint p = gl_LocalInvocationID.x; p < parts; p += LANES) {
+        largest[p] = read_f32(plus(from, p * length + dv, 4));
+        totals[p] = read_f32(plus(from, p * length + dv + 1, 4));
+    }
+    barrier();
     float most = minus_infinity(), sum = 0.0;
     for (uint p = 0; p < parts; p++) {
-        most = max(most, read_f32(plus(from, p * length + dv, 4)));
+        most = max(most, largest[p]);
     }
     for (uint p = gl_LocalInvocationID.x; p < parts; p += LANES) {
-        float of_part = read_f32(plus(from, p * length + dv, 4));
-        weights[p] = of_part == minus_infinity() ? 0.0 : exp(of_part - most);
+        weights[p] = largest[p] == minus_infinity() ? 0.0 : exp(largest[p] - most);
     }
     barrier();
     for (uint p = 0; p < parts; p++) {
-        sum += weights[p] * read_f32(plus(from, p * length + dv + 1, 4));
+        sum += weights[p] * totals[p];
     }
     for (uint e = gl_LocalInvocationID.x; e < dv; e += LANES) {
         float result = 0.0;

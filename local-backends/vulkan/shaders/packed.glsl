@@ -21,8 +21,3 @@ uvec2 packed_column(Tensor b, uint place) {
 uvec2 column_at(Tensor b, uint i1, uint i2, uint i3) {
     return packed_column(b, i1 + b.ne.y * (i2 + b.ne.z * i3));
 }
-
-// The scale, and the sums, of the group of element `i` in a column of `n`.
-uvec2 group_of(uvec2 column, uint n, uint i) {
-    return Twos(column).v[n / 8 + i / 32];
-}

@@ -9,7 +9,7 @@ use crate::instance::{Physical, Vulkan, vulkan};
 use crate::launch::Fast;
 use crate::pipelines::{Making, Pipelines};
 use crate::trust::{Checked, is_right};
-use crate::units::UNITS;
+use crate::units::{UNITS, Units};
 use ash::vk;
 use gpu_allocator::vulkan::{Allocator, AllocatorCreateDesc};
 use gpu_allocator::{AllocationSizes, AllocatorDebugSettings};
@@ -74,6 +74,11 @@ fn is_unified(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> bo
     options.unified || physical.kind == DeviceKind::IntegratedGpu && wants_copies() && host_sees_heap(vulkan, physical)
 }
 
+/// Whether matrix units are to be used, where the driver has them.
+fn wants_units() -> bool {
+    std::env::var_os(UNITS).is_some_and(|value| !value.is_empty())
+}
+
 /// Whether products of whole numbers are to be used, where the driver has them.
 fn wants_dot(physical: &Physical, options: &OpenOptions) -> bool {
     let said = if options.dot { "1".to_owned() } else { std::env::var(DOT).unwrap_or_default() };
@@ -90,6 +95,7 @@ fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::r
         physical.has_budget.then_some(ash::ext::memory_budget::NAME.as_ptr()),
         physical.has_feedback.then_some(ash::ext::pipeline_creation_feedback::NAME.as_ptr()),
         physical.units.map(|_| ash::khr::cooperative_matrix::NAME.as_ptr()),
+        physical.units.map(|_| ash::ext::subgroup_size_control::NAME.as_ptr()),
         has_dot.then_some(ash::khr::shader_integer_dot_product::NAME.as_ptr()),
         physical.host_alignment.map(|_| ash::ext::external_memory_host::NAME.as_ptr()),
     ]
@@ -101,7 +107,10 @@ fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::r
         .timeline_semaphore(true)
         .buffer_device_address(true)
         .shader_float16(has_units)
-        .vulkan_memory_model(has_units);
+        // Kernels' atomics are for the whole device, with that model as without it.
+        .vulkan_memory_model(has_units)
+        .vulkan_memory_model_device_scope(has_units);
+    let mut sizes = vk::PhysicalDeviceSubgroupSizeControlFeatures::default().compute_full_subgroups(true);
     let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
     let mut dot = vk::PhysicalDeviceShaderIntegerDotProductFeatures::default().shader_integer_dot_product(true);
     let mut info = vk::DeviceCreateInfo::default()
@@ -109,7 +118,7 @@ fn create(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> std::r
         .enabled_extension_names(&extensions)
         .push_next(&mut features);
     if has_units {
-        info = info.push_next(&mut matrices);
+        info = info.push_next(&mut matrices).push_next(&mut sizes);
     }
     if has_dot {
         info = info.push_next(&mut dot);
@@ -141,6 +150,7 @@ impl Gpu {
         let mut physical = vulkan.physical.get(number).ok_or_else(|| error("there is no such device".into()))?.clone();
         // On cards with the host's memory, other programs have met trouble with it, and there is nothing to win.
         physical.copies = physical.copies.filter(|_| physical.kind == DeviceKind::Gpu && wants_copies());
+        physical.units = physical.units.filter(|_| wants_units());
         let cannot = |what: &str, e: vk::Result| error(format!("{what}: {e}"));
         let device = create(vulkan, &physical, options).or_else(|_| {
             physical.copies = None;
@@ -162,7 +172,12 @@ impl Gpu {
         let file = options.pipelines.as_ref().map(|folder| PipelineFile::new(folder, &physical.identity));
         let cached = file.as_ref().map(PipelineFile::read).unwrap_or_default();
         let is_unified = is_unified(vulkan, &physical, options);
-        let making = Making { cached: &cached, has_feedback: physical.has_feedback, ..Making::default() };
+        let making = Making {
+            cached: &cached,
+            has_feedback: physical.has_feedback,
+            has_full_subgroups: physical.units.is_some(),
+            ..Making::default()
+        };
         let pipelines = || Pipelines::new(&device, making).map_err(|e| cannot("its pipelines cannot be made", e));
         let made = Allocator::new(&describes)
             .map_err(|e| error(format!("its memory cannot be managed: {e}")))
@@ -196,10 +211,12 @@ impl Gpu {
     /// they should.
     fn with_products_checked(self, options: &OpenOptions) -> Arc<Gpu> {
         let gpu = Arc::new(self);
-        let are_wanted = std::env::var_os(UNITS).is_some_and(|value| !value.is_empty());
-        let units = gpu.physical.units.filter(|_| are_wanted).or(options.units);
+        let units = gpu.physical.units.or(options.units);
         let units = units.filter(|&units| is_right(&gpu, Checked::Units(units)));
         let dot = wants_dot(&gpu.physical, options) && is_right(&gpu, Checked::Dot);
+        if let Some(Units { m, n, k, .. }) = units {
+            tracing::debug!("{}: products of many columns by matrix units of {m} x {n} x {k}", gpu.id);
+        }
         // Nothing else sets it.
         let _ = gpu.fast.set(Fast { units, dot });
         gpu

@@ -148,7 +148,11 @@ fn describe(
     }
     let mut features12 = vk::PhysicalDeviceVulkan12Features::default();
     let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
-    let mut features = vk::PhysicalDeviceFeatures2::default().push_next(&mut features12).push_next(&mut matrices);
+    let mut sizes = vk::PhysicalDeviceSubgroupSizeControlFeatures::default();
+    let mut features = vk::PhysicalDeviceFeatures2::default()
+        .push_next(&mut features12)
+        .push_next(&mut matrices)
+        .push_next(&mut sizes);
     // SAFETY: as above.
     unsafe { instance.get_physical_device_features2(handle, &mut features) };
     let arithmetic = subgroups.supported_operations.contains(vk::SubgroupFeatureFlags::ARITHMETIC)
@@ -188,14 +192,22 @@ fn describe(
     let offers_units = has(ash::khr::cooperative_matrix::NAME)
         && matrices.cooperative_matrix != 0
         && features12.shader_float16 != 0
-        && features12.vulkan_memory_model != 0;
+        && features12.vulkan_memory_model != 0
+        && features12.vulkan_memory_model_device_scope != 0
+        && has(ash::ext::subgroup_size_control::NAME)
+        && sizes.compute_full_subgroups != 0;
     let units = match unbelieved(driver.driver_id) {
         Some(why) if offers_units => {
             tracing::info!("{name}: its matrix units are not used: {why} ({})", text(&driver.driver_info));
             None
         }
         _ if offers_units && has_one_size(instance, handle) => {
-            units(loader, instance, handle, subgroups.subgroup_size, of.limits.max_compute_shared_memory_size)
+            let shared = of.limits.max_compute_shared_memory_size;
+            let usable = units(loader, instance, handle, subgroups.subgroup_size, shared);
+            if usable.is_none() {
+                tracing::debug!("{name}: kernels can use no size of its matrix units");
+            }
+            usable
         }
         _ => None,
     };

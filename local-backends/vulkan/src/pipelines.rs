@@ -78,6 +78,8 @@ pub(crate) struct Making<'a> {
     pub(crate) cached: &'a [u8],
     /// Whether the driver says where it had one from.
     pub(crate) has_feedback: bool,
+    /// Whether it can promise whole subgroups, which matrix units ask for.
+    pub(crate) has_full_subgroups: bool,
 }
 
 /// How many pipelines there are.
@@ -100,6 +102,7 @@ pub(crate) struct Pipelines {
     cache: vk::PipelineCache,
     flags: vk::PipelineCreateFlags,
     has_feedback: bool,
+    has_full_subgroups: bool,
     /// A driver compiles for a while: then only those wait who need the same one.
     made: Mutex<HashMap<Variant, Arc<Mutex<Option<vk::Pipeline>>>>>,
     counts: Mutex<Counts>,
@@ -117,13 +120,14 @@ impl Pipelines {
             unsafe { device.create_pipeline_cache(&info, None) }
         };
         let cache = cache(making.cached).or_else(|_| cache(&[])).unwrap_or_default();
-        let Making { flags, has_feedback, .. } = making;
+        let Making { flags, has_feedback, has_full_subgroups, .. } = making;
         Ok(Pipelines {
             device: device.clone(),
             layout,
             cache,
             flags,
             has_feedback,
+            has_full_subgroups,
             made: Mutex::default(),
             counts: Mutex::default(),
         })
@@ -173,7 +177,14 @@ impl Pipelines {
         let entries: Vec<_> = (0..variant.constants.len()).map(entry).collect();
         let data: Vec<u8> = variant.constants.iter().flat_map(|constant| constant.to_le_bytes()).collect();
         let special = vk::SpecializationInfo::default().map_entries(&entries).data(&data);
+        let stage_flags = match variant.kernel {
+            Kernel::MulMatUnits if self.has_full_subgroups => {
+                vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS
+            }
+            _ => vk::PipelineShaderStageCreateFlags::empty(),
+        };
         let stage = vk::PipelineShaderStageCreateInfo::default()
+            .flags(stage_flags)
             .stage(vk::ShaderStageFlags::COMPUTE)
             .module(module)
             .name(c"main")

@@ -107,8 +107,9 @@ fn columns_are_made_bytes_once_for_all_who_read_them() {
             let mut results = result.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word));
             assert!(results.all(|got| (got - want).abs() < 1e-3), "{columns} columns: {want}");
         }
-        // Three products, a copy, and columns twice.
-        assert_eq!(kernels, 6, "{columns} columns");
+        // Three products and a copy; columns twice, but for matrix units, to whose products they come as halves, each time.
+        let by_units = columns > 8 && std::env::var_os("OUTBOARD_VULKAN_UNITS").is_some();
+        assert_eq!(kernels, if by_units { 7 } else { 6 }, "{columns} columns; are there matrix units? {by_units}");
     }
 }
 
