@@ -72,6 +72,8 @@ def loops(said):
         if len(words) > 1 and "branch" in words[0] and places.get(words[1], end) < end:
             begin = places[words[1]]
             found.append((begin, end, sum(line.lstrip().startswith("v_") for line in lines[begin:end])))
+    if not found:
+        sys.exit("a kernel has no loop: another compiler, or another form of what it says")
     return sorted(found, key=lambda loop: -loop[2])
 
 

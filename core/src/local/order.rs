@@ -130,6 +130,12 @@ mod tests {
         assert_eq!(waits(&ordered), [1, 2]);
     }
 
+    #[test]
+    fn a_barrier_comes_now_and_then() {
+        let steps: Vec<_> = (0..3 * MOST_RANGES as u64).map(|i| step(&[0], i + 1)).enumerate().collect();
+        assert_eq!(waits(&steps).len(), 2);
+    }
+
     proptest! {
         /// Whatever must stay behind another does, and waits for it.
         #[test]

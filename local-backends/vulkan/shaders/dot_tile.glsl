@@ -77,19 +77,24 @@ void leave(Brought b, uvec2 at, uint mine) {
     }
     uvec2 of = at / (4 * FOURS);
     weight_scales[of.x][mine] = vec2(b.scales.scale.x, b.scales.offset.x);
-    input_scales[at.x / 8][mine] = uintBitsToFloat(b.x.of_low.x);
     input_sums[of.x][mine] = input_sum(b.x.of_low, b.at.x);
     if (!has_one_scale()) {
         weight_scales[of.y][mine] = vec2(b.scales.scale.y, b.scales.offset.y);
-        input_scales[at.y / 8][mine] = uintBitsToFloat(b.x.of_high.x);
         input_sums[of.y][mine] = input_sum(b.x.of_high, b.at.y);
+    }
+    if (at.x % 8 == 0) {
+        input_scales[at.x / 8][mine] = uintBitsToFloat(b.x.of_low.x);
+        if (!has_one_scale()) {
+            input_scales[at.y / 8][mine] = uintBitsToFloat(b.x.of_high.x);
+        }
     }
 }
 
 // Adds the products of eight words, which share a scale of columns.
 void add(uint eight) {
     uint lane = gl_LocalInvocationID.x, r = lane % 16, c = lane / 16;
-    float scaled[16];
+    // Of each result the sum, or two, each times its row's scale; where there is one, the rows' scales come later: a row's and a column's may be far apart.
+    float scaled[16], of_rows[4];
     // Loops of known lengths, left early: not every compiler unrolls one in a function whose bounds are the pipeline's constants.
     [[unroll]] for (uint part = 0; part < 2; part++) {
         if (part * FOURS >= 2) {
@@ -100,6 +105,7 @@ void add(uint eight) {
         uint of_column[4];
         [[unroll]] for (uint j = 0; j < 4; j++) {
             of_row[j] = weight_scales[of][r + 16 * j];
+            of_rows[j] = of_row[j].x;
             of_column[j] = input_sums[of][c + 16 * j];
         }
         int products[16];
@@ -122,14 +128,15 @@ void add(uint eight) {
         }
         [[unroll]] for (uint j = 0; j < 16; j++) {
             float product = float(products[j]), scale = of_row[j / 4].x;
-            scaled[j] = part == 0 ? product * scale : fma(product, scale, scaled[j]);
+            scaled[j] = FOURS == 2 ? product : part == 0 ? product * scale : fma(product, scale, scaled[j]);
             if (has_offsets()) {
                 sums[j / 4][j % 4] = fma(of_row[j / 4].y, uintBitsToFloat(of_column[j % 4]), sums[j / 4][j % 4]);
             }
         }
     }
     [[unroll]] for (uint j = 0; j < 16; j++) {
-        sums[j / 4][j % 4] = fma(scaled[j], input_scales[eight][c + 16 * (j % 4)], sums[j / 4][j % 4]);
+        float scale = input_scales[eight][c + 16 * (j % 4)], sum = sums[j / 4][j % 4];
+        sums[j / 4][j % 4] = FOURS == 2 ? fma(of_rows[j / 4], scale * scaled[j], sum) : fma(scaled[j], scale, sum);
     }
 }
 

@@ -27,6 +27,13 @@ impl Gpu {
         heap(self.vulkan, &self.physical)
     }
 
+    /// What its types of memory are.
+    pub(crate) fn memory_types(&self) -> Vec<vk::MemoryPropertyFlags> {
+        // SAFETY: a physical device of this instance.
+        let memory = unsafe { self.vulkan.instance.get_physical_device_memory_properties(self.physical.handle) };
+        memory.memory_types_as_slice().iter().map(|of| of.property_flags).collect()
+    }
+
     /// New memory; what is in it is whatever was there.
     pub(crate) fn allocate(self: &Arc<Gpu>, size: u64, location: MemoryLocation) -> Result<Raw> {
         let out_of_memory = || {

@@ -6,6 +6,7 @@ use crate::commands::Lane;
 use crate::device::OpenOptions;
 use crate::dot::DOT;
 use crate::instance::{Physical, Vulkan, vulkan};
+use crate::interposer::Interposer;
 use crate::launch::Fast;
 use crate::pipelines::{Making, Pipelines};
 use crate::trust::{Checked, is_right};
@@ -25,6 +26,8 @@ use std::time::{Duration, Instant};
 const BLOCK: u64 = 16 << 20;
 /// How long compiled pipelines wait for others before they are written: a model's are compiled one after the other.
 const SAVE_AFTER: Duration = Duration::from_secs(2);
+/// How long a device may take for nearly nothing.
+const SHORT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What each shader is given: the addresses of its node and of the fault, and the node's number.
 pub(crate) const PUSH_BYTES: u32 = 20;
@@ -51,6 +54,10 @@ pub(crate) struct Gpu {
     saving: AtomicBool,
     /// What it has for products that was seen to compute what it should.
     fast: OnceLock<Fast>,
+    /// Whether its driver was seen to use memory of the host where it is, or why it does not.
+    pub(crate) imports: OnceLock<std::result::Result<(), String>>,
+    /// Its place among the host's, and what stands before the driver, in tests.
+    opened: (usize, Option<Interposer>),
     /// Whether it is used. It is lost when its driver says so.
     pub(crate) health: CardHealth,
 }
@@ -197,6 +204,8 @@ impl Gpu {
                 file,
                 saving: AtomicBool::new(false),
                 fast: OnceLock::new(),
+                imports: OnceLock::new(),
+                opened: (number, options.interposer),
                 health: CardHealth::new(options.patience),
             }),
             Err(error) => {
@@ -205,6 +214,13 @@ impl Gpu {
                 Err(error)
             }
         }
+    }
+
+    /// Another device of the same hardware, to be lost where this one must not be. It is given up after some seconds.
+    pub(crate) fn another(&self) -> Result<Arc<Gpu>> {
+        let (number, interposer) = self.opened;
+        let options = OpenOptions { patience: SHORT_PATIENCE, interposer, ..OpenOptions::default() };
+        Ok(Arc::new(Gpu::open_unchecked(number, &self.id, &options)?))
     }
 
     /// Decides how it computes products: with matrix units and products of whole numbers, if it has them (or a test says so), they are wanted, and they compute what

@@ -1,6 +1,7 @@
 //! The loader of this host, and the physical devices behind it.
 
 use crate::dot::Dot;
+use crate::import::is_offered;
 use crate::units::{Units, unbelieved, units};
 use ash::vk;
 use outboard_core::DeviceKind;
@@ -218,6 +219,8 @@ fn describe(
         device: of.device_id,
         cache_uuid: of.pipeline_cache_uuid,
     };
+    let takes_host_memory =
+        kind != DeviceKind::Gpu && has(ash::ext::external_memory_host::NAME) && is_offered(instance, handle);
     let physical = Physical {
         handle,
         identity,
@@ -234,8 +237,7 @@ fn describe(
         } else {
             Dot::Absent
         },
-        host_alignment: (kind != DeviceKind::Gpu && has(ash::ext::external_memory_host::NAME))
-            .then_some(of_host.min_imported_host_pointer_alignment),
+        host_alignment: takes_host_memory.then_some(of_host.min_imported_host_pointer_alignment),
         kind,
     };
     let description =

@@ -3,7 +3,7 @@
 use crate::allocation::Raw;
 use crate::commands::run_once;
 use crate::gpu::Gpu;
-use crate::import::Imported;
+use crate::import::{Imported, import};
 use bytes::Bytes;
 use gpu_allocator::MemoryLocation;
 use outboard_core::local::{Funds, Payment};
@@ -51,9 +51,9 @@ impl GpuBuffer {
         Ok(GpuBuffer { memory, size, device: funds.device(), _place: None })
     }
 
-    /// Bytes of the host where they are, which is nobody's expense; the error says why there must be a copy of them.
+    /// Bytes of the host where they are, for which nobody pays; the error says why there must be a copy of them.
     pub(crate) fn import(gpu: &Arc<Gpu>, funds: &Funds, bytes: &Bytes) -> std::result::Result<GpuBuffer, String> {
-        let memory = Memory::Imported(Imported::new(gpu, bytes)?);
+        let memory = Memory::Imported(import(gpu, bytes)?);
         Ok(GpuBuffer { memory, size: bytes.len() as u64, device: funds.device(), _place: None })
     }
 

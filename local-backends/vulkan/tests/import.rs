@@ -2,63 +2,86 @@
 //! device that does so, a line says so.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use ash::vk;
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
 use outboard_core::op::Scale;
 use outboard_core::{DType, Device, GraphBuilder, Host, Placement, Slice, Usage};
 use outboard_host::MemoryBudget;
-use outboard_vulkan::{OpenOptions, find, vulkan_device};
-use std::sync::Arc;
+use outboard_vulkan::{Function, Interposer, OpenOptions, find, vulkan_device};
+use std::ffi::CStr;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const LONG: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 
-/// Pages of zeros, in place.
-#[repr(C, align(4096))]
-#[derive(Clone)]
-struct Page([u8; PAGE]);
+/// A mapped file of so many bytes, as models are mapped: number `i` of it is `i`.
+fn mapped(len: usize) -> Bytes {
+    let mut file = tempfile::tempfile().unwrap();
+    let numbers: Vec<u8> = (0..len.div_ceil(4)).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    file.write_all(&numbers[..len]).unwrap();
+    // SAFETY: a file of this process alone, which nobody changes.
+    Bytes::from_owner(unsafe { memmap2::Mmap::map(&file) }.unwrap())
+}
 
-struct Pages(Vec<Page>);
+/// Whether what is given to a device loses it, and the driver's own function.
+static LOSES: AtomicBool = AtomicBool::new(false);
+static SUBMIT: AtomicUsize = AtomicUsize::new(0);
 
-impl AsRef<[u8]> for Pages {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: a page is its bytes, without any between them.
-        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len() * PAGE) }
+unsafe extern "system" fn submit(
+    queue: vk::Queue,
+    count: u32,
+    submits: *const vk::SubmitInfo<'_>,
+    fence: vk::Fence,
+) -> vk::Result {
+    if LOSES.load(Ordering::Relaxed) {
+        return vk::Result::ERROR_DEVICE_LOST;
+    }
+    // SAFETY: `choose` has put the function of this type there; what whoever calls this has promised to Vulkan.
+    unsafe {
+        std::mem::transmute::<usize, vk::PFN_vkQueueSubmit>(SUBMIT.load(Ordering::Relaxed))(
+            queue, count, submits, fence,
+        )
     }
 }
 
-/// The first `len` bytes of whole pages, in memory that begins with a page: element `i` of it is `i`.
-fn pages(len: usize) -> Bytes {
-    let mut pages = vec![Page([0; PAGE]); len.div_ceil(PAGE)];
-    for (p, page) in pages.iter_mut().enumerate() {
-        for (i, element) in page.0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            *element = ((p * PAGE / 4 + i) as f32).to_le_bytes();
-        }
+fn choose(name: &CStr, driver: Function) -> Function {
+    if name.to_bytes() != b"vkQueueSubmit" {
+        return driver;
     }
-    Bytes::from_owner(Pages(pages)).slice(..len)
+    SUBMIT.store(driver.unwrap() as usize, Ordering::Relaxed);
+    // SAFETY: a function, which is called by the type of its name.
+    Some(unsafe { std::mem::transmute::<*const (), unsafe extern "system" fn()>(submit as *const ()) })
 }
 
-/// A device that uses memory of the host where it is.
-fn device() -> Option<Arc<LocalDevice>> {
+/// A device that uses memory of the host where it is, for one test at a time.
+fn device() -> Option<(Arc<LocalDevice>, MutexGuard<'static, ()>)> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(found) = find().first() else {
         println!("skipped: there is no Vulkan device");
         return None;
     };
-    let device = vulkan_device(&Host::new(), found, "Vulkan0", &MemoryBudget::new(None), &OpenOptions::default());
-    let device = device.unwrap();
+    // SAFETY: the function above has the type of its name, and does what Vulkan says.
+    let interposer = Some(unsafe { Interposer::new(choose) });
+    let options = OpenOptions { interposer, ..OpenOptions::default() };
+    let budget = MemoryBudget::new(Some(64 << 20));
+    let device = vulkan_device(&Host::new(), found, "Vulkan0", &budget, &options).unwrap();
     if !device.info().unified {
         println!("skipped: {} has memory of its own, or cannot use the host's", found.description);
         return None;
     }
-    Some(device)
+    Some((device, alone))
 }
 
 #[test]
 fn weights_are_read_where_they_are() {
-    let Some(device) = device() else { return };
+    let Some((device, _alone)) = device() else { return };
     let before = device.memory().unwrap().free;
-    let bytes = pages(3 * PAGE - 100);
+    let bytes = mapped(3 * PAGE - 100);
     let file = device.import(&bytes).unwrap().expect("page by page");
     assert!(file.is_read_only() && file.size() == bytes.len() as u64);
     assert_eq!(device.memory().unwrap().free, before, "it is no memory of the device's");
@@ -87,10 +110,24 @@ fn weights_are_read_where_they_are() {
 /// A copy is made of what begins inside a page, and of what ends where kernels may not read behind it.
 #[test]
 fn what_is_no_whole_pages_is_not_used_in_place() {
-    let Some(device) = device() else { return };
-    let bytes = pages(3 * PAGE);
+    let Some((device, _alone)) = device() else { return };
+    let bytes = mapped(3 * PAGE);
     for part in [0..3 * PAGE, 0..3 * PAGE - 8, 64..2 * PAGE, 0..0] {
         assert!(device.import(&bytes.slice(part.clone())).unwrap().is_none(), "{part:?}");
     }
     assert!(device.import(&bytes.slice(PAGE..2 * PAGE + 64)).unwrap().is_some());
+}
+
+/// Some drivers lose a device that reads a file's memory. The one that is in use is not.
+#[test]
+fn a_driver_that_loses_the_device_gets_copies() {
+    let Some((device, _alone)) = device() else { return };
+    let bytes = mapped(2 * PAGE - 64);
+    LOSES.store(true, Ordering::Relaxed);
+    let imported = device.import(&bytes);
+    LOSES.store(false, Ordering::Relaxed);
+    assert!(imported.unwrap().is_none());
+    let whole = Slice::whole(device.alloc(64, Usage::Any).unwrap());
+    assert_eq!(device.queue().unwrap().read(&whole).unwrap().wait(LONG).unwrap(), vec![0; 64]);
+    assert!(device.import(&bytes).unwrap().is_none(), "it is not tried again");
 }
