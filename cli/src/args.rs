@@ -149,7 +149,7 @@ pub(crate) struct ModelArgs {
     /// Sequences at a time, as the command needs them
     #[arg(skip)]
     pub(crate) sequences: Sequences,
-    /// Use the weights of this host's devices where the file is mapped, even if there is memory for a copy, which has larger pages and decodes faster
+    /// Use the weights of this host's devices where the file is mapped, even if there is memory for a copy, which has larger pages and decodes faster; a file that is cut meanwhile ends the program
     #[arg(long)]
     pub(crate) mmap: bool,
     /// Copy the weights of this host's devices into memory, even if there is little of it

@@ -35,7 +35,7 @@ const MODELS: &str = "OUTBOARD_VULKAN_MODELS";
 #[test]
 fn others() {
     let Ok(models) = std::env::var(MODELS) else {
-        return println!("skipped: {MODELS} names no models, such as qwen2.5-coder-0.5b,gemma3-270m");
+        return println!("skipped: {MODELS} names no models, such as qwen2.5-coder,gemma3");
     };
     if has_vulkan() {
         models.split(',').for_each(|model| texts_on(model, "vulkan0", 1, TOKENS));
@@ -121,7 +121,7 @@ fn without_a_driver() {
             assert_eq!((code, out.as_str()), (Some(2), ""), "{what}: {err}");
             let line = err.lines().find(|line| line.starts_with("error: ")).unwrap_or_else(|| panic!("{what}: {err}"));
             assert!(line.contains(&format!("there is no device \"{name}\"")), "{what}: {line}");
-            assert!(line.contains("Vulkan needs a driver of 1.2 or later"), "{what}: {line}");
+            assert!(line.contains("a card needs its driver for Vulkan 1.2"), "{what}: {line}");
             let why: Vec<_> = err.lines().filter(|line| line.contains("no Vulkan devices: ")).collect();
             assert_eq!(why.len(), 1, "{what}: {err}");
         }

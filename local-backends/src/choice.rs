@@ -55,6 +55,11 @@ impl DeviceSpec {
         usable(BACKENDS)
     }
 
+    /// Names of hardware that nothing uses unless it is named.
+    pub fn used_when_named() -> Vec<String> {
+        used_when_named(BACKENDS)
+    }
+
     /// Whether it runs on this host's processors, with threads of its own.
     pub fn has_threads(&self) -> bool {
         match BACKENDS.get(self.backend).map(|backend| backend.argument) {
@@ -99,6 +104,12 @@ fn usable(backends: &[Backend]) -> Vec<DeviceSpec> {
     let mut specs = devices(backends, |backend| backend.looked_for == LookedFor::Always);
     retain_usable(&mut specs, |spec| &spec.found);
     specs
+}
+
+fn used_when_named(backends: &[Backend]) -> Vec<String> {
+    let specs = devices(backends, |backend| backend.looked_for == LookedFor::WhenNamed);
+    let hardware = specs.iter().filter(|spec| spec.found.class == Class::Hardware);
+    hardware.map(|spec| name_of(&backends[spec.backend], &spec.found)).collect()
 }
 
 /// Keeps hardware, each once, and integrated GPUs only where there is no discrete one.
@@ -168,8 +179,9 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
     let software = || {
         let names: Vec<_> = (backend.find)().iter().map(|found| name_of(backend, found)).collect();
         format!(
-            "\"{text}\" means hardware, of which there is none; name a software device to use it: {}",
-            names.join(", ")
+            "\"{text}\" means hardware, of which there is none; name a software device to use it: {}{}",
+            names.join(", "),
+            (backend.without)()
         )
     };
     if !digits.is_empty() {
@@ -192,7 +204,13 @@ fn parse(backends: &[Backend], text: &str) -> Result<Vec<DeviceSpec>, String> {
             }
             None
         }
-        (Some(_), Argument::None) => return Err(format!("\"{text}\": nothing can stand behind \"{}:\"", backend.name)),
+        (Some(_), Argument::None) => {
+            return Err(format!(
+                "\"{text}\": devices of {0} have no colon; there are: {1}",
+                backend.name,
+                names(backends)
+            ));
+        }
         (Some(given), Argument::Number(what, most)) => match given.parse() {
             Ok(n) if (1..=most).contains(&n) => Some(n),
             _ => return Err(format!("\"{text}\": {what} must be 1 to {most}")),
@@ -299,6 +317,13 @@ mod tests {
         let error = parse_list(&none, "cuda").unwrap_err();
         assert_eq!(error, "there is no device \"cuda\"; this host has: cpu0; plug one in");
         assert!(list("vulkan,vulkan1").unwrap_err().contains("is named twice"));
+        let error = list("vulkan:0").unwrap_err();
+        assert!(
+            error.starts_with("\"vulkan:0\": devices of vulkan have no colon; there are: cuda0, vulkan0"),
+            "{error}"
+        );
+        let named = [Backend { looked_for: LookedFor::WhenNamed, ..backend("vulkan", machine[1].find) }];
+        assert_eq!(used_when_named(&named), ["vulkan0", "vulkan1", "vulkan2"]);
         assert_eq!(list("vulkan,vulkan3").unwrap(), ["vulkan1", "vulkan2", "vulkan3"]);
         assert!(list("vulkan4").unwrap_err().contains("cuda0, vulkan0, vulkan1, vulkan2, vulkan3, cpu"));
         for wrong in ["", "gpu", "cpu0", "vulkan0:1", "vulkan01x", "cpu,"] {
@@ -339,8 +364,10 @@ mod tests {
         let machine = [backend("vulkan", found), labels];
         let error = |text: &str| parse_list(&machine, text).unwrap_err();
         let rest = "means hardware, of which there is none; name a software device to use it:";
-        assert_eq!(error("vulkan"), format!("\"vulkan\" {rest} vulkan0, vulkan1"));
-        assert_eq!(error("ggml"), format!("\"ggml\" {rest} ggml:Card0, ggml:Card1"));
+        assert_eq!(error("vulkan"), format!("\"vulkan\" {rest} vulkan0, vulkan1; plug one in"));
+        assert_eq!(error("ggml"), format!("\"ggml\" {rest} ggml:Card0, ggml:Card1; plug one in"));
+        let asked = [Backend { looked_for: LookedFor::WhenNamed, ..backend("vulkan", found) }];
+        assert!(used_when_named(&asked).is_empty());
         assert!(error("vulkan2").starts_with("there is no device \"vulkan2\"; this host has: vulkan0, "));
         assert_eq!(shown(&machine, &parse_list(&machine, "vulkan1").unwrap()), ["vulkan1"]);
     }

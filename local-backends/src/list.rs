@@ -174,7 +174,8 @@ pub(crate) const BACKENDS: &[Backend] = &[
         looked_for: LookedFor::WhenNamed,
         known: |_, _| Known { unsupported: outboard_vulkan::UNSUPPORTED, differs: &[] },
         without: || {
-            "; Vulkan needs a driver of 1.2 or later with buffer device addresses and timeline semaphores: RUST_LOG=debug says what is missing".into()
+            // What a driver lacks is a debug line; that a card has no driver, or that its device file cannot be opened, is none.
+            "; a card needs its driver for Vulkan 1.2 (RUST_LOG=debug says what one lacks) and, on Linux, a /dev/dri/renderD* that this user may open (group render)".into()
         },
         find: || outboard_vulkan::find().iter().map(of_vulkan).collect(),
         open: |setup, found, name, _| {

@@ -31,7 +31,7 @@ pub struct ServerArgs {
     /// Port to listen on; 0 picks a free one
     #[arg(short, long, value_name = "PORT", default_value_t = DEFAULT_PORT)]
     pub port: u16,
-    /// Devices to expose, such as cpu:1,cpu:1 for two CPU devices of one thread, ggml for all GPUs of an installed llama.cpp; all by default
+    /// Devices to expose, such as cpu:1,cpu:1 for two CPU devices of one thread, ggml for all GPUs of an installed llama.cpp; by default all but GPUs by Vulkan, which are named: vulkan0
     #[arg(short, long, value_name = "DEV,..")]
     pub device: Option<String>,
     /// Folder of ggml's libraries, which llama.cpp installs; by default the usual places are looked at
@@ -158,7 +158,8 @@ fn run(args: &ServerArgs) -> Result<(), Failure> {
     let devices = open_devices(args)?;
     let list = describe(&devices).map_err(failed)?;
     if args.list_devices {
-        return Ok(output::out(list)?);
+        output::out(list)?;
+        return Ok(tell_of_others(args)?);
     }
     // Before there are clients, whose work would be in the way.
     for device in &devices {
@@ -270,6 +271,12 @@ fn open_blobs(args: &ServerArgs) -> outboard_core::Result<Option<Blobs>> {
 }
 
 /// One line per device, as llama.cpp's server prints them.
+/// Says which devices there are that nobody has named, and that therefore are not used.
+fn tell_of_others(args: &ServerArgs) -> Result<(), output::Lost> {
+    let others = if args.device.is_none() { DeviceSpec::used_when_named() } else { Vec::new() };
+    if others.is_empty() { Ok(()) } else { output::errln(format_args!("used when named (-d): {}", others.join(", "))) }
+}
+
 fn describe(devices: &[Arc<dyn Device>]) -> outboard_core::Result<String> {
     let mut text = String::new();
     for device in devices {

@@ -4,6 +4,7 @@ use super::print_json;
 use crate::args::DeviceArgs;
 use crate::{devices, print};
 use anyhow::Result;
+use outboard_backends::DeviceSpec;
 use outboard_core::error::Bytes;
 use outboard_output as output;
 use serde::Serialize;
@@ -61,5 +62,9 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         table.add_row([r.id, r.kind, &total, &free, r.description, &r.capabilities.join(" ")]);
     }
     output::out(print::indented(&table))?;
+    let others = if args.devices.dev.is_empty() { DeviceSpec::used_when_named() } else { Vec::new() };
+    if !others.is_empty() {
+        output::errln(format_args!("used when named (-dev): {}", others.join(", ")))?;
+    }
     Ok(ExitCode::SUCCESS)
 }

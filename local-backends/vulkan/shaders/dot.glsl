@@ -22,11 +22,12 @@ bool has_one_scale() {
     return is_of_32(TYPE) || TYPE == IQ4_XS;
 }
 
-// What is added to the numbers of a type's weights, as four bytes, where it is the same for all: sums begin with its products.
+// The zero point of a type, in each of four bytes, where it is the same for all weights: -8, -16, -4, -32. The sum of (w + z) x is that of w x, and z times
+// the sum of x, with which it begins.
 const uint ADDED = TYPE == Q4_0 ? 0xf8f8f8f8 : TYPE == Q5_0 ? 0xf0f0f0f0 : TYPE == Q3_K ? 0xfcfcfcfc : TYPE == Q6_K ? 0xe0e0e0e0 : 0;
 
-// Whether weights have offsets of their own: bytes of Q8_0 have signs.
-bool has_offsets() {
+// Whether blocks, or groups in them, have offsets of their own: bytes of Q8_0 have signs.
+bool offsets_vary() {
     return TYPE != Q8_0 && ADDED == 0 && has_offset(TYPE);
 }
 

@@ -17,7 +17,7 @@ struct Part {
 Part part_of(uvec2 column, uvec2 at, uint n) {
     Columns x = columns_at(column, n, at);
     vec2 scale = uintBitsToFloat(uvec2(x.of_low.x, x.of_high.x)), sum = vec2(0);
-    if (has_offsets()) {
+    if (offsets_vary()) {
         sum = scale * vec2(dot8(x.fours.low, ONES), dot8(x.fours.high, ONES));
     }
     ivec2 first = ivec2(0);
@@ -45,10 +45,12 @@ void multiply(uint n) {
         [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
             Part x = part_of(columns[c], at, n);
             [[unroll]] for (uint r = 0; r < ROWS; r++) {
-                int low = dot8(w[r].low, x.fours.low, x.first.x), high = dot8(w[r].high, x.fours.high, x.first.y + (has_one_scale() ? low : 0));
+                int low = dot8(w[r].low, x.fours.low, x.first.x);
+                // That of both, where they share a scale.
+                int sum = dot8(w[r].high, x.fours.high, x.first.y + (has_one_scale() ? low : 0));
                 uint i = r * COLUMNS + c;
-                sums[i] += has_one_scale() ? s[r].scale.x * (x.scale.x * float(high)) : dot(s[r].scale, x.scale * vec2(low, high));
-                if (has_offsets()) {
+                sums[i] += has_one_scale() ? s[r].scale.x * (x.scale.x * float(sum)) : dot(s[r].scale, x.scale * vec2(low, sum));
+                if (offsets_vary()) {
                     sums[i] += has_one_scale() ? s[r].offset.x * (x.sum.x + x.sum.y) : dot(s[r].offset, x.sum);
                 }
             }

@@ -34,7 +34,7 @@ uvec2 words_of(uint o) {
 
 // The sum of a column's bytes at element `i`, as rows need it, if they do.
 uint input_sum(uvec2 group, uint i) {
-    if (!has_offsets() && ADDED == 0) {
+    if (!offsets_vary() && ADDED == 0) {
         return 0;
     }
     int low = bitfieldExtract(int(group.y), 0, 16), high = int(group.y) >> 16;
@@ -129,7 +129,7 @@ void add(uint eight) {
         [[unroll]] for (uint j = 0; j < 16; j++) {
             float product = float(products[j]), scale = of_row[j / 4].x;
             scaled[j] = FOURS == 2 ? product : part == 0 ? product * scale : fma(product, scale, scaled[j]);
-            if (has_offsets()) {
+            if (offsets_vary()) {
                 sums[j / 4][j % 4] = fma(of_row[j / 4].y, uintBitsToFloat(of_column[j % 4]), sums[j / 4][j % 4]);
             }
         }

@@ -18,6 +18,7 @@ layout(constant_id = 7) const bool ROWS_ARE_WHOLE = false;
 #include "blocks.glsl"
 #define TABLE_TYPE K_TYPE
 #include "octets.glsl"
+#include "for_all.glsl"
 
 shared vec4 query[HEADS][LENGTH / 4];
 // Of the keys at hand: their logits, then their weights, and their rows in the cache.
@@ -41,7 +42,7 @@ Seen seen(uint i, uint n_kv, uint block) {
     }
     uint positions = n_kv;
     if (block != 0) {
-        int seq = read_i32(plus(seqs.at, i, seqs.nb.x));
+        int seq = read_for_all(plus(seqs.at, i, seqs.nb.x));
         s.column = uint(seq);
         positions = table.ne.x * block;
         if (s.column >= table.ne.y) {
@@ -49,7 +50,7 @@ Seen seen(uint i, uint n_kv, uint block) {
             s.right = false;
         }
     }
-    int position = read_i32(plus(pos.at, i, pos.nb.x));
+    int position = read_for_all(plus(pos.at, i, pos.nb.x));
     if (uint(position) >= positions) {
         wrong(POSITION, position, positions);
         s.right = false;

@@ -14,7 +14,7 @@ void main() {
         return;
     }
     uvec2 from = plus(constants(), g * parts * length, 4), to = row(y, head, i, 0);
-    // Each by one invocation: lavapipe 26 reads once more than a loop says where all read the same.
+    // Once, each by one invocation; loops over shared memory follow. lavapipe 26 reads once more than a loop says where all read the same, which there is harmless.
     for (uint p = gl_LocalInvocationID.x; p < parts; p += LANES) {
         largest[p] = read_f32(plus(from, p * length + dv, 4));
         totals[p] = read_f32(plus(from, p * length + dv + 1, 4));

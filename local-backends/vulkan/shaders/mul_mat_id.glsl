@@ -1,5 +1,7 @@
 // MUL_MAT_ID: a workgroup for some rows of an expert and one column.
 
+#include "for_all.glsl"
+
 void main() {
     Tensor a = tensor(0), b = tensor(1), ids = tensor(2), y = tensor(RESULT);
     uint groups = (y.ne.x + ROWS - 1) / ROWS, g = group();
@@ -7,7 +9,7 @@ void main() {
     if (token >= y.ne.z) {
         return;
     }
-    int expert = read_i32(plus(plus(ids.at, slot, ids.nb.x), token, ids.nb.y));
+    int expert = read_for_all(plus(plus(ids.at, slot, ids.nb.x), token, ids.nb.y));
     if (uint(expert) >= a.ne.z) {
         if (gl_LocalInvocationID.x == 0) {
             wrong(EXPERT, expert, a.ne.z);

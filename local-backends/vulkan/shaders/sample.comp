@@ -41,16 +41,23 @@ float unit(float x, float none) {
     return isnan(x) ? none : clamp(x, 0.0, 1.0);
 }
 
-uint draw(uvec2 params, uvec3 draws) {
-    float temperature = read_f32(params), top_k = read_f32(plus(params, 4));
+// The row's parameters and draws, read once for all: they decide to which barriers a workgroup comes, and another queue of the client may write them meanwhile.
+shared uint asked[7];
+
+float asked_float(uint i) {
+    return uintBitsToFloat(asked[i]);
+}
+
+uint draw() {
+    float temperature = asked_float(0), top_k = asked_float(1);
     // A positive number has bits from 1 on, below those of infinity.
-    bool greedy = word(params) - 1 >= 0x7f7fffff || top_k >= 1.0 && top_k < 2.0;
+    bool greedy = asked[0] - 1 >= 0x7f7fffff || top_k >= 1.0 && top_k < 2.0;
     uint k = top_k >= 1.0 ? uint(min(top_k, 4294967040.0)) : length;
     if (greedy || first.x == code_of(0xff800000)) {
         return first.y;
     }
     keep_largest(k);
-    float top_p = unit(read_f32(plus(params, 8)), 1.0), min_p = unit(read_f32(plus(params, 12)), 0.0);
+    float top_p = unit(asked_float(2), 1.0), min_p = unit(asked_float(3), 0.0);
     if (top_p < 1.0) {
         add_up(PLAIN, 0, uvec2(0));
         u64 needed = share(sum_of_all(), uint(top_p * 16777216.0));
@@ -61,7 +68,7 @@ uint draw(uvec2 params, uvec3 draws) {
     least = uint(min_p * 2147483648.0);
     scale = one_over(clamp(temperature, 1.0 / HOTTEST, HOTTEST));
     add_up(SCALED, 0, uvec2(0));
-    return select_added(SCALED, share(sum_of_all(), uniform_(draws.xy, draws.z))).y;
+    return select_added(SCALED, share(sum_of_all(), uniform_(u64(asked[4], asked[5]), asked[6]))).y;
 }
 
 void main() {
@@ -73,11 +80,13 @@ void main() {
     elements = row(x, r);
     length = x.ne.x;
     first = first_of_all();
-    uvec2 numbers = row(draws, r);
-    uvec3 seed_and_step =
-        uvec3(word(numbers), word(plus(numbers, draws.nb.x)), word(plus(numbers, 2, draws.nb.x)));
-    uint token = draw(row(params, r), seed_and_step);
-    if (gl_LocalInvocationID.x == 0) {
+    uint lane = gl_LocalInvocationID.x;
+    if (lane < 7) {
+        asked[lane] = lane < 4 ? word(plus(row(params, r), 4 * lane)) : word(plus(row(draws, r), lane - 4, draws.nb.x));
+    }
+    barrier();
+    uint token = draw();
+    if (lane == 0) {
         Word(plus(y.at, r, y.nb.x)).w = token;
     }
 }

@@ -8,7 +8,7 @@ use crate::dot::DOT;
 use crate::instance::{Physical, Vulkan, vulkan};
 use crate::interposer::Interposer;
 use crate::launch::Fast;
-use crate::pipelines::{Making, Pipelines};
+use crate::pipelines::{Counts, Making, Pipelines};
 use crate::trust::{Checked, is_right};
 use crate::units::{UNITS, Units};
 use ash::vk;
@@ -83,7 +83,7 @@ fn is_unified(vulkan: &Vulkan, physical: &Physical, options: &OpenOptions) -> bo
 
 /// Whether matrix units are to be used, where the driver has them.
 fn wants_units() -> bool {
-    std::env::var_os(UNITS).is_some_and(|value| !value.is_empty())
+    std::env::var(UNITS).is_ok_and(|value| !["", "0"].contains(&value.as_str()))
 }
 
 /// Whether products of whole numbers are to be used, where the driver has them.
@@ -146,7 +146,7 @@ impl Gpu {
             return Ok(gpu);
         }
         tracing::warn!(
-            "{id}: it did not survive the check of its products, and is opened again without what was checked"
+            "{id}: it did not survive the check of its products, and is opened again without what was checked; {DOT}=0 leaves the check out"
         );
         Ok(Arc::new(Gpu::open_unchecked(number, id, options)?))
     }
@@ -230,9 +230,14 @@ impl Gpu {
         let units = gpu.physical.units.or(options.units);
         let units = units.filter(|&units| is_right(&gpu, Checked::Units(units)));
         let dot = wants_dot(&gpu.physical, options) && is_right(&gpu, Checked::Dot);
-        if let Some(Units { m, n, k, .. }) = units {
-            tracing::debug!("{}: products of many columns by matrix units of {m} x {n} x {k}", gpu.id);
-        }
+        let units_used = units.map_or("none".to_owned(), |Units { m, n, k, .. }| format!("{m} x {n} x {k}"));
+        tracing::debug!(
+            "{}: matrix units used: {units_used}; integer dot product used: {dot}; queue for copies: {}; memory is the host's: {}; mapped files in place: {}",
+            gpu.id,
+            gpu.has_copies(),
+            gpu.is_unified,
+            gpu.physical.host_alignment.is_some(),
+        );
         // Nothing else sets it.
         let _ = gpu.fast.set(Fast { units, dot });
         gpu
@@ -266,7 +271,10 @@ impl Gpu {
         let Some(file) = self.file.as_ref().filter(|_| counts.new > 0) else { return };
         let saved = self.pipelines.cached().map_err(std::io::Error::other).and_then(|data| file.write(&data));
         match saved {
-            Ok(()) => tracing::debug!("{}: {counts:?} pipelines", self.id),
+            Ok(()) => {
+                let Counts { made, from_cache, new } = counts;
+                tracing::debug!("{}: {made} pipelines, {from_cache} from the driver's cache, {new} to keep", self.id);
+            }
             Err(why) => tracing::debug!("{}: compiled pipelines are not kept: {why}", self.id),
         }
     }

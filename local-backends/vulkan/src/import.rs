@@ -33,6 +33,9 @@ const UNWANTED: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
 /// Bytes as memory of a device; the error says why it must have a copy of them. The first time, another device of the same driver reads the first of them: some
 /// drivers find that they cannot use a file's memory when they do, and the device is lost then.
 pub(crate) fn import(gpu: &Arc<Gpu>, bytes: &Bytes) -> Result<Imported, String> {
+    if !(bytes.as_ptr() as u64).is_multiple_of(PAGE) {
+        return Err(format!("the bytes do not begin with a page of {PAGE}"));
+    }
     gpu.imports.get_or_init(|| try_out(gpu, bytes)).clone()?;
     Imported::new(gpu, bytes)
 }
@@ -79,8 +82,10 @@ impl fmt::Debug for Imported {
 impl Imported {
     fn new(gpu: &Arc<Gpu>, bytes: &Bytes) -> Result<Imported, String> {
         let alignment = gpu.physical.host_alignment.ok_or("its driver uses no memory of the host in place")?;
-        if alignment > PAGE || !(bytes.as_ptr() as u64).is_multiple_of(PAGE) {
-            return Err(format!("its driver asks for multiples of {alignment} bytes, and we for whole pages"));
+        if alignment > PAGE {
+            return Err(format!(
+                "its driver asks for multiples of {alignment} bytes, and pages of {PAGE} are what is sure"
+            ));
         }
         let (len, size) = (bytes.len() as u64, (bytes.len() as u64).next_multiple_of(PAGE));
         if len == 0 || len + TAIL > size {

@@ -100,7 +100,8 @@ impl Vulkan {
         // SAFETY: the structure is whole, and names no extensions or layers.
         let instance = unsafe { loader.create_instance(&info, None) }.map_err(|e| format!("no instance: {e}"))?;
         // SAFETY: the instance was just made.
-        let handles = unsafe { instance.enumerate_physical_devices() }.map_err(|e| format!("no devices: {e}"))?;
+        let handles =
+            unsafe { instance.enumerate_physical_devices() }.map_err(|e| format!("its drivers found no card: {e}"))?;
         let mut vulkan = Vulkan { loader, instance, physical: Vec::new(), found: Vec::new() };
         for handle in handles {
             match describe(&vulkan.loader, &vulkan.instance, handle, vulkan.found.len()) {

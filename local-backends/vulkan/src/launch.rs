@@ -37,6 +37,9 @@ pub(crate) const ROW_LANES: u32 = 32;
 const HEAD_RESULTS: usize = 8;
 /// Numbers of queries that a workgroup of attention has in shared memory, of which 16 KiB are sure.
 const QUERY_NUMBERS: usize = 2048;
+/// Operations that a workgroup takes at least, however little it computes: on lavapipe 4 to 12 microseconds. One of attention takes longer.
+const WORKGROUP: u64 = 4096;
+const WORKGROUP_OF_ATTENTION: u64 = 4 * WORKGROUP;
 /// Workgroups of attention that keep a large card busy.
 const WORKGROUPS: usize = 768;
 /// Parts into which keys are divided at most to have them.
@@ -218,7 +221,10 @@ pub(crate) fn launch(graph: &Graph, id: TensorId, bounds: &Bounds) -> Option<Lau
     let node = Node { graph, tensor: graph.tensor(id) };
     let launch = launch_of(&node, bounds.fast)?;
     let cost = cost(&node)?;
-    (cost.work <= bounds.work && cost.iterations <= bounds.iterations).then_some(Launch { work: cost.work, ..launch })
+    let groups = launch.passes.iter().fold(0u64, |sum, pass| sum.saturating_add(pass.groups));
+    let of_group = if matches!(node.tensor.op(), Some(Op::FlashAttn(_))) { WORKGROUP_OF_ATTENTION } else { WORKGROUP };
+    let work = cost.work.max(groups.saturating_mul(of_group));
+    (work <= bounds.work && cost.iterations <= bounds.iterations).then_some(Launch { work, ..launch })
 }
 
 /// What a node takes.
@@ -250,7 +256,9 @@ fn cost(node: &Node) -> Option<Cost> {
         // Every workgroup looks at all indices.
         Op::SetRows(_) => {
             let rows = node.src(1)?.layout().rows() as u64;
-            Cost { work: flops.saturating_add(rows.saturating_mul(count(2))), iterations: count(2).div_ceil(32) }
+            // Each look takes some operations.
+            let looks = rows.saturating_mul(count(2)).saturating_mul(4);
+            Cost { work: flops.saturating_add(looks), iterations: count(2).div_ceil(32) }
         }
         Op::FlashAttn(op) => {
             let q = node.src(0)?;
@@ -277,9 +285,9 @@ fn cost(node: &Node) -> Option<Cost> {
 /// What it takes to find places in rows: three of seven digits each, and three passes for the first of all, the list and the result.
 fn selection_cost(node: &Node) -> Option<Cost> {
     let (passes, x) = (24, node.src(0)?.layout());
-    let n = x.ne()[0];
-    let iterations = passes * ((n as u64).div_ceil(lanes_of_row(n).into()) + 64);
-    Some(Cost { work: (x.elements() as u64).saturating_mul(passes), iterations })
+    let (n, lanes) = (x.ne()[0], u64::from(lanes_of_row(x.ne()[0])));
+    let iterations = passes * ((n as u64).div_ceil(lanes) + 64);
+    Some(Cost { work: (x.rows() as u64).saturating_mul(iterations.saturating_mul(lanes)), iterations })
 }
 
 fn launch_of(node: &Node, fast: Fast) -> Option<Launch> {
@@ -680,6 +688,7 @@ fn soft_max(node: &Node, op: &op::SoftMax) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use outboard_core::GraphBuilder;
 
     /// Numbers that kernels have by name.
     fn named(file: &str, name: &str) -> Option<u32> {
@@ -688,6 +697,34 @@ mod tests {
         let constants = text.lines().filter_map(|line| line.strip_prefix("const uint "));
         let mut pairs = constants.flat_map(|list| list.trim_end_matches(';').split(", "));
         pairs.find_map(|pair| pair.strip_prefix(&format!("{name} = "))?.parse().ok())
+    }
+
+    /// A kernel has a workgroup for each of them, which takes its time however short they are.
+    #[test]
+    fn many_short_rows_are_work() {
+        let is_supported = |rows: usize, build: fn(&mut GraphBuilder, usize) -> TensorId| {
+            let mut g = GraphBuilder::new();
+            let result = build(&mut g, rows);
+            g.output(result);
+            launch(&g.finish().unwrap(), result, &Bounds::of(DeviceKind::Cpu)).is_some()
+        };
+        let norm = |g: &mut GraphBuilder, rows: usize| {
+            let x = g.input("x", DType::F32, &[1, rows]).unwrap();
+            g.push(op::Norm { kind: op::NormKind::RmsNorm, eps: 1e-5 }, &[x]).unwrap()
+        };
+        let batches = |g: &mut GraphBuilder, n: usize| {
+            let [a, b] = ["a", "b"].map(|name| g.input(name, DType::F32, &[1, 1, n]).unwrap());
+            g.push(op::MulMat, &[a, b]).unwrap()
+        };
+        let chosen = |g: &mut GraphBuilder, rows: usize| {
+            let x = g.input("x", DType::F32, &[1, rows]).unwrap();
+            g.push(op::TopK { k: 1 }, &[x]).unwrap()
+        };
+        for (most, build) in
+            [(1 << 22, norm as fn(&mut GraphBuilder, usize) -> TensorId), (1 << 22, batches), (1 << 22, chosen)]
+        {
+            assert!(is_supported(most / 8, build) && !is_supported(most * 2, build));
+        }
     }
 
     #[test]
@@ -701,6 +738,8 @@ mod tests {
         let unary = UnaryKind::ALL.len() as u32;
         assert_eq!([named("unary.comp", "SCALE"), named("unary.comp", "CLAMP")], [Some(unary), Some(unary + 1)]);
         assert_eq!(named("common.glsl", "RESULT"), Some(op::MAX_SRCS as u32));
+        let common = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/common.glsl")).unwrap();
+        assert!(common.contains(&format!("param({PARAMS})")), "what is behind the parameters");
         assert_eq!(named("results.glsl", "TILE"), Some(TILE as u32));
         assert_eq!(named("mul_mat_id_sort.comp", "TILE"), Some(TILE as u32));
         assert_eq!(named("mul_mat_id_sort.comp", "MOST_EXPERTS"), Some(MOST_EXPERTS as u32));

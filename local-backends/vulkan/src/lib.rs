@@ -4,7 +4,11 @@
 //! logical device, of which every client has its own `memory`. A graph becomes a `program`: for each node a `launch` says which kernel computes
 //! it, and what that kernel is given lies in a record in the device's memory, so that the command buffers are recorded once. Kernels find
 //! tensors by 64-bit addresses; nothing is bound. A `stream` submits what a queue gives it, with `commands` on a timeline, and bytes pass through
-//! `staging`. Kernels are GLSL (`shaders/`), committed as SPIR-V (`spirv/`), which `tools/shaders` builds.
+//! `staging`.
+//!
+//! `steps` orders a graph's nodes and finds its barriers; `joined` says which nodes one kernel computes. `units` and `dot` say what a driver has for products,
+//! and `trust` whether that computes what it should. `allocation` is memory as the driver has it, `import` that of mapped files; `cache` keeps compiled
+//! `pipelines`, `timer` has times of runs, and an `interposer` stands before a driver in tests. Kernels are GLSL (`shaders/`), committed as SPIR-V (`spirv/`), which `tools/shaders` builds.
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

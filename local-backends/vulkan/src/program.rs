@@ -7,15 +7,18 @@ use crate::memory::{GpuBuffer, buffer};
 use crate::steps::{Step, steps};
 use ash::vk;
 use gpu_allocator::MemoryLocation;
-use outboard_core::local::{Funds, card};
+use outboard_core::local::{Funds, Payment, card};
 use outboard_core::op::MAX_SRCS;
 use outboard_core::{DeviceKind, Error, Executable, Graph, Placement, Result, TensorId};
 use std::any::Any;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of a tensor in a record, and of a record: its sources, its result, its parameters.
-const TENSOR_BYTES: usize = 48;
-pub(crate) const RECORD_BYTES: usize = (MAX_SRCS + 1) * TENSOR_BYTES + 80;
+/// What a record has of a tensor.
+pub(crate) type TensorWords = [u32; 12];
+pub(crate) const NO_TENSOR: TensorWords = [0; 12];
+/// Bytes of a record: its sources, its result, its parameters, an address.
+pub(crate) const RECORD_BYTES: usize = 4 * ((MAX_SRCS + 1) * NO_TENSOR.len() + PARAMS + 2);
 /// Bytes in front of the records: the fault that kernels report.
 const HEAD_BYTES: usize = 64;
 /// Bytes of a fault: the node, the reason, the value, the limit.
@@ -25,6 +28,9 @@ pub(crate) const FAULT_BYTES: usize = 16;
 /// software driver. Between two of them a run can be stopped; a card stands still for some microseconds.
 const PIECE: u64 = 32_000_000_000;
 const PIECE_OF_SOFTWARE: u64 = 20_000_000;
+/// Bytes that a driver takes for a kernel in a command buffer, and for a command buffer; lavapipe takes nearly as many.
+const COMMAND_BYTES: u64 = 1 << 10;
+const PIECE_BYTES: u64 = 8 << 10;
 /// Most workgroups in one dimension.
 const MOST_GROUPS: u64 = 65_535;
 
@@ -45,6 +51,8 @@ pub(crate) struct Program {
     records: GpuBuffer,
     pub(crate) pieces: Vec<Piece>,
     _commands: Commands,
+    /// For what the driver takes for the commands.
+    _payment: Payment,
     device: u64,
 }
 
@@ -85,9 +93,14 @@ impl Program {
         let records = GpuBuffer::new(gpu, funds, (size + scratch) as u64)?.counted_by(place);
         let image = image(&graph, &placement, &steps, records.address(), size)?;
         let records = upload(gpu, records, &image)?;
+        let pieces = divide(gpu, &steps);
+        let kernels: usize = steps.iter().map(|step| step.pipelines.len()).sum();
+        let payment = funds.pay(kernels as u64 * COMMAND_BYTES + pieces.len() as u64 * PIECE_BYTES)?;
         let commands = Commands::new(gpu, Lane::Compute)?;
-        let pieces = record(gpu, &commands, &steps, records.address())?;
-        Ok(Program { graph, _placement: placement, records, pieces, _commands: commands, device: funds.device() })
+        let of_piece = |range| record(gpu, &commands, &steps, range, records.address());
+        let pieces = pieces.into_iter().map(of_piece).collect::<Result<_>>()?;
+        let device = funds.device();
+        Ok(Program { graph, _placement: placement, records, pieces, _commands: commands, _payment: payment, device })
     }
 
     /// The buffer at whose beginning kernels report a fault.
@@ -115,13 +128,16 @@ fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, siz
     let mut table = address + (HEAD_BYTES + steps.len() * RECORD_BYTES) as u64;
     let scratch = address + size as u64;
     for step in steps {
-        for i in 0..=MAX_SRCS {
-            let of = if i == MAX_SRCS { Some(step.id) } else { step.srcs.get(i).copied().flatten() };
-            words.extend(of.map_or(Ok([0; TENSOR_BYTES / 4]), |of| tensor_record(graph, placement, of))?);
+        let mut tensors = [NO_TENSOR; MAX_SRCS + 1];
+        for (place, src) in tensors.iter_mut().zip(&step.srcs) {
+            *place = src.map_or(Ok(NO_TENSOR), |src| tensor_record(graph, placement, src))?;
         }
-        words.extend(step.launch.params);
-        words.extend(halves(if step.launch.scratch > 0 { scratch } else { table }));
-        debug_assert!(step.launch.params.len() == PARAMS);
+        tensors[MAX_SRCS] = tensor_record(graph, placement, step.id)?;
+        words.extend(record_words(
+            &tensors,
+            &step.launch.params,
+            if step.launch.scratch > 0 { scratch } else { table },
+        ));
         table += step.launch.table.next_multiple_of(4) as u64 * 4;
     }
     for step in steps {
@@ -135,25 +151,34 @@ fn image(graph: &Graph, placement: &Placement, steps: &[Step], address: u64, siz
     Ok(bytes)
 }
 
+/// A record as kernels read it (`shaders/common.glsl`): sources and result, parameters, and where scratch memory or the host's table is.
+pub(crate) fn record_words(tensors: &[TensorWords; MAX_SRCS + 1], params: &[u32; PARAMS], behind: u64) -> Vec<u32> {
+    [tensors.as_flattened(), params, &halves(behind)].concat()
+}
+
 /// Low and high half, as shaders have addresses.
 fn halves(address: u64) -> [u32; 2] {
     [address as u32, (address >> 32) as u32]
 }
 
-/// Address, extents and strides of a tensor.
-fn tensor_record(graph: &Graph, placement: &Placement, id: TensorId) -> Result<[u32; TENSOR_BYTES / 4]> {
+/// Where a tensor of a graph lies, and how.
+fn tensor_record(graph: &Graph, placement: &Placement, id: TensorId) -> Result<TensorWords> {
     let tensor = graph.tensor(id);
-    let mut words = [0; TENSOR_BYTES / 4];
-    if let Some(slice) = placement.get(tensor.root()) {
-        let address = buffer(slice)?.address() + slice.offset() + tensor.offset() as u64;
-        words[..2].copy_from_slice(&halves(address));
-    }
-    for d in 0..4 {
-        // `launch` has seen that they fit.
-        words[4 + d] = tensor.ne()[d] as u32;
-        words[8 + d] = tensor.layout().nb()[d] as u32;
-    }
-    Ok(words)
+    let address = match placement.get(tensor.root()) {
+        Some(slice) => buffer(slice)?.address() + slice.offset() + tensor.offset() as u64,
+        None => 0,
+    };
+    // `launch` has seen that they fit.
+    Ok(tensor_words(address, tensor.ne().map(|n| n as u32), tensor.layout().nb().map(|stride| stride as u32)))
+}
+
+/// Address, extents and strides of a tensor.
+pub(crate) fn tensor_words(address: u64, ne: [u32; 4], nb: [u32; 4]) -> TensorWords {
+    let mut words = NO_TENSOR;
+    words[..2].copy_from_slice(&halves(address));
+    words[4..8].copy_from_slice(&ne);
+    words[8..].copy_from_slice(&nb);
+    words
 }
 
 /// Copies bytes to the beginning of a buffer.
@@ -172,30 +197,36 @@ fn upload(gpu: &Arc<Gpu>, to: GpuBuffer, bytes: &[u8]) -> Result<GpuBuffer> {
     Ok(used.0)
 }
 
-/// Records the nodes, in pieces.
-fn record(gpu: &Arc<Gpu>, commands: &Commands, steps: &[Step], address: u64) -> Result<Vec<Piece>> {
+/// The steps of each command buffer.
+fn divide(gpu: &Gpu, steps: &[Step]) -> Vec<Range<usize>> {
     let most = if gpu.physical.kind == DeviceKind::Cpu { PIECE_OF_SOFTWARE } else { PIECE };
     let mut pieces = Vec::new();
     let mut begin = 0;
     while begin < steps.len() {
-        let mut sum = 0u64;
+        let mut sum = steps[begin].launch.work;
         let more = steps[begin + 1..].iter().take_while(|step| {
             sum = sum.saturating_add(step.launch.work);
-            sum.saturating_add(steps[begin].launch.work) <= most
+            sum <= most
         });
         let end = begin + 1 + more.count();
-        let buffer = commands.buffer()?;
-        commands.record(buffer, vk::CommandBufferUsageFlags::SIMULTANEOUS_USE, |device, commands| {
-            for (i, step) in steps[begin..end].iter().enumerate() {
-                let place = HEAD_BYTES + (begin + i) * RECORD_BYTES;
-                // SAFETY: the command buffer is being recorded; pipeline and layout are of this device.
-                unsafe { record_step(gpu, device, commands, step, i > 0, address + place as u64, address) };
-            }
-        })?;
-        pieces.push(Piece { commands: buffer, nodes: (end - begin) as u64, first: steps[begin].id });
+        pieces.push(begin..end);
         begin = end;
     }
-    Ok(pieces)
+    pieces
+}
+
+/// Records some of the steps, whose records are behind an address.
+fn record(gpu: &Arc<Gpu>, commands: &Commands, steps: &[Step], piece: Range<usize>, address: u64) -> Result<Piece> {
+    let buffer = commands.buffer()?;
+    let first = piece.start;
+    commands.record(buffer, vk::CommandBufferUsageFlags::SIMULTANEOUS_USE, |device, commands| {
+        for i in piece.clone() {
+            let place = (HEAD_BYTES + i * RECORD_BYTES) as u64;
+            // SAFETY: the command buffer is being recorded; pipeline and layout are of this device.
+            unsafe { record_step(gpu, device, commands, &steps[i], i > first, address + place, address) };
+        }
+    })?;
+    Ok(Piece { commands: buffer, nodes: piece.len() as u64, first: steps[first].id })
 }
 
 /// Records one node, whose record is at an address.

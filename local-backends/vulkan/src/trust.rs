@@ -3,11 +3,12 @@
 use crate::allocation::Raw;
 use crate::commands::{Lane, barrier, kernel_barrier, run_once};
 use crate::gpu::Gpu;
-use crate::launch::{MOST_ROWS, Pass, Product, number};
-use crate::program::{RECORD_BYTES, dispatch, push};
+use crate::launch::{MOST_ROWS, PARAMS, Pass, Product, number};
+use crate::program::{NO_TENSOR, RECORD_BYTES, dispatch, push, record_words, tensor_words};
 use crate::units::Units;
 use ash::vk;
 use gpu_allocator::MemoryLocation;
+use outboard_core::op::MAX_SRCS;
 use outboard_core::{DType, Result};
 use std::sync::Arc;
 
@@ -154,22 +155,19 @@ fn places(weights: usize, product: &Product, scratch: usize) -> Places {
     Places { weights, columns, results, scratch, size: size + 256 }
 }
 
-/// A record as kernels read it.
+/// The record of a case, whose memory begins at `base`.
 fn record(case: &Case, base: u64, places: &Places, result: u64) -> Vec<u8> {
     let Product { m, n, k, .. } = case.product;
     let tensor = |at: u64, row: usize, element: usize, ne: [usize; 2]| {
-        let (at, rows) = (base + at, row * ne[1]);
-        let sizes = [ne[0], ne[1], 1, 1, element, row, rows, rows].map(|n| n as u32);
-        [&[at as u32, (at >> 32) as u32, 0, 0], sizes.as_slice()].concat()
+        let all = row * ne[1];
+        tensor_words(base + at, [ne[0], ne[1], 1, 1].map(|n| n as u32), [element, row, all, all].map(|n| n as u32))
     };
     let row = k / case.dtype.block_len() * case.dtype.block_bytes();
-    let mut words = tensor(places.weights, row, case.dtype.block_bytes(), [k, m]);
-    words.extend(tensor(places.columns, 4 * k, 4, [k, n]));
-    words.resize(8 * 12, 0);
-    words.extend(tensor(result, 4 * m, 4, [m, n]));
-    words.resize(8 * 12 + 12 + 18, 0);
-    let scratch = base + places.scratch;
-    words.extend([scratch as u32, (scratch >> 32) as u32]);
+    let mut tensors = [NO_TENSOR; MAX_SRCS + 1];
+    tensors[0] = tensor(places.weights, row, case.dtype.block_bytes(), [k, m]);
+    tensors[1] = tensor(places.columns, 4 * k, 4, [k, n]);
+    tensors[MAX_SRCS] = tensor(result, 4 * m, 4, [m, n]);
+    let words = record_words(&tensors, &[0; PARAMS], base + places.scratch);
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use outboard_core::local::LocalDevice;
-use outboard_core::op::{Binary, BinaryKind, GetRows, MulMat, Norm, NormKind, Rope, RopeMode, SetRows};
+use outboard_core::op::{Binary, BinaryKind, GetRows, MulMat, Norm, NormKind, Rope, RopeMode, Scale, SetRows};
 use outboard_core::{
     DType, Device, Error, Executable, Graph, GraphBuilder, Host, Placement, Queue, Slice, TensorId, Usage,
 };
@@ -232,6 +232,31 @@ fn blocks_at_odd_bytes() {
 }
 
 /// What would keep the host or the device busy for long is not supported; asking costs next to nothing.
+/// A driver takes memory for each kernel that it has recorded.
+#[test]
+fn commands_are_paid_for() {
+    const NODES: usize = 1000;
+    let Some(device) = device() else { return };
+    let y = slice(device.as_ref(), 4);
+    let mut g = GraphBuilder::new();
+    let mut last = g.input("x", DType::F32, &[1]).unwrap();
+    for _ in 0..NODES {
+        last = g.push(Scale { scale: 1.0, bias: 1.0 }, &[last]).unwrap();
+    }
+    g.output(last);
+    let graph = Arc::new(g.finish().unwrap());
+    let placement = Placement::new(&graph, device.as_ref(), vec![Some(y.clone()); graph.tensors().len()]).unwrap();
+    let before = device.memory().unwrap().free;
+    let executable = device.compile(graph, placement).unwrap();
+    let taken = before - device.memory().unwrap().free;
+    assert!(taken >= 1024 * NODES as u64, "{taken}");
+    let queue = device.queue().unwrap();
+    queue.execute(&executable).unwrap();
+    assert_eq!(read(queue.as_ref(), &y), (NODES as f32).to_le_bytes().to_vec());
+    drop((executable, queue));
+    assert_eq!(device.memory().unwrap().free, before);
+}
+
 #[test]
 fn work_is_bounded() {
     let Some(device) = device() else { return };
