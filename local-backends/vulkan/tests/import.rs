@@ -2,20 +2,19 @@
 //! device that does so, a line says so.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use ash::vk;
+mod driver;
+
 use bytes::Bytes;
+use driver::{Broken, FAULT, LONG, LOST_WHEN_GIVEN, NONE};
 use outboard_core::local::LocalDevice;
 use outboard_core::op::Scale;
 use outboard_core::{DType, Device, GraphBuilder, Host, Placement, Slice, Usage};
 use outboard_host::MemoryBudget;
-use outboard_vulkan::{Function, Interposer, OpenOptions, find, vulkan_device};
-use std::ffi::CStr;
+use outboard_vulkan::{OpenOptions, find, vulkan_device};
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-const LONG: Duration = Duration::from_secs(60);
 const PAGE: usize = 4096;
 
 /// A mapped file of so many bytes, as models are mapped: number `i` of it is `i`.
@@ -27,59 +26,28 @@ fn mapped(len: usize) -> Bytes {
     Bytes::from_owner(unsafe { memmap2::Mmap::map(&file) }.unwrap())
 }
 
-/// Whether what is given to a device loses it, and the driver's own function.
-static LOSES: AtomicBool = AtomicBool::new(false);
-static SUBMIT: AtomicUsize = AtomicUsize::new(0);
-
-unsafe extern "system" fn submit(
-    queue: vk::Queue,
-    count: u32,
-    submits: *const vk::SubmitInfo<'_>,
-    fence: vk::Fence,
-) -> vk::Result {
-    if LOSES.load(Ordering::Relaxed) {
-        return vk::Result::ERROR_DEVICE_LOST;
+/// Whether a device uses memory of the host where it is; without that, a line.
+fn uses_it(device: &dyn Device) -> bool {
+    let info = device.info();
+    if !info.unified {
+        println!("skipped: {} has memory of its own, or cannot use the host's", info.description);
     }
-    // SAFETY: `choose` has put the function of this type there; what whoever calls this has promised to Vulkan.
-    unsafe {
-        std::mem::transmute::<usize, vk::PFN_vkQueueSubmit>(SUBMIT.load(Ordering::Relaxed))(
-            queue, count, submits, fence,
-        )
-    }
+    info.unified
 }
 
-fn choose(name: &CStr, driver: Function) -> Function {
-    if name.to_bytes() != b"vkQueueSubmit" {
-        return driver;
-    }
-    SUBMIT.store(driver.unwrap() as usize, Ordering::Relaxed);
-    // SAFETY: a function, which is called by the type of its name.
-    Some(unsafe { std::mem::transmute::<*const (), unsafe extern "system" fn()>(submit as *const ()) })
-}
-
-/// A device that uses memory of the host where it is, for one test at a time.
-fn device() -> Option<(Arc<LocalDevice>, MutexGuard<'static, ()>)> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+fn device() -> Option<Arc<LocalDevice>> {
     let Some(found) = find().first() else {
         println!("skipped: there is no Vulkan device");
         return None;
     };
-    // SAFETY: the function above has the type of its name, and does what Vulkan says.
-    let interposer = Some(unsafe { Interposer::new(choose) });
-    let options = OpenOptions { interposer, ..OpenOptions::default() };
     let budget = MemoryBudget::new(Some(64 << 20));
-    let device = vulkan_device(&Host::new(), found, "Vulkan0", &budget, &options).unwrap();
-    if !device.info().unified {
-        println!("skipped: {} has memory of its own, or cannot use the host's", found.description);
-        return None;
-    }
-    Some((device, alone))
+    let device = vulkan_device(&Host::new(), found, "Vulkan0", &budget, &OpenOptions::default()).unwrap();
+    uses_it(device.as_ref()).then_some(device)
 }
 
 #[test]
 fn weights_are_read_where_they_are() {
-    let Some((device, _alone)) = device() else { return };
+    let Some(device) = device() else { return };
     let before = device.memory().unwrap().free;
     let bytes = mapped(3 * PAGE - 100);
     let file = device.import(&bytes).unwrap().expect("page by page");
@@ -110,7 +78,7 @@ fn weights_are_read_where_they_are() {
 /// A copy is made of what begins inside a page, and of what ends where kernels may not read behind it.
 #[test]
 fn what_is_no_whole_pages_is_not_used_in_place() {
-    let Some((device, _alone)) = device() else { return };
+    let Some(device) = device() else { return };
     let bytes = mapped(3 * PAGE);
     for part in [0..3 * PAGE, 0..3 * PAGE - 8, 64..2 * PAGE, 0..0] {
         assert!(device.import(&bytes.slice(part.clone())).unwrap().is_none(), "{part:?}");
@@ -121,11 +89,15 @@ fn what_is_no_whole_pages_is_not_used_in_place() {
 /// Some drivers lose a device that reads a file's memory. The one that is in use is not.
 #[test]
 fn a_driver_that_loses_the_device_gets_copies() {
-    let Some((device, _alone)) = device() else { return };
+    let Some(broken) = Broken::new() else { return };
+    let device = &broken.device;
+    if !uses_it(device.as_ref()) {
+        return;
+    }
     let bytes = mapped(2 * PAGE - 64);
-    LOSES.store(true, Ordering::Relaxed);
+    FAULT.store(LOST_WHEN_GIVEN, Ordering::Relaxed);
     let imported = device.import(&bytes);
-    LOSES.store(false, Ordering::Relaxed);
+    FAULT.store(NONE, Ordering::Relaxed);
     assert!(imported.unwrap().is_none());
     let whole = Slice::whole(device.alloc(64, Usage::Any).unwrap());
     assert_eq!(device.queue().unwrap().read(&whole).unwrap().wait(LONG).unwrap(), vec![0; 64]);
