@@ -42,6 +42,18 @@ float log1p_of(float x) {
     return u == 1.0 ? x : log(u) * x / (u - 1.0);
 }
 
+// GLSL leaves open what exp and log make of what is no number, and of zero and infinity; SwiftShader makes numbers of them.
+float exp_of(float x) {
+    return isnan(x) ? x : exp(x);
+}
+
+float log_of(float x) {
+    if (isnan(x) || x == -minus_infinity()) {
+        return x;
+    }
+    return x > 0.0 ? log(x) : x == 0.0 ? minus_infinity() : uintBitsToFloat(0x7fc00000);
+}
+
 float function(uint kind, float x) {
     switch (kind) {
     case NEG:
@@ -53,9 +65,9 @@ float function(uint kind, float x) {
     case SQRT:
         return sqrt(x);
     case EXP:
-        return exp(x);
+        return exp_of(x);
     case LOG:
-        return log(x);
+        return log_of(x);
     case SIN:
         return sin(x);
     case COS:
@@ -65,7 +77,7 @@ float function(uint kind, float x) {
     case RELU:
         return x < 0.0 ? 0.0 : x;
     case SIGMOID:
-        return sigmoid(x);
+        return isnan(x) ? x : sigmoid(x);
     case SILU:
         return x * sigmoid(x);
     case GELU:

@@ -33,8 +33,8 @@ const UNWANTED: vk::MemoryPropertyFlags = vk::MemoryPropertyFlags::from_raw(
 /// Bytes as memory of a device; the error says why it must have a copy of them. The first time, another device of the same driver reads the first of them: some
 /// drivers find that they cannot use a file's memory when they do, and the device is lost then.
 pub(crate) fn import(gpu: &Arc<Gpu>, bytes: &Bytes) -> Result<Imported, String> {
-    if !(bytes.as_ptr() as u64).is_multiple_of(PAGE) {
-        return Err(format!("the bytes do not begin with a page of {PAGE}"));
+    if bytes.is_empty() || !(bytes.as_ptr() as u64).is_multiple_of(PAGE) {
+        return Err(format!("there are no bytes, or they do not begin with a page of {PAGE}"));
     }
     gpu.imports.get_or_init(|| try_out(gpu, bytes)).clone()?;
     Imported::new(gpu, bytes)
@@ -88,7 +88,7 @@ impl Imported {
             ));
         }
         let (len, size) = (bytes.len() as u64, (bytes.len() as u64).next_multiple_of(PAGE));
-        if len == 0 || len + TAIL > size {
+        if len + TAIL > size {
             return Err("the last page has no room behind the bytes".into());
         }
         if size > gpu.physical.max_alloc {
