@@ -55,6 +55,11 @@ impl DeviceSpec {
         usable(BACKENDS)
     }
 
+    /// What can be named on this host, for messages.
+    pub fn names() -> String {
+        names(BACKENDS)
+    }
+
     /// Names of hardware that nothing uses unless it is named.
     pub fn used_when_named() -> Vec<String> {
         used_when_named(BACKENDS)

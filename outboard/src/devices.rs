@@ -259,6 +259,10 @@ pub fn find(name: &str, devices: &[Arc<dyn Device>]) -> Result<Vec<Arc<dyn Devic
     let candidates: Vec<String> = of.iter().map(|d| d.info().id.clone()).collect();
     let list = candidates.join(", ");
     let detail = match short.len() {
+        0 if devices.iter().all(|d| d.host().is_some()) => {
+            let named = DeviceSpec::names();
+            format!("there is no device \"{name}\"; there are: {list}; more can be named of this host's: {named}")
+        }
         0 => format!("there is no device \"{name}\"; there are: {list}"),
         _ => format!("\"{name}\" may be any of {list}: write the whole name"),
     };
