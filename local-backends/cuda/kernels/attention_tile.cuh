@@ -6,17 +6,29 @@ const u32 ROWS = 64, NONE = 0xffffffff;
 // nothing has zeros.
 __shared__ u32 begins[ROWS], ends[ROWS], columns[ROWS];
 
+INLINE u32 least_of_warp(u32 x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_min_sync(ALL_LANES, x);
+#else
+#pragma unroll
+    for (u32 by = WARP / 2; by > 0; by /= 2) {
+        x = min(x, __shfl_xor_sync(ALL_LANES, x, by));
+    }
+    return x;
+#endif
+}
+
 // Over all rows of the tile; every lane has the result.
 template <class Of>
 INLINE u32 least(Of of) {
     u32 lane = threadIdx.x % WARP;
-    return __reduce_min_sync(ALL_LANES, min(of(lane), of(lane + WARP)));
+    return least_of_warp(min(of(lane), of(lane + WARP)));
 }
 
 template <class Of>
 INLINE u32 most(Of of) {
     u32 lane = threadIdx.x % WARP;
-    return __reduce_max_sync(ALL_LANES, max(of(lane), of(lane + WARP)));
+    return ~least_of_warp(~max(of(lane), of(lane + WARP)));
 }
 
 // Keys of a sequence that are taken at once: from the first one that a row sees to the end of what is seen, or of as many as there is room for.

@@ -1,4 +1,4 @@
-// compute: 80
+// compute: 75 80
 // FLASH_ATTN_EXT of many queries on tensor cores, with keys and values of F16 of the same length: a block for a tile of 64 rows, which are queries
 // with the heads that share keys and values, so that these are read once for all of them. A warp has 16 rows. Keys and values of a step come into
 // shared memory while those before are used. Queries become f16 over a power of two for each row; weights become f16, too. Logits are in base 2.

@@ -1,4 +1,4 @@
-// compute: 80
+// compute: 75 80
 // Columns of a product as f16 or bf16, for mma_tile.cuh: a block for each column. Those of f16 are scaled by a power of two, so that the largest
 // element is below 2^15: then none is too large.
 #include "common.cuh"

@@ -1,4 +1,4 @@
-// compute: 61 80
+// compute: 61 75 80
 // MUL_MAT with many columns, in tiles: on tensor cores where there are some, and weights are not F32. Entries say how large tiles are.
 #include "common.cuh"
 #include "blocks.cuh"
@@ -7,9 +7,12 @@
 #define MAKE(T) \
     KERNEL mul_mat_##T##_64(const Node node) { fma_tile<T>(node); }
 MAKE(F32)
-
 #if __CUDA_ARCH__ < 800
-MAKE(F16) MAKE(BF16)
+MAKE(BF16)
+#endif
+
+#if __CUDA_ARCH__ < 750
+MAKE(F16)
 FOR_EVERY_BLOCK(MAKE)
 #else
 #include "halves.cuh"
@@ -31,9 +34,16 @@ INLINE void mul_mat(const Node& node) {
         [&](u32 c) { return first + c <= last ? row(y, first + c, i2, i3) : nullptr; });
 }
 
-#define MAKE_MMA(T) \
-    KERNEL __launch_bounds__(128) mul_mat_##T##_64(const Node node) { mul_mat<T, 64>(node); } \
+#define MAKE_SMALL(T) \
+    KERNEL __launch_bounds__(128) mul_mat_##T##_64(const Node node) { mul_mat<T, 64>(node); }
+MAKE_SMALL(F16)
+FOR_EVERY_BLOCK(MAKE_SMALL)
+
+// Cards of 7.5 have no room for large ones, and no bf16.
+#if __CUDA_ARCH__ >= 800
+#define MAKE_LARGE(T) \
     KERNEL __launch_bounds__(256) mul_mat_##T##_128(const Node node) { mul_mat<T, 128>(node); }
-MAKE_MMA(F16) MAKE_MMA(BF16)
-FOR_EVERY_BLOCK(MAKE_MMA)
+MAKE_SMALL(BF16) MAKE_LARGE(F16) MAKE_LARGE(BF16)
+FOR_EVERY_BLOCK(MAKE_LARGE)
+#endif
 #endif

@@ -1,4 +1,4 @@
-// compute: 80
+// compute: 75
 // A pass of MUL_MAT_ID with many tokens: one block sorts columns by expert, and divides those of each expert into tiles.
 #include "common.cuh"
 #include "experts.cuh"

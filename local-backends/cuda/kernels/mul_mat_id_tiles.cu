@@ -1,4 +1,4 @@
-// compute: 80
+// compute: 75 80
 // The last pass of MUL_MAT_ID with many tokens: a block for a tile of rows and columns of one expert.
 #include "common.cuh"
 #include "blocks.cuh"
@@ -34,5 +34,8 @@ INLINE void mul_mat_id(const Node& node) {
 
 #define MAKE(T) \
     KERNEL __launch_bounds__(128) mul_mat_id_tiles_##T(const Node node) { mul_mat_id<T>(node); }
-MAKE(F16) MAKE(BF16)
+MAKE(F16)
+#if __CUDA_ARCH__ >= 800
+MAKE(BF16)
+#endif
 FOR_EVERY_BLOCK(MAKE)

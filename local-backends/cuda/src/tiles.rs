@@ -5,7 +5,9 @@ use crate::launch::{Launch, Node, Pass, number, wide};
 use outboard_core::{DType, Tensor};
 
 /// Compute capability of the cards whose tensor cores are used.
-pub(crate) const TENSOR_CORES: u32 = 80;
+pub(crate) const TENSOR_CORES: u32 = 75;
+/// That from which they multiply bf16, and a block has room for a large tile.
+const LARGER_CORES: u32 = 80;
 /// Elements of a step: columns are padded to a multiple of it.
 pub(crate) const DEPTH: usize = 32;
 /// Length from which the sums of a small product are divided into two parts.
@@ -65,7 +67,8 @@ pub(crate) fn mul_mat(node: &Node, a: &Tensor, b: &Tensor) -> Launch {
     }
     let processors = node.card.processors;
     // Two parts of a large tile are worth it where they keep three multiprocessors of four busy.
-    let is_large = ne[1] > SMALL.side && 8 * LARGE.count(ne) >= 3 * processors;
+    let has_room = node.card.capability >= LARGER_CORES;
+    let is_large = has_room && ne[1] > SMALL.side && 8 * LARGE.count(ne) >= 3 * processors;
     let tile = if is_large { LARGE } else { SMALL };
     let is_few = tile.count(ne) <= tile.wanted * processors;
     let parts = if is_few && b.ne()[0] >= LONG { 2 } else { 1 };
@@ -84,7 +87,8 @@ pub(crate) fn suits_experts(node: &Node, a: &Tensor) -> bool {
 }
 
 fn has_tensor_cores(node: &Node, a: &Tensor) -> bool {
-    a.dtype() != DType::F32 && node.card.capability >= TENSOR_CORES
+    let needed = if a.dtype() == DType::BF16 { LARGER_CORES } else { TENSOR_CORES };
+    a.dtype() != DType::F32 && node.card.capability >= needed
 }
 
 /// MUL_MAT_ID with many tokens: columns are sorted by expert, so that a tile's weights are read once for all of its columns.
