@@ -60,8 +60,8 @@ impl DeviceSpec {
         names(BACKENDS)
     }
 
-    /// Names of hardware that nothing uses unless it is named.
-    pub fn used_when_named() -> Vec<String> {
+    /// Names of hardware that nothing uses unless it is named, if there is some.
+    pub fn used_when_named() -> Option<String> {
         used_when_named(BACKENDS)
     }
 
@@ -111,10 +111,11 @@ fn usable(backends: &[Backend]) -> Vec<DeviceSpec> {
     specs
 }
 
-fn used_when_named(backends: &[Backend]) -> Vec<String> {
+fn used_when_named(backends: &[Backend]) -> Option<String> {
     let specs = devices(backends, |backend| backend.looked_for == LookedFor::WhenNamed);
     let hardware = specs.iter().filter(|spec| spec.found.class == Class::Hardware);
-    hardware.map(|spec| name_of(&backends[spec.backend], &spec.found)).collect()
+    let names: Vec<_> = hardware.map(|spec| name_of(&backends[spec.backend], &spec.found)).collect();
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// Keeps hardware, each once, and integrated GPUs only where there is no discrete one.
@@ -328,7 +329,7 @@ mod tests {
             "{error}"
         );
         let named = [Backend { looked_for: LookedFor::WhenNamed, ..backend("vulkan", machine[1].find) }];
-        assert_eq!(used_when_named(&named), ["vulkan0", "vulkan1", "vulkan2"]);
+        assert_eq!(used_when_named(&named).as_deref(), Some("vulkan0, vulkan1, vulkan2"));
         assert_eq!(list("vulkan,vulkan3").unwrap(), ["vulkan1", "vulkan2", "vulkan3"]);
         assert!(list("vulkan4").unwrap_err().contains("cuda0, vulkan0, vulkan1, vulkan2, vulkan3, cpu"));
         for wrong in ["", "gpu", "cpu0", "vulkan0:1", "vulkan01x", "cpu,"] {
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!(error("vulkan"), format!("\"vulkan\" {rest} vulkan0, vulkan1; plug one in"));
         assert_eq!(error("ggml"), format!("\"ggml\" {rest} ggml:Card0, ggml:Card1; plug one in"));
         let asked = [Backend { looked_for: LookedFor::WhenNamed, ..backend("vulkan", found) }];
-        assert!(used_when_named(&asked).is_empty());
+        assert_eq!(used_when_named(&asked), None);
         assert!(error("vulkan2").starts_with("there is no device \"vulkan2\"; this host has: vulkan0, "));
         assert_eq!(shown(&machine, &parse_list(&machine, "vulkan1").unwrap()), ["vulkan1"]);
     }

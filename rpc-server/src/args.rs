@@ -159,7 +159,12 @@ fn run(args: &ServerArgs) -> Result<(), Failure> {
     let list = describe(&devices).map_err(failed)?;
     if args.list_devices {
         output::out(list)?;
-        return Ok(tell_of_others(args)?);
+        if args.device.is_none()
+            && let Some(others) = DeviceSpec::used_when_named()
+        {
+            output::errln(format_args!("used when named (-d): {others}"))?;
+        }
+        return Ok(());
     }
     // Before there are clients, whose work would be in the way.
     for device in &devices {
@@ -271,12 +276,6 @@ fn open_blobs(args: &ServerArgs) -> outboard_core::Result<Option<Blobs>> {
 }
 
 /// One line per device, as llama.cpp's server prints them.
-/// Says which devices there are that nobody has named, and that therefore are not used.
-fn tell_of_others(args: &ServerArgs) -> Result<(), output::Lost> {
-    let others = if args.device.is_none() { DeviceSpec::used_when_named() } else { Vec::new() };
-    if others.is_empty() { Ok(()) } else { output::errln(format_args!("used when named (-d): {}", others.join(", "))) }
-}
-
 fn describe(devices: &[Arc<dyn Device>]) -> outboard_core::Result<String> {
     let mut text = String::new();
     for device in devices {

@@ -62,9 +62,10 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
         table.add_row([r.id, r.kind, &total, &free, r.description, &r.capabilities.join(" ")]);
     }
     output::out(print::indented(&table))?;
-    let others = if args.devices.dev.is_empty() { DeviceSpec::used_when_named() } else { Vec::new() };
-    if !others.is_empty() {
-        output::errln(format_args!("used when named (-dev): {}", others.join(", ")))?;
+    if args.devices.dev.is_empty()
+        && let Some(others) = DeviceSpec::used_when_named()
+    {
+        output::errln(format_args!("used when named (-dev): {others}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

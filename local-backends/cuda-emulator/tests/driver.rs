@@ -38,29 +38,46 @@ fn devices_say_what_they_are() {
     assert_eq!(attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR), 9);
     assert_eq!(attribute(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE), 32);
     assert_eq!(attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN), 227 << 10);
+    // SAFETY: as above.
     assert_eq!(unsafe { result::device::total_mem(devices[0]).unwrap() }, MEMORY as usize);
     let mut id = [0i8; 16];
+    // SAFETY: as above, and a text of sixteen bytes.
     unsafe { sys::cuDeviceGetPCIBusId(id.as_mut_ptr().cast(), 16, devices[1]).result().unwrap() };
     assert_eq!(id[..12].iter().map(|c| *c as u8 as char).collect::<String>(), "0000:02:00.0");
     assert_eq!(result::device::get(2).map_err(code), Err(101));
     assert_eq!(emulator().live().contexts, 0);
 }
 
+/// Memory of the context of this thread, or the code of the error.
+fn take(bytes: usize) -> Result<u64, u32> {
+    // SAFETY: a card's context is that of the thread.
+    unsafe { result::malloc_sync(bytes) }.map_err(code)
+}
+
+fn free(at: u64) -> Result<(), u32> {
+    // SAFETY: the emulator looks whether there is memory, and nothing reads it afterwards.
+    unsafe { result::free_sync(at) }.map_err(code)
+}
+
 #[test]
 fn memory_has_a_limit_and_is_counted() {
     let _alone = alone();
     let card = Card::new(1);
-    let all = unsafe { result::malloc_sync(MEMORY as usize - 4096).unwrap() };
+    let all = take(MEMORY as usize - 4096).unwrap();
     assert_eq!(result::mem_get_info().unwrap(), (4096, MEMORY as usize));
-    assert_eq!(unsafe { result::malloc_sync(4097) }.map_err(code), Err(2));
-    assert_eq!(unsafe { result::free_sync(all + 1) }.map_err(code), Err(1));
-    unsafe { result::free_sync(all).unwrap() };
-    assert_eq!(unsafe { result::free_sync(all) }.map_err(code), Err(1));
+    assert_eq!(take(4097), Err(2));
+    assert_eq!(free(all + 1), Err(1));
+    free(all).unwrap();
+    assert_eq!(free(all), Err(1));
     // In the order of a stream: memory whose end has been asked for counts as free.
-    let first = unsafe { result::malloc_async(card.stream, MEMORY as usize).unwrap() };
+    // SAFETY: the stream is the card's.
+    let in_order = || unsafe { result::malloc_async(card.stream, MEMORY as usize).unwrap() };
+    let first = in_order();
+    // SAFETY: it was just taken on that stream.
     unsafe { result::free_async(first, card.stream).unwrap() };
-    let second = unsafe { result::malloc_async(card.stream, MEMORY as usize).unwrap() };
+    let second = in_order();
     assert_ne!(first, second);
+    // SAFETY: the emulator finds that the memory is gone.
     assert_eq!(unsafe { result::memset_d8_async(first, 0, 16, card.stream) }.map_err(code), Err(1));
     drop(card);
     assert_eq!(emulator().live(), outboard_cuda_emulator::Live::default());
@@ -71,11 +88,14 @@ fn fills_and_copies() {
     let _alone = alone();
     let card = Card::new(0);
     let a = card.put(&[7u32; 100]);
+    // SAFETY: five of the hundred words.
     unsafe { sys::cuMemsetD32Async(a + 40, 0x01020304, 5, card.stream).result().unwrap() };
     let b = card.empty::<u32>(100);
+    // SAFETY: all words of both.
     unsafe { result::memcpy_dtod_async(b, a, 400, card.stream).unwrap() };
     let got: Vec<u32> = card.get(b, 100).unwrap();
     assert!((0..100).all(|i| got[i] == if (10..15).contains(&i) { 0x01020304 } else { 7 }));
+    // SAFETY: the emulator finds that it is a byte too many.
     assert_eq!(unsafe { result::memcpy_dtod_async(b, a, 401, card.stream) }.map_err(code), Err(1));
 }
 

@@ -32,10 +32,6 @@ impl Step {
     pub(crate) fn src(&self, i: usize) -> Option<TensorId> {
         self.srcs.get(i).copied().flatten()
     }
-
-    fn access(&self, graph: &Graph, placement: &Placement) -> Access {
-        Access::of(graph, placement, &self.srcs, self.id)
-    }
 }
 
 /// The nodes that compute something, with their pipelines, and which of them wait for others.
@@ -57,16 +53,17 @@ pub(crate) fn steps(gpu: &Arc<Gpu>, graph: &Graph, placement: &Placement) -> Res
         let joined = joining.joined(&mut steps, id, launch.work);
         steps.push(joined.unwrap_or_else(|| Step::new(id, tensor.srcs().to_vec(), launch)));
     }
-    let touched = steps.into_iter().map(|step| (step.access(graph, placement), Scratch::of(&step), step)).collect();
-    let ordered =
-        in_levels(touched, |(access, scratch, _), (earlier, used, _)| access.follows(earlier) || scratch.meets(*used));
-    let mut steps: Vec<Step> = ordered.into_iter().map(|(.., step)| step).collect();
+    let touches = |step: Step| (Access::of(graph, placement, &step.srcs, step.id), step);
+    let ordered = in_levels(steps.into_iter().map(touches).collect(), |(access, step), (of_earlier, earlier)| {
+        access.follows(of_earlier) || Scratch::of(step).meets(Scratch::of(earlier))
+    });
+    let (accesses, mut steps): (Vec<_>, Vec<_>) = ordered.into_iter().unzip();
     for step in &mut steps {
         let passes = step.launch.passes.iter();
         step.pipelines = passes.map(|pass| pipeline(gpu, graph, step.id, pass)).collect::<Result<_>>()?;
     }
     pack_once(graph, placement, &mut steps);
-    find_waits(graph, placement, &mut steps);
+    find_waits(&mut steps, accesses);
     Ok(steps)
 }
 
@@ -126,13 +123,13 @@ fn pack_once(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
     }
 }
 
-/// Finds the steps that need a barrier before them.
-fn find_waits(graph: &Graph, placement: &Placement, steps: &mut [Step]) {
+/// Finds the steps that need a barrier before them, by what each touches.
+fn find_waits(steps: &mut [Step], accesses: Vec<Access>) {
     let mut since = SinceBarrier::default();
     // Whether a step since the last barrier uses scratch memory.
     let mut scratch_is_used = false;
-    for step in steps {
-        let (access, scratch) = (step.access(graph, placement), Scratch::of(step));
+    for (step, access) in steps.iter_mut().zip(accesses) {
+        let scratch = Scratch::of(step);
         // What finds its columns there has them behind a barrier, that of the step that made them.
         let writes_scratch = scratch != Scratch::Unused && !step.finds_columns;
         step.waits = since.needs_another(&access) || writes_scratch && scratch_is_used;

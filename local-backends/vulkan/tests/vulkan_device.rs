@@ -231,7 +231,6 @@ fn blocks_at_odd_bytes() {
     assert_eq!(got[5] as i8, -127);
 }
 
-/// What would keep the host or the device busy for long is not supported; asking costs next to nothing.
 /// A driver takes memory for each kernel that it has recorded.
 #[test]
 fn commands_are_paid_for() {
@@ -257,6 +256,7 @@ fn commands_are_paid_for() {
     assert_eq!(device.memory().unwrap().free, before);
 }
 
+/// What would keep the host or the device busy for long is not supported; asking costs next to nothing.
 #[test]
 fn work_is_bounded() {
     let Some(device) = device() else { return };
