@@ -1,43 +1,11 @@
-// Instructions of tensor cores and of copies into shared memory (PTX ISA, "Warp level matrix instructions"): those of compute capability 8.0, and what stands for
-// them on 7.5.
-
-INLINE u32 shared_address(const void* at) {
-    return __cvta_generic_to_shared(at);
-}
+// Instructions of tensor cores (PTX ISA, "Warp level matrix instructions"): those of compute capability 8.0, and what stands for them on 7.5.
+#include "copies.cuh"
 
 // A number that is not computed again where it is used.
 INLINE u32 kept(u32 x) {
     asm volatile("mov.b32 %0, %0;" : "+r"(x));
     return x;
 }
-
-#if __CUDA_ARCH__ >= 800
-// Sixteen bytes into shared memory, or as many zeros.
-INLINE void copy_16(u32 to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-}
-
-INLINE void end_group() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-// Waits until this thread's groups of copies are there, but for the last so many.
-template <int LEFT>
-INLINE void wait_groups() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-#else
-// The same by way of registers: they are there when the call returns.
-INLINE void copy_16(u32 to, const void* from, bool is_there) {
-    uint4 v = is_there ? *(const uint4*)from : make_uint4(0, 0, 0, 0);
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
-INLINE void end_group() {}
-
-template <int LEFT>
-INLINE void wait_groups() {}
-#endif
 
 // Four matrices of 8 x 8 halves; lane l says where row l % 8 of matrix l / 8 is.
 INLINE void load_matrices(u32 at, u32& a, u32& b, u32& c, u32& d) {

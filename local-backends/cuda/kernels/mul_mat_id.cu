@@ -1,13 +1,15 @@
-// compute: 61
+// compute: 61 80
 // MUL_MAT_ID: a warp for some rows of an expert and one column.
 #include "common.cuh"
 #include "blocks.cuh"
 #include "quantized.cuh"
-#include "packed.cuh"
+#include "staged.cuh"
 #include "columns.cuh"
 
-// Warps of a block.
+// Warps of a block; half of them where windows (staged.cuh) are twice as long.
 const u32 WARPS = 4;
+template <int T>
+constexpr u32 WARPS_OF = T == MXFP4 ? WARPS / 2 : WARPS;
 
 // Where a warp's rows and its column are.
 struct Part {
@@ -16,11 +18,12 @@ struct Part {
 };
 
 // `false` if there is nothing to do. A wrong expert is told once for a block.
-template <int ROWS>
+template <int T, int ROWS>
 INLINE bool find_part(const Node& node, Part& p) {
     const Tensor &a = node.t[0], &ids = node.t[2], &y = node.t[RESULT];
-    u32 across = (y.ne[0] + WARPS * ROWS - 1) / (WARPS * ROWS);
-    p.m = (blockIdx.x % across * WARPS + threadIdx.x / WARP) * ROWS;
+    constexpr u32 warps = WARPS_OF<T>;
+    u32 across = (y.ne[0] + warps * ROWS - 1) / (warps * ROWS);
+    p.m = (blockIdx.x % across * warps + threadIdx.x / WARP) * ROWS;
     p.slot = blockIdx.x / across % y.ne[1];
     p.token = blockIdx.x / across / y.ne[1];
     p.expert = read_i32(ids.at + p.slot * ids.nb[0] + p.token * ids.nb[1]);
@@ -38,7 +41,7 @@ template <int T>
 INLINE void mul_mat_id(const Node& node) {
     const Tensor &a = node.t[0], &b = node.t[1], &y = node.t[RESULT];
     Part p;
-    if (!find_part<1>(node, p)) {
+    if (!find_part<T, 1>(node, p)) {
         return;
     }
     const u8 *columns[1] = {row(b, p.slot % b.ne[1], p.token, 0)}, *rows[1] = {row(a, p.m, p.expert, 0)};
@@ -61,10 +64,10 @@ template <int T, int ROWS>
 INLINE void mul_mat_id_packed(const Node& node) {
     const Tensor &a = node.t[0], &b = node.t[1], &y = node.t[RESULT];
     Part p;
-    if (!find_part<ROWS>(node, p)) {
+    if (!find_part<T, ROWS>(node, p)) {
         return;
     }
-    const u8* columns[1] = {node.table + (p.slot % b.ne[1] + b.ne[1] * p.token) * packed_bytes(b.ne[0])};
+    const u8* column = node.table + (p.slot % b.ne[1] + b.ne[1] * p.token) * packed_bytes(b.ne[0]);
     const u8* rows[ROWS];
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
@@ -72,7 +75,8 @@ INLINE void mul_mat_id_packed(const Node& node) {
         rows[r] = row(a, min(p.m + r, y.ne[0] - 1), p.expert, 0);
     }
     float sums[ROWS] = {};
-    multiply<T, ROWS, 1>(rows, columns, b.ne[0], threadIdx.x % WARP, WARP, sums);
+    // Each warp takes all windows of its rows.
+    multiply_staged<T, ROWS>(rows, column, b.ne[0], threadIdx.x / WARP, {0, 1}, sums);
 #pragma unroll
     for (u32 r = 0; r < ROWS; r++) {
         float sum = sum_of_warp(sums[r]);

@@ -6,7 +6,7 @@
 #include "common.cuh"
 #include "blocks.cuh"
 #include "quantized.cuh"
-#include "packed.cuh"
+#include "staged.cuh"
 #include "columns.cuh"
 #include "activations.cuh"
 #include "gated.cuh"
@@ -103,7 +103,10 @@ INLINE void multiply_columns(const Node& node, Part p, const u8* const (&rows)[R
             columns[c] = row(b, n, p.i2, p.i3);
         }
     }
-    if constexpr (T > I32) {
+    if constexpr (T > I32 && COLUMNS == 1) {
+        u32 warp = threadIdx.x / WARP;
+        multiply_staged<T, ROWS>(rows, columns[0], b.ne[0], warp, {warp, blockDim.x / WARP}, sums);
+    } else if constexpr (T > I32) {
         multiply<T, ROWS, COLUMNS>(rows, columns, b.ne[0], threadIdx.x, blockDim.x, sums);
     } else {
         Wide wide = wide_of(node);
@@ -251,15 +254,16 @@ INLINE void mul_mat_vec_normed(const ProductAndNorm& normed) {
     }
 }
 
-// The kernels of a type, named by columns; each type has a file, since the driver compiles a file as a whole. Few rows for one or two columns make
-// many blocks; more columns are read less often for more rows.
+// The kernels of a type, named by columns; each type has a file, since the driver compiles a file as a whole. Columns are read less often for more
+// rows; few of them make many blocks.
 #define MAKE_OF(T, ROWS, COLUMNS) \
     KERNEL mul_mat_vec_##T##_##COLUMNS(const Node node) { mul_mat_vec<T, ROWS, COLUMNS>(node, blockIdx.x); }
 
-#define MAKE_JOINED(T, ROWS) \
+#define MAKE_ONE(T, ROWS) \
+    MAKE_OF(T, ROWS, 1) \
     KERNEL mul_mat_vec_##T##_1_many(const Products products) { mul_mat_vec_many<T, ROWS, 1>(products); } \
     KERNEL mul_mat_vec_##T##_1_gated(const Gated gated) { mul_mat_vec_gated<T, 1>(gated); } \
     KERNEL mul_mat_vec_##T##_1_normed(const ProductAndNorm normed) { mul_mat_vec_normed<T, ROWS>(normed); }
 
-#define MAKE_ELEMENT(T) MAKE_OF(T, 4, 1) MAKE_OF(T, 4, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8) MAKE_JOINED(T, 4)
-#define MAKE_BLOCK(T) MAKE_OF(T, 2, 1) MAKE_OF(T, 2, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8) MAKE_JOINED(T, 2)
+#define MAKE_ELEMENT(T) MAKE_ONE(T, 4) MAKE_OF(T, 4, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8)
+#define MAKE_BLOCK(T) MAKE_ONE(T, 4) MAKE_OF(T, 2, 2) MAKE_OF(T, 4, 4) MAKE_OF(T, 4, 8)

@@ -1,4 +1,4 @@
-// compute: 61
+// compute: 61 80
 // MUL_MAT of IQ4_NL with few columns.
 #include "mul_mat_vec.cuh"
 

@@ -1,4 +1,4 @@
-// compute: 61
+// compute: 61 80
 // MUL_MAT of Q4_1 with few columns.
 #include "mul_mat_vec.cuh"
 

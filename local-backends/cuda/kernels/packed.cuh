@@ -53,36 +53,47 @@ INLINE float half_of(u32 w) {
     return half_to_float(w & 0xffff);
 }
 
-// The words of a block of so many bytes, from its first byte on. It begins at a multiple of A; what is read are whole words.
-template <u32 BYTES, u32 A>
+// The words of a block of so many bytes, from its first byte on. It begins at a multiple of A, or of 4 if A is more and that is not SURE; what is
+// read are whole words, two at a time where that can be.
+template <u32 BYTES, u32 A, bool SURE = false>
 struct Words {
-    static constexpr u32 COUNT = (BYTES + 4 - A + 3) / 4;
+    static constexpr u32 COUNT = A < 4 ? (BYTES + 4 - A + 3) / 4 : (BYTES + 3) / 4;
     u32 words[COUNT];
     u32 behind;
 
     INLINE explicit Words(const u8* at) {
         behind = A < 4 ? u32(u64(at)) & 3 : 0;
         const u32* from = (const u32*)(at - behind);
+        bool in_pairs = A == 8 && (SURE || u32(u64(at)) % 8 == 0);
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            words[i] = from[i];
+        for (u32 i = 0; i < COUNT; i += 2) {
+            if (in_pairs) {
+                uint2 both = *(const uint2*)(from + i);
+                words[i] = both.x;
+                words[i + 1] = both.y;
+            } else {
+                words[i] = from[i];
+                if (i + 1 < COUNT) {
+                    words[i + 1] = from[i + 1];
+                }
+            }
         }
     }
 
     // The four bytes from byte `i`, which is known when this is compiled.
     INLINE u32 at(u32 i) const {
-        if (A == 4) {
+        if (A >= 4) {
             return words[i / 4];
         }
         return __byte_perm(words[i / 4], words[min(i / 4 + 1, COUNT - 1)], 0x3210 + 0x1111 * (behind + i % 4));
     }
 };
 
-// 32 weights of a block of 32.
-template <int T>
+// 32 weights of a block of 32. Here and below, blocks that are a multiple of 8 or 16 bytes SURELY begin at one, or are asked.
+template <int T, bool SURE>
 INLINE Weights weights_of_32(const u8* b) {
-    constexpr u32 bytes = block_bytes<T>(), a = bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
-    Words<bytes, a> words(b);
+    constexpr u32 bytes = block_bytes<T>(), a = bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
+    Words<bytes, a, SURE> words(b);
     Weights w;
     w.low_offset = 0.0f;
     if constexpr (T == MXFP4) {
@@ -121,22 +132,20 @@ INLINE Weights weights_of_32(const u8* b) {
 }
 
 // Sixteen bytes from a multiple of A.
-template <int A>
+template <int A, bool SURE = false>
 INLINE void sixteen_bytes(const u8* at, u32 (&w)[4]) {
-    if constexpr (A == 16) {
-        if (u32(u64(at)) % 16 == 0) {
-            uint4 v = *(const uint4*)at;
-            w[0] = v.x;
-            w[1] = v.y;
-            w[2] = v.z;
-            w[3] = v.w;
-            return;
-        }
-    }
-    Words<16, A == 16 ? 4 : A> words(at);
+    if (A == 16 && (SURE || u32(u64(at)) % 16 == 0)) {
+        uint4 v = *(const uint4*)at;
+        w[0] = v.x;
+        w[1] = v.y;
+        w[2] = v.z;
+        w[3] = v.w;
+    } else {
+        Words<16, A == 16 ? 4 : A, SURE> words(at);
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        w[i] = words.at(4 * i);
+        for (u32 i = 0; i < 4; i++) {
+            w[i] = words.at(4 * i);
+        }
     }
 }
 
@@ -150,19 +159,19 @@ INLINE void scales_min_k4(u32 x, u32 y, u32 z, u32 quarter, u32& both_scales, u3
     both_mins = quarter < 2 ? y & 0x3f3f : (z >> 4 & 0x0f0f) | (y >> 6 & 0x0303) << 4;
 }
 
-template <int T>
+template <int T, bool SURE>
 INLINE Weights weights_of_k4(const u8* b, u32 v) {
     Weights w;
     u32 quarter = v / 2, q[4], head[4], scales, mins;
-    sixteen_bytes<16>(b + (T == Q5_K ? 48 : 16) + 16 * v, q);
-    sixteen_bytes<16>(b, head);
+    sixteen_bytes<16, SURE>(b + (T == Q5_K ? 48 : 16) + 16 * v, q);
+    sixteen_bytes<16, SURE>(b, head);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         split(q[i], w.low[i], w.high[i]);
     }
     if constexpr (T == Q5_K) {
         u32 fifth[4];
-        sixteen_bytes<16>(b + 16 + 16 * (v & 1), fifth);
+        sixteen_bytes<16, SURE>(b + 16 + 16 * (v & 1), fifth);
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             w.low[i] |= (fifth[i] >> (2 * quarter) & 0x01010101) << 4;
@@ -242,10 +251,11 @@ INLINE Weights weights_of_q3_k(const u8* b, u32 v) {
     return w;
 }
 
+template <bool SURE>
 INLINE Weights weights_of_iq4_xs(const u8* b, u32 v) {
     Weights w;
     u32 q[4];
-    sixteen_bytes<4>(b + 8 + 16 * v, q);
+    sixteen_bytes<8, SURE>(b + 8 + 16 * v, q);
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
         look_up_iq4(q[i], w.low[i], w.high[i]);
@@ -257,14 +267,14 @@ INLINE Weights weights_of_iq4_xs(const u8* b, u32 v) {
 }
 
 // The 32 weights of a row with number `u`.
-template <int T>
+template <int T, bool SURE = false>
 INLINE Weights weights_at(const u8* row, u32 u) {
     if constexpr (is_of_32<T>) {
-        return weights_of_32<T>(row + u64(u) * block_bytes<T>());
+        return weights_of_32<T, SURE>(row + u64(u) * block_bytes<T>());
     } else {
         const u8* b = row + u64(u / 8) * block_bytes<T>();
         if constexpr (T == Q4_K || T == Q5_K) {
-            return weights_of_k4<T>(b, u & 7);
+            return weights_of_k4<T, SURE>(b, u & 7);
         } else if constexpr (T == Q6_K) {
             return weights_of_q6_k(b, u & 7);
         } else if constexpr (T == Q2_K) {
@@ -272,7 +282,7 @@ INLINE Weights weights_at(const u8* row, u32 u) {
         } else if constexpr (T == Q3_K) {
             return weights_of_q3_k(b, u & 7);
         } else {
-            return weights_of_iq4_xs(b, u & 7);
+            return weights_of_iq4_xs<SURE>(b, u & 7);
         }
     }
 }
@@ -286,6 +296,22 @@ template <int T>
 INLINE u32 first_of(u32 u) {
     constexpr u32 share = BEHIND<T> / 16;
     return (u / share * 2 * share + u % share) * 16;
+}
+
+// The elements of a column of `n` that belong to the 32 weights with number `u`.
+template <int T>
+INLINE void sixteens_of(const u8* column, u32 n, u32 u, Sixteen& low, Sixteen& high) {
+    u32 first = first_of<T>(u);
+    if constexpr (BEHIND<T> == 32) {
+        // Their groups are neighbours.
+        uint4 bytes = *(const uint4*)(column + first), others = *(const uint4*)(column + first + 32);
+        uint4 groups = *(const uint4*)(column + n + first / 64 * 16);
+        low = sixteen(bytes, make_uint2(groups.x, groups.y), first % 32 != 0);
+        high = sixteen(others, make_uint2(groups.z, groups.w), first % 32 != 0);
+    } else {
+        low = sixteen_of(column, n, first);
+        high = sixteen_of(column, n, first + BEHIND<T>);
+    }
 }
 
 // The products of 32 weights with those of a column.
@@ -312,7 +338,8 @@ INLINE void multiply(const u8* const (&rows)[ROWS], const u8* const (&columns)[C
         }
 #pragma unroll
         for (u32 c = 0; c < COLUMNS; c++) {
-            Sixteen low = sixteen_of(columns[c], n, first_of<T>(u)), high = sixteen_of(columns[c], n, first_of<T>(u) + BEHIND<T>);
+            Sixteen low, high;
+            sixteens_of<T>(columns[c], n, u, low, high);
 #pragma unroll
             for (u32 r = 0; r < ROWS; r++) {
                 sums[r * COLUMNS + c] += product<T>(w[r], low, high);

@@ -1,6 +1,6 @@
 // A column of a product as signed bytes: how it is laid out, made and read. A number is its byte times the scale of its group of 32.
 //
-// Of `n` elements, n a multiple of 32: n bytes, and behind them a `Group` for each 32. A column begins at a multiple of 16. The host makes room
+// Of `n` elements, n a multiple of 32: n bytes, and behind them a `Group` for each 32. A column begins at a multiple of 32. The host makes room
 // for as many bytes (src/launch.rs).
 
 struct Group {
@@ -10,7 +10,7 @@ struct Group {
 };
 
 INLINE u64 packed_bytes(u32 n) {
-    return (u64(n) + n / 4 + 15) / 16 * 16;
+    return (u64(n) + n / 4 + 31) / 32 * 32;
 }
 
 // Makes elements i to i + 3 of a column of `n`. All lanes of a warp take part, with neighbouring i, i of the first a multiple of 128; those behind
@@ -67,9 +67,12 @@ struct Sixteen {
     int sum;
 };
 
+// Of sixteen bytes and the group that they are of, in one word.
+INLINE Sixteen sixteen(uint4 bytes, uint2 group, bool is_second) {
+    int sum = is_second ? int(group.y) >> 16 : int(group.y << 16) >> 16;
+    return {bytes, __uint_as_float(group.x), sum};
+}
+
 INLINE Sixteen sixteen_of(const u8* column, u32 n, u32 first) {
-    // In one word: a `Group`.
-    uint2 group = *(const uint2*)(column + n + first / 32 * 8);
-    int sum = first % 32 == 0 ? int(group.y << 16) >> 16 : int(group.y) >> 16;
-    return {*(const uint4*)(column + first), __uint_as_float(group.x), sum};
+    return sixteen(*(const uint4*)(column + first), *(const uint2*)(column + n + first / 32 * 8), first % 32 != 0);
 }

@@ -49,25 +49,25 @@ kernels! {
     Halves => "halves" [75 80],
     LogProb => "log_prob" [61],
     MulMat => "mul_mat" [61 75 80],
-    MulMatId => "mul_mat_id" [61],
+    MulMatId => "mul_mat_id" [61 80],
     MulMatIdSort => "mul_mat_id_sort" [75],
     MulMatIdTiles => "mul_mat_id_tiles" [75 80],
     MulMatVecF32 => "mul_mat_vec_F32" [61],
     MulMatVecF16 => "mul_mat_vec_F16" [61],
     MulMatVecBf16 => "mul_mat_vec_BF16" [61],
-    MulMatVecQ40 => "mul_mat_vec_Q4_0" [61],
-    MulMatVecQ41 => "mul_mat_vec_Q4_1" [61],
-    MulMatVecQ50 => "mul_mat_vec_Q5_0" [61],
-    MulMatVecQ51 => "mul_mat_vec_Q5_1" [61],
-    MulMatVecQ80 => "mul_mat_vec_Q8_0" [61],
-    MulMatVecQ2K => "mul_mat_vec_Q2_K" [61],
-    MulMatVecQ3K => "mul_mat_vec_Q3_K" [61],
-    MulMatVecQ4K => "mul_mat_vec_Q4_K" [61],
-    MulMatVecQ5K => "mul_mat_vec_Q5_K" [61],
-    MulMatVecQ6K => "mul_mat_vec_Q6_K" [61],
-    MulMatVecIq4Nl => "mul_mat_vec_IQ4_NL" [61],
-    MulMatVecIq4Xs => "mul_mat_vec_IQ4_XS" [61],
-    MulMatVecMxfp4 => "mul_mat_vec_MXFP4" [61],
+    MulMatVecQ40 => "mul_mat_vec_Q4_0" [61 80],
+    MulMatVecQ41 => "mul_mat_vec_Q4_1" [61 80],
+    MulMatVecQ50 => "mul_mat_vec_Q5_0" [61 80],
+    MulMatVecQ51 => "mul_mat_vec_Q5_1" [61 80],
+    MulMatVecQ80 => "mul_mat_vec_Q8_0" [61 80],
+    MulMatVecQ2K => "mul_mat_vec_Q2_K" [61 80],
+    MulMatVecQ3K => "mul_mat_vec_Q3_K" [61 80],
+    MulMatVecQ4K => "mul_mat_vec_Q4_K" [61 80],
+    MulMatVecQ5K => "mul_mat_vec_Q5_K" [61 80],
+    MulMatVecQ6K => "mul_mat_vec_Q6_K" [61 80],
+    MulMatVecIq4Nl => "mul_mat_vec_IQ4_NL" [61 80],
+    MulMatVecIq4Xs => "mul_mat_vec_IQ4_XS" [61 80],
+    MulMatVecMxfp4 => "mul_mat_vec_MXFP4" [61 80],
     Norm => "norm" [61],
     Penalty => "penalty" [61],
     Quantize => "quantize" [61],
@@ -107,9 +107,9 @@ impl Kernel {
         })
     }
 
-    /// Whether it is one of those that [`Kernel::mul_mat_vec`] gives.
-    pub(crate) fn is_mul_mat_vec(self) -> bool {
-        DType::ALL.into_iter().any(|dtype| Kernel::mul_mat_vec(dtype) == Some(self))
+    /// The type that it is for, if it is one of those that [`Kernel::mul_mat_vec`] gives.
+    pub(crate) fn weights(self) -> Option<DType> {
+        DType::ALL.into_iter().find(|&dtype| Kernel::mul_mat_vec(dtype) == Some(self))
     }
 }
 /// Bytes of shared memory that a launch may add without asking for it.

@@ -22,6 +22,8 @@ const FEW_COLUMNS: usize = 8;
 pub(crate) const GATED_ROWS: usize = 2;
 /// Most warps of a block of such a product.
 const MOST_WARPS: usize = 8;
+/// Weights of a row that all of them take at a time, so that shared memory suffices.
+const MOST_STAGED: usize = 8192;
 /// Rows from which on a product has enough blocks for a large card.
 const MANY_ROWS: usize = 4096;
 /// Warps of a block of a product of experts, some rows for each, and how many these are of blocks.
@@ -298,10 +300,13 @@ fn mul_mat(node: &Node) -> Option<Launch> {
         return Some(tiles::mul_mat(node, a, b));
     }
     let columns = n.next_power_of_two();
-    let rows = rows_of_block(a, columns);
+    let rows = rows_of_block(a.dtype(), columns);
     let lanes = 32 * warps_of_block(a, m, columns) as u32;
     let blocks = m.div_ceil(rows) * n.div_ceil(columns) * b2 * b3;
-    let variant = Variant::of(Kernel::mul_mat_vec(a.dtype())?, &[&columns.to_string()]);
+    let mut variant = Variant::of(Kernel::mul_mat_vec(a.dtype())?, &[&columns.to_string()]);
+    if columns == 1 {
+        variant = variant.with_shared(staged(a.dtype(), rows, lanes));
+    }
     Some(of_columns(Pass { variant, lanes, blocks: blocks as u64 }, a, b))
 }
 
@@ -312,15 +317,17 @@ fn mul_mat_id(node: &Node) -> Option<Launch> {
         return tiles::mul_mat_id(node, a, b);
     }
     let rows = if a.dtype().is_quantized() { EXPERT_ROWS } else { 1 };
-    let blocks = (m.div_ceil(WARPS * rows) * used * tokens) as u64;
-    let variant = Variant::of(Kernel::MulMatId, &[a.dtype().name()]);
-    Some(of_columns(Pass { variant, lanes: 32 * WARPS as u32, blocks }, a, b))
+    // Half of them where windows are twice as long.
+    let warps = if a.dtype() == DType::MXFP4 { WARPS / 2 } else { WARPS };
+    let (lanes, blocks) = (32 * warps as u32, (m.div_ceil(warps * rows) * used * tokens) as u64);
+    let variant = Variant::of(Kernel::MulMatId, &[a.dtype().name()]).with_shared(staged(a.dtype(), rows, lanes));
+    Some(of_columns(Pass { variant, lanes, blocks }, a, b))
 }
 
 /// Rows of weights that a block takes, as in kernels/mul_mat_vec.cuh.
-fn rows_of_block(a: &Tensor, columns: usize) -> usize {
-    match (a.dtype().is_quantized(), columns) {
-        (true, 1 | 2) => 2,
+pub(crate) fn rows_of_block(dtype: DType, columns: usize) -> usize {
+    match (dtype.is_quantized(), columns) {
+        (true, 2) => 2,
         _ => 4,
     }
 }
@@ -336,7 +343,27 @@ fn warps_of_block(a: &Tensor, m: usize, columns: usize) -> usize {
     }
     let is_much = columns > 2 || dtype.block_len() == 256;
     let most = if is_many && is_much { MOST_WARPS / 4 } else { MOST_WARPS / 2 };
+    if columns == 1 {
+        return n.div_ceil(window(dtype)).clamp(1, most.min(MOST_STAGED / window(dtype)));
+    }
     n.div_ceil(32 * 32).clamp(1, most)
+}
+
+/// Weights of a row that a warp takes at a time in a product with one column, as in kernels/staged.cuh.
+fn window(dtype: DType) -> usize {
+    if dtype == DType::MXFP4 { 4096 } else { 2048 }
+}
+
+/// Bytes of shared memory of a block of so many threads, in which a product with one column has windows of so many rows and of the column.
+pub(crate) fn staged(dtype: DType, rows: usize, lanes: u32) -> u32 {
+    if !dtype.is_quantized() {
+        return 0;
+    }
+    let weights = window(dtype);
+    let of_row = (weights / dtype.block_len() * dtype.block_bytes() + 30) / 16 * 16;
+    let has_column = dtype.block_len() == 32 || matches!(dtype, DType::Q4_K | DType::Q5_K | DType::IQ4_XS);
+    let of_column = if has_column { weights + weights / 4 } else { 0 };
+    lanes / 32 * (rows * of_row + of_column) as u32
 }
 
 /// A product row by row: with blocks, columns are made signed bytes first, with a scale for each 32.
@@ -357,7 +384,7 @@ fn of_columns(product: Pass, a: &Tensor, b: &Tensor) -> Launch {
 
 /// Bytes of a column of `n` elements, as in kernels/quantized.cuh.
 fn packed_bytes(n: usize) -> usize {
-    (n + n / 4).next_multiple_of(16)
+    (n + n / 4).next_multiple_of(32)
 }
 
 fn norm(node: &Node, op: &op::Norm) -> Launch {

@@ -26,7 +26,7 @@ const PIECE: u64 = 2_000_000_000;
 /// Nodes of a piece at most: what is given ahead cannot be stopped.
 const PIECE_NODES: usize = 1024;
 /// Numbers that tables begin at multiples of.
-const TABLE: usize = 4;
+const TABLE: usize = 8;
 /// Steps that one must wait for in a graph of the driver's, on average at most: its memory for them is nobody's. Models have one or two.
 const MOST_BEHIND: usize = 16;
 /// Numbers of tables of a program at most.
@@ -128,7 +128,7 @@ impl Program {
         let planned = steps(gpu, &graph, &placement)?;
         let zeros = planned.iter().flat_map(Step::tables).map(Table::zeros).max().unwrap_or(0);
         let scratch = planned.iter().map(|step| step.launch.scratch).max().unwrap_or(0);
-        let mut numbers = vec![0.0; FAULT_BYTES / 4 + zeros.next_multiple_of(TABLE)];
+        let mut numbers = vec![0.0; (FAULT_BYTES / 4 + zeros).next_multiple_of(TABLE)];
         let (mut tables, mut places) = (Tables::default(), Vec::new());
         let mut launched = Vec::with_capacity(planned.len());
         for step in planned {

@@ -14,8 +14,6 @@ use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 use std::collections::BTreeSet;
 
-/// Compute capability of the emulated card.
-const CAPABILITY: &str = "OUTBOARD_CUDA_CAPABILITY";
 /// If it is there and empty, all cases are run: minutes of an optimised build.
 const QUICK: &str = "OUTBOARD_QUICK";
 /// If it says something, only cases of this op are run.
@@ -23,8 +21,7 @@ const OP: &str = "OUTBOARD_CUDA_OP";
 
 #[test]
 fn kernels_compute_what_the_reference_does() {
-    let capability = std::env::var(CAPABILITY).ok().map_or(80, |text| text.parse().unwrap());
-    let emulator = emulator_of(capability);
+    let (emulator, capability) = (emulator(), capability());
     let device = cuda_device(&Host::new(), &find()[0], "CUDA0", &OpenOptions::default()).unwrap();
     let reference = reference_device(&Host::new(), "REF", &MemoryBudget::new(None));
     let quick = std::env::var_os(QUICK).is_none_or(|value| !value.is_empty());

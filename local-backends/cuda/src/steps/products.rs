@@ -2,9 +2,9 @@
 
 use super::{Part, Scratch, Step, Table, Used};
 use crate::kernels::{Kernel, Variant};
-use crate::launch::{GATED_ROWS, MOST_BLOCKS, PACKED, Pass};
+use crate::launch::{GATED_ROWS, MOST_BLOCKS, PACKED, Pass, rows_of_block, staged};
 use outboard_core::op::Op;
-use outboard_core::{Graph, Placement, TensorId};
+use outboard_core::{DType, Graph, Placement, TensorId};
 
 /// Products of a step, as in kernels/mul_mat_vec.cuh.
 const MOST: usize = 3;
@@ -52,7 +52,7 @@ fn product<'a>(graph: &Graph, step: &'a Step) -> Option<Product<'a>> {
     let pass = step.launch.passes.last()?;
     // Of one batch: it has a block for some rows then, and no more.
     let is_column = graph.tensor(id).ne()[1..] == [1, 1, 1];
-    (is_column && pass.variant.kernel.is_mul_mat_vec()).then_some(Product { id, pass })
+    (is_column && pass.variant.kernel.weights().is_some()).then_some(Product { id, pass })
 }
 
 /// How many steps from the first on are products that may be computed together.
@@ -62,7 +62,7 @@ fn together(graph: &Graph, placement: &Placement, steps: &[Step]) -> usize {
     for (i, step) in steps.iter().take(MOST).enumerate() {
         let mine = Used::of(graph, placement, step);
         let joins = i == 0
-            || product(graph, step).is_some_and(|product| product.pass.variant == first.pass.variant)
+            || product(graph, step).is_some_and(|product| product.pass.variant.entry == first.pass.variant.entry)
                 && reads_as(step, &steps[0])
                 && used.iter().all(|before: &Used| !before.meets(&mine));
         if !joins {
@@ -82,6 +82,36 @@ fn reads_as(step: &Step, first: &Step) -> bool {
         && (step.scratch == Scratch::Read) == (first.scratch != Scratch::Unused)
 }
 
+/// What products of one column are joined to.
+#[derive(Clone, Copy)]
+enum Joint {
+    /// Several of them.
+    Many,
+    /// Two with their gated unit.
+    Gated,
+    /// One with the norm of its result.
+    Normed,
+}
+
+impl Joint {
+    /// The end of the function's name.
+    fn word(self) -> &'static str {
+        match self {
+            Joint::Many => "many",
+            Joint::Gated => "gated",
+            Joint::Normed => "normed",
+        }
+    }
+
+    /// Rows of weights that a block takes.
+    fn rows(self, weights: DType) -> usize {
+        match self {
+            Joint::Many | Joint::Normed => rows_of_block(weights, 1),
+            Joint::Gated => 2 * GATED_ROWS,
+        }
+    }
+}
+
 /// Some products as one step.
 fn many(steps: &[Step]) -> Option<Step> {
     let [first, _, ..] = steps else { return None };
@@ -89,15 +119,18 @@ fn many(steps: &[Step]) -> Option<Step> {
     // What is behind the last one stands for it.
     parts.resize(MOST, parts.last()?.clone());
     let blocks = steps.iter().map(|step| step.launch.passes.last().map_or(0, |pass| pass.blocks)).sum();
-    joined(first, &steps.iter().collect::<Vec<_>>(), parts, "many", blocks)
+    joined(first, &steps.iter().collect::<Vec<_>>(), parts, Joint::Many, blocks)
 }
 
 /// A step that does what others do: the passes of the first one, of which the last one is for all of them.
-fn joined(first: &Step, steps: &[&Step], parts: Vec<Part>, word: &str, blocks: u64) -> Option<Step> {
+fn joined(first: &Step, steps: &[&Step], parts: Vec<Part>, joint: Joint, blocks: u64) -> Option<Step> {
     let last = first.launch.passes.last()?;
-    let variant = Variant { entry: format!("{}_{word}", last.variant.entry), ..last.variant.clone() };
+    let kernel = last.variant.kernel;
     let passes = steps.iter().filter_map(|step| step.launch.passes.last());
-    let lanes = passes.filter(|pass| pass.variant.kernel == last.variant.kernel).map(|pass| pass.lanes).min()?;
+    let lanes = passes.filter(|pass| pass.variant.kernel == kernel).map(|pass| pass.lanes).min()?;
+    let entry = format!("{}_{}", last.variant.entry, joint.word());
+    let shared = staged(kernel.weights()?, joint.rows(kernel.weights()?), lanes);
+    let variant = Variant { kernel, entry, shared };
     if blocks > MOST_BLOCKS {
         return None;
     }
@@ -164,7 +197,7 @@ fn step_of_gated(first: &Step, [gate, up, unit]: [&Step; 3], rows: usize) -> Opt
         parts[2].table = Table::Scratch(columns);
     }
     let blocks = rows.div_ceil(GATED_ROWS) as u64;
-    let mut step = joined(first, &[first, gate, up, unit], parts.to_vec(), "gated", blocks)?;
+    let mut step = joined(first, &[first, gate, up, unit], parts.to_vec(), Joint::Gated, blocks)?;
     step.launch.scratch = columns + unit.launch.scratch;
     if unit.launch.scratch > 0 {
         step.scratch = Scratch::Written;
@@ -192,7 +225,7 @@ fn normed(graph: &Graph, placement: &Placement, steps: &[Step]) -> Option<Step> 
     }
     let [product, norm_part] = [first, norm].map(|step| step.parts[0].clone());
     let count = Part { table: Table::Zeros(1), ..norm_part.clone() };
-    let mut step = joined(first, &[first, norm], vec![product, norm_part, count], "normed", made.pass.blocks)?;
+    let mut step = joined(first, &[first, norm], vec![product, norm_part, count], Joint::Normed, made.pass.blocks)?;
     step.launch.scratch = first.launch.scratch.max(norm.launch.scratch);
     step.scratch = Scratch::Written;
     Some(step)

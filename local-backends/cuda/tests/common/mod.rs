@@ -31,8 +31,13 @@ pub fn emulator_of(capability: u32) -> Emulator {
     })
 }
 
+/// Compute capability of the cards, if nothing else is said by `OUTBOARD_CUDA_CAPABILITY`.
+pub fn capability() -> u32 {
+    std::env::var("OUTBOARD_CUDA_CAPABILITY").ok().map_or(80, |text| text.parse().unwrap())
+}
+
 pub fn emulator() -> Emulator {
-    emulator_of(80)
+    emulator_of(capability())
 }
 
 /// The first card.

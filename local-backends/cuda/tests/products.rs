@@ -1,0 +1,81 @@
+//! Products of blocks with one column: rows of any length that begin at any place where blocks may.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use common::*;
+use outboard_core::op::{MulMat, View};
+use outboard_core::quant::quantize_row;
+use outboard_core::{DType, Device, GraphBuilder, Host, TensorId};
+use outboard_host::MemoryBudget;
+use outboard_reference::reference_device;
+
+/// Rows of weights: no multiple of what a block of threads takes.
+const ROWS: usize = 6;
+/// Lengths of rows, in times 256: less than a warp takes of a row at a time, as much as all of them do, and more.
+const LENGTHS: [usize; 4] = [1, 9, 32, 37];
+
+/// Numbers between -1 and 1 that look random.
+fn numbers(seed: usize, n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0).collect()
+}
+
+/// A row of weights as blocks.
+fn row(dtype: DType, n: usize, seed: usize) -> Vec<u8> {
+    let mut bytes = vec![0; dtype.row_bytes(n).unwrap()];
+    quantize_row(dtype, &numbers(seed, n), &mut bytes).unwrap();
+    bytes
+}
+
+/// The product of rows that begin `offset` bytes behind one another's ends, and behind where the weights begin. What is between them is 0xff.
+fn product(device: &dyn Device, dtype: DType, n: usize, offset: usize) -> Vec<f32> {
+    let row_bytes = dtype.row_bytes(n).unwrap();
+    let stride = row_bytes + offset;
+    // Room for the last row, in whole rows.
+    let room = (ROWS * stride).div_ceil(row_bytes);
+    let mut g = GraphBuilder::new();
+    let weights = g.weight("weights", dtype, &[n, room]).unwrap();
+    let column = g.input("column", DType::F32, &[n, 1]).unwrap();
+    let nb = [dtype.block_bytes(), stride, ROWS * stride, ROWS * stride];
+    let rows = g.push(View { ne: [n, ROWS, 1, 1], nb, offset }, &[weights]).unwrap();
+    let product = g.push(MulMat, &[rows, column]).unwrap();
+    g.output(product);
+    let (executable, places) = compile(device, g.finish().unwrap()).unwrap();
+    let at = |id: TensorId| places[id.index()].as_ref().unwrap();
+    let mut bytes = vec![0xff; room * row_bytes];
+    for r in 0..ROWS {
+        bytes[offset + r * stride..][..row_bytes].copy_from_slice(&row(dtype, n, r));
+    }
+    let queue = device.queue().unwrap();
+    queue.write(at(weights), bytes.into()).unwrap();
+    let column_bytes: Vec<u8> = numbers(100, n).iter().flat_map(|x| x.to_le_bytes()).collect();
+    queue.write(at(column), column_bytes.into()).unwrap();
+    queue.execute(&executable).unwrap();
+    let result = read(queue.as_ref(), at(product));
+    result.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// Blocks of a type begin at a multiple of so many bytes.
+fn unit(dtype: DType) -> usize {
+    [4, 2, 1].into_iter().find(|unit| dtype.block_bytes() % unit == 0).unwrap()
+}
+
+#[test]
+fn rows_of_blocks_may_be_long_and_begin_anywhere() {
+    let (device, host) = (device(LONG), Host::new());
+    let reference = reference_device(&host, "REF", &MemoryBudget::new(None));
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantized() && *dtype != DType::Q8_K);
+    for (dtype, length) in types.flat_map(|dtype| LENGTHS.map(|length| (dtype, length))) {
+        // Also rows of blocks of 32 that are no whole number of 64.
+        let n = if dtype.block_len() == 32 { 256 * length - 32 } else { 256 * length };
+        let want = product(reference.as_ref(), dtype, n, 0);
+        let first = product(device.as_ref(), dtype, n, 0);
+        let error: f32 = first.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum();
+        let size: f32 = want.iter().map(|b| b.powi(2)).sum();
+        assert!(error < 1e-3 * size && size > 0.0, "{dtype} of {n}: {first:?}, not {want:?}");
+        for offset in (1..16 / unit(dtype)).map(|i| i * unit(dtype)) {
+            assert_eq!(product(device.as_ref(), dtype, n, offset), first, "{dtype} of {n} at {offset}");
+        }
+    }
+}
