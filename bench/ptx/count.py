@@ -237,7 +237,7 @@ def figures(size, counts):
     column, every = sum(counts[0].instructions) / size, total(lambda c: sum(c.instructions)) / size
     # Of the column as numbers, and as the blocks that are made of it.
     needed = size + 4 * LENGTH + LENGTH // 32 * 36
-    more = f"{total(lambda c: c.bank_conflicts)} | {total(lambda c: c.local_requests)}"
+    more = f"{total(lambda c: c.bank_conflicts)} | {total(lambda c: c.local_requests)} | |"
     return f"{len(counts)} | {every:.3f} | {column:.3f} | {loaded / needed:.2f} | | {100 * wanted / loaded:.0f} % | {more}"
 
 

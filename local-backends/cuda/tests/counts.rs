@@ -28,6 +28,10 @@ const ROWS_OF_TILES: usize = 512;
 /// 63 % (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024); RTX 4090: 165, 128, 2.52).
 const CYCLES: [(&str, f64); 3] = [("A100", 8.0), ("H100", 6.3), ("RTX 4090", 32.0)];
 
+/// Instructions of warps that cards issue in the time that memory takes for a byte: multiprocessors, with four a cycle each, and bandwidth as published
+/// (RTX 4090: 128, 2.52 GHz, 1.008 TB/s; H100: 132, 1.83 GHz, 3.35 TB/s).
+const OF_BYTE: [(&str, f64); 2] = [("RTX 4090", 1.28), ("H100", 0.288)];
+
 /// What the launches of a product of so many rows and columns counted.
 fn product(device: &dyn Device, dtype: DType, rows: usize, columns: usize) -> Vec<Launched> {
     let mut g = GraphBuilder::new();
@@ -61,7 +65,8 @@ fn line(device: &dyn Device, dtype: DType) -> String {
     let quantizes = launches.iter().filter(|launch| launch.kernel.starts_with("quantize"));
     let column = quantizes.map(|launch| launch.counts.total()).sum::<u64>();
     let wanted = sum(&launches, |c| c.load_bytes) as f64 / (32 * sum(&launches, |c| c.load_sectors)) as f64;
-    format!(
+    let each = sum(&launches, Counts::total) - column;
+    let mut line = format!(
         "| {} | {} | {:.3} | {:.3} | {:.2} | {:.2} | {:.0} % | {} | {} |",
         dtype.name(),
         launches.len(),
@@ -72,17 +77,23 @@ fn line(device: &dyn Device, dtype: DType) -> String {
         100.0 * wanted,
         sum(&launches, |c| c.bank_conflicts),
         sum(&launches, |c| c.local_requests),
-    )
+    );
+    OF_BYTE.iter().for_each(|(_, most)| write!(line, " {:.1} |", most * bytes / each as f64).unwrap());
+    line
 }
 
 fn products_with_one_column(device: &dyn Device) -> String {
-    let mut table = format!("Products of {ROWS} rows of {LENGTH} with one column, counted by the emulator.\n\n");
+    let mut table = format!(
+        "Products of {ROWS} rows of {LENGTH} with one column, counted by the emulator. For each card: how many times as many instructions it could issue \
+         while it reads the weights.\n\n"
+    );
     table += concat!(
         "| weights | launches | instructions of warps for a byte of weights | to quantize the column, of them ",
         "| bytes of sectors that were read, to those needed | the same of four rows, a block's | wanted of them ",
-        "| bank conflicts | local memory |\n",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|\n"
+        "| bank conflicts | local memory |"
     );
+    OF_BYTE.iter().for_each(|(card, _)| write!(table, " {card} |").unwrap());
+    table += "\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n";
     let weights = DType::ALL.into_iter().filter(|dtype| !matches!(dtype, DType::I32 | DType::Q8_K));
     for dtype in weights {
         writeln!(table, "{}", line(device, dtype)).unwrap();
