@@ -1,8 +1,8 @@
 //! Transfers between queues of one host, by ticket, whatever the devices.
 //!
-//! An offer never waits, so no order of commands on different queues can block. Where it finds its acceptance waiting, and its device can
-//! write there, it copies straight into the destination. Otherwise its bytes come to this process's memory in pieces, and the acceptance
-//! writes them to its own device as they come.
+//! An offer never waits, so no order of commands on different queues can block. Where it finds its acceptance waiting, its device can
+//! write there, and the accepting queue has nothing in flight that was given before, it copies straight into the destination. Otherwise its
+//! bytes come to this process's memory in pieces, and the acceptance writes them to its own device as they come, behind what is in flight.
 //!
 //! What is open is bounded, and no client may have more of it than it leaves to others ([`fair_limit`]), so that one that offers what
 //! nobody takes does not keep others from their transfers. Room is taken before a byte is copied. What ended without its bytes is kept
@@ -26,6 +26,8 @@ const MOST: Amount = Amount { transfers: 8192, bytes: OFFERED_BYTES };
 const EXPIRY: Duration = Duration::from_secs(120);
 /// How often a wait looks whether it is still wanted. What it waits for wakes it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long an acceptance that is given up waits for an offer that writes into its destination: nobody may use that before.
+const COPY_ENDS: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct Exchange {
@@ -89,8 +91,8 @@ struct Transfer {
 #[derive(Debug)]
 enum State {
     Offered(Offered),
-    /// Somebody waits. The slice keeps its buffer, should the one who waits give up during the copy.
-    Wanted(Slice),
+    /// Somebody waits.
+    Wanted(Wanted),
     /// An offer, by its number and its queue, writes into the destination.
     Copying {
         serial: u64,
@@ -98,6 +100,17 @@ enum State {
     },
     /// The bytes are in the destination, or the error that took their place.
     Copied(Result<()>),
+}
+
+/// A destination that somebody waits to be filled.
+#[derive(Debug)]
+struct Wanted {
+    /// Tells it from other acceptances under the same ticket, which may come when this one was given up.
+    serial: u64,
+    /// It keeps its buffer, should the one who waits give up during the copy.
+    dst: Slice,
+    /// Nothing is in flight before it, so that others may write there.
+    is_free: bool,
 }
 
 /// Bytes that come in pieces.
@@ -176,12 +189,12 @@ impl Exchange {
     ) -> Result<HandOver> {
         let mut open = lock(&self.open);
         if let Some(transfer) = open.get(&ticket) {
-            let State::Wanted(dst) = &transfer.state else { return Err(used_twice()) };
-            let dst = dst.clone();
+            let State::Wanted(Wanted { dst, is_free, .. }) = &transfer.state else { return Err(used_twice()) };
+            let (dst, is_free) = (dst.clone(), *is_free);
             let len = len.map_err(Error::clone).and_then(|len| same_size(len, &dst).map(|()| len));
             let (state, hand_over) = match len {
                 Err(error) => (State::Copied(Err(error)), Ok(HandOver::Nowhere)),
-                Ok(_) if reaches(&dst) => {
+                Ok(_) if is_free && reaches(&dst) => {
                     let serial = fresh_uid();
                     (State::Copying { serial, queue: by.queue }, Ok(HandOver::Direct(dst, serial)))
                 }
@@ -262,26 +275,39 @@ impl Exchange {
         }
     }
 
-    /// Begins to wait for what is offered under a ticket and is to fill `dst`.
-    pub(crate) fn want(&self, by: Party, ticket: Ticket, dst: &Slice) -> Result<()> {
+    /// Begins to wait for what is offered under a ticket and is to fill `dst`. `is_free` says whether the queue has nothing in flight. If
+    /// nothing is offered yet, there is a number for [`Exchange::is_free`].
+    pub(crate) fn want(&self, by: Party, ticket: Ticket, dst: &Slice, is_free: bool) -> Result<Option<u64>> {
         let mut open = lock(&self.open);
         match open.get_mut(&ticket).map(|transfer| &mut transfer.state) {
             Some(State::Offered(offered)) if !offered.accepted => {
                 offered.accepted = true;
-                Ok(())
+                Ok(None)
             }
             Some(_) => Err(used_twice()),
             None => {
                 self.admit(&mut open, by, 0)?;
-                open.insert(ticket, Transfer::new(by, State::Wanted(dst.clone())));
-                Ok(())
+                let wanted = Wanted { serial: fresh_uid(), dst: dst.clone(), is_free };
+                let serial = wanted.serial;
+                open.insert(ticket, Transfer::new(by, State::Wanted(wanted)));
+                Ok(Some(serial))
             }
+        }
+    }
+
+    /// All that was in flight before an acceptance is done: from now on what is offered may be written to its destination directly.
+    pub(crate) fn is_free(&self, ticket: Ticket, serial: u64) {
+        if let Some(Transfer { state: State::Wanted(wanted), .. }) = lock(&self.open).get_mut(&ticket)
+            && wanted.serial == serial
+        {
+            wanted.is_free = true;
         }
     }
 
     /// Waits for what comes next to fill `dst`. An error ends the transfer, and so does [`Arrival::All`].
     pub(crate) fn next(&self, ticket: Ticket, dst: &Slice, wait: Wait<'_>) -> Result<Arrival> {
         let end = Instant::now() + wait.limit;
+        let mut given_up = None;
         let mut open = lock(&self.open);
         loop {
             // Whoever gives up leaves nothing behind: what the other side does then is dropped.
@@ -305,7 +331,12 @@ impl Exchange {
                 }
                 State::Copying { .. } | State::Wanted(_) => {}
             }
-            give_up(wait, end)?;
+            if let Err(why) = give_up(wait, end) {
+                let since = *given_up.get_or_insert_with(Instant::now);
+                if !matches!(transfer.state, State::Copying { .. }) || since.elapsed() >= COPY_ENDS {
+                    return Err(why);
+                }
+            }
             let changed = transfer.changed.clone();
             open.insert(ticket, transfer);
             open = changed.wait_timeout(open, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
@@ -438,7 +469,7 @@ mod tests {
 
     fn accept(exchange: &Exchange, n: u8, size: u64, limit: Duration, cancelled: bool) -> Result<Vec<u8>> {
         let (dst, cancel) = (slice(size), &AtomicBool::new(cancelled));
-        exchange.want(ME, ticket(n), &dst)?;
+        exchange.want(ME, ticket(n), &dst, true)?;
         let mut got = Vec::new();
         loop {
             match exchange.next(ticket(n), &dst, Wait { limit, cancel })? {
@@ -551,6 +582,45 @@ mod tests {
         assert_eq!(exchange.open(), 0);
     }
 
+    /// What is in flight before an acceptance would come behind a direct copy.
+    #[test]
+    fn nobody_writes_to_a_destination_before_it_is_free() {
+        let exchange = Exchange::default();
+        let dst = slice(4);
+        let want = |n: u8| exchange.want(ME, ticket(n), &dst, false).unwrap().unwrap();
+        want(1);
+        pieces(exchange.offer(OTHER, ticket(1), Ok(4), |_| true));
+        let second = want(2);
+        // That of another acceptance, and of one that has its offer, changes nothing.
+        exchange.is_free(ticket(2), second + 1);
+        exchange.is_free(ticket(1), second);
+        pieces(exchange.offer(OTHER, ticket(2), Ok(4), |_| true));
+        let third = want(3);
+        exchange.is_free(ticket(3), third);
+        assert!(matches!(exchange.offer(OTHER, ticket(3), Ok(4), |_| true), Ok(HandOver::Direct(..))));
+        // What was offered before comes in pieces.
+        pieces(exchange.offer(OTHER, ticket(4), Ok(4), |_| true));
+        assert_eq!(exchange.want(ME, ticket(4), &dst, true), Ok(None));
+    }
+
+    /// A queue that is dropped returns when nothing touches its memory for it any more.
+    #[test]
+    fn an_acceptance_that_is_given_up_waits_for_the_copy() {
+        let exchange = Exchange::default();
+        let (dst, cancel) = (slice(4), AtomicBool::new(false));
+        exchange.want(ME, ticket(1), &dst, true).unwrap();
+        let Ok(HandOver::Direct(_, serial)) = exchange.offer(OTHER, ticket(1), Ok(4), |_| true) else { panic!() };
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| exchange.next(ticket(1), &dst, Wait { limit: LONG, cancel: &cancel }));
+            cancel.store(true, Ordering::Relaxed);
+            std::thread::sleep(3 * LOOK_AGAIN);
+            assert!(!waits.is_finished());
+            exchange.copied(ticket(1), serial, Ok(()));
+            assert!(matches!(waits.join().unwrap(), Ok(Arrival::All)));
+        });
+        assert_eq!(exchange.open(), 0);
+    }
+
     /// A ticket that is used again, when its first transfer was given up, is another transfer.
     #[test]
     fn bytes_of_an_offer_that_was_given_up_go_nowhere() {
@@ -573,8 +643,11 @@ mod tests {
         let exchange = Exchange { most: Amount { transfers: 100, bytes: 80 }, ..Exchange::default() };
         let (dst, cancel) = (slice(40), AtomicBool::new(false));
         offer(&exchange, ME, 1, Ok(&[1; 40])).unwrap();
-        exchange.want(ME, ticket(1), &dst).unwrap();
-        assert!(matches!(exchange.want(ME, ticket(1), &dst), Err(Error::Request(_))), "one acceptance to an offer");
+        exchange.want(ME, ticket(1), &dst, true).unwrap();
+        assert!(
+            matches!(exchange.want(ME, ticket(1), &dst, true), Err(Error::Request(_))),
+            "one acceptance to an offer"
+        );
         let wait = Wait { limit: LONG, cancel: &cancel };
         let Arrival::Pieces(serial, _) = exchange.next(ticket(1), &dst, wait).unwrap() else { panic!("all of it") };
         assert!(offer(&exchange, ME, 2, Ok(&[2; 10])).is_err());

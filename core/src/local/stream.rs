@@ -64,6 +64,8 @@ pub trait Stream: Send {
     /// Runs a graph. It has one of the device's turns until the outcome is there, or the queue is poisoned.
     fn execute(&mut self, executable: &Arc<dyn Executable>) -> Result<Outcome<Span>>;
     /// Whether [`Stream::copy`] can write to this slice of another device of the host. Asked while transfers of the host are locked, so
-    /// that it must not wait.
+    /// that it must not wait. The slice is of a queue that waits for these bytes alone and has nothing in flight; it is not written before the
+    /// copy, and until its outcome is there, nobody uses it. So an outcome that is cancelled comes when the device is done with the copy.
+    /// An error that names another device is that one's, and this queue goes on.
     fn reaches(&self, dst: &Slice) -> bool;
 }

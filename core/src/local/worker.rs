@@ -352,7 +352,11 @@ impl Worker {
                 let outcome = if src.is_empty() { Ok(Outcome::Now(())) } else { self.stream.copy(src, &dst) };
                 self.settle(begun, outcome, move |done| {
                     common.host.exchange.copied(ticket, serial, done.clone());
-                    done.map(|()| None)
+                    match done {
+                        // The destination's device has failed: the queue that accepts is told, and this one goes on.
+                        Err(Error::Device { device, .. }) if *device != *common.id => Ok(None),
+                        done => done.map(|()| None),
+                    }
                 });
             }
             Ok(HandOver::Pieces(serial)) => {
@@ -388,7 +392,17 @@ impl Worker {
     fn accept(&mut self, ticket: Ticket, dst: &Slice) -> Result<()> {
         let common = self.common.clone();
         let exchange = &common.host.exchange;
-        exchange.want(self.party, ticket, dst)?;
+        let is_free = self.completions.is_idle();
+        if let Some(serial) = exchange.want(self.party, ticket, dst, is_free)?
+            && !is_free
+        {
+            // A wait that was cancelled, or failed, says nothing of what is still in flight.
+            self.later(move |common| {
+                if common.check().is_ok() {
+                    common.host.exchange.is_free(ticket, serial);
+                }
+            });
+        }
         let mut at = 0;
         loop {
             let wait = Wait { limit: WAIT_LIMIT, cancel: &common.cancel };
