@@ -51,6 +51,7 @@ struct Functions {
     fail_call: unsafe extern "C" fn(*const c_char, u64, u32),
     fail_kernel: unsafe extern "C" fn(*const c_char, u64, u32),
     clear_faults: extern "C" fn(),
+    calls: unsafe extern "C" fn(*const c_char) -> u64,
     uninitialise: extern "C" fn(u64, u64) -> u32,
 }
 
@@ -68,6 +69,7 @@ impl Functions {
                 fail_call: *library.get(b"emulator_fail_call")?,
                 fail_kernel: *library.get(b"emulator_fail_kernel")?,
                 clear_faults: *library.get(b"emulator_clear_faults")?,
+                calls: *library.get(b"emulator_calls")?,
                 uninitialise: *library.get(b"emulator_uninitialise")?,
             })
         }
@@ -120,7 +122,7 @@ impl Emulator {
         Ok(Self { functions: Functions::of(library).map_err(other)? })
     }
 
-    /// Sets what devices there are, before the first call of the driver; later only seed, threads and leniency.
+    /// Sets what devices there are, before the first call of the driver; later not their number, capability and memory.
     pub fn configure(&self, config: &Config) {
         (self.functions.configure)(config);
     }
@@ -186,6 +188,14 @@ impl Emulator {
     /// Drops faults that have not come yet.
     pub fn clear_faults(&self) {
         (self.functions.clear_faults)();
+    }
+
+    /// How often a call of the driver was made, also one that failed.
+    pub fn calls(&self, name: &str) -> u64 {
+        // No function has a zero in its name.
+        let Ok(name) = CString::new(name) else { return 0 };
+        // SAFETY: the name is valid for the call.
+        unsafe { (self.functions.calls)(name.as_ptr()) }
     }
 
     /// Says of device memory that nobody has written it. Whether it is in one allocation.

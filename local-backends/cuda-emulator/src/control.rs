@@ -57,7 +57,7 @@ unsafe fn text(place: *const c_char) -> String {
     unsafe { CStr::from_ptr(place) }.to_string_lossy().into_owned()
 }
 
-/// Sets what devices there are. After the first call of the driver only seed, threads and leniency change.
+/// Sets what devices there are. After the first call of the driver their number, capability and memory do not change.
 #[unsafe(no_mangle)]
 extern "C" fn emulator_configure(config: &Config) {
     *lock(&driver().config) = config.clamped();
@@ -117,6 +117,17 @@ unsafe extern "C" fn emulator_fail_kernel(name: *const c_char, after: u64, code:
     let fault = if code == 0 { KernelFault::Hangs } else { KernelFault::Fails(Code(code)) };
     // SAFETY: by contract.
     driver().injected.add_kernel(unsafe { text(name) }, after, fault);
+}
+
+/// How often a call of the driver was made.
+///
+/// # Safety
+/// The name is valid and ends with a zero.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn emulator_calls(name: *const c_char) -> u64 {
+    // SAFETY: by contract.
+    let name = unsafe { text(name) };
+    lock(&driver().called).iter().find(|(called, _)| **called == name).map_or(0, |(_, count)| *count)
 }
 
 /// Drops faults that have not come yet.

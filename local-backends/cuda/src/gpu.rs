@@ -3,12 +3,13 @@
 use crate::card::{Card, Found, words};
 use crate::events::Timeline;
 use crate::kernels::{Function, Kernels, Variant};
+use crate::peers::Peers;
 use crate::reaper::{Context, Reaper};
 use crate::recording::Recorded;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use outboard_core::local::CardHealth;
-use outboard_core::{Error, MemoryInfo, Result, lock};
+use outboard_core::{Error, MemoryInfo, Result, Slice, lock};
 use std::fmt;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -24,8 +25,10 @@ pub(crate) struct Gpu {
     /// The id of the device, for errors.
     pub(crate) id: Arc<str>,
     pub(crate) card: Card,
-    context: Context,
+    pub(crate) context: Context,
     reaper: Reaper,
+    /// Contexts that it copies to.
+    pub(crate) peers: Peers,
     kernels: Mutex<Kernels>,
     /// Kernels that graphs of the driver's have.
     pub(crate) recorded: Mutex<Recorded>,
@@ -74,6 +77,7 @@ impl Gpu {
             card: found.card,
             context,
             reaper,
+            peers: Peers::look(found.ordinal),
             kernels: Mutex::default(),
             recorded: Mutex::default(),
             flops_of_ms: found.flops_of_ms,
@@ -82,7 +86,7 @@ impl Gpu {
         }))
     }
 
-    fn error(&self, detail: String) -> Error {
+    pub(crate) fn error(&self, detail: String) -> Error {
         Error::Device { device: self.id.to_string(), op: None, detail }
     }
 
@@ -160,6 +164,11 @@ impl Gpu {
         Error::OutOfMemory { device: self.id.to_string(), needed: size, free }
     }
 
+    /// Keeps memory of another context, which this one may still write to, until this one has ended.
+    pub(crate) fn keep(&self, of_other: Slice) {
+        self.reaper.keep(of_other);
+    }
+
     /// Gives pinned memory back to the driver.
     pub(crate) fn free_host(&self, place: *mut u8) {
         self.reaper.free_host(place);
@@ -169,7 +178,7 @@ impl Gpu {
 /// Memory of a card.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    gpu: Arc<Gpu>,
+    pub(crate) gpu: Arc<Gpu>,
     pub(crate) address: sys::CUdeviceptr,
 }
 

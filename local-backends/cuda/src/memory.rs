@@ -45,6 +45,12 @@ impl Buffer for GpuBuffer {
     }
 }
 
+/// The context that a slice lies in; `None` for one of another kind of device, or without bytes.
+pub(crate) fn context_of(slice: &Slice) -> Option<&Arc<Gpu>> {
+    let buffer: &GpuBuffer = slice.buffer().as_any().downcast_ref()?;
+    buffer.memory.as_ref().map(|memory| &memory.gpu)
+}
+
 /// Where a slice begins.
 pub(crate) fn address(slice: &Slice) -> Result<CUdeviceptr> {
     let wrong = || Error::Misuse("a buffer of another kind of device".into());

@@ -1,6 +1,7 @@
 //! A thread that frees memory and, at last, the context: both wait for what the card does, and nobody else should.
 
 use cudarc::driver::{result, sys};
+use outboard_core::Slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -19,6 +20,8 @@ unsafe impl Sync for Context {}
 enum Freed {
     OfDevice(sys::CUdeviceptr),
     OfHost(usize),
+    /// Memory of another context, which this one may write to until it ends.
+    Kept(Slice),
 }
 
 /// What gives memory to the thread. When it is dropped, the context ends behind what was given.
@@ -48,6 +51,11 @@ impl Reaper {
         self.give(Freed::OfHost(place as usize));
     }
 
+    /// Keeps memory of another context until this one has ended.
+    pub(crate) fn keep(&self, of_other: Slice) {
+        self.give(Freed::Kept(of_other));
+    }
+
     fn give(&self, freed: Freed) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         // The thread lives as long as this.
@@ -70,12 +78,17 @@ impl Reaper {
 fn run(context: Context, freed: &Receiver<Freed>, left: &AtomicUsize) {
     // SAFETY: the context lives until the end of this function.
     let _ = unsafe { result::ctx::set_current(context.0) };
+    let mut kept = Vec::new();
     for memory in freed {
         // SAFETY: memory of this context, given once, which nothing uses any more. What a context with an error cannot free ends with it.
         let _ = unsafe {
             match memory {
                 Freed::OfDevice(address) => result::free_sync(address),
                 Freed::OfHost(place) => result::free_host(place as *mut _),
+                Freed::Kept(slice) => {
+                    kept.push(slice);
+                    Ok(())
+                }
             }
         };
         left.fetch_sub(1, Ordering::AcqRel);
@@ -84,4 +97,5 @@ fn run(context: Context, freed: &Receiver<Freed>, left: &AtomicUsize) {
     if let Err(why) = unsafe { sys::cuCtxDestroy_v2(context.0) }.result() {
         tracing::debug!("a context could not be freed: {}", crate::card::words(why));
     }
+    drop(kept);
 }

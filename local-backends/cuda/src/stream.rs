@@ -2,7 +2,8 @@
 
 use crate::events::{Mark, Timeline};
 use crate::gpu::Gpu;
-use crate::memory::address;
+use crate::memory::{address, context_of};
+use crate::peers::{self, Destination};
 use crate::pinned::{LARGEST, Pinned, size_for};
 use crate::program::Program;
 use crate::record::FAULT_BYTES;
@@ -23,8 +24,8 @@ const PIECES_OF_READ: usize = 4;
 const MOST_PINNED: usize = 8 * LARGEST;
 /// Pieces of a graph that the device is given ahead. What is ahead cannot be stopped.
 const PIECES_AHEAD: usize = 2;
-/// Longest wait for what a dropped stream had given. A device that takes longer is taken to hang, and keeps what it may still use.
-const LAST_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait for what a dropped stream had given, and for a copy to another context that was cancelled. A device that takes longer is taken to hang, and keeps what it may still use.
+pub(crate) const LAST_WAIT: Duration = Duration::from_secs(30);
 
 /// A queue's side of a card.
 pub(crate) struct GpuStream {
@@ -84,13 +85,24 @@ impl Parts {
         used: Used,
         command: impl FnOnce(CUstream) -> std::result::Result<(), DriverError>,
     ) -> Result<Arc<Mark>> {
+        let (mark, given) = self.try_give(gpu, used, command)?;
+        given.map_err(|e| gpu.failed("it does not take a command", e))?;
+        Ok(mark)
+    }
+
+    /// The same, with what the driver says of the command itself.
+    fn try_give(
+        &mut self,
+        gpu: &Arc<Gpu>,
+        used: Used,
+        command: impl FnOnce(CUstream) -> std::result::Result<(), DriverError>,
+    ) -> Result<(Arc<Mark>, std::result::Result<(), DriverError>)> {
         self.collect().and_then(|()| gpu.enter()).map_err(|error| blame(&self.flight, error))?;
         let given = command(self.timeline.stream());
         // Also of a command that failed: a part of it may have been given.
         let mark = self.timeline.mark()?;
         lock(&self.flight).push_back(Flight { mark: mark.clone(), used });
-        given.map_err(|e| gpu.failed("it does not take a command", e))?;
-        Ok(mark)
+        Ok((mark, given))
     }
 
     /// Waits until there is room for a copy of so many bytes in pinned memory.
@@ -113,9 +125,19 @@ impl Parts {
         mark: Arc<Mark>,
         then: impl FnOnce(Result<()>) -> Result<T> + Send + 'static,
     ) -> Outcome<T> {
+        self.later_by(mark, Mark::wait, then)
+    }
+
+    /// The same, by another wait.
+    fn later_by<T: 'static>(
+        &self,
+        mark: Arc<Mark>,
+        wait: impl FnOnce(&Mark, &AtomicBool) -> Result<()> + Send + 'static,
+        then: impl FnOnce(Result<()>) -> Result<T> + Send + 'static,
+    ) -> Outcome<T> {
         let flight = self.flight.clone();
         let wait: Later<T> = Box::new(move |cancel| {
-            if let Err(error) = mark.wait(cancel) {
+            if let Err(error) = wait(&mark, cancel) {
                 return then(Err(blame(&flight, error)));
             }
             // What it used is free now, not when the queue is given something else. It is dropped when the lock is.
@@ -151,6 +173,10 @@ impl Used {
 
     fn of_piece(executable: &Arc<dyn Executable>, piece: usize) -> Used {
         Used { piece: Some((executable.clone(), piece)), ..Used::default() }
+    }
+
+    fn of_copy_to_peer(gpu: &Arc<Gpu>, src: &Slice, dst: &Slice) -> Used {
+        Used { _keep: vec![Box::new(src.clone()), Box::new(Destination::new(gpu, dst))], ..Used::default() }
     }
 
     /// The same with memory that is copied from or to.
@@ -192,6 +218,22 @@ impl GpuStream {
         let (gpu, parts) = self.parts()?;
         let mark = parts.give(gpu, Used::of(slices), command)?;
         Ok(parts.later(mark, |reached| reached))
+    }
+
+    /// Copies straight into memory of another context.
+    fn copy_to_peer(&mut self, src: &Slice, dst: &Slice, other: &Gpu) -> Result<Outcome<()>> {
+        let (from, to, len) = (address(src)?, address(dst)?, src.len() as usize);
+        let (gpu, parts) = self.parts()?;
+        gpu.enter()?;
+        peers::enable(gpu, other);
+        let (here, there) = (gpu.context.0, other.context.0);
+        let used = Used::of_copy_to_peer(gpu, src, dst);
+        let (mark, given) = parts.try_give(gpu, used, |stream| {
+            // SAFETY: so many bytes of both, which are kept, with their contexts, until it is done.
+            unsafe { result::memcpy_peer_async(there, to, here, from, len, stream) }
+        })?;
+        given.map_err(|e| peers::refused(gpu, other, e))?;
+        Ok(parts.later_by(mark, peers::wait_for_end, |done| done))
     }
 
     /// Copies some bytes to a place.
@@ -303,6 +345,9 @@ impl Stream for GpuStream {
     }
 
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
+        if let Some(other) = context_of(dst).filter(|other| !Arc::ptr_eq(&self.gpu, other)) {
+            return self.copy_to_peer(src, dst, other);
+        }
         let (from, to, len) = (address(src)?, address(dst)?, src.len() as usize);
         self.give(&[src, dst], |stream| {
             if from == to {
@@ -350,8 +395,8 @@ impl Stream for GpuStream {
         }))
     }
 
-    fn reaches(&self, _: &Slice) -> bool {
-        false
+    fn reaches(&self, dst: &Slice) -> bool {
+        peers::reached(&self.gpu, dst).is_some()
     }
 }
 

@@ -145,6 +145,9 @@ calls! {
         if peer.device == context.device {
             return Err(Code::INVALID_DEVICE);
         }
+        if lock(&driver().config).apart == 1 {
+            return Err(Code::PEER_ACCESS_UNSUPPORTED);
+        }
         if lock(&context.peers).insert(peer.device) { Ok(()) } else { Err(Code::PEER_ACCESS_ALREADY_ENABLED) }
     }
 

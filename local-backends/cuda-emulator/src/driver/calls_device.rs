@@ -64,13 +64,13 @@ calls! {
 
     fn cuDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) {
         let (device, peer) = (driver().device(device)?, driver().device(peer)?);
-        can.set(i32::from(device.ordinal != peer.ordinal))
+        can.set(i32::from(device.can_address(peer)))
     }
 
     fn cuDeviceGetP2PAttribute(value: Out<i32>, attribute: i32, device: i32, peer: i32) {
         let (device, peer) = (driver().device(device)?, driver().device(peer)?);
         // Access and atomics are there, arrays and ranks are not told apart.
-        value.set(i32::from(device.ordinal != peer.ordinal && (attribute == 2 || attribute == 3)))
+        value.set(i32::from(device.can_address(peer) && (attribute == 2 || attribute == 3)))
     }
 
     fn cuGetErrorName(code: u32, name: Out<*const c_char>) {

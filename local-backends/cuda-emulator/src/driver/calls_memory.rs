@@ -75,8 +75,11 @@ fn fill(to: u64, value: u32, width: u64, count: usize, handle: Option<usize>) ->
 }
 
 fn peer(to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize, handle: Option<usize>) -> Answer {
-    for context in [to_context, from_context] {
-        driver().contexts.get(context).map_err(|_| Code::INVALID_CONTEXT)?;
+    for (context, address) in [(to_context, to), (from_context, from)] {
+        driver().contexts.get(context).map_err(|_| Code::INVALID_CONTEXT)?.check()?;
+        if bytes > 0 && !driver().memory.is_of(address, bytes as u64, context) {
+            return Err(Code::INVALID_VALUE);
+        }
     }
     between(to, from, bytes, handle)
 }

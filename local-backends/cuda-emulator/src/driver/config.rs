@@ -1,6 +1,6 @@
 //! What devices there are and how kernels are run: by an environment variable, or by a call before the first of the driver.
 
-/// The environment variable, as in `devices=2,cc=80,memory=1073741824,seed=7,threads=2,lenient=1`.
+/// The environment variable, as in `devices=2,cc=80,memory=1073741824,seed=7,threads=2,lenient=1,apart=1`.
 pub const VARIABLE: &str = "OUTBOARD_CUDA_EMULATOR";
 
 /// Devices of the emulator, and how it runs kernels.
@@ -19,12 +19,14 @@ pub struct Config {
     pub threads: u32,
     /// 0: a kernel with a finding fails. 1: only one that cannot go on.
     pub lenient: u32,
+    /// 1: no device may address another one's memory.
+    pub apart: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, usize::from) as u32;
-        Self { devices: 1, capability: 80, memory: 4 << 30, seed: 1, threads, lenient: 0 }
+        Self { devices: 1, capability: 80, memory: 4 << 30, seed: 1, threads, lenient: 0, apart: 0 }
     }
 }
 
@@ -60,6 +62,7 @@ impl Config {
             "seed" => self.seed = value,
             "threads" => self.threads = small?,
             "lenient" => self.lenient = small?,
+            "apart" => self.apart = small?,
             _ => return None,
         }
         Some(())

@@ -1,6 +1,7 @@
 //! A device: what it says of itself.
 use super::config::Config;
 use super::context::Context;
+use super::{driver, lock};
 use std::sync::{Arc, Mutex};
 
 #[derive(Debug)]
@@ -15,6 +16,11 @@ pub(super) struct Device {
 impl Device {
     pub(super) fn new(ordinal: usize, config: &Config) -> Self {
         Self { ordinal, capability: config.capability, memory: config.memory, primary: Mutex::new(None) }
+    }
+
+    /// Whether its kernels and copies may address another one's memory.
+    pub(super) fn can_address(&self, other: &Device) -> bool {
+        self.ordinal != other.ordinal && lock(&driver().config).apart == 0
     }
 
     pub(super) fn name(&self) -> String {

@@ -123,6 +123,12 @@ impl Allocations {
         regions[at].holds(address, bytes).then(|| regions[at].clone())
     }
 
+    /// Whether an allocation of a context has all of these bytes.
+    pub(super) fn is_of(&self, address: u64, bytes: u64, context: usize) -> bool {
+        let region = self.find(address, bytes);
+        region.is_some_and(|region| lock(&self.inner).owners.get(&region.base) == Some(&context))
+    }
+
     /// The list as it is now.
     pub(super) fn regions(&self) -> Arc<Vec<Arc<Region>>> {
         lock(&self.inner).regions.clone()

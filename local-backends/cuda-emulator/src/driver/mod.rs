@@ -23,6 +23,7 @@ use crate::count::Counts;
 pub use config::{Config, VARIABLE};
 use context::Context;
 pub(crate) use error::{Answer, Code};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -57,6 +58,8 @@ pub(crate) struct Driver {
     /// Kernel and line of every finding.
     pub(crate) findings: Mutex<Vec<(u32, String, String)>>,
     launches: AtomicU64,
+    /// How often each call was made.
+    pub(crate) called: Mutex<HashMap<&'static str, u64>>,
 }
 
 /// The driver of this process.
@@ -77,6 +80,7 @@ pub(crate) fn driver() -> &'static Driver {
         records: Mutex::new(Vec::new()),
         findings: Mutex::new(Vec::new()),
         launches: AtomicU64::new(0),
+        called: Mutex::default(),
     })
 }
 
@@ -143,9 +147,10 @@ pub struct Live {
 }
 
 /// Runs a call: an error that is injected comes in its place, a panic becomes `UNKNOWN`.
-fn enter(name: &str, call: impl FnOnce() -> Answer) -> u32 {
+fn enter(name: &'static str, call: impl FnOnce() -> Answer) -> u32 {
     let guarded = || {
         let driver = driver();
+        *lock(&driver.called).entry(name).or_default() += 1;
         driver.injected.call(name)?;
         if !driver.initialised.load(Ordering::Acquire)
             && !name.starts_with("cuInit")

@@ -46,6 +46,13 @@ pub fn device(patience: Duration) -> Arc<LocalDevice> {
     cuda_device(&Host::new(), &find()[0], "CUDA0", &OpenOptions { patience }).unwrap()
 }
 
+/// The first two devices, on one host: two cards, or two parts of one where the environment divides them.
+pub fn pair(patience: Duration) -> [Arc<LocalDevice>; 2] {
+    emulator();
+    let host = Host::new();
+    [0, 1].map(|i| cuda_device(&host, &find()[i], &format!("CUDA{i}"), &OpenOptions { patience }).unwrap())
+}
+
 /// Functions of the committed PTX for cards of this compute capability.
 pub fn functions(capability: u32) -> BTreeSet<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels/ptx");
