@@ -5,6 +5,7 @@
 
 mod conformance;
 mod kernels;
+mod memory;
 mod model;
 mod programs;
 mod random;
@@ -14,6 +15,7 @@ mod texts;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, ValueEnum};
 use outboard_backends::{DeviceSpec, local_devices};
+use outboard_conformance::Filter;
 use outboard_core::{DType, Device, Host};
 use outboard_output as output;
 use serde_json::{Map, Value, json};
@@ -33,6 +35,18 @@ struct Args {
     /// A model whose texts llama.cpp has given, by its name in the catalogue: smollm2=FILE
     #[arg(short, long, value_name = "NAME=FILE", value_parser = named_file)]
     model: Vec<(String, PathBuf)>,
+    /// Some cases of every op, in place of all
+    #[arg(long)]
+    quick: bool,
+    /// Cases of these ops only
+    #[arg(long, value_name = "OP,..", value_delimiter = ',')]
+    ops: Vec<String>,
+    /// NVIDIA's compute-sanitizer, if it is not on PATH
+    #[arg(long, value_name = "FILE", env = "OUTBOARD_SANITIZER")]
+    sanitizer: Option<PathBuf>,
+    /// Longest time for each of its tools
+    #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+    sanitizer_limit: u64,
     /// Types of weights that kernels and models are timed with
     #[arg(long, value_name = "T,..", value_delimiter = ',', default_value = "Q4_0,Q4_K,Q8_0,F16", value_parser = dtype)]
     types: Vec<DType>,
@@ -62,6 +76,8 @@ enum Part {
     Texts,
     /// Several devices of one server.
     Servers,
+    /// Some cases of every op under each tool of NVIDIA's compute-sanitizer.
+    Memory,
 }
 
 /// Models whose texts llama.cpp has given.
@@ -125,12 +141,18 @@ fn check(args: &Args) -> Result<Vec<String>> {
 
 fn run(args: &Args, part: Part, specs: &[DeviceSpec], devices: &[Arc<dyn Device>]) -> Result<Outcome> {
     match part {
-        Part::Conformance => conformance::run(specs, devices),
+        Part::Conformance => conformance::run(specs, devices, &cases(args)),
         Part::Kernels => kernels::run(devices, &args.types),
         Part::Models => model::run(devices, args),
         Part::Texts => texts::run(devices, &args.model),
         Part::Servers => servers::run(devices, &args.model),
+        Part::Memory => memory::run(devices, args),
     }
+}
+
+/// Which cases are wanted.
+fn cases(args: &Args) -> Filter {
+    Filter { quick: args.quick, ops: args.ops.clone(), ..Filter::default() }
 }
 
 /// The devices of a list. A backend that has none is left out, if another one has some.

@@ -22,10 +22,29 @@ pub(crate) fn program(name: &str) -> Result<PathBuf> {
 
 /// What a program writes to stdout, and whether it ended well. One that hangs, as with a card that does, is ended.
 pub(crate) fn output(command: &mut Command) -> Result<(String, ExitStatus)> {
+    output_within(command, LONGEST, |child| Ok(child.kill()?))
+}
+
+/// The same of a program that starts others, which end with it, within so long.
+pub(crate) fn output_of_group(command: &mut Command, longest: Duration) -> Result<(String, ExitStatus)> {
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(command, 0);
+    output_within(command, longest, |child| {
+        #[cfg(unix)]
+        rustix::process::kill_process_group(rustix::process::Pid::from_child(child), rustix::process::Signal::KILL)?;
+        Ok(child.kill()?)
+    })
+}
+
+fn output_within(
+    command: &mut Command,
+    longest: Duration,
+    kill: impl FnOnce(&mut Child) -> Result<()>,
+) -> Result<(String, ExitStatus)> {
     let out = command.stdout(Stdio::piped()).spawn();
     let mut child = out.with_context(|| format!("{command:?} does not start"))?;
     let lines = lines(&mut child)?;
-    let end = Instant::now() + LONGEST;
+    let end = Instant::now() + longest;
     let mut text = String::new();
     while let Ok(line) = lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
         text += &line;
@@ -33,8 +52,9 @@ pub(crate) fn output(command: &mut Command) -> Result<(String, ExitStatus)> {
     }
     while child.try_wait()?.is_none() {
         if Instant::now() > end {
-            child.kill()?;
-            bail!("{command:?} did not end within {LONGEST:?}");
+            kill(&mut child)?;
+            child.wait()?;
+            bail!("{command:?} did not end within {longest:?}");
         }
         std::thread::sleep(Duration::from_millis(10));
     }
