@@ -276,7 +276,7 @@ impl Exchange {
     }
 
     /// Begins to wait for what is offered under a ticket and is to fill `dst`. `is_free` says whether the queue has nothing in flight. If
-    /// nothing is offered yet, there is a number for [`Exchange::is_free`].
+    /// nothing is offered yet, there is a number for [`Exchange::set_free`].
     pub(crate) fn want(&self, by: Party, ticket: Ticket, dst: &Slice, is_free: bool) -> Result<Option<u64>> {
         let mut open = lock(&self.open);
         match open.get_mut(&ticket).map(|transfer| &mut transfer.state) {
@@ -296,7 +296,7 @@ impl Exchange {
     }
 
     /// All that was in flight before an acceptance is done: from now on what is offered may be written to its destination directly.
-    pub(crate) fn is_free(&self, ticket: Ticket, serial: u64) {
+    pub(crate) fn set_free(&self, ticket: Ticket, serial: u64) {
         if let Some(Transfer { state: State::Wanted(wanted), .. }) = lock(&self.open).get_mut(&ticket)
             && wanted.serial == serial
         {
@@ -592,11 +592,11 @@ mod tests {
         pieces(exchange.offer(OTHER, ticket(1), Ok(4), |_| true));
         let second = want(2);
         // That of another acceptance, and of one that has its offer, changes nothing.
-        exchange.is_free(ticket(2), second + 1);
-        exchange.is_free(ticket(1), second);
+        exchange.set_free(ticket(2), second + 1);
+        exchange.set_free(ticket(1), second);
         pieces(exchange.offer(OTHER, ticket(2), Ok(4), |_| true));
         let third = want(3);
-        exchange.is_free(ticket(3), third);
+        exchange.set_free(ticket(3), third);
         assert!(matches!(exchange.offer(OTHER, ticket(3), Ok(4), |_| true), Ok(HandOver::Direct(..))));
         // What was offered before comes in pieces.
         pieces(exchange.offer(OTHER, ticket(4), Ok(4), |_| true));

@@ -399,7 +399,7 @@ impl Worker {
             // A wait that was cancelled, or failed, says nothing of what is still in flight.
             self.later(move |common| {
                 if common.check().is_ok() {
-                    common.host.exchange.is_free(ticket, serial);
+                    common.host.exchange.set_free(ticket, serial);
                 }
             });
         }

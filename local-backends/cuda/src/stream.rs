@@ -224,11 +224,10 @@ impl GpuStream {
     fn copy_to_peer(&mut self, src: &Slice, dst: &Slice, other: &Gpu) -> Result<Outcome<()>> {
         let (from, to, len) = (address(src)?, address(dst)?, src.len() as usize);
         let (gpu, parts) = self.parts()?;
-        gpu.enter()?;
-        peers::enable(gpu, other);
         let (here, there) = (gpu.context.0, other.context.0);
         let used = Used::of_copy_to_peer(gpu, src, dst);
         let (mark, given) = parts.try_give(gpu, used, |stream| {
+            peers::enable(gpu, other);
             // SAFETY: so many bytes of both, which are kept, with their contexts, until it is done.
             unsafe { result::memcpy_peer_async(there, to, here, from, len, stream) }
         })?;

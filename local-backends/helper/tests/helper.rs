@@ -164,6 +164,28 @@ fn bytes_go_there_and_back_in_pieces_and_in_order() {
     assert!(ours.read(&back).unwrap().wait(WAIT).unwrap()[1..] == got[..]);
 }
 
+/// What one queue of a device hands to another is behind what that one was given before.
+#[test]
+fn transfers_between_queues_of_a_device_are_in_order() {
+    let device = open("faulty", None);
+    let [src, dst, many] = [8, 8, 16 << 20].map(|size| Slice::whole(device.alloc(size, Usage::Any).unwrap()));
+    let (offers, accepts) = (device.queue().unwrap(), device.queue().unwrap());
+    offers.fill(&src, 9).unwrap();
+    offers.finish(WAIT).unwrap();
+    (0..200).for_each(|_| accepts.fill(&many, 7).unwrap());
+    accepts.fill(&dst, 1).unwrap();
+    let mut before = accepts.marker().unwrap();
+    let ticket = outboard_core::device::Ticket([3; 32]);
+    device.peer().unwrap().accept(accepts.as_ref(), ticket, &dst).unwrap();
+    let progress = accepts.progress().unwrap();
+    until(|| progress.doing() == outboard_core::Doing::Queue);
+    std::thread::sleep(Duration::from_millis(20));
+    device.peer().unwrap().offer(offers.as_ref(), ticket, &src, device.as_ref()).unwrap();
+    offers.finish(WAIT).unwrap();
+    assert!(before.wait_more(Duration::ZERO).is_none(), "the device was done too soon to see anything");
+    assert!(accepts.read(&dst).unwrap().wait(WAIT).unwrap()[..] == [9; 8]);
+}
+
 #[test]
 fn memory_is_paid_for_here_and_given_back() {
     let pool = FixedPool::new(1 << 20);
