@@ -27,6 +27,39 @@ INLINE Heads heads_of(const Node& node, u32 room) {
     return {kv * sharing + first, min(room, sharing - first), kv};
 }
 
+// Where vector `i` of a head's floats is in shared memory: lanes read and write each second one, and those that are four lanes apart are to find
+// different banks.
+INLINE u32 place_of(u32 i) {
+    return i ^ (i >> 3 & 1);
+}
+
+// What this lane has of the query's heads: it is read once for the block. Of heads that are not there, zeros.
+template <u32 LANES, u32 HEADS>
+INLINE void read_query(const Tensor& q, u32 i, Heads heads, float (&query)[HEADS][EIGHT]) {
+    constexpr u32 VECTORS = LANES * EIGHT / 4;
+    __shared__ float4 all[HEADS * VECTORS];
+    for (u32 at = threadIdx.x; at < HEADS * VECTORS; at += WARPS * WARP) {
+        u32 h = at / VECTORS;
+        float4 x = make_float4(0, 0, 0, 0);
+        if (h < heads.count) {
+            x = ((const float4*)row(q, i, heads.first + h, 0))[at % VECTORS];
+        }
+        all[place_of(at)] = x;
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 h = 0; h < HEADS; h++) {
+#pragma unroll
+        for (u32 e = 0; e < EIGHT; e += 4) {
+            float4 x = all[place_of(h * VECTORS + (threadIdx.x % LANES * EIGHT + e) / 4)];
+            query[h][e] = x.x;
+            query[h][e + 1] = x.y;
+            query[h][e + 2] = x.z;
+            query[h][e + 3] = x.w;
+        }
+    }
+}
+
 INLINE void eight_of(uint4 w, float (&x)[EIGHT]) {
     floats_of<F16>(w.x, x[0], x[1]);
     floats_of<F16>(w.y, x[2], x[3]);
@@ -49,9 +82,12 @@ INLINE void read(const Tensor& t, u32 head, uint4 (&words)[KEYS * LANES / (WARPS
     }
 }
 
-// Logits of the keys at hand become weights; a warp for each head.
+// Logits of a head's keys at hand, and then their weights; heads begin in different banks.
+const u32 OF_HEAD = KEYS + 8;
+
+// Logits become weights; a warp for each head.
 template <u32 HEADS>
-INLINE void weigh(float (&logits)[KEYS][HEADS]) {
+INLINE void weigh(float (&logits)[HEADS][OF_HEAD]) {
     u32 lane = threadIdx.x % WARP, head = threadIdx.x / WARP;
     if (head >= HEADS) {
         return;
@@ -59,13 +95,13 @@ INLINE void weigh(float (&logits)[KEYS][HEADS]) {
     float before = most[head], higher = before, more = 0.0f;
 #pragma unroll
     for (u32 i = lane; i < KEYS; i += WARP) {
-        higher = fmaxf(higher, logits[i][head]);
+        higher = fmaxf(higher, logits[head][i]);
     }
     higher = max_of_warp(higher);
 #pragma unroll
     for (u32 i = lane; i < KEYS; i += WARP) {
-        float logit = logits[i][head], weight = logit == minus_infinity() ? 0.0f : expf(logit - higher);
-        logits[i][head] = weight;
+        float logit = logits[head][i], weight = logit == minus_infinity() ? 0.0f : expf(logit - higher);
+        logits[head][i] = weight;
         more += weight;
     }
     more = sum_of_warp(more);
@@ -80,7 +116,7 @@ INLINE void weigh(float (&logits)[KEYS][HEADS]) {
 // Adds up what all lanes have of the results, and writes them, or a part's with the largest logit and the sum of weights behind.
 template <u32 LANES, u32 HEADS>
 INLINE void write(const Node& node, u32 i, u32 part, Heads heads, float (&results)[HEADS][EIGHT]) {
-    __shared__ float of_warps[WARPS][HEADS][LANES * EIGHT];
+    __shared__ float4 of_warps[WARPS][HEADS][LANES * EIGHT / 4];
     u32 dv = LANES * EIGHT, parts = node.p[4], lane = threadIdx.x % WARP;
 #pragma unroll
     for (u32 h = 0; h < HEADS; h++) {
@@ -90,8 +126,12 @@ INLINE void write(const Node& node, u32 i, u32 part, Heads heads, float (&result
             for (u32 offset = LANES; offset < WARP; offset *= 2) {
                 results[h][e] += __shfl_xor_sync(ALL_LANES, results[h][e], offset);
             }
-            if (lane < LANES) {
-                of_warps[threadIdx.x / WARP][h][lane * EIGHT + e] = results[h][e];
+        }
+        if (lane < LANES) {
+#pragma unroll
+            for (u32 e = 0; e < EIGHT; e += 4) {
+                float4 four = {results[h][e], results[h][e + 1], results[h][e + 2], results[h][e + 3]};
+                of_warps[threadIdx.x / WARP][h][place_of((lane * EIGHT + e) / 4)] = four;
             }
         }
     }
@@ -100,7 +140,7 @@ INLINE void write(const Node& node, u32 i, u32 part, Heads heads, float (&result
         u32 h = j / dv, e = j % dv, head = heads.first + h;
         float result = 0.0f, over = sum[h];
         for (u32 w = 0; w < WARPS; w++) {
-            result += of_warps[w][h][e];
+            result += ((const float*)&of_warps[w][h][place_of(e / 4)])[e % 4];
         }
         if (parts == 1) {
             write_f32(row(node.t[RESULT], head, i, 0) + e * 4, over > 0.0f ? result / over : 0.0f);
@@ -139,7 +179,7 @@ INLINE void find_keys(const Node& node, u32 i, Seen s, u32 first, u32 n_kv, u32 
 
 // The logits of the keys at hand.
 template <u32 LANES, u32 HEADS, u32 TIMES>
-INLINE void multiply(const Node& node, const float (&query)[HEADS][EIGHT], const uint4 (&words)[TIMES], float (&logits)[KEYS][HEADS]) {
+INLINE void multiply(const Node& node, const float (&query)[HEADS][EIGHT], const uint4 (&words)[TIMES], float (&logits)[HEADS][OF_HEAD]) {
     u32 lane = threadIdx.x % LANES;
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
@@ -156,7 +196,7 @@ INLINE void multiply(const Node& node, const float (&query)[HEADS][EIGHT], const
         u32 of = threadIdx.x / LANES + t * (KEYS / TIMES);
         if (lane < HEADS) {
             // Where no key is, or the mask hides it, its words do not count.
-            logits[of][lane] = added[of] == minus_infinity() ? minus_infinity() : capped(node, logit) + added[of];
+            logits[lane][of] = added[of] == minus_infinity() ? minus_infinity() : capped(node, logit) + added[of];
         }
     }
     __syncthreads();
@@ -164,7 +204,7 @@ INLINE void multiply(const Node& node, const float (&query)[HEADS][EIGHT], const
 
 // Adds the values at hand, with their weights.
 template <u32 LANES, u32 HEADS, u32 TIMES>
-INLINE void add_values(const uint4 (&words)[TIMES], const float (&weights)[KEYS][HEADS], float (&results)[HEADS][EIGHT]) {
+INLINE void add_values(const uint4 (&words)[TIMES], const float (&weights)[HEADS][OF_HEAD], float (&results)[HEADS][EIGHT]) {
 #pragma unroll
     for (u32 h = 0; h < HEADS; h++) {
 #pragma unroll
@@ -178,7 +218,7 @@ INLINE void add_values(const uint4 (&words)[TIMES], const float (&weights)[KEYS]
         eight_of(words[t], value);
 #pragma unroll
         for (u32 h = 0; h < HEADS; h++) {
-            float weight = weights[threadIdx.x / LANES + t * (KEYS / TIMES)][h];
+            float weight = weights[h][threadIdx.x / LANES + t * (KEYS / TIMES)];
             // What a mask hides may be no number.
             if (weight != 0.0f) {
 #pragma unroll
@@ -193,20 +233,13 @@ INLINE void add_values(const uint4 (&words)[TIMES], const float (&weights)[KEYS]
 
 template <u32 LANES, u32 HEADS>
 INLINE void flash_attn_few(const Node& node) {
-    __shared__ float logits[KEYS][HEADS];
+    __shared__ float logits[HEADS][OF_HEAD];
     const Tensor &q = node.t[0], &k = node.t[1];
     u32 block = node.p[3], parts = node.p[4], part = blockIdx.x % parts, n_kv = k.ne[1];
     u32 groups = (q.ne[2] / k.ne[2] + HEADS - 1) / HEADS, i = blockIdx.x / parts / (groups * k.ne[2]);
     Heads heads = heads_of(node, HEADS);
     float query[HEADS][EIGHT], results[HEADS][EIGHT] = {};
-#pragma unroll
-    for (u32 h = 0; h < HEADS; h++) {
-        const float* from = (const float*)row(q, i, heads.first + min(h, heads.count - 1), 0) + threadIdx.x % LANES * EIGHT;
-#pragma unroll
-        for (u32 e = 0; e < EIGHT; e++) {
-            query[h][e] = from[e];
-        }
-    }
+    read_query<LANES>(q, i, heads, query);
     begin<HEADS>(node, part, heads);
     Seen s = seen(node, i, n_kv, block);
     // The part's keys: as many for each, in whole warps.

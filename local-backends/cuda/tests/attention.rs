@@ -1,4 +1,4 @@
-//! Attention of prompts on tensor cores: what it costs, by count, and that sequences in one tile have nothing of one another.
+//! Attention: what it costs, by count, of prompts on tensor cores and of tokens; and that sequences in one tile have nothing of one another.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -31,8 +31,8 @@ struct Prompt {
 }
 
 impl Prompt {
-    /// The result, and what the launches counted.
-    fn run(&self, device: &dyn Device) -> (Vec<f32>, Vec<Launched>) {
+    /// The result, and what the launches of a kernel counted.
+    fn run(&self, device: &dyn Device, kernel: &str) -> (Vec<f32>, Vec<Launched>) {
         let (n, seqs) = (self.pos.len(), self.values.len());
         let rows = seqs * self.blocks * BLOCK;
         let mut g = GraphBuilder::new();
@@ -62,10 +62,40 @@ impl Prompt {
         queue.execute(&executable).unwrap();
         let result = read(queue.as_ref(), places[out.index()].as_ref().unwrap());
         queue.finish(LONG).unwrap();
-        (
-            result.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
-            emulator().launches(&format!("flash_attn_tiles_{}", self.d)),
-        )
+        (result.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(), emulator().launches(kernel))
+    }
+}
+
+fn tiles_of(d: usize) -> String {
+    format!("flash_attn_tiles_{d}")
+}
+
+/// Of a token, each key and value that it sees is read once for the heads that share it.
+#[test]
+fn a_token_reads_what_it_sees_once() {
+    let device = device(LONG);
+    for d in [64, 128] {
+        let blocks = 8;
+        let seen = blocks * BLOCK / 2;
+        let token = Prompt {
+            d,
+            blocks,
+            seqs: vec![0],
+            pos: vec![seen as i32 - 1],
+            window: 0,
+            missing: None,
+            values: vec![ONE],
+        };
+        let (result, launches) = token.run(device.as_ref(), "");
+        assert!(result.iter().all(|x| (x - 1.0).abs() < 1e-3), "{result:?}");
+        let few = launches.iter().find(|launch| launch.kernel.starts_with("flash_attn_few")).unwrap();
+        let (wanted, loaded) = (few.counts.load_bytes, 32 * few.counts.load_sectors);
+        // Each part of the keys reads the query, and where they are.
+        let (cache, others) = ((2 * 2 * d * seen) as u64, u64::from(few.grid[0]) * (HEADS * d * 4) as u64);
+        println!("{d}: {wanted} of {loaded} bytes for {cache} + {others}");
+        assert!((cache..(cache + others) * 21 / 20).contains(&wanted), "reads {wanted} bytes for {cache} + {others}");
+        assert!(loaded < wanted * 11 / 10, "wastes sectors: {loaded} bytes for {wanted}");
+        assert_eq!([few.counts.bank_conflicts, few.counts.local_requests], [0, 0]);
     }
 }
 
@@ -85,7 +115,7 @@ fn counts_are_few(device: &dyn Device) {
         let first = (blocks * BLOCK / 2 - queries) as i32;
         let pos = (0..queries as i32).map(|i| first + i).collect();
         let prompt = Prompt { d, blocks, seqs: vec![0; queries], pos, window: 0, missing: None, values: vec![ONE] };
-        let (result, launches) = prompt.run(device);
+        let (result, launches) = prompt.run(device, &tiles_of(prompt.d));
         assert!(result.iter().all(|x| (x - 1.0).abs() < 1e-3), "{result:?}");
         let sum = |of: fn(&Counts) -> u64| launches.iter().map(|launch| of(&launch.counts)).sum::<u64>();
         let (tiles, seen) = ((queries * HEADS).div_ceil(64), blocks * BLOCK / 2);
@@ -108,7 +138,7 @@ fn sequences_are_apart(device: &dyn Device) {
     let pos: Vec<i32> = (0..20).map(|i| 100 + 3 * i).collect();
     let prompt =
         |values| Prompt { d: 64, blocks: 2, seqs: seqs.clone(), pos: pos.clone(), window: 0, missing: None, values };
-    let (result, _) = prompt(vec![ONE, NAN]).run(device);
+    let (result, _) = prompt(vec![ONE, NAN]).run(device, "");
     for (i, of_query) in result.chunks(64 * HEADS).enumerate() {
         let is_right = |x: &f32| if seqs[i] == 0 { (x - 1.0).abs() < 1e-3 } else { x.is_nan() };
         assert!(of_query.iter().all(is_right), "query {i}: {of_query:?}");
@@ -119,6 +149,6 @@ fn sequences_are_apart(device: &dyn Device) {
 fn what_no_query_sees_may_be_missing(device: &dyn Device) {
     let pos = (0..20).map(|i| if i % 2 == 0 { i } else { 300 + i }).collect();
     let prompt = Prompt { d: 64, blocks: 3, seqs: vec![0; 20], pos, window: 10, missing: Some(1), values: vec![ONE] };
-    let (result, launches) = prompt.run(device);
+    let (result, launches) = prompt.run(device, &tiles_of(prompt.d));
     assert!(launches.len() == 1 && result.iter().all(|x| (x - 1.0).abs() < 1e-3), "{result:?}");
 }
