@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "tools" / "ptx"))
 from build import Nvrtc  # noqa: E402
 
-LENGTH, ROWS = 4096, 64  # as in local-backends/cuda/tests/counts.rs
+LENGTH, ROWS = 4096, 256  # as in local-backends/cuda/tests/counts.rs
 TYPES = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
 # Where blocks have their scales of 16 bits, which must be numbers of a usual size; other bytes may be anything.
 SCALES = dict(Q4_0=[0], Q4_1=[0, 2], Q5_0=[0], Q5_1=[0, 2], Q8_0=[0], Q2_K=[80, 82], Q3_K=[108], Q4_K=[0, 2], Q5_K=[0, 2], Q6_K=[208])

@@ -1,26 +1,28 @@
-// Copies from global to shared memory that go on by themselves (PTX ISA, "cp.async"), and what stands for them before compute capability 8.0.
+// Copies from global to shared memory that go on by themselves (PTX ISA, "cp.async"). Before compute capability 8.0 there are none: `copy_16` with a
+// condition goes by way of registers there, and whoever uses the others has code of its own.
 
 INLINE u32 shared_address(const void* at) {
     return __cvta_generic_to_shared(at);
 }
 
 #if __CUDA_ARCH__ >= 800
-// Sixteen bytes into shared memory, or as many zeros.
-INLINE void copy_16(u32 to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-}
-
+// Sixteen bytes into shared memory.
 INLINE void copy_16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// The same of a word; and of sixteen bytes that others of the multiprocessor will read, too: they stay in its cache.
-INLINE void copy_word(u32 to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+// The same, or as many zeros.
+INLINE void copy_16(u32 to, const void* from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
 
+// The same of bytes that other blocks of the multiprocessor will read, too: they stay in its cache.
 INLINE void copy_16_cached(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+INLINE void copy_word(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 INLINE void end_group() {

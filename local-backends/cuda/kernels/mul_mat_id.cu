@@ -6,8 +6,10 @@
 #include "staged.cuh"
 #include "columns.cuh"
 
-// Warps of a block; half of them where windows (staged.cuh) are twice as long.
-const u32 WARPS = 4;
+// Warps of a block, and rows of blocks for each.
+const u32 WARPS = 4, ROWS_OF_BLOCKS = 4;
+
+// Half as many warps where windows (staged.cuh) are twice as long: shared memory has room for no more.
 template <int T>
 constexpr u32 WARPS_OF = T == MXFP4 ? WARPS / 2 : WARPS;
 
@@ -91,5 +93,5 @@ INLINE void mul_mat_id_packed(const Node& node) {
 FOR_EVERY_ELEMENT(MAKE)
 
 #define MAKE_PACKED(T) \
-    KERNEL mul_mat_id_##T(const Node node) { mul_mat_id_packed<T, 4>(node); }
+    KERNEL mul_mat_id_##T(const Node node) { mul_mat_id_packed<T, ROWS_OF_BLOCKS>(node); }
 FOR_EVERY_BLOCK(MAKE_PACKED)

@@ -1,5 +1,5 @@
-// MUL_MAT with few columns: a block for some rows of weights, which are read once for all of its columns. Its threads share the length of the
-// rows: neighbours read neighbouring words. Then the block adds up what they have.
+// MUL_MAT with few columns: a block for some rows of weights, which are read once for all of its columns. Its threads share the length of the rows; then
+// the block adds up what they have.
 //
 // Products of the same columns with weights of one type can be one launch, two of them with the gated unit that they are for, and one with the
 // norm of its result.
@@ -89,6 +89,29 @@ INLINE void write(const Node& node, Part p, float (&sums)[ROWS * COLUMNS]) {
     write_f32(row(y, n, p.i2, p.i3) + u64(m) * 4, sum);
 }
 
+// Those of rows of blocks with one column. Where a block has a warp for each window of each row, as for products of few rows, a warp takes one of them.
+template <int T, u32 ROWS>
+INLINE void multiply_column(const u8* const (&rows)[ROWS], const u8* column, u32 n, float (&sums)[ROWS]) {
+    u32 warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    if (warps < ROWS * windows_of<T>(n)) {
+        multiply_staged<T, ROWS>(rows, column, n, warp, {warp, warps}, sums);
+        return;
+    }
+    // By bits: of a choice between pointers the compiler makes a table in local memory.
+    u64 at = 0;
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        at |= u64(rows[r]) & -u64(warp % ROWS == r);
+    }
+    const u8* mine[1] = {(const u8*)at};
+    float sum[1] = {};
+    multiply_staged<T, 1>(mine, column, n, warp, {warp / ROWS, warps / ROWS}, sum);
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+        sums[r] = warp % ROWS == r ? sum[0] : 0.0f;
+    }
+}
+
 // The sums of this thread, of rows of weights with columns: of elements; of blocks with columns that quantize.cu or others have made.
 template <int T, u32 ROWS, u32 COLUMNS>
 INLINE void multiply_columns(const Node& node, Part p, const u8* const (&rows)[ROWS], float (&sums)[ROWS * COLUMNS]) {
@@ -104,8 +127,7 @@ INLINE void multiply_columns(const Node& node, Part p, const u8* const (&rows)[R
         }
     }
     if constexpr (T > I32 && COLUMNS == 1) {
-        u32 warp = threadIdx.x / WARP;
-        multiply_staged<T, ROWS>(rows, columns[0], b.ne[0], warp, {warp, blockDim.x / WARP}, sums);
+        multiply_column<T, ROWS>(rows, columns[0], b.ne[0], sums);
     } else if constexpr (T > I32) {
         multiply<T, ROWS, COLUMNS>(rows, columns, b.ne[0], threadIdx.x, blockDim.x, sums);
     } else {
@@ -254,8 +276,8 @@ INLINE void mul_mat_vec_normed(const ProductAndNorm& normed) {
     }
 }
 
-// The kernels of a type, named by columns; each type has a file, since the driver compiles a file as a whole. Columns are read less often for more
-// rows; few of them make many blocks.
+// The kernels of a type, named by columns; each type has a file, since the driver compiles a file as a whole. With more rows for a block columns are read
+// less often, with fewer there are more blocks.
 #define MAKE_OF(T, ROWS, COLUMNS) \
     KERNEL mul_mat_vec_##T##_##COLUMNS(const Node node) { mul_mat_vec<T, ROWS, COLUMNS>(node, blockIdx.x); }
 

@@ -53,8 +53,8 @@ INLINE float half_of(u32 w) {
     return half_to_float(w & 0xffff);
 }
 
-// The words of a block of so many bytes, from its first byte on. It begins at a multiple of A, or of 4 if A is more and that is not SURE; what is
-// read are whole words, two at a time where that can be.
+// The words of a block of so many bytes, from its first byte on. It begins at a multiple of A. Where A is 8 and the caller is not SURE of that, it is
+// looked at, and is a multiple of 4 in any case. Whole words are read, two at a time where A is 8.
 template <u32 BYTES, u32 A, bool SURE = false>
 struct Words {
     static constexpr u32 COUNT = A < 4 ? (BYTES + 4 - A + 3) / 4 : (BYTES + 3) / 4;
@@ -89,7 +89,8 @@ struct Words {
     }
 };
 
-// 32 weights of a block of 32. Here and below, blocks that are a multiple of 8 or 16 bytes SURELY begin at one, or are asked.
+// 32 weights of a block of 32. Here and below, SURE says that blocks whose bytes are a multiple of 8 or 16 begin at one; otherwise their address is
+// looked at.
 template <int T, bool SURE>
 INLINE Weights weights_of_32(const u8* b) {
     constexpr u32 bytes = block_bytes<T>(), a = bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;

@@ -1,6 +1,6 @@
 // A column of a product as signed bytes: how it is laid out, made and read. A number is its byte times the scale of its group of 32.
 //
-// Of `n` elements, n a multiple of 32: n bytes, and behind them a `Group` for each 32. A column begins at a multiple of 32. The host makes room
+// Of `n` elements, n a multiple of 32: n bytes, and behind them a `Group` for each 32. A column begins at a multiple of 32, a sector of memory. The host makes room
 // for as many bytes (src/launch.rs).
 
 struct Group {
@@ -67,7 +67,7 @@ struct Sixteen {
     int sum;
 };
 
-// Of sixteen bytes and the group that they are of, in one word.
+// Sixteen bytes with what their group says of them.
 INLINE Sixteen sixteen(uint4 bytes, uint2 group, bool is_second) {
     int sum = is_second ? int(group.y) >> 16 : int(group.y << 16) >> 16;
     return {bytes, __uint_as_float(group.x), sum};

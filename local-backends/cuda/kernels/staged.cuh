@@ -1,32 +1,38 @@
-// Products of blocks with one column, whose bytes come by way of shared memory: blocks begin at any even byte and neighbours lie close together, so
-// that lanes which read them from global memory touch each sector of 32 bytes many times. Here a warp reads whole vectors of 16 bytes, each once.
+// Products of blocks with one column, whose bytes come by way of shared memory. Blocks are of 17 to 210 bytes, so that lanes which read one each from
+// global memory touch every sector of 32 bytes many times. Here a warp reads vectors of 16 bytes, each once, and its lanes find the blocks in shared
+// memory.
 //
 // A warp takes a window of its rows at a time: all of it is on its way at once, and what one warp waits for others do not.
 #include "packed.cuh"
 #include "copies.cuh"
 
-// Times 32 weights of a window that a lane has.
-template <int T>
-constexpr u32 LANE_UNITS = T == MXFP4 ? 4 : 2;
+// Weights of a window of a row, and of one of blocks of 17 bytes.
+const u32 WINDOW = 2048, LONG_WINDOW = 4096;
 
-// Whether a lane's are side by side, those of its neighbour behind them: where blocks of 32 are no odd number of words, four of them or two are;
-// and where two share their scales.
+// A lane takes units of 32 weights, so many of a window.
+template <int T>
+constexpr u32 LANE_UNITS = (T == MXFP4 ? LONG_WINDOW : WINDOW) / (32 * WARP);
+
+// Whether a lane's units are side by side, those of its neighbour behind them. Two blocks of 18 bytes are 9 words, an odd number, so that all lanes read
+// from different banks; one is 4.5, and some would meet. The same holds for 22 and 34 bytes, and for four blocks of 17. Of blocks of 256, two units
+// that are side by side have the same scales.
 template <int T>
 constexpr bool IS_SIDE_BY_SIDE = T == MXFP4 || T == Q4_0 || T == Q5_0 || T == Q8_0 || T == IQ4_NL || T == Q4_K || T == Q5_K || T == IQ4_XS;
 
-// Blocks of 256 of a window that one group of eight lanes has, side by side for the same reason; of the others each fourth.
+// Of other blocks of 256, eight lanes take one. The next eight take that behind so many, for the same reason: two blocks of 110 and 210 bytes are an odd
+// number of words.
 template <int T>
 constexpr u32 GROUP_BLOCKS = T == Q3_K || T == Q6_K ? 2 : 1;
 
 // A window of a row: bytes of weights, and vectors that have them if the first one begins before them.
 template <int T>
 struct Window {
-    static constexpr u32 WEIGHTS = 32 * WARP * LANE_UNITS<T>;
+    static constexpr u32 WEIGHTS = T == MXFP4 ? LONG_WINDOW : WINDOW;
     static constexpr u32 BYTES = WEIGHTS / (is_of_32<T> ? 32 : QK) * block_bytes<T>();
     static constexpr u32 VECTORS = (BYTES + 15 + 15) / 16;
     // Blocks are read in vectors or double words: then the first one begins at one.
     static constexpr bool IS_ALIGNED = block_bytes<T>() % 8 == 0;
-    // Times 32 weights of a lane that are of one block.
+    // Units of a lane that are of one block.
     static constexpr u32 TOGETHER = !is_of_32<T> && IS_SIDE_BY_SIDE<T> ? LANE_UNITS<T> : 1;
     // Of the column, its bytes and groups. Where neighbours read neighbouring pairs of sixteen bytes, they need not be here.
     static constexpr bool HAS_COLUMN = is_of_32<T> || IS_SIDE_BY_SIDE<T>;
@@ -34,9 +40,15 @@ struct Window {
     static constexpr u32 COLUMN_VECTORS = HAS_COLUMN ? WEIGHTS / 16 + WEIGHTS / 64 : 0;
 };
 
-// Of a warp, `ROWS` windows of rows and one of the column. The host makes room for it (src/launch.rs).
+template <int T>
+INLINE u32 windows_of(u32 n) {
+    return (n + Window<T>::WEIGHTS - 1) / Window<T>::WEIGHTS;
+}
+
+// What all warps have, one behind the other. The host makes room for it (src/launch.rs).
 extern __shared__ uint4 staged[];
 
+// Vectors of a warp: windows of so many rows, and one of the column.
 template <int T, u32 ROWS>
 constexpr u32 STAGED = ROWS * Window<T>::VECTORS + Window<T>::COLUMN_VECTORS;
 
@@ -45,8 +57,8 @@ INLINE u32 place_of(u32 i) {
     return i ^ (i >> 3 & 7);
 }
 
-// Up to MOST vectors on their way to shared memory, each 32nd of them by this lane; those of the column each to its place. Between `begin` and `end`,
-// before which nothing is read, others may begin.
+// Up to MOST vectors on their way to shared memory; a lane brings each 32nd. Those of the column go to their places (`place_of`). All copies begin before
+// the first one ends, so that they are on their way together.
 template <u32 MOST, bool IS_COLUMN>
 struct Copies {
     static constexpr u32 EACH = (MOST + WARP - 1) / WARP;
@@ -56,7 +68,7 @@ struct Copies {
     uint4 vectors[EACH];
 #endif
 
-    // What of them this lane has, with its number among them.
+    // Calls `what` with each of this lane's vectors: its number among them and among all, and where it goes.
     template <class Do>
     INLINE void each(Do what) {
 #pragma unroll
@@ -91,7 +103,7 @@ struct Copies {
     }
 };
 
-// Words that do not begin where vectors do.
+// Blocks whose words do not lie where vectors do: rows of a view may begin there, those of a file do not.
 INLINE void copy_words(u32* to, const u32* from, u32 count) {
     for (u32 at = threadIdx.x % WARP; at < count; at += WARP) {
 #if __CUDA_ARCH__ < 800
@@ -102,7 +114,7 @@ INLINE void copy_words(u32* to, const u32* from, u32 count) {
     }
 }
 
-// The 32 weights with number `i` of those that this lane has of a window: their number in it.
+// The number in a window of this lane's unit `i`.
 template <int T>
 INLINE u32 unit_of(u32 i) {
     u32 lane = threadIdx.x % WARP;
@@ -130,7 +142,7 @@ INLINE uint4 both_groups(const uint4* at) {
     }
 }
 
-// Their elements of the column: where it is staged, or else in place.
+// The elements of the column that belong to a unit: in shared memory if it is there, or else in place.
 template <int T>
 INLINE void column_of(const uint4* here, const u8* column, u32 n, u32 first, u32 unit, Sixteen& low, Sixteen& high) {
     if constexpr (Window<T>::HAS_COLUMN) {
@@ -159,7 +171,7 @@ struct Windows {
         column = rows + ROWS * W::VECTORS;
     }
 
-    // Brings those that begin at `from`, and at these places of the column's bytes and groups: so many bytes, and elements.
+    // Brings the rows' windows, `bytes` of each from `from` on, and the column's: so many `elements`, whose bytes and groups are there.
     INLINE void bring(const u8* const (&from)[ROWS], u32 bytes, const u8* column_bytes, const u8* groups, u32 elements) {
         Copies<W::VECTORS, false> of_rows[ROWS];
         Copies<W::HAS_COLUMN ? W::BYTE_VECTORS : 1, true> of_column;

@@ -113,7 +113,7 @@ impl Kernel {
     }
 }
 /// Bytes of shared memory that a launch may add without asking for it.
-const USUAL_SHARED: u32 = 48 << 10;
+pub(crate) const USUAL_SHARED: u32 = 48 << 10;
 
 /// A function of a kernel: files whose code differs by type have one for each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use crate::card::Card;
 use crate::cost::{MOST_WORK, beginning, work};
-use crate::kernels::{Kernel, Variant};
+use crate::kernels::{Kernel, USUAL_SHARED, Variant};
 use crate::{attention, rotation, tiles};
 use outboard_core::op::{self, Op, Order, UnaryKind};
 use outboard_core::{DType, Graph, Tensor, TensorId};
@@ -24,6 +24,11 @@ pub(crate) const GATED_ROWS: usize = 2;
 const MOST_WARPS: usize = 8;
 /// Weights of a row that all of them take at a time, so that shared memory suffices.
 const MOST_STAGED: usize = 8192;
+/// Weights of a row that a warp takes at a time in a product with one column, and of blocks of 17 bytes.
+const WINDOW: usize = 2048;
+const LONG_WINDOW: usize = 4096;
+/// Warps that keep a multiprocessor busy.
+const BUSY_WARPS: usize = 16;
 /// Rows from which on a product has enough blocks for a large card.
 const MANY_ROWS: usize = 4096;
 /// Warps of a block of a product of experts, some rows for each, and how many these are of blocks.
@@ -301,13 +306,15 @@ fn mul_mat(node: &Node) -> Option<Launch> {
     }
     let columns = n.next_power_of_two();
     let rows = rows_of_block(a.dtype(), columns);
-    let lanes = 32 * warps_of_block(a, m, columns) as u32;
     let blocks = m.div_ceil(rows) * n.div_ceil(columns) * b2 * b3;
-    let mut variant = Variant::of(Kernel::mul_mat_vec(a.dtype())?, &[&columns.to_string()]);
-    if columns == 1 {
-        variant = variant.with_shared(staged(a.dtype(), rows, lanes));
-    }
-    Some(of_columns(Pass { variant, lanes, blocks: blocks as u64 }, a, b))
+    let variant = Variant::of(Kernel::mul_mat_vec(a.dtype())?, &[&columns.to_string()]);
+    let (warps, shared) = if a.dtype().is_quantized() && columns == 1 {
+        warps_of_column(node.card, a, m, blocks)
+    } else {
+        (warps_of_block(a, m, columns), 0)
+    };
+    let pass = Pass { variant: variant.with_shared(shared), lanes: 32 * warps as u32, blocks: blocks as u64 };
+    Some(of_columns(pass, a, b))
 }
 
 fn mul_mat_id(node: &Node) -> Option<Launch> {
@@ -319,13 +326,14 @@ fn mul_mat_id(node: &Node) -> Option<Launch> {
     let rows = if a.dtype().is_quantized() { EXPERT_ROWS } else { 1 };
     // Half of them where windows are twice as long.
     let warps = if a.dtype() == DType::MXFP4 { WARPS / 2 } else { WARPS };
-    let (lanes, blocks) = (32 * warps as u32, (m.div_ceil(warps * rows) * used * tokens) as u64);
-    let variant = Variant::of(Kernel::MulMatId, &[a.dtype().name()]).with_shared(staged(a.dtype(), rows, lanes));
-    Some(of_columns(Pass { variant, lanes, blocks }, a, b))
+    let blocks = (m.div_ceil(warps * rows) * used * tokens) as u64;
+    let shared = if a.dtype().is_quantized() { staged_bytes(a.dtype(), rows, warps) } else { 0 };
+    let variant = Variant::of(Kernel::MulMatId, &[a.dtype().name()]).with_shared(shared);
+    Some(of_columns(Pass { variant, lanes: 32 * warps as u32, blocks }, a, b))
 }
 
 /// Rows of weights that a block takes, as in kernels/mul_mat_vec.cuh.
-pub(crate) fn rows_of_block(dtype: DType, columns: usize) -> usize {
+fn rows_of_block(dtype: DType, columns: usize) -> usize {
     match (dtype.is_quantized(), columns) {
         (true, 2) => 2,
         _ => 4,
@@ -343,27 +351,36 @@ fn warps_of_block(a: &Tensor, m: usize, columns: usize) -> usize {
     }
     let is_much = columns > 2 || dtype.block_len() == 256;
     let most = if is_many && is_much { MOST_WARPS / 4 } else { MOST_WARPS / 2 };
-    if columns == 1 {
-        return n.div_ceil(window(dtype)).clamp(1, most.min(MOST_STAGED / window(dtype)));
-    }
     n.div_ceil(32 * 32).clamp(1, most)
+}
+
+/// Warps that share the rows of a block of a product of blocks with one column, and the bytes of shared memory that they need. There is one for each
+/// window of the rows, or, where that makes few, for each window of each row.
+fn warps_of_column(card: Card, a: &Tensor, m: usize, blocks: usize) -> (usize, u32) {
+    let (dtype, rows) = (a.dtype(), rows_of_block(a.dtype(), 1));
+    let windows = a.ne()[0].div_ceil(window(dtype)).max(1);
+    let is_few = blocks.saturating_mul(windows) < BUSY_WARPS * card.processors;
+    if is_few && rows * windows <= MOST_WARPS && staged_bytes(dtype, 1, rows * windows) <= USUAL_SHARED {
+        return (rows * windows, staged_bytes(dtype, 1, rows * windows));
+    }
+    let is_much = m >= MANY_ROWS && dtype.block_len() == 256;
+    let most = if is_much { MOST_WARPS / 4 } else { MOST_WARPS / 2 };
+    let warps = windows.min(most).min(MOST_STAGED / window(dtype));
+    (warps, staged_bytes(dtype, rows, warps))
 }
 
 /// Weights of a row that a warp takes at a time in a product with one column, as in kernels/staged.cuh.
 fn window(dtype: DType) -> usize {
-    if dtype == DType::MXFP4 { 4096 } else { 2048 }
+    if dtype == DType::MXFP4 { LONG_WINDOW } else { WINDOW }
 }
 
-/// Bytes of shared memory of a block of so many threads, in which a product with one column has windows of so many rows and of the column.
-pub(crate) fn staged(dtype: DType, rows: usize, lanes: u32) -> u32 {
-    if !dtype.is_quantized() {
-        return 0;
-    }
+/// Bytes of shared memory of so many warps, each of which has windows of so many rows and of the column.
+fn staged_bytes(dtype: DType, rows: usize, warps: usize) -> u32 {
     let weights = window(dtype);
     let of_row = (weights / dtype.block_len() * dtype.block_bytes() + 30) / 16 * 16;
     let has_column = dtype.block_len() == 32 || matches!(dtype, DType::Q4_K | DType::Q5_K | DType::IQ4_XS);
     let of_column = if has_column { weights + weights / 4 } else { 0 };
-    lanes / 32 * (rows * of_row + of_column) as u32
+    (warps * (rows * of_row + of_column)) as u32
 }
 
 /// A product row by row: with blocks, columns are made signed bytes first, with a scale for each 32.
@@ -432,6 +449,14 @@ mod tests {
         assert_eq!([named("unary.cu", "SCALE"), named("unary.cu", "CLAMP")], [Some(unary), Some(unary + 1)]);
         assert_eq!(named("common.cuh", "RESULT"), Some(op::MAX_SRCS as u32));
         assert_eq!(named("mul_mat_id.cu", "WARPS"), Some(WARPS as u32));
+        assert_eq!(named("mul_mat_id.cu", "ROWS_OF_BLOCKS"), Some(EXPERT_ROWS as u32));
+        assert_eq!(named("staged.cuh", "WINDOW"), Some(WINDOW as u32));
+        assert_eq!(named("staged.cuh", "LONG_WINDOW"), Some(LONG_WINDOW as u32));
+        assert_eq!(
+            rows_of_block(DType::Q4_0, 1),
+            2 * GATED_ROWS,
+            "products are joined to gated units with their shared memory"
+        );
         assert_eq!(named("mul_mat_vec.cuh", "MOST_WARPS"), Some(MOST_WARPS as u32));
         assert_eq!(named("mul_mat_vec.cuh", "GATED_ROWS"), Some(GATED_ROWS as u32));
         assert_eq!(

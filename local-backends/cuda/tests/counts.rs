@@ -14,12 +14,12 @@ use std::path::Path;
 
 /// If it says something, the table is written.
 const UPDATE: &str = "OUTBOARD_UPDATE_GOLDEN";
-/// Length of a row, as in a model of 8B, and some rows of many: what a row costs does not depend on how many there are.
+/// Length of a row, as in a model of 8B, and some rows of many, enough to keep the emulator's card busy: what a row costs does not depend on how many
+/// there are.
 const LENGTH: usize = 4096;
-const ROWS: usize = 64;
-/// Rows that one block of threads takes: what it reads of the column is not read again by others.
-const OF_BLOCK: usize = 4;
-
+const ROWS: usize = 256;
+/// Bytes of a column as blocks.
+const PACKED: usize = LENGTH + LENGTH / 4;
 /// Columns and rows of a product that is computed in large tiles, of 128 each.
 const COLUMNS: usize = 128;
 const ROWS_OF_TILES: usize = 512;
@@ -52,10 +52,16 @@ fn sum(launches: &[Launched], of: fn(&Counts) -> u64) -> u64 {
 }
 
 /// Bytes of the sectors that are read, to those of weights and of the column, which as blocks is written and read once more.
-fn times_read(launches: &[Launched], dtype: DType, rows: usize) -> f64 {
-    let packed = if launches.len() > 1 { LENGTH + LENGTH / 4 } else { 0 };
-    let needed = rows * dtype.row_bytes(LENGTH).unwrap() + 4 * LENGTH + packed;
-    32.0 * sum(launches, |c| c.load_sectors) as f64 / needed as f64
+fn times_read(launches: &[Launched], weights: f64) -> f64 {
+    let packed = if launches.len() > 1 { PACKED } else { 0 };
+    32.0 * sum(launches, |c| c.load_sectors) as f64 / (weights + (4 * LENGTH + packed) as f64)
+}
+
+/// The same of weights alone: without the column, which each block of threads reads.
+fn times_weights_read(launches: &[Launched], weights: f64) -> f64 {
+    let product = launches.last().unwrap();
+    let column = if launches.len() > 1 { PACKED } else { 4 * LENGTH };
+    (32.0 * product.counts.load_sectors as f64 - (product.grid[0] as usize * column) as f64) / weights
 }
 
 /// A row of the table.
@@ -65,31 +71,31 @@ fn line(device: &dyn Device, dtype: DType) -> String {
     let quantizes = launches.iter().filter(|launch| launch.kernel.starts_with("quantize"));
     let column = quantizes.map(|launch| launch.counts.total()).sum::<u64>();
     let wanted = sum(&launches, |c| c.load_bytes) as f64 / (32 * sum(&launches, |c| c.load_sectors)) as f64;
-    let each = sum(&launches, Counts::total) - column;
+    let without = sum(&launches, Counts::total) - column;
     let mut line = format!(
         "| {} | {} | {:.3} | {:.3} | {:.2} | {:.2} | {:.0} % | {} | {} |",
         dtype.name(),
         launches.len(),
         sum(&launches, Counts::total) as f64 / bytes,
         column as f64 / bytes,
-        times_read(&launches, dtype, ROWS),
-        times_read(&product(device, dtype, OF_BLOCK, 1), dtype, OF_BLOCK),
+        times_read(&launches, bytes),
+        times_weights_read(&launches, bytes),
         100.0 * wanted,
         sum(&launches, |c| c.bank_conflicts),
         sum(&launches, |c| c.local_requests),
     );
-    OF_BYTE.iter().for_each(|(_, most)| write!(line, " {:.1} |", most * bytes / each as f64).unwrap());
+    OF_BYTE.iter().for_each(|(_, most)| write!(line, " {:.2} |", most * bytes / without as f64).unwrap());
     line
 }
 
 fn products_with_one_column(device: &dyn Device) -> String {
     let mut table = format!(
-        "Products of {ROWS} rows of {LENGTH} with one column, counted by the emulator. For each card: how many times as many instructions it could issue \
-         while it reads the weights.\n\n"
+        "Products of {ROWS} rows of {LENGTH} with one column, counted by the emulator for compute capability 8.0. For each card: how many \
+         times as many instructions, without those for the column, it could issue while it reads the weights.\n\n"
     );
     table += concat!(
         "| weights | launches | instructions of warps for a byte of weights | to quantize the column, of them ",
-        "| bytes of sectors that were read, to those needed | the same of four rows, a block's | wanted of them ",
+        "| bytes of sectors that were read, to those needed | the same of weights alone | wanted of them ",
         "| bank conflicts | local memory |"
     );
     OF_BYTE.iter().for_each(|(card, _)| write!(table, " {card} |").unwrap());
@@ -128,6 +134,7 @@ fn tiles(device: &dyn Device) -> String {
 
 #[test]
 fn products_cost_what_is_committed() {
+    emulator_of(80);
     let device = device(LONG);
     let table = products_with_one_column(device.as_ref()) + &tiles(device.as_ref());
     println!("{table}");

@@ -1,13 +1,13 @@
-//! Products of blocks with one column: rows of any length that begin at any place where blocks may.
+//! Products of blocks with one column: rows of any length that begin at any place where blocks may, also of experts and of products that are one kernel.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
 use common::*;
-use outboard_core::op::{MulMat, View};
+use outboard_core::op::{Glu, GluKind, MulMat, MulMatId, Norm, NormKind, View};
 use outboard_core::quant::quantize_row;
-use outboard_core::{DType, Device, GraphBuilder, Host, TensorId};
+use outboard_core::{DType, Device, Graph, GraphBuilder, Host, TensorId};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 
@@ -77,5 +77,91 @@ fn rows_of_blocks_may_be_long_and_begin_anywhere() {
         for offset in (1..16 / unit(dtype)).map(|i| i * unit(dtype)) {
             assert_eq!(product(device.as_ref(), dtype, n, offset), first, "{dtype} of {n} at {offset}");
         }
+    }
+}
+
+/// The bytes of rows of weights, one behind the other.
+fn rows_of(dtype: DType, n: usize, rows: usize) -> Vec<u8> {
+    (0..rows).flat_map(|r| row(dtype, n, r)).collect()
+}
+
+/// What a device computes of a graph with these inputs: the outputs, one behind the other.
+fn outputs(device: &dyn Device, graph: Graph, inputs: &[(TensorId, Vec<u8>)]) -> Vec<f32> {
+    let outputs: Vec<_> = graph.ids().filter(|&id| graph.tensor(id).is_output()).collect();
+    let (executable, places) = compile(device, graph).unwrap();
+    let at = |id: TensorId| places[id.index()].as_ref().unwrap();
+    let queue = device.queue().unwrap();
+    for (id, bytes) in inputs {
+        queue.write(at(*id), bytes.clone().into()).unwrap();
+    }
+    queue.execute(&executable).unwrap();
+    let bytes = outputs.into_iter().flat_map(|id| read(queue.as_ref(), at(id)));
+    bytes.collect::<Vec<u8>>().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// Three products of a column, a gated unit of two, and a norm of one.
+fn joined(dtype: DType, n: usize) -> (Graph, Vec<(TensorId, Vec<u8>)>) {
+    let mut g = GraphBuilder::new();
+    let column = g.input("column", DType::F32, &[n, 1]).unwrap();
+    let mut inputs = vec![(column, floats(&numbers(100, n)))];
+    let mut product = |g: &mut GraphBuilder, name: &str, rows: usize| {
+        let weights = g.weight(name, dtype, &[n, rows]).unwrap();
+        inputs.push((weights, rows_of(dtype, n, rows)));
+        g.push(MulMat, &[weights, column]).unwrap()
+    };
+    for (name, rows) in [("q", 10), ("k", 6), ("v", 6)] {
+        let made = product(&mut g, name, rows);
+        g.output(made);
+    }
+    let [gate, up] = ["gate", "up"].map(|name| product(&mut g, name, 64));
+    let unit = g.push(Glu { kind: GluKind::Swiglu }, &[gate, up]).unwrap();
+    g.output(unit);
+    let made = product(&mut g, "out", 32);
+    let norm = g.push(Norm { kind: NormKind::RmsNorm, eps: 1e-5 }, &[made]).unwrap();
+    g.output(norm);
+    (g.finish().unwrap(), inputs)
+}
+
+/// Products of experts, of which each token has two.
+fn of_experts(dtype: DType, n: usize) -> (Graph, Vec<(TensorId, Vec<u8>)>) {
+    let (rows, experts, tokens) = (18, 3, 2);
+    let mut g = GraphBuilder::new();
+    let weights = g.weight("weights", dtype, &[n, rows, experts]).unwrap();
+    let columns = g.input("columns", DType::F32, &[n, 2, tokens]).unwrap();
+    let ids = g.input("ids", DType::I32, &[2, tokens]).unwrap();
+    let product = g.push(MulMatId, &[weights, columns, ids]).unwrap();
+    g.output(product);
+    let ids_of_tokens = [2i32, 0, 1, 2].iter().flat_map(|id| id.to_le_bytes()).collect();
+    let inputs = vec![
+        (weights, rows_of(dtype, n, rows * experts)),
+        (columns, floats(&numbers(100, 2 * n * tokens))),
+        (ids, ids_of_tokens),
+    ];
+    (g.finish().unwrap(), inputs)
+}
+
+#[test]
+fn joined_products_and_experts_may_have_long_rows() {
+    let (device, host) = (device(LONG), Host::new());
+    let reference = reference_device(&host, "REF", &MemoryBudget::new(None));
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantized() && *dtype != DType::Q8_K);
+    for (dtype, length) in types.flat_map(|dtype| LENGTHS.map(|length| (dtype, length))) {
+        let n = if dtype.block_len() == 32 { 256 * length - 32 } else { 256 * length };
+        for graph in [joined, of_experts] {
+            let (graph, inputs) = graph(dtype, n);
+            let want = outputs(reference.as_ref(), graph.clone(), &inputs);
+            let got = outputs(device.as_ref(), graph, &inputs);
+            let error: f32 = got.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum();
+            let size: f32 = want.iter().map(|b| b.powi(2)).sum();
+            assert!(error < 1e-3 * size && size > 0.0, "{dtype} of {n}: {got:?}, not {want:?}");
+        }
+    }
+    let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();
+    for end in ["_many", "_gated", "_normed"] {
+        assert!(kernels.iter().any(|kernel| kernel.ends_with(end)), "{end}: {kernels:?}");
     }
 }

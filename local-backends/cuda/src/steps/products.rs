@@ -2,9 +2,9 @@
 
 use super::{Part, Scratch, Step, Table, Used};
 use crate::kernels::{Kernel, Variant};
-use crate::launch::{GATED_ROWS, MOST_BLOCKS, PACKED, Pass, rows_of_block, staged};
+use crate::launch::{GATED_ROWS, MOST_BLOCKS, PACKED, Pass};
 use outboard_core::op::Op;
-use outboard_core::{DType, Graph, Placement, TensorId};
+use outboard_core::{Graph, Placement, TensorId};
 
 /// Products of a step, as in kernels/mul_mat_vec.cuh.
 const MOST: usize = 3;
@@ -24,10 +24,12 @@ pub(super) fn join(graph: &Graph, placement: &Placement, uses: &[usize], steps: 
         if let Some(joined) = gated(graph, placement, uses, &steps[at..]) {
             let columns = joined.columns;
             steps.splice(at..at + 3, [joined.step]);
-            // Those that read what it leaves, until something else is left there.
-            let until = steps[at + 1..].iter_mut().take_while(|step| step.scratch != Scratch::Written);
-            for reader in until.filter(|step| step.scratch == Scratch::Read) {
-                reader.parts.iter_mut().for_each(|part| part.table = Table::Scratch(columns));
+            if let Some(columns) = columns {
+                // Those that read what it leaves, until something else is left there.
+                let until = steps[at + 1..].iter_mut().take_while(|step| step.scratch != Scratch::Written);
+                for reader in until.filter(|step| step.scratch == Scratch::Read) {
+                    reader.parts.iter_mut().for_each(|part| part.table = Table::Scratch(columns));
+                }
             }
         } else {
             let count = together(graph, placement, &steps[at..]);
@@ -82,36 +84,6 @@ fn reads_as(step: &Step, first: &Step) -> bool {
         && (step.scratch == Scratch::Read) == (first.scratch != Scratch::Unused)
 }
 
-/// What products of one column are joined to.
-#[derive(Clone, Copy)]
-enum Joint {
-    /// Several of them.
-    Many,
-    /// Two with their gated unit.
-    Gated,
-    /// One with the norm of its result.
-    Normed,
-}
-
-impl Joint {
-    /// The end of the function's name.
-    fn word(self) -> &'static str {
-        match self {
-            Joint::Many => "many",
-            Joint::Gated => "gated",
-            Joint::Normed => "normed",
-        }
-    }
-
-    /// Rows of weights that a block takes.
-    fn rows(self, weights: DType) -> usize {
-        match self {
-            Joint::Many | Joint::Normed => rows_of_block(weights, 1),
-            Joint::Gated => 2 * GATED_ROWS,
-        }
-    }
-}
-
 /// Some products as one step.
 fn many(steps: &[Step]) -> Option<Step> {
     let [first, _, ..] = steps else { return None };
@@ -119,18 +91,18 @@ fn many(steps: &[Step]) -> Option<Step> {
     // What is behind the last one stands for it.
     parts.resize(MOST, parts.last()?.clone());
     let blocks = steps.iter().map(|step| step.launch.passes.last().map_or(0, |pass| pass.blocks)).sum();
-    joined(first, &steps.iter().collect::<Vec<_>>(), parts, Joint::Many, blocks)
+    joined(first, &steps.iter().collect::<Vec<_>>(), parts, "many", blocks)
 }
 
 /// A step that does what others do: the passes of the first one, of which the last one is for all of them.
-fn joined(first: &Step, steps: &[&Step], parts: Vec<Part>, joint: Joint, blocks: u64) -> Option<Step> {
-    let last = first.launch.passes.last()?;
-    let kernel = last.variant.kernel;
+fn joined(first: &Step, steps: &[&Step], parts: Vec<Part>, word: &str, blocks: u64) -> Option<Step> {
+    let kernel = first.launch.passes.last()?.variant.kernel;
     let passes = steps.iter().filter_map(|step| step.launch.passes.last());
-    let lanes = passes.filter(|pass| pass.variant.kernel == kernel).map(|pass| pass.lanes).min()?;
-    let entry = format!("{}_{}", last.variant.entry, joint.word());
-    let shared = staged(kernel.weights()?, joint.rows(kernel.weights()?), lanes);
-    let variant = Variant { kernel, entry, shared };
+    // Rows are as long, and as many for a block, in all of them.
+    let Pass { variant, lanes, .. } =
+        passes.filter(|pass| pass.variant.kernel == kernel).min_by_key(|pass| pass.lanes)?;
+    let variant = Variant { entry: format!("{}_{word}", variant.entry), ..variant.clone() };
+    let lanes = *lanes;
     if blocks > MOST_BLOCKS {
         return None;
     }
@@ -141,10 +113,10 @@ fn joined(first: &Step, steps: &[&Step], parts: Vec<Part>, joint: Joint, blocks:
     Some(Step { parts, launch, functions: Vec::new(), scratch: first.scratch })
 }
 
-/// A gated unit with its products, and where in scratch memory it leaves its result as signed bytes.
+/// A gated unit with its products, and where in scratch memory it leaves its result as signed bytes, if it does.
 struct GatedUnit {
     step: Step,
-    columns: usize,
+    columns: Option<usize>,
 }
 
 /// The first three steps as one, if they are two products and the gated unit that is all that is made of them.
@@ -197,12 +169,13 @@ fn step_of_gated(first: &Step, [gate, up, unit]: [&Step; 3], rows: usize) -> Opt
         parts[2].table = Table::Scratch(columns);
     }
     let blocks = rows.div_ceil(GATED_ROWS) as u64;
-    let mut step = joined(first, &[first, gate, up, unit], parts.to_vec(), Joint::Gated, blocks)?;
+    let mut step = joined(first, &[first, gate, up, unit], parts.to_vec(), "gated", blocks)?;
     step.launch.scratch = columns + unit.launch.scratch;
-    if unit.launch.scratch > 0 {
+    let leaves = unit.launch.scratch > 0;
+    if leaves {
         step.scratch = Scratch::Written;
     }
-    Some(GatedUnit { step, columns })
+    Some(GatedUnit { step, columns: leaves.then_some(columns) })
 }
 
 /// The first two steps as one, if they are a product and the norm of its result, which its last block computes then.
@@ -225,7 +198,7 @@ fn normed(graph: &Graph, placement: &Placement, steps: &[Step]) -> Option<Step> 
     }
     let [product, norm_part] = [first, norm].map(|step| step.parts[0].clone());
     let count = Part { table: Table::Zeros(1), ..norm_part.clone() };
-    let mut step = joined(first, &[first, norm], vec![product, norm_part, count], Joint::Normed, made.pass.blocks)?;
+    let mut step = joined(first, &[first, norm], vec![product, norm_part, count], "normed", made.pass.blocks)?;
     step.launch.scratch = first.launch.scratch.max(norm.launch.scratch);
     step.scratch = Scratch::Written;
     Some(step)
