@@ -9,6 +9,7 @@
 //! only to tell its acceptance, and gives way first.
 
 use super::fair::fair_limit;
+use super::stream::COPY_ENDS;
 use crate::device::{Slice, Ticket, fresh_uid};
 use crate::error::{Bytes as Size, Error, Result};
 use crate::lock;
@@ -26,8 +27,6 @@ const MOST: Amount = Amount { transfers: 8192, bytes: OFFERED_BYTES };
 const EXPIRY: Duration = Duration::from_secs(120);
 /// How often a wait looks whether it is still wanted. What it waits for wakes it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// How long an acceptance that is given up waits for an offer that writes into its destination: nobody may use that before.
-const COPY_ENDS: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(crate) struct Exchange {
@@ -109,8 +108,8 @@ struct Wanted {
     serial: u64,
     /// It keeps its buffer, should the one who waits give up during the copy.
     dst: Slice,
-    /// Nothing is in flight before it, so that others may write there.
-    is_free: bool,
+    /// The queue has nothing in flight before it, so that others may write there.
+    is_ready: bool,
 }
 
 /// Bytes that come in pieces.
@@ -189,12 +188,12 @@ impl Exchange {
     ) -> Result<HandOver> {
         let mut open = lock(&self.open);
         if let Some(transfer) = open.get(&ticket) {
-            let State::Wanted(Wanted { dst, is_free, .. }) = &transfer.state else { return Err(used_twice()) };
-            let (dst, is_free) = (dst.clone(), *is_free);
+            let State::Wanted(Wanted { dst, is_ready, .. }) = &transfer.state else { return Err(used_twice()) };
+            let (dst, is_ready) = (dst.clone(), *is_ready);
             let len = len.map_err(Error::clone).and_then(|len| same_size(len, &dst).map(|()| len));
             let (state, hand_over) = match len {
                 Err(error) => (State::Copied(Err(error)), Ok(HandOver::Nowhere)),
-                Ok(_) if is_free && reaches(&dst) => {
+                Ok(_) if is_ready && reaches(&dst) => {
                     let serial = fresh_uid();
                     (State::Copying { serial, queue: by.queue }, Ok(HandOver::Direct(dst, serial)))
                 }
@@ -275,9 +274,9 @@ impl Exchange {
         }
     }
 
-    /// Begins to wait for what is offered under a ticket and is to fill `dst`. `is_free` says whether the queue has nothing in flight. If
-    /// nothing is offered yet, there is a number for [`Exchange::set_free`].
-    pub(crate) fn want(&self, by: Party, ticket: Ticket, dst: &Slice, is_free: bool) -> Result<Option<u64>> {
+    /// Begins to wait for what is offered under a ticket and is to fill `dst`. `is_ready` says whether the queue has nothing in flight. If
+    /// nothing is offered yet, there is a number for [`Exchange::set_ready`].
+    pub(crate) fn want(&self, by: Party, ticket: Ticket, dst: &Slice, is_ready: bool) -> Result<Option<u64>> {
         let mut open = lock(&self.open);
         match open.get_mut(&ticket).map(|transfer| &mut transfer.state) {
             Some(State::Offered(offered)) if !offered.accepted => {
@@ -287,7 +286,7 @@ impl Exchange {
             Some(_) => Err(used_twice()),
             None => {
                 self.admit(&mut open, by, 0)?;
-                let wanted = Wanted { serial: fresh_uid(), dst: dst.clone(), is_free };
+                let wanted = Wanted { serial: fresh_uid(), dst: dst.clone(), is_ready };
                 let serial = wanted.serial;
                 open.insert(ticket, Transfer::new(by, State::Wanted(wanted)));
                 Ok(Some(serial))
@@ -296,11 +295,11 @@ impl Exchange {
     }
 
     /// All that was in flight before an acceptance is done: from now on what is offered may be written to its destination directly.
-    pub(crate) fn set_free(&self, ticket: Ticket, serial: u64) {
+    pub(crate) fn set_ready(&self, ticket: Ticket, serial: u64) {
         if let Some(Transfer { state: State::Wanted(wanted), .. }) = lock(&self.open).get_mut(&ticket)
             && wanted.serial == serial
         {
-            wanted.is_free = true;
+            wanted.is_ready = true;
         }
     }
 
@@ -584,19 +583,18 @@ mod tests {
 
     /// What is in flight before an acceptance would come behind a direct copy.
     #[test]
-    fn nobody_writes_to_a_destination_before_it_is_free() {
+    fn nobody_writes_to_a_destination_before_it_is_ready() {
         let exchange = Exchange::default();
         let dst = slice(4);
         let want = |n: u8| exchange.want(ME, ticket(n), &dst, false).unwrap().unwrap();
         want(1);
         pieces(exchange.offer(OTHER, ticket(1), Ok(4), |_| true));
         let second = want(2);
-        // That of another acceptance, and of one that has its offer, changes nothing.
-        exchange.set_free(ticket(2), second + 1);
-        exchange.set_free(ticket(1), second);
+        // That of another acceptance changes nothing.
+        exchange.set_ready(ticket(2), second + 1);
         pieces(exchange.offer(OTHER, ticket(2), Ok(4), |_| true));
         let third = want(3);
-        exchange.set_free(ticket(3), third);
+        exchange.set_ready(ticket(3), third);
         assert!(matches!(exchange.offer(OTHER, ticket(3), Ok(4), |_| true), Ok(HandOver::Direct(..))));
         // What was offered before comes in pieces.
         pieces(exchange.offer(OTHER, ticket(4), Ok(4), |_| true));

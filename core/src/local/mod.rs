@@ -26,4 +26,4 @@ pub use fair::fair_limit;
 pub use health::CardHealth;
 pub use host::Host;
 pub use memory::{CardPool, FixedPool, Funds, MemoryPool, Payment};
-pub use stream::{Later, Outcome, Span, Stream};
+pub use stream::{COPY_ENDS, Later, Outcome, Span, Stream};

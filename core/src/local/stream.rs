@@ -6,7 +6,7 @@ use bytes::Bytes;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// From when to when a graph ran, in this process's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,10 @@ impl<T> fmt::Debug for Outcome<T> {
     }
 }
 
+/// How long a queue that is dropped waits for a copy into memory that another queue waits for, at most, all its copies together: nobody else may use
+/// that memory before. A device that takes longer is taken to hang.
+pub const COPY_ENDS: Duration = Duration::from_secs(30);
+
 /// What a backend does for one queue, on that queue's own thread.
 ///
 /// The device does commands in the order in which they are given. A method may return as soon as the device has its command
@@ -47,7 +51,7 @@ impl<T> fmt::Debug for Outcome<T> {
 /// The queue keeps nothing for the device: a stream keeps every slice (with its buffer), every executable and every staged byte until the
 /// device is done with it, also if the wait was cancelled. Bytes that [`Stream::read`] has given may live for minutes.
 ///
-/// Slices are of this device, not empty, of the right length and writable where they are written, and a copy does not overlap: that was checked
+/// Slices are of this device (but for those that it reaches), not empty, of the right length and writable where they are written, and a copy does not overlap: that was checked
 /// when the command was enqueued. They begin at any byte. Executables are of this device; that they are of this context is the caller's
 /// duty ([`Device::for_client`](crate::Device::for_client)).
 ///
@@ -57,15 +61,15 @@ pub trait Stream: Send {
     fn write(&mut self, dst: &Slice, data: Bytes) -> Result<Outcome<()>>;
     /// Copies bytes from the device.
     fn read(&mut self, src: &Slice) -> Result<Outcome<Bytes>>;
-    /// Copies within the device, or to memory of another one that this stream [reaches](Stream::reaches).
+    /// Copies within the device, or to memory that another queue waits for and this stream [reaches](Stream::reaches). That queue has nothing in
+    /// flight, and nobody uses its memory until the outcome is there. So an outcome that is cancelled comes when the device is done with the copy, or
+    /// after [`COPY_ENDS`]. An error that names another device is that one's, and this queue goes on.
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>>;
     /// Sets every byte.
     fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>>;
     /// Runs a graph. It has one of the device's turns until the outcome is there, or the queue is poisoned.
     fn execute(&mut self, executable: &Arc<dyn Executable>) -> Result<Outcome<Span>>;
-    /// Whether [`Stream::copy`] can write to this slice of another device of the host. Asked while transfers of the host are locked, so
-    /// that it must not wait. The slice is of a queue that waits for these bytes alone and has nothing in flight; it is not written before the
-    /// copy, and until its outcome is there, nobody uses it. So an outcome that is cancelled comes when the device is done with the copy.
-    /// An error that names another device is that one's, and this queue goes on.
+    /// Whether [`Stream::copy`] can write to this slice, of whatever device of the host. Asked while transfers of the host are locked, so that it
+    /// must not wait.
     fn reaches(&self, dst: &Slice) -> bool;
 }

@@ -392,14 +392,14 @@ impl Worker {
     fn accept(&mut self, ticket: Ticket, dst: &Slice) -> Result<()> {
         let common = self.common.clone();
         let exchange = &common.host.exchange;
-        let is_free = self.completions.is_idle();
-        if let Some(serial) = exchange.want(self.party, ticket, dst, is_free)?
-            && !is_free
+        let is_ready = self.completions.is_idle();
+        if let Some(serial) = exchange.want(self.party, ticket, dst, is_ready)?
+            && !is_ready
         {
             // A wait that was cancelled, or failed, says nothing of what is still in flight.
             self.later(move |common| {
                 if common.check().is_ok() {
-                    common.host.exchange.set_free(ticket, serial);
+                    common.host.exchange.set_ready(ticket, serial);
                 }
             });
         }

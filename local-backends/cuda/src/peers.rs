@@ -4,20 +4,20 @@ use crate::card::words;
 use crate::events::Mark;
 use crate::gpu::{Gpu, is_kept};
 use crate::memory::context_of;
-use crate::stream::LAST_WAIT;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use outboard_core::device::fresh_uid;
+use outboard_core::local::COPY_ENDS;
 use outboard_core::{Error, Result, Slice, lock};
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Environment variable that says whether cards write to each other's memory: with `0` they do not, as where what joins them is broken.
+/// Environment variable: with `0`, copies between cards go through memory of the host, where straight ones arrive wrong.
 pub const PEERS: &str = "OUTBOARD_CUDA_PEERS";
-/// Pause between two looks at such a copy.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Pause between two looks at what a card does.
+pub(crate) const PAUSE: Duration = Duration::from_millis(1);
 
 /// Which contexts one can copy to.
 #[derive(Debug)]
@@ -37,7 +37,8 @@ impl Peers {
     pub(crate) fn look(ordinal: i32) -> Peers {
         let unwanted = std::env::var(PEERS).is_ok_and(|value| value == "0");
         let count = if unwanted { 0 } else { result::device::get_count().unwrap_or(0) };
-        let cards = (0..count).filter(|&other| other != ordinal && can_address(ordinal, other)).collect();
+        let cards: Vec<_> = (0..count).filter(|&other| other != ordinal && can_address(ordinal, other)).collect();
+        tracing::debug!("CUDA's card {ordinal} can copy straight to cards {cards:?} of {count}");
         Peers { uid: fresh_uid(), ordinal, cards, enabled: Mutex::default() }
     }
 
@@ -67,8 +68,8 @@ pub(crate) fn reached<'a>(gpu: &Arc<Gpu>, dst: &'a Slice) -> Option<&'a Arc<Gpu>
     (!other.health.is_over() && gpu.peers.reaches(&other.peers)).then_some(other)
 }
 
-/// Lets `gpu`, which this thread has entered, address the memory of another context. Copies that may not do so go through memory of the host,
-/// by the driver: this one does, and later ones are not begun.
+/// Lets `gpu`, which this thread has entered, address the memory of another context. Where the driver refuses, it takes this copy through memory of the
+/// host, and [`reached`] says no from then on.
 pub(crate) fn enable(gpu: &Gpu, other: &Gpu) {
     let (from, to) = (&gpu.peers, &other.peers);
     if from.ordinal == to.ordinal || lock(&from.enabled).contains_key(&to.uid) {
@@ -76,39 +77,43 @@ pub(crate) fn enable(gpu: &Gpu, other: &Gpu) {
     }
     // SAFETY: the other context lives as long as what was lent here.
     let enabled = match unsafe { sys::cuCtxEnablePeerAccess(other.context.0, 0) }.result() {
-        Ok(()) | Err(DriverError(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => true,
+        Ok(()) | Err(DriverError(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) => {
+            tracing::info!("{} copies straight to {} ({PEERS}=0 prevents it)", gpu.id, other.id);
+            true
+        }
         Err(error) => {
-            tracing::warn!("{} cannot address memory of {}: {}", gpu.id, other.id, words(error));
+            tracing::warn!("{} copies to {} by way of the host: {}", gpu.id, other.id, words(error));
             false
         }
     };
     lock(&from.enabled).insert(to.uid, enabled);
 }
 
-/// Whose error a copy is that the driver does not take, where the stream that it was for is sound.
+/// The error of a copy that the driver refused: the other device's, if its context has failed.
 pub(crate) fn refused(gpu: &Gpu, other: &Gpu, error: DriverError) -> Error {
     // A context that keeps an error gives it to every call.
     let of_other = is_kept(error.0).then(|| other.memory().err()).flatten();
     of_other.unwrap_or_else(|| gpu.failed(&format!("it cannot copy to {}", other.id), error))
 }
 
-/// Waits for a copy, also when this is cancelled: nobody else may use its destination before it is done.
-pub(crate) fn wait_for_end(mark: &Mark, cancel: &AtomicBool) -> Result<()> {
-    let cancelled = match mark.wait(cancel) {
-        Err(Error::Cancelled) => Instant::now(),
+/// Waits for a copy, also when this is cancelled: nobody else may use its destination before it is done. All copies of a stream, and its end, have
+/// [`COPY_ENDS`] together from when it was first found `given_up`.
+pub(crate) fn wait_for_end(mark: &Mark, cancel: &AtomicBool, given_up: &OnceLock<Instant>) -> Result<()> {
+    let since = match mark.wait(cancel) {
+        Err(Error::Cancelled) => given_up.get_or_init(Instant::now),
         done => return done,
     };
-    while cancelled.elapsed() < LAST_WAIT {
-        if mark.is_reached()? {
-            return Ok(());
+    while !mark.is_reached()? {
+        if since.elapsed() >= COPY_ENDS {
+            return Err(Error::Cancelled);
         }
         std::thread::sleep(PAUSE);
     }
-    Err(Error::Cancelled)
+    Ok(())
 }
 
-/// Memory of another context that one copies to. It is kept until the copy is done; that is not known of a context that has failed or hangs before
-/// that is freed.
+/// Memory of another context that one copies to. It is kept until the copy is done. Of a context that hangs that is not known: it is kept until that is
+/// freed. One that is lost writes no more.
 pub(crate) struct Destination {
     by: Arc<Gpu>,
     slice: Slice,
@@ -122,8 +127,9 @@ impl Destination {
 
 impl Drop for Destination {
     fn drop(&mut self) {
-        // Memory of a context that is over is freed with that anyway; two of them do not wait for each other.
-        if self.by.health.is_over() && context_of(&self.slice).is_some_and(|other| !other.health.is_over()) {
+        let hangs = self.by.health.is_over() && !self.by.health.is_lost();
+        // Memory of a context that is over is freed with it; two that are over would keep each other.
+        if hangs && context_of(&self.slice).is_some_and(|other| !other.health.is_over()) {
             self.by.keep(self.slice.clone());
         }
     }

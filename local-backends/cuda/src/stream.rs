@@ -3,19 +3,19 @@
 use crate::events::{Mark, Timeline};
 use crate::gpu::Gpu;
 use crate::memory::{address, context_of};
-use crate::peers::{self, Destination};
+use crate::peers::{self, Destination, PAUSE};
 use crate::pinned::{LARGEST, Pinned, size_for};
 use crate::program::Program;
 use crate::record::FAULT_BYTES;
 use bytes::Bytes;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::CUstream;
-use outboard_core::local::{Later, Outcome, Span, Stream};
+use outboard_core::local::{COPY_ENDS, Later, Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Result, Slice, lock};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Pieces of a read that are under way before the first of them is taken.
@@ -24,8 +24,8 @@ const PIECES_OF_READ: usize = 4;
 const MOST_PINNED: usize = 8 * LARGEST;
 /// Pieces of a graph that the device is given ahead. What is ahead cannot be stopped.
 const PIECES_AHEAD: usize = 2;
-/// Longest wait for what a dropped stream had given, and for a copy to another context that was cancelled. A device that takes longer is taken to hang, and keeps what it may still use.
-pub(crate) const LAST_WAIT: Duration = Duration::from_secs(30);
+/// Longest wait for what a dropped stream had given. A device that takes longer is taken to hang, and keeps what it may still use.
+const LAST_WAIT: Duration = COPY_ENDS;
 
 /// A queue's side of a card.
 pub(crate) struct GpuStream {
@@ -40,6 +40,8 @@ pub(crate) struct GpuStream {
 struct Parts {
     timeline: Timeline,
     flight: Arc<Mutex<VecDeque<Flight>>>,
+    /// When its queue was first found to be dropped while it copied to another context.
+    given_up: Arc<OnceLock<Instant>>,
 }
 
 /// What a command uses.
@@ -60,7 +62,7 @@ struct Flight {
 
 impl Parts {
     fn new(gpu: &Arc<Gpu>) -> Result<Parts> {
-        Ok(Parts { timeline: Timeline::new(gpu)?, flight: Arc::default() })
+        Ok(Parts { timeline: Timeline::new(gpu)?, flight: Arc::default(), given_up: Arc::default() })
     }
 
     /// Lets go what the device is done with.
@@ -232,7 +234,8 @@ impl GpuStream {
             unsafe { result::memcpy_peer_async(there, to, here, from, len, stream) }
         })?;
         given.map_err(|e| peers::refused(gpu, other, e))?;
-        Ok(parts.later_by(mark, peers::wait_for_end, |done| done))
+        let given_up = parts.given_up.clone();
+        Ok(parts.later_by(mark, move |mark, cancel| peers::wait_for_end(mark, cancel, &given_up), |done| done))
     }
 
     /// Copies some bytes to a place.
@@ -411,7 +414,8 @@ impl Drop for GpuStream {
     fn drop(&mut self) {
         let Some(mut parts) = self.parts.take() else { return };
         let begun = Instant::now();
-        if is_done(&self.gpu, &mut parts, begun, LAST_WAIT) {
+        let waited = parts.given_up.get().map_or(Duration::ZERO, Instant::elapsed);
+        if is_done(&self.gpu, &mut parts, begun, LAST_WAIT.saturating_sub(waited)) {
             return;
         }
         tracing::warn!("{}: it does not end what it was given; its memory is kept until it does", self.gpu.id);
@@ -430,11 +434,13 @@ impl Drop for GpuStream {
 /// Whether the device uses nothing of it any more, known after this time at most. Of a context that has failed or hangs nothing is freed singly.
 fn is_done(gpu: &Gpu, parts: &mut Parts, since: Instant, limit: Duration) -> bool {
     let begun = Instant::now();
-    while begun.elapsed() < limit {
+    loop {
         if parts.collect().is_ok() && lock(&parts.flight).is_empty() || gpu.check(since).is_err() {
             return true;
         }
-        std::thread::sleep(Duration::from_millis(1));
+        if begun.elapsed() >= limit {
+            return false;
+        }
+        std::thread::sleep(PAUSE);
     }
-    false
 }

@@ -6,12 +6,12 @@ use crate::memory::{HelperBuffer, HelperExecutable, buffer};
 use crate::message::{Copy, Execute, Fill, PIECE, Request, StreamSlice};
 use crate::process::Process;
 use bytes::Bytes;
-use outboard_core::local::{Outcome, Span, Stream};
+use outboard_core::local::{COPY_ENDS, Outcome, Span, Stream};
 use outboard_core::{Error, Executable, Pending, Result, Slice};
 use outboard_proto::device::slice;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of writes under way, at most.
@@ -26,6 +26,8 @@ pub(crate) struct HelperStream {
     cancel: Arc<AtomicBool>,
     /// The helper was told that nothing of it is wanted any more.
     told: Arc<AtomicBool>,
+    /// When its queue was first found to be dropped while it copied.
+    given_up: Arc<OnceLock<Instant>>,
     window: Arc<Window>,
 }
 
@@ -70,7 +72,15 @@ impl HelperStream {
         id: u64,
         cancel: Arc<AtomicBool>,
     ) -> HelperStream {
-        HelperStream { process, client, id, cancel, told: Arc::default(), window: Arc::default() }
+        HelperStream {
+            process,
+            client,
+            id,
+            cancel,
+            told: Arc::default(),
+            given_up: Arc::default(),
+            window: Arc::default(),
+        }
     }
 
     /// The handle of a buffer's part.
@@ -106,6 +116,30 @@ impl HelperStream {
                 process.tell(Request::Cancel(id));
             }
             reply
+        }
+    }
+
+    /// Waits for a copy, also when it is cancelled, but not longer than [`COPY_ENDS`] for all of this stream: another queue may wait for where it writes.
+    fn waiter_to_end(&self) -> impl Fn(Pending<Reply>, &AtomicBool) -> Result<()> + Send + 'static {
+        let (process, told, id) = (self.process.clone(), self.told.clone(), self.id);
+        let given_up = self.given_up.clone();
+        move |mut pending, cancel| {
+            let begun = Instant::now();
+            loop {
+                if let Some(reply) = pending.wait_more(LOOK_AGAIN) {
+                    return reply.map(drop);
+                }
+                process.look(begun);
+                if !cancel.load(Ordering::Relaxed) {
+                    continue;
+                }
+                if !told.swap(true, Ordering::Relaxed) {
+                    process.tell(Request::Cancel(id));
+                }
+                if given_up.get_or_init(Instant::now).elapsed() >= COPY_ENDS {
+                    return Err(Error::Cancelled);
+                }
+            }
         }
     }
 }
@@ -169,7 +203,8 @@ impl Stream for HelperStream {
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
         let what = Copy { stream: self.id, from: Some(self.part(src)?), to: Some(self.part(dst)?) };
         let pending = self.give(Request::Copy(what), vec![kept(src), kept(dst)]);
-        Ok(self.later(pending, drop))
+        let wait = self.waiter_to_end();
+        Ok(Outcome::Later(Box::new(move |cancel| wait(pending, cancel))))
     }
 
     fn fill(&mut self, dst: &Slice, value: u8) -> Result<Outcome<()>> {

@@ -186,6 +186,32 @@ fn transfers_between_queues_of_a_device_are_in_order() {
     assert!(accepts.read(&dst).unwrap().wait(WAIT).unwrap()[..] == [9; 8]);
 }
 
+/// Whoever is told that an offer came to nothing finds that nothing is written for it any more.
+#[test]
+fn a_queue_that_is_dropped_ends_its_copies() {
+    let device = open("faulty", None);
+    let [src, dst] = [4, 4].map(|size| Slice::whole(device.alloc(size, Usage::Any).unwrap()));
+    let (offers, accepts, next) = (device.queue().unwrap(), device.queue().unwrap(), device.queue().unwrap());
+    offers.write(&src, faulty::SLOW.into()).unwrap();
+    offers.finish(WAIT).unwrap();
+    let ticket = outboard_core::device::Ticket([3; 32]);
+    device.peer().unwrap().accept(accepts.as_ref(), ticket, &dst).unwrap();
+    let progress = accepts.progress().unwrap();
+    until(|| progress.doing() == outboard_core::Doing::Queue);
+    std::thread::sleep(Duration::from_millis(50));
+    device.peer().unwrap().offer(offers.as_ref(), ticket, &src, device.as_ref()).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let dropped = std::thread::spawn(move || drop(offers));
+    // The copy was under way, and came to its end or did not.
+    let told = accepts.finish(WAIT);
+    assert!(matches!(told, Ok(()) | Err(Error::Cancelled)), "{told:?}");
+    next.fill(&dst, 6).unwrap();
+    next.finish(WAIT).unwrap();
+    dropped.join().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(next.read(&dst).unwrap().wait(WAIT).unwrap()[..], [6; 4]);
+}
+
 #[test]
 fn memory_is_paid_for_here_and_given_back() {
     let pool = FixedPool::new(1 << 20);

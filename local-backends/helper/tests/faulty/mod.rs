@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 pub(crate) const SCRATCH: u64 = 1000;
 /// What a write that hangs begins with.
 pub(crate) const HANGS: &[u8] = b"hang";
+/// Bytes whose copy takes a second.
+pub(crate) const SLOW: &[u8] = b"slow";
 /// Bytes of memory.
 pub(crate) const MEMORY: u64 = 64 << 20;
 
@@ -119,6 +121,9 @@ impl Stream for Line {
 
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
         let bytes = memory(src).lock().unwrap()[range(src)].to_vec();
+        if bytes.starts_with(SLOW) {
+            std::thread::sleep(Duration::from_secs(1));
+        }
         self.write(dst, bytes.into())
     }
 
