@@ -56,7 +56,7 @@ impl FromStr for Parts {
 pub(crate) struct DeviceArgs {
     #[arg(long, help = RPC_HELP, env = "OUTBOARD_RPC", value_name = "LIST", default_value = "", hide_default_value = true)]
     pub(crate) rpc: RpcList,
-    /// Devices to use, in this order: CPU0, cpu:THREADS, vulkan0 or ggml:CUDA0 for a local one, host:port/CPU0 for a remote one, host:port for all of a server. A
+    /// Devices to use, in this order: CPU0, cpu:THREADS, cuda0, cuda for all cards, vulkan0 or ggml:CUDA0 for a local one, host:port/CPU0 for a remote one, host:port for all of a server. A
     /// name that only one server's device has, other than CPU0, means that one;
     /// by default all of the servers', or the local ones if there are no servers
     #[arg(long = "dev", alias = "device", value_name = "D,D,..", value_delimiter = ',')]

@@ -57,7 +57,7 @@ fn times_read(launches: &[Launched], weights: f64) -> f64 {
     32.0 * sum(launches, |c| c.load_sectors) as f64 / (weights + (4 * LENGTH + packed) as f64)
 }
 
-/// The same of weights alone: without the column, which each block of threads reads.
+/// The same of weights: without the column's bytes, which each block of threads reads from a cache.
 fn times_weights_read(launches: &[Launched], weights: f64) -> f64 {
     let product = launches.last().unwrap();
     let column = if launches.len() > 1 { PACKED } else { 4 * LENGTH };
@@ -95,7 +95,7 @@ fn products_with_one_column(device: &dyn Device) -> String {
     );
     table += concat!(
         "| weights | launches | instructions of warps for a byte of weights | to quantize the column, of them ",
-        "| bytes of sectors that were read, to those needed | the same of weights alone | wanted of them ",
+        "| bytes of sectors that were read, to those needed | the same of weights, with what is not wanted of the column's | wanted of them ",
         "| bank conflicts | local memory |"
     );
     OF_BYTE.iter().for_each(|(card, _)| write!(table, " {card} |").unwrap());
