@@ -1,7 +1,7 @@
 //! Every case of every op against the reference.
 
 use crate::Outcome;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use outboard_backends::DeviceSpec;
 use outboard_conformance::{Filter, run as compute};
 use outboard_core::{Device, Host};
@@ -9,8 +9,22 @@ use outboard_host::MemoryBudget;
 use outboard_output as output;
 use outboard_reference::reference_device;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Refuses an op that no case has.
+pub(crate) fn known_ops(ops: &[String]) -> Result<()> {
+    if ops.is_empty() {
+        return Ok(());
+    }
+    let known: BTreeSet<_> = outboard_conformance::cases().iter().map(|case| case.op()).collect();
+    if let Some(op) = ops.iter().find(|op| !known.iter().any(|known| known.eq_ignore_ascii_case(op))) {
+        let known: Vec<_> = known.into_iter().collect();
+        bail!("--ops: no case has the op {op:?}: name some of {}", known.join(", "));
+    }
+    Ok(())
+}
 
 pub(crate) fn run(specs: &[DeviceSpec], devices: &[Arc<dyn Device>], filter: &Filter) -> Result<Outcome> {
     let whole = !filter.quick && filter.ops.is_empty();
@@ -32,6 +46,9 @@ pub(crate) fn run(specs: &[DeviceSpec], devices: &[Arc<dyn Device>], filter: &Fi
         // What is declared and not met says nothing where cases are left out.
         let of = if whole { cases.against(known.unsupported) } else { cases.undeclared(known.unsupported) };
         let found = [of, cases.beyond(&differs)].concat();
+        if cases.cases() == 0 {
+            wrong.push(format!("{id}: no case was run: leave --quick or --ops out"));
+        }
         wrong.extend(found.iter().map(|why| format!("{id}: {why}")));
         let worst: Vec<Value> = cases.ops.iter().map(|(op, of)| json!({ "op": op, "nmse": of.worst })).collect();
         report.push(json!({

@@ -120,6 +120,7 @@ fn main() -> ExitCode {
 
 /// Runs all that is wanted. Returns what is wrong.
 fn check(args: &Args) -> Result<Vec<String>> {
+    conformance::known_ops(&args.ops)?;
     let specs = specs(&args.devices)?;
     let devices = local_devices(&Host::new(), &specs, None, None)?;
     let (mut report, mut wrong) = (Map::new(), Vec::new());
