@@ -1,14 +1,14 @@
 //! What a host with a GPU has to show, in one program that needs nothing but a driver there: the conformance suite, kernels and models timed, texts
-//! compared with llama.cpp's, and several devices behind an `rpc-server`. Everything goes into one JSON file.
+//! compared with llama.cpp's, several devices behind an `rpc-server`, and cases under NVIDIA's compute-sanitizer. Everything goes into one JSON file.
 //!
 //! `cargo build --release -p outboard-gpu-check -p outboard-cli -p outboard-rpc-server`, then copy the three programs into a folder of the host.
 
 mod conformance;
 mod kernels;
-mod memory;
 mod model;
 mod programs;
 mod random;
+mod sanitizer;
 mod servers;
 mod texts;
 
@@ -77,7 +77,7 @@ enum Part {
     /// Several devices of one server.
     Servers,
     /// Some cases of every op under each tool of NVIDIA's compute-sanitizer.
-    Memory,
+    Sanitizer,
 }
 
 /// Models whose texts llama.cpp has given.
@@ -147,7 +147,7 @@ fn run(args: &Args, part: Part, specs: &[DeviceSpec], devices: &[Arc<dyn Device>
         Part::Models => model::run(devices, args),
         Part::Texts => texts::run(devices, &args.model),
         Part::Servers => servers::run(devices, &args.model),
-        Part::Memory => memory::run(devices, args),
+        Part::Sanitizer => sanitizer::run(devices, args),
     }
 }
 

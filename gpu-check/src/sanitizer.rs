@@ -26,7 +26,9 @@ pub(crate) fn run(devices: &[Arc<dyn Device>], args: &Args) -> Result<Outcome> {
         return skipped("no CUDA device among those that are checked");
     }
     let Some(sanitizer) = find(args.sanitizer.as_deref())? else {
-        return skipped(&format!("no {PROGRAM} on PATH"));
+        return skipped(&format!(
+            "no {PROGRAM} on PATH; it comes with NVIDIA's CUDA toolkit; --sanitizer FILE names one elsewhere"
+        ));
     };
     let (mut rows, mut wrong) = (Vec::new(), Vec::new());
     for tool in TOOLS {

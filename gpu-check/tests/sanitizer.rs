@@ -1,4 +1,4 @@
-//! The part `memory`, with a script in place of NVIDIA's compute-sanitizer and the emulator in place of a card.
+//! The part `sanitizer`, with a script in place of NVIDIA's compute-sanitizer and the emulator in place of a card.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -70,13 +70,13 @@ fn check(body: Option<&str>, more: &[&str]) -> Checked {
     }
     let json = folder.path().join("report.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gpu-check"));
-    command.args(["-d", "cuda0", "--only", "memory", "--ops", "SCALE", "--scratch"]).arg(folder.path());
+    command.args(["-d", "cuda0", "--only", "sanitizer", "--ops", "SCALE", "--scratch"]).arg(folder.path());
     command.arg("--json").arg(&json).args(more).current_dir(folder.path()).env_remove("OUTBOARD_SANITIZER");
     command.env("PATH", path).env("LD_PRELOAD", Emulator::file().unwrap());
     let output = command.output().unwrap();
     let report = std::fs::read_to_string(&json).unwrap_or_default();
     let report: Value = serde_json::from_str(&report).unwrap_or_default();
-    Checked { folder, output, part: report["memory"].clone() }
+    Checked { folder, output, part: report["sanitizer"].clone() }
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn a_tool_that_hangs_is_ended_with_what_it_has_started() {
 fn without_it_a_line_says_so() {
     let checked = check(None, &[]);
     assert!(checked.output.status.success(), "{}", checked.said());
-    let line = "skipped: no compute-sanitizer on PATH";
+    let line = "skipped: no compute-sanitizer on PATH; it comes with NVIDIA's CUDA toolkit; --sanitizer FILE names one elsewhere";
     assert_eq!(checked.part, serde_json::json!({ "report": line, "wrong": [] }));
     assert!(checked.said().lines().any(|said| said == line), "{}", checked.said());
     // One that is named and is not there is another matter.
