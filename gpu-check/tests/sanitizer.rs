@@ -23,6 +23,7 @@ esac
 /// Finds something with one tool.
 const FINDS: &str = r#"
 echo "========= COMPUTE-SANITIZER"
+"$@" || exit
 if [ $tool = memcheck ]; then
     echo "========= Invalid __global__ write of size 4 bytes"
     echo "=========     at unary+0x1b0"
@@ -31,6 +32,17 @@ if [ $tool = memcheck ]; then
 fi
 echo "========= ERROR SUMMARY: 0 errors"
 "#;
+
+/// Says something and hangs.
+const HANGS: &str = r#"
+echo "========= ERROR SUMMARY: 2 errors"
+echo SCALE
+sleep 1000 &
+echo $! >>started
+wait
+"#;
+
+const TOOLS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"];
 
 struct Checked {
     folder: TempDir,
@@ -50,6 +62,16 @@ impl Checked {
         let rows = self.part["report"].as_array().unwrap_or_else(|| panic!("{}", self.said()));
         rows.iter().map(|row| (row["tool"].as_str().unwrap(), row["result"].as_str().unwrap())).collect()
     }
+
+    /// What is wrong with each tool, a line each.
+    fn wrong(&self) -> Vec<&str> {
+        self.part["wrong"].as_array().unwrap().iter().map(|why| why.as_str().unwrap()).collect()
+    }
+}
+
+/// What each tool came to, all of them the same.
+fn all(result: &str) -> [(&str, &str); 4] {
+    TOOLS.map(|tool| (tool, result))
 }
 
 /// Makes a program of a script that begins behind the sanitizer's own arguments.
@@ -83,15 +105,17 @@ fn check(body: Option<&str>, more: &[&str]) -> Checked {
 fn every_tool_runs_the_cases() {
     let checked = check(Some(SOUND), &[]);
     assert!(checked.output.status.success(), "{}", checked.said());
-    let tools = ["memcheck", "racecheck", "initcheck", "synccheck"];
-    assert_eq!(checked.results(), tools.map(|tool| (tool, "clean")));
+    assert_eq!(checked.results(), all("clean"));
     let report = &checked.part["report"];
     assert_eq!(report[0]["summary"], serde_json::json!(["ERROR SUMMARY: 0 errors"]));
     assert_eq!(
         report[1]["summary"],
         serde_json::json!(["RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"])
     );
-    assert!(report[3]["conformance"][0]["cases"].as_u64().unwrap() > 0, "{report}");
+    for row in report.as_array().unwrap() {
+        assert!(row["conformance"][0]["cases"].as_u64().unwrap() > 0, "{row}");
+        assert_eq!(row["said"], serde_json::json!([]));
+    }
     assert!(checked.said().contains("memcheck: clean, ERROR SUMMARY: 0 errors"), "{}", checked.said());
 }
 
@@ -106,24 +130,49 @@ fn what_a_tool_finds_is_wrong() {
     assert!(said.contains("Invalid __global__ write of size 4 bytes"), "{said}");
 }
 
-/// A program that fails under it, and a tool that has checked nothing.
+/// Also where it ends as if nothing were.
+#[test]
+fn every_number_of_a_summary_counts() {
+    for summary in ["ERROR SUMMARY: 3 errors", "RACECHECK SUMMARY: 2 hazards displayed (0 errors, 2 warnings)"] {
+        let body = format!("\"$@\" || exit\necho \"========= {summary}\"\necho \"========= ERROR SUMMARY: 0 errors\"");
+        let checked = check(Some(&body), &[]);
+        assert_eq!(checked.output.status.code(), Some(1));
+        assert_eq!(checked.results(), all("errors"));
+        assert!(checked.wrong().iter().all(|why| why.contains(summary)), "{:?}", checked.wrong());
+    }
+}
+
+/// A program that fails under it, a tool without a summary, and one that says it is clean and has run nothing.
 #[test]
 fn a_tool_that_checks_nothing_is_wrong() {
-    let checked = check(Some("[ $tool != synccheck ] || exit 0\nexit 1"), &[]);
+    let checked = check(Some("[ $tool != synccheck ] || exec \"$@\"\nexit 1"), &[]);
     assert_eq!(checked.output.status.code(), Some(1));
-    assert!(checked.results().iter().all(|(_, result)| *result == "failed"), "{}", checked.said());
-    let wrong = checked.part["wrong"].as_array().unwrap();
-    assert!(wrong[0].as_str().unwrap().contains("memcheck: gpu-check under it: exit status: 1"), "{wrong:?}");
-    assert!(wrong[3].as_str().unwrap().contains("synccheck: it ended without a summary"), "{wrong:?}");
+    assert_eq!(checked.results(), all("failed"));
+    let wrong = checked.wrong();
+    for (tool, why) in TOOLS.iter().zip(&wrong[..3]) {
+        assert_eq!(*why, format!("{tool}: gpu-check under it: exit status: 1"));
+    }
+    assert_eq!(wrong[3..], ["synccheck: it ended without a summary, so that it has checked nothing"]);
+
+    let checked = check(Some("echo \"========= ERROR SUMMARY: 0 errors\""), &[]);
+    assert_eq!(checked.output.status.code(), Some(1));
+    assert_eq!(checked.results(), all("failed"));
+    let why = "gpu-check under it ran no case on CUDA0, so that nothing was checked";
+    assert_eq!(checked.wrong(), TOOLS.map(|tool| format!("{tool}: {why}")));
 }
 
 #[test]
 fn a_tool_that_hangs_is_ended_with_what_it_has_started() {
     let start = Instant::now();
-    let checked = check(Some("sleep 1000 &\necho $! >>started\nwait"), &["--sanitizer-limit", "1"]);
+    let checked = check(Some(HANGS), &["--sanitizer-limit", "1"]);
     assert_eq!(checked.output.status.code(), Some(1));
-    assert!(checked.results().iter().all(|(_, result)| *result == "failed"), "{}", checked.said());
-    assert!(checked.part["wrong"][0].as_str().unwrap().contains("did not end within 1s"), "{}", checked.part);
+    assert_eq!(checked.results(), all("failed"));
+    assert!(checked.wrong().iter().all(|why| why.contains("did not end within 1s")), "{:?}", checked.wrong());
+    for row in checked.part["report"].as_array().unwrap() {
+        assert_eq!(row["summary"], serde_json::json!(["ERROR SUMMARY: 2 errors"]));
+        assert_eq!(row["said"], serde_json::json!(["ERROR SUMMARY: 2 errors", "SCALE"]));
+        assert!(row["seconds"].as_f64().unwrap() >= 1.0, "{row}");
+    }
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     let started = std::fs::read_to_string(checked.folder.path().join("started")).unwrap();
     assert_eq!(started.lines().count(), 4);
@@ -131,6 +180,16 @@ fn a_tool_that_hangs_is_ended_with_what_it_has_started() {
         // One that has ended and that nobody has waited for still has an entry.
         let state = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
         assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    }
+}
+
+#[test]
+fn what_keeps_the_output_of_a_tool_open_is_not_waited_for() {
+    let checked = check(Some(&format!("setsid sleep 60 2>/dev/null &{SOUND}")), &[]);
+    assert_eq!(checked.results(), all("clean"));
+    for row in checked.part["report"].as_array().unwrap() {
+        assert_eq!(row["summary"].as_array().unwrap().len(), 1, "{row}");
+        assert!(row["seconds"].as_f64().unwrap() < 30.0, "{row}");
     }
 }
 
