@@ -1,8 +1,8 @@
 //! Transfers between queues of one host, by ticket, whatever the devices.
 //!
-//! An offer never waits, so no order of commands on different queues can block. Where it finds its acceptance waiting, its device can
-//! write there, and the accepting queue has nothing in flight that was given before, it copies straight into the destination. Otherwise its
-//! bytes come to this process's memory in pieces, and the acceptance writes them to its own device as they come, behind what is in flight.
+//! An offer waits for nobody but its own device, so no order of commands on different queues can block. Where it finds its acceptance waiting, its
+//! device can write there, and the accepting queue has nothing in flight that was given before, it copies straight into the destination. Otherwise
+//! its bytes come to this process's memory in pieces, and the acceptance writes them to its own device as they come, behind what is in flight.
 //!
 //! What is open is bounded, and no client may have more of it than it leaves to others ([`fair_limit`]), so that one that offers what
 //! nobody takes does not keep others from their transfers. Room is taken before a byte is copied. What ended without its bytes is kept
@@ -27,10 +27,14 @@ const MOST: Amount = Amount { transfers: 8192, bytes: OFFERED_BYTES };
 const EXPIRY: Duration = Duration::from_secs(120);
 /// How often a wait looks whether it is still wanted. What it waits for wakes it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// The same for an offer whose device has to do meanwhile: what is given to that later begins so much later at most.
+const LOOK_SOON: Duration = Duration::from_micros(100);
 
 #[derive(Debug)]
 pub(crate) struct Exchange {
     open: Mutex<Open>,
+    /// Wakes offers that wait for an acceptance.
+    accepts: Condvar,
     most: Amount,
 }
 
@@ -172,7 +176,7 @@ impl Transfer {
 
 impl Default for Exchange {
     fn default() -> Exchange {
-        Exchange { open: Mutex::default(), most: MOST }
+        Exchange { open: Mutex::default(), accepts: Condvar::new(), most: MOST }
     }
 }
 
@@ -289,6 +293,7 @@ impl Exchange {
                 let wanted = Wanted { serial: fresh_uid(), dst: dst.clone(), is_ready };
                 let serial = wanted.serial;
                 open.insert(ticket, Transfer::new(by, State::Wanted(wanted)));
+                self.accepts.notify_all();
                 Ok(Some(serial))
             }
         }
@@ -300,6 +305,28 @@ impl Exchange {
             && wanted.serial == serial
         {
             wanted.is_ready = true;
+            self.accepts.notify_all();
+        }
+    }
+
+    /// Waits until an offer may be copied straight to its destination, or it is known that it cannot be, or `is_over` says that it is too late.
+    pub(crate) fn wait_for_acceptance(
+        &self,
+        ticket: Ticket,
+        reaches: impl Fn(&Slice) -> bool,
+        is_over: impl Fn() -> bool,
+    ) {
+        let mut open = lock(&self.open);
+        loop {
+            let may_come = match open.get(&ticket).map(|transfer| &transfer.state) {
+                None => true,
+                Some(State::Wanted(wanted)) => !wanted.is_ready && reaches(&wanted.dst),
+                Some(_) => false,
+            };
+            if !may_come || is_over() {
+                return;
+            }
+            open = self.accepts.wait_timeout(open, LOOK_SOON).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

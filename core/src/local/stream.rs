@@ -72,4 +72,9 @@ pub trait Stream: Send {
     /// Whether [`Stream::copy`] can write to this slice, of whatever device of the host. Asked while transfers of the host are locked, so that it
     /// must not wait.
     fn reaches(&self, dst: &Slice) -> bool;
+    /// Whether there may be such memory on another device. An offer of this stream then waits for whoever accepts it, as long as the device is at what
+    /// was given before.
+    fn has_peers(&self) -> bool {
+        false
+    }
 }

@@ -346,6 +346,11 @@ impl Worker {
 
     fn offer(&mut self, begun: Begun, ticket: Ticket, src: &Slice) {
         let (common, stream) = (self.common.clone(), &self.stream);
+        if stream.has_peers() {
+            let is_over =
+                || self.completions.is_idle() || common.check().is_err() || common.cancel.load(Ordering::Relaxed);
+            common.host.exchange.wait_for_acceptance(ticket, |dst| stream.reaches(dst), is_over);
+        }
         let hand_over = common.host.exchange.offer(self.party, ticket, Ok(src.len()), |dst| stream.reaches(dst));
         match hand_over {
             Ok(HandOver::Direct(dst, serial)) => {

@@ -1,6 +1,6 @@
 //! Copies straight into memory of another context: of another card, or of another device that the same card was divided into.
 
-use crate::card::words;
+use crate::card::{find, words};
 use crate::events::Mark;
 use crate::gpu::{Gpu, is_kept};
 use crate::memory::context_of;
@@ -26,6 +26,8 @@ pub(crate) struct Peers {
     uid: u64,
     /// The driver's number of the card.
     ordinal: i32,
+    /// The card is several devices.
+    is_divided: bool,
     /// Other cards whose memory this one can address.
     cards: Vec<i32>,
     /// Contexts that were copied to, by their numbers, and whether the driver lets this one address their memory.
@@ -39,7 +41,13 @@ impl Peers {
         let count = if unwanted { 0 } else { result::device::get_count().unwrap_or(0) };
         let cards: Vec<_> = (0..count).filter(|&other| other != ordinal && can_address(ordinal, other)).collect();
         tracing::debug!("CUDA's card {ordinal} can copy straight to cards {cards:?} of {count}");
-        Peers { uid: fresh_uid(), ordinal, cards, enabled: Mutex::default() }
+        let is_divided = find().iter().filter(|found| found.ordinal == ordinal).count() > 1;
+        Peers { uid: fresh_uid(), ordinal, is_divided, cards, enabled: Mutex::default() }
+    }
+
+    /// Whether there may be another context that can be copied to.
+    pub(crate) fn are_there(&self) -> bool {
+        self.is_divided || !self.cards.is_empty()
     }
 
     /// Whether memory of another context can be copied to, as far as it is known without the driver.

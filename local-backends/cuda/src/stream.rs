@@ -400,6 +400,10 @@ impl Stream for GpuStream {
     fn reaches(&self, dst: &Slice) -> bool {
         peers::reached(&self.gpu, dst).is_some()
     }
+
+    fn has_peers(&self) -> bool {
+        self.gpu.peers.are_there()
+    }
 }
 
 /// From when to when a graph ran, which was given then and is done now. Only the length is the device's: its clock is not the host's.

@@ -134,6 +134,36 @@ fn bytes_go_straight() {
     nothing_is_left();
 }
 
+/// In a pipeline offers come before their acceptances, but behind a graph: as long as that runs they wait.
+#[test]
+fn an_offer_behind_a_graph_waits_for_its_acceptance() {
+    let _alone = alone();
+    let [first, second] = pair(LONG);
+    let (a, b) = (Side::new(first.as_ref()).unwrap(), Side::new(second.as_ref()).unwrap());
+    let many = slice(a.device.as_ref(), MANY);
+    let (src, dst) = (a.holding(&bytes(4096, 1)).unwrap(), b.holding(&bytes(4096, 2)).unwrap());
+    let calls = || [STRAIGHT, TO_HOST, FROM_HOST].map(|call| emulator().calls(call));
+    let tried = (0..TRIES).find(|_| {
+        let [copies, read, written] = calls();
+        (0..FILLS).for_each(|_| a.queue.fill(&many, 7).unwrap());
+        let (ticket, mut fills) = (ticket(), a.queue.marker().unwrap());
+        a.offer(ticket, &src, &b).unwrap();
+        std::thread::sleep(SOON / 4);
+        b.device.peer().unwrap().accept(b.queue.as_ref(), ticket, &dst).unwrap();
+        let in_time = fills.wait_more(Duration::ZERO).is_none();
+        [&a, &b].iter().for_each(|side| side.queue.finish(LONG).unwrap());
+        in_time && calls() == [copies + 1, read, written]
+    });
+    assert!(tried.is_some(), "none of {TRIES} went straight");
+    assert!(whole(&b, &dst) == bytes(4096, 1));
+    // Who is never accepted goes on when the device is done with what was before.
+    (0..FILLS).for_each(|_| a.queue.fill(&many, 7).unwrap());
+    a.offer(ticket(), &src, &b).unwrap();
+    a.queue.finish(LONG).unwrap();
+    drop((a, b, many, src, dst, first, second));
+    nothing_is_left();
+}
+
 /// An acceptance is behind what its queue was given before, whatever another card could do meanwhile.
 #[test]
 fn what_was_given_before_comes_before() {
