@@ -8,28 +8,13 @@ mod common;
 use common::*;
 use outboard_core::op::{MulMat, Scale};
 use outboard_core::{DType, Device, Error, GraphBuilder, Result, Slice, TensorId, Usage};
-use outboard_cuda_emulator::Live;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pieces of pinned memory that a queue has under way at most, each of a quarter of a mebibyte here, and one for what kernels say.
 const MOST_PINNED: u64 = 33;
 /// How long the device may hang here.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// Faults, and what is left, are the whole process's.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    emulator().clear_faults();
-    nothing_is_left();
-    guard
-}
-
-/// Everything was given back to the driver.
-fn nothing_is_left() {
-    wait_for(|| emulator().live() == Live::default(), || format!("{:?}", emulator().live()));
-}
 
 /// What a fault has come to: an error of the device, at an op or not.
 fn device_error(error: &Error) -> (Option<&str>, &str) {

@@ -7,10 +7,10 @@ mod common;
 use common::*;
 use outboard_core::device::Ticket;
 use outboard_core::{Device, Doing, Error, Queue, Result, Slice};
-use outboard_cuda::{VIRTUAL, find};
-use outboard_cuda_emulator::{Config, Live};
+use outboard_cuda::{PEERS, VIRTUAL, find};
+use outboard_cuda_emulator::Config;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const STRAIGHT: &str = "cuMemcpyPeerAsync";
@@ -26,19 +26,6 @@ const SOON: Duration = Duration::from_millis(20);
 /// Bytes that take the emulator, filled so often, so long that other things happen meanwhile.
 const MANY: u64 = 96 << 20;
 const FILLS: usize = 4;
-
-/// Faults, what is counted and what is left are the whole process's.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    emulator().clear_faults();
-    nothing_is_left();
-    guard
-}
-
-fn nothing_is_left() {
-    wait_for(|| emulator().live() == Live::default(), || format!("{:?}", emulator().live()));
-}
 
 fn ticket() -> Ticket {
     static NEXT: AtomicU8 = AtomicU8::new(0);
@@ -206,12 +193,31 @@ fn parts_of_a_card_copy_to_each_other() {
     }
     for test in ["bytes_go_straight", "what_was_given_before_comes_before", "a_call_that_fails_is_an_error_with_a_name"]
     {
-        let mut part = std::process::Command::new(std::env::current_exe().unwrap());
-        let out = part.args(["--exact", test, "--nocapture"]).env(VIRTUAL, "2").output().unwrap();
-        let said = String::from_utf8_lossy(&out.stdout);
-        let ran = out.status.success() && said.contains("1 passed");
-        assert!(ran, "{said}{}", String::from_utf8_lossy(&out.stderr));
+        run_with(test, VIRTUAL, "2");
     }
+}
+
+/// Runs a test in a process of its own, with this variable.
+fn run_with(test: &str, variable: &str, value: &str) {
+    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+    let out = program.args(["--exact", test, "--nocapture"]).env(variable, value).output().unwrap();
+    let said = String::from_utf8_lossy(&out.stdout);
+    let ran = out.status.success() && said.contains("1 passed");
+    assert!(ran, "{said}{}", String::from_utf8_lossy(&out.stderr));
+}
+
+#[test]
+fn whoever_runs_a_server_may_have_all_go_by_way_of_the_host() {
+    if std::env::var_os(PEERS).is_none() {
+        return run_with("whoever_runs_a_server_may_have_all_go_by_way_of_the_host", PEERS, "0");
+    }
+    let _alone = alone();
+    let devices = pair(LONG);
+    let [a, b] = [0, 1].map(|i| Side::new(devices[i].as_ref()).unwrap());
+    let (src, dst) = (a.holding(&bytes(3 << 20, 1)).unwrap(), b.holding(&bytes(3 << 20, 2)).unwrap());
+    assert_eq!(hand_over(&a, &src, &b, &dst), [Ok(()), Ok(())]);
+    assert!(whole(&b, &dst) == bytes(3 << 20, 1));
+    assert_eq!([STRAIGHT, ENABLE].map(|call| emulator().calls(call)), [0, 0]);
 }
 
 fn find_is_divided() -> bool {

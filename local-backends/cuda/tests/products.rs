@@ -28,8 +28,43 @@ fn row(dtype: DType, n: usize, seed: usize) -> Vec<u8> {
     bytes
 }
 
+fn floats(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+/// What a graph reads, and the bytes of it.
+type Inputs = Vec<(TensorId, Vec<u8>)>;
+
+/// What a device computes of a graph: the outputs, one behind the other.
+fn outputs(device: &dyn Device, (graph, inputs): (Graph, Inputs)) -> Vec<f32> {
+    let outputs: Vec<_> = graph.ids().filter(|&id| graph.tensor(id).is_output()).collect();
+    let (executable, places) = compile(device, graph).unwrap();
+    let at = |id: TensorId| places[id.index()].as_ref().unwrap();
+    let queue = device.queue().unwrap();
+    for (id, bytes) in inputs {
+        queue.write(at(id), bytes.into()).unwrap();
+    }
+    queue.execute(&executable).unwrap();
+    let bytes = outputs.into_iter().flat_map(|id| read(queue.as_ref(), at(id)));
+    bytes.collect::<Vec<u8>>().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+fn is_near(got: &[f32], want: &[f32]) -> bool {
+    let error: f32 = got.iter().zip(want).map(|(a, b)| (a - b).powi(2)).sum();
+    let size: f32 = want.iter().map(|b| b.powi(2)).sum();
+    got.len() == want.len() && error < 1e-3 * size
+}
+
+/// The types of blocks, each with lengths of rows; also such as are no whole number of 64.
+fn types_and_lengths() -> impl Iterator<Item = (DType, usize)> {
+    let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantized() && *dtype != DType::Q8_K);
+    types.flat_map(|dtype| {
+        LENGTHS.map(|length| (dtype, if dtype.block_len() == 32 { 256 * length - 32 } else { 256 * length }))
+    })
+}
+
 /// The product of rows that begin `offset` bytes behind one another's ends, and behind where the weights begin. What is between them is 0xff.
-fn product(device: &dyn Device, dtype: DType, n: usize, offset: usize) -> Vec<f32> {
+fn product(dtype: DType, n: usize, offset: usize) -> (Graph, Inputs) {
     let row_bytes = dtype.row_bytes(n).unwrap();
     let stride = row_bytes + offset;
     // Room for the last row, in whole rows.
@@ -41,19 +76,11 @@ fn product(device: &dyn Device, dtype: DType, n: usize, offset: usize) -> Vec<f3
     let rows = g.push(View { ne: [n, ROWS, 1, 1], nb, offset }, &[weights]).unwrap();
     let product = g.push(MulMat, &[rows, column]).unwrap();
     g.output(product);
-    let (executable, places) = compile(device, g.finish().unwrap()).unwrap();
-    let at = |id: TensorId| places[id.index()].as_ref().unwrap();
     let mut bytes = vec![0xff; room * row_bytes];
     for r in 0..ROWS {
         bytes[offset + r * stride..][..row_bytes].copy_from_slice(&row(dtype, n, r));
     }
-    let queue = device.queue().unwrap();
-    queue.write(at(weights), bytes.into()).unwrap();
-    let column_bytes: Vec<u8> = numbers(100, n).iter().flat_map(|x| x.to_le_bytes()).collect();
-    queue.write(at(column), column_bytes.into()).unwrap();
-    queue.execute(&executable).unwrap();
-    let result = read(queue.as_ref(), at(product));
-    result.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    (g.finish().unwrap(), vec![(weights, bytes), (column, floats(&numbers(100, n)))])
 }
 
 /// Blocks of a type begin at a multiple of so many bytes.
@@ -65,17 +92,12 @@ fn unit(dtype: DType) -> usize {
 fn rows_of_blocks_may_be_long_and_begin_anywhere() {
     let (device, host) = (device(LONG), Host::new());
     let reference = reference_device(&host, "REF", &MemoryBudget::new(None));
-    let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantized() && *dtype != DType::Q8_K);
-    for (dtype, length) in types.flat_map(|dtype| LENGTHS.map(|length| (dtype, length))) {
-        // Also rows of blocks of 32 that are no whole number of 64.
-        let n = if dtype.block_len() == 32 { 256 * length - 32 } else { 256 * length };
-        let want = product(reference.as_ref(), dtype, n, 0);
-        let first = product(device.as_ref(), dtype, n, 0);
-        let error: f32 = first.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum();
-        let size: f32 = want.iter().map(|b| b.powi(2)).sum();
-        assert!(error < 1e-3 * size && size > 0.0, "{dtype} of {n}: {first:?}, not {want:?}");
+    for (dtype, n) in types_and_lengths() {
+        let want = outputs(reference.as_ref(), product(dtype, n, 0));
+        let first = outputs(device.as_ref(), product(dtype, n, 0));
+        assert!(is_near(&first, &want), "{dtype} of {n}: {first:?}, not {want:?}");
         for offset in (1..16 / unit(dtype)).map(|i| i * unit(dtype)) {
-            assert_eq!(product(device.as_ref(), dtype, n, offset), first, "{dtype} of {n} at {offset}");
+            assert_eq!(outputs(device.as_ref(), product(dtype, n, offset)), first, "{dtype} of {n} at {offset}");
         }
     }
 }
@@ -85,26 +107,8 @@ fn rows_of(dtype: DType, n: usize, rows: usize) -> Vec<u8> {
     (0..rows).flat_map(|r| row(dtype, n, r)).collect()
 }
 
-/// What a device computes of a graph with these inputs: the outputs, one behind the other.
-fn outputs(device: &dyn Device, graph: Graph, inputs: &[(TensorId, Vec<u8>)]) -> Vec<f32> {
-    let outputs: Vec<_> = graph.ids().filter(|&id| graph.tensor(id).is_output()).collect();
-    let (executable, places) = compile(device, graph).unwrap();
-    let at = |id: TensorId| places[id.index()].as_ref().unwrap();
-    let queue = device.queue().unwrap();
-    for (id, bytes) in inputs {
-        queue.write(at(*id), bytes.clone().into()).unwrap();
-    }
-    queue.execute(&executable).unwrap();
-    let bytes = outputs.into_iter().flat_map(|id| read(queue.as_ref(), at(id)));
-    bytes.collect::<Vec<u8>>().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
-}
-
-fn floats(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|x| x.to_le_bytes()).collect()
-}
-
 /// Three products of a column, a gated unit of two, and a norm of one.
-fn joined(dtype: DType, n: usize) -> (Graph, Vec<(TensorId, Vec<u8>)>) {
+fn joined(dtype: DType, n: usize) -> (Graph, Inputs) {
     let mut g = GraphBuilder::new();
     let column = g.input("column", DType::F32, &[n, 1]).unwrap();
     let mut inputs = vec![(column, floats(&numbers(100, n)))];
@@ -127,7 +131,7 @@ fn joined(dtype: DType, n: usize) -> (Graph, Vec<(TensorId, Vec<u8>)>) {
 }
 
 /// Products of experts, of which each token has two.
-fn of_experts(dtype: DType, n: usize) -> (Graph, Vec<(TensorId, Vec<u8>)>) {
+fn of_experts(dtype: DType, n: usize) -> (Graph, Inputs) {
     let (rows, experts, tokens) = (18, 3, 2);
     let mut g = GraphBuilder::new();
     let weights = g.weight("weights", dtype, &[n, rows, experts]).unwrap();
@@ -148,16 +152,11 @@ fn of_experts(dtype: DType, n: usize) -> (Graph, Vec<(TensorId, Vec<u8>)>) {
 fn joined_products_and_experts_may_have_long_rows() {
     let (device, host) = (device(LONG), Host::new());
     let reference = reference_device(&host, "REF", &MemoryBudget::new(None));
-    let types = DType::ALL.into_iter().filter(|dtype| dtype.is_quantized() && *dtype != DType::Q8_K);
-    for (dtype, length) in types.flat_map(|dtype| LENGTHS.map(|length| (dtype, length))) {
-        let n = if dtype.block_len() == 32 { 256 * length - 32 } else { 256 * length };
+    for (dtype, n) in types_and_lengths() {
         for graph in [joined, of_experts] {
-            let (graph, inputs) = graph(dtype, n);
-            let want = outputs(reference.as_ref(), graph.clone(), &inputs);
-            let got = outputs(device.as_ref(), graph, &inputs);
-            let error: f32 = got.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum();
-            let size: f32 = want.iter().map(|b| b.powi(2)).sum();
-            assert!(error < 1e-3 * size && size > 0.0, "{dtype} of {n}: {got:?}, not {want:?}");
+            let want = outputs(reference.as_ref(), graph(dtype, n));
+            let got = outputs(device.as_ref(), graph(dtype, n));
+            assert!(is_near(&got, &want), "{dtype} of {n}: {got:?}, not {want:?}");
         }
     }
     let kernels: Vec<_> = emulator().launches("").into_iter().map(|launch| launch.kernel).collect();

@@ -14,21 +14,12 @@ use outboard_core::quant::quantize_row;
 use outboard_core::{DType, Device, Graph, GraphBuilder, Host, Slice, TensorId};
 use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Width of the stream, and of the block between.
 const WIDTH: usize = 64;
 const WIDE: usize = 96;
 /// Runs of a graph: kernel by kernel, recorded, and what was recorded again.
 const RUNS: usize = 4;
-
-/// Launches, and graphs that are left, are the whole process's.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    emulator().clear_faults();
-    guard
-}
 
 /// Whether a kernel may compute several nodes.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -9,10 +9,10 @@ use outboard_core::{
     DType, Device, DeviceInfo, Executable, Graph, GraphBuilder, Host, Placement, Queue, Result, Slice, TensorId, Usage,
 };
 use outboard_cuda::{OpenOptions, cuda_device, find};
-use outboard_cuda_emulator::{Config, Emulator};
+use outboard_cuda_emulator::{Config, Emulator, Live};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest wait for anything.
@@ -97,6 +97,20 @@ pub fn lookup(g: &mut GraphBuilder) -> [TensorId; 3] {
 
 pub fn read(queue: &dyn Queue, slice: &Slice) -> Bytes {
     queue.read(slice).unwrap().wait(LONG).unwrap()
+}
+
+/// Whoever injects faults is alone: they, what is counted and what is left are the whole process's.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let guard = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    emulator().clear_faults();
+    nothing_is_left();
+    guard
+}
+
+/// Everything was given back to the driver.
+pub fn nothing_is_left() {
+    wait_for(|| emulator().live() == Live::default(), || format!("{:?}", emulator().live()));
 }
 
 /// Waits until something is so.
