@@ -41,8 +41,8 @@ pub(crate) struct Args {
 pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     if !output::out_is_terminal() {
         return Err(usage(format_args!(
-            "outboard top is for a terminal; programs find the same at {}/cluster",
-            args.url.trim_end_matches('/')
+            "outboard top is for a terminal; programs find the same at {url}/cluster, and of an rpc-server at {url}/metrics",
+            url = args.url.trim_end_matches('/').trim_end_matches("/metrics")
         )));
     }
     let source = Source::new(&args.url, args.model.as_deref(), args.api_key_file.as_deref(), args.ca.as_deref())?;
