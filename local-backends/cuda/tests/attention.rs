@@ -73,6 +73,7 @@ fn tiles_of(d: usize) -> String {
 /// Of a token, each key and value that it sees is read once for the heads that share it.
 #[test]
 fn a_token_reads_what_it_sees_once() {
+    let _alone = alone();
     let device = device(LONG);
     for d in [64, 128] {
         let blocks = 8;
@@ -101,6 +102,7 @@ fn a_token_reads_what_it_sees_once() {
 
 #[test]
 fn a_prompt_on_tensor_cores() {
+    let _alone = alone();
     let device = device(LONG);
     counts_are_few(device.as_ref());
     sequences_are_apart(device.as_ref());

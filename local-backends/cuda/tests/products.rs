@@ -1,4 +1,4 @@
-//! Products of blocks with one column: rows of any length that begin at any place where blocks may, also of experts and of products that are one kernel.
+//! Products of blocks with few columns: rows of any length that begin at any place where blocks may, also of experts and of products that are one kernel.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -12,7 +12,7 @@ use outboard_host::MemoryBudget;
 use outboard_reference::reference_device;
 
 /// Rows of weights: no multiple of what a block of threads takes.
-const ROWS: usize = 6;
+const ROWS: usize = 21;
 /// Lengths of rows, in times 256: less than a warp takes of a row at a time, as much as all of them do, and more.
 const LENGTHS: [usize; 4] = [1, 9, 32, 37];
 
@@ -63,15 +63,16 @@ fn types_and_lengths() -> impl Iterator<Item = (DType, usize)> {
     })
 }
 
-/// The product of rows that begin `offset` bytes behind one another's ends, and behind where the weights begin. What is between them is 0xff.
-fn product(dtype: DType, n: usize, offset: usize) -> (Graph, Inputs) {
+/// The product with so many columns of rows that begin `offset` bytes behind one another's ends, and behind where the weights begin. What is between
+/// them is 0xff.
+fn product(dtype: DType, [n, columns]: [usize; 2], offset: usize) -> (Graph, Inputs) {
     let row_bytes = dtype.row_bytes(n).unwrap();
     let stride = row_bytes + offset;
     // Room for the last row, in whole rows.
     let room = (ROWS * stride).div_ceil(row_bytes);
     let mut g = GraphBuilder::new();
     let weights = g.weight("weights", dtype, &[n, room]).unwrap();
-    let column = g.input("column", DType::F32, &[n, 1]).unwrap();
+    let column = g.input("column", DType::F32, &[n, columns]).unwrap();
     let nb = [dtype.block_bytes(), stride, ROWS * stride, ROWS * stride];
     let rows = g.push(View { ne: [n, ROWS, 1, 1], nb, offset }, &[weights]).unwrap();
     let product = g.push(MulMat, &[rows, column]).unwrap();
@@ -80,7 +81,7 @@ fn product(dtype: DType, n: usize, offset: usize) -> (Graph, Inputs) {
     for r in 0..ROWS {
         bytes[offset + r * stride..][..row_bytes].copy_from_slice(&row(dtype, n, r));
     }
-    (g.finish().unwrap(), vec![(weights, bytes), (column, floats(&numbers(100, n)))])
+    (g.finish().unwrap(), vec![(weights, bytes), (column, floats(&numbers(100, n * columns)))])
 }
 
 /// Blocks of a type begin at a multiple of so many bytes.
@@ -93,11 +94,18 @@ fn rows_of_blocks_may_be_long_and_begin_anywhere() {
     let (device, host) = (device(LONG), Host::new());
     let reference = reference_device(&host, "REF", &MemoryBudget::new(None));
     for (dtype, n) in types_and_lengths() {
-        let want = outputs(reference.as_ref(), product(dtype, n, 0));
-        let first = outputs(device.as_ref(), product(dtype, n, 0));
-        assert!(is_near(&first, &want), "{dtype} of {n}: {first:?}, not {want:?}");
-        for offset in (1..16 / unit(dtype)).map(|i| i * unit(dtype)) {
-            assert_eq!(outputs(device.as_ref(), product(dtype, n, offset)), first, "{dtype} of {n} at {offset}");
+        for columns in [1, 2, 3, 5, 8] {
+            let shape = [n, columns];
+            let want = outputs(reference.as_ref(), product(dtype, shape, 0));
+            let first = outputs(device.as_ref(), product(dtype, shape, 0));
+            assert!(is_near(&first, &want), "{dtype}, {shape:?}: {first:?}, not {want:?}");
+            for offset in (1..16 / unit(dtype)).map(|i| i * unit(dtype)) {
+                assert_eq!(
+                    outputs(device.as_ref(), product(dtype, shape, offset)),
+                    first,
+                    "{dtype}, {shape:?} at {offset}"
+                );
+            }
         }
     }
 }
