@@ -95,8 +95,7 @@ impl Source {
         }
         let told = |e: ureq::Error| match e {
             ureq::Error::Io(e) if e.kind() == ErrorKind::ConnectionRefused => {
-                "nothing listens there: is `outboard serve` running, or an rpc-server with --metrics, and on this port?"
-                    .into()
+                "nothing listens there: is `outboard serve` running, and on this port?".into()
             }
             e => output::one_line(&e.to_string()),
         };
