@@ -51,9 +51,9 @@ pub const COPY_ENDS: Duration = Duration::from_secs(30);
 /// The queue keeps nothing for the device: a stream keeps every slice (with its buffer), every executable and every staged byte until the
 /// device is done with it, also if the wait was cancelled. Bytes that [`Stream::read`] has given may live for minutes.
 ///
-/// Slices are of this device (but for those that it reaches), not empty, of the right length and writable where they are written, and a copy does not overlap: that was checked
-/// when the command was enqueued. They begin at any byte. Executables are of this device; that they are of this context is the caller's
-/// duty ([`Device::for_client`](crate::Device::for_client)).
+/// Slices are of this device, or of one that a copy [reaches](Stream::reaches). They are not empty, of the right length and writable where they are
+/// written, and a copy does not overlap: that was checked when the command was enqueued. They begin at any byte. Executables are of this device;
+/// that they are of this context is the caller's duty ([`Device::for_client`](crate::Device::for_client)).
 ///
 /// Dropping a stream stops what the device still does for it and waits for that.
 pub trait Stream: Send {

@@ -49,8 +49,8 @@ pub(crate) fn flash_attn(node: &Node, op: &FlashAttn) -> Option<Launch> {
     };
     let keys = keys(node, op)?;
     let sharing = q.ne()[2] / k.ne()[2].max(1);
-    let is_wide = is_wide(q, 4) && is_wide(k, 8) && is_wide(v, 8);
-    let is_usual = of_type == "F16" && d == dv && matches!(d, 64 | 128) && is_wide;
+    let are_wide = is_wide(q, 4) && is_wide(k, 8) && is_wide(v, 8);
+    let is_usual = of_type == "F16" && d == dv && matches!(d, 64 | 128) && are_wide;
     let (pass, heads, parts) = match (is_usual, q.ne()[1]) {
         (true, ..=FEW_QUERIES) => few(q, k, keys),
         (true, _) if node.card.capability >= TENSOR_CORES => tiles(node, q, k, keys),
@@ -66,7 +66,7 @@ pub(crate) fn flash_attn(node: &Node, op: &FlashAttn) -> Option<Launch> {
     }
     let [window, block] = [u32::try_from(op.window).ok()?, u32::try_from(op.block).ok()?];
     let types = [k.dtype(), v.dtype(), mask].map(number);
-    let wide = [k, v].map(|cache| u32::from(crate::launch::is_wide(cache, 4)));
+    let wide = [k, v].map(|cache| u32::from(is_wide(cache, 4)));
     let params = [op.scale.to_bits(), window, op.softcap.to_bits(), block, parts as u32];
     Some(launch.with(&[&params[..], &types, &wide, &[heads as u32]].concat()))
 }

@@ -86,7 +86,7 @@ impl Gpu {
         }))
     }
 
-    pub(crate) fn error(&self, detail: String) -> Error {
+    fn error(&self, detail: String) -> Error {
         Error::Device { device: self.id.to_string(), op: None, detail }
     }
 

@@ -107,9 +107,9 @@ impl Kernel {
         })
     }
 
-    /// The type that it is for, if it is one of those that [`Kernel::mul_mat_vec`] gives.
-    pub(crate) fn weights(self) -> Option<DType> {
-        DType::ALL.into_iter().find(|&dtype| Kernel::mul_mat_vec(dtype) == Some(self))
+    /// Whether it is one of those that [`Kernel::mul_mat_vec`] gives.
+    pub(crate) fn is_mul_mat_vec(self) -> bool {
+        DType::ALL.into_iter().any(|dtype| Kernel::mul_mat_vec(dtype) == Some(self))
     }
 }
 /// Bytes of shared memory that a launch may add without asking for it.

@@ -22,7 +22,7 @@ const FEW_COLUMNS: usize = 8;
 pub(crate) const GATED_ROWS: usize = 2;
 /// Most warps of a block of such a product.
 const MOST_WARPS: usize = 8;
-/// Weights of a row that all of them take at a time, so that shared memory suffices.
+/// Weights of rows that all of them take at a time, so that shared memory suffices.
 const MOST_STAGED: usize = 8192;
 /// Weights of a row that a warp takes at a time in a product with one column, and of blocks of 17 bytes.
 const WINDOW: usize = 2048;
@@ -324,8 +324,7 @@ fn mul_mat_id(node: &Node) -> Option<Launch> {
         return tiles::mul_mat_id(node, a, b);
     }
     let rows = if a.dtype().is_quantized() { EXPERT_ROWS } else { 1 };
-    // Half of them where windows are twice as long.
-    let warps = if a.dtype() == DType::MXFP4 { WARPS / 2 } else { WARPS };
+    let warps = WARPS.min(MOST_STAGED / window(a.dtype()));
     let blocks = (m.div_ceil(warps * rows) * used * tokens) as u64;
     let shared = if a.dtype().is_quantized() { staged_bytes(a.dtype(), rows, warps) } else { 0 };
     let variant = Variant::of(Kernel::MulMatId, &[a.dtype().name()]).with_shared(shared);
@@ -360,8 +359,9 @@ fn warps_of_column(card: Card, a: &Tensor, m: usize, blocks: usize) -> (usize, u
     let (dtype, rows) = (a.dtype(), rows_of_block(a.dtype(), 1));
     let windows = a.ne()[0].div_ceil(window(dtype)).max(1);
     let is_few = blocks.saturating_mul(windows) < BUSY_WARPS * card.processors;
-    if is_few && rows * windows <= MOST_WARPS && staged_bytes(dtype, 1, rows * windows) <= USUAL_SHARED {
-        return (rows * windows, staged_bytes(dtype, 1, rows * windows));
+    let each = rows * windows;
+    if is_few && each <= MOST_WARPS && staged_bytes(dtype, 1, each) <= USUAL_SHARED {
+        return (each, staged_bytes(dtype, 1, each));
     }
     let is_much = m >= MANY_ROWS && dtype.block_len() == 256;
     let most = if is_much { MOST_WARPS / 4 } else { MOST_WARPS / 2 };

@@ -69,15 +69,18 @@ fn can_address(ordinal: i32, other: i32) -> bool {
     ask().map_err(unknown).unwrap_or(false)
 }
 
-/// The other context that a slice lies in, if `gpu` can copy to it.
-pub(crate) fn reached<'a>(gpu: &Arc<Gpu>, dst: &'a Slice) -> Option<&'a Arc<Gpu>> {
-    let other = context_of(dst).filter(|other| !Arc::ptr_eq(gpu, other))?;
-    // One that has failed is told to whoever writes to it.
-    (!other.health.is_over() && gpu.peers.reaches(&other.peers)).then_some(other)
+/// The context that a slice lies in, if it is another one.
+pub(crate) fn other_context<'a>(gpu: &Arc<Gpu>, slice: &'a Slice) -> Option<&'a Arc<Gpu>> {
+    context_of(slice).filter(|other| !Arc::ptr_eq(gpu, other))
+}
+
+/// Whether `gpu` can copy to a slice of another context. One that has failed is told to whoever writes to it.
+pub(crate) fn reaches(gpu: &Arc<Gpu>, dst: &Slice) -> bool {
+    other_context(gpu, dst).is_some_and(|other| !other.health.is_over() && gpu.peers.reaches(&other.peers))
 }
 
 /// Lets `gpu`, which this thread has entered, address the memory of another context. Where the driver refuses, it takes this copy through memory of the
-/// host, and [`reached`] says no from then on.
+/// host, and [`reaches`] says no from then on.
 pub(crate) fn enable(gpu: &Gpu, other: &Gpu) {
     let (from, to) = (&gpu.peers, &other.peers);
     if from.ordinal == to.ordinal || lock(&from.enabled).contains_key(&to.uid) {

@@ -183,7 +183,7 @@ impl Plan<'_> {
 
     /// What `sum` adds to a product with few columns.
     fn added_to(&self, product: &Step, sum: TensorId) -> Option<TensorId> {
-        let is_vec = product.launch.passes.last().is_some_and(|pass| pass.variant.kernel.weights().is_some());
+        let is_vec = product.launch.passes.last().is_some_and(|pass| pass.variant.kernel.is_mul_mat_vec());
         added_to_product(self.graph, self.placement, self.uses, product.only()?, sum).filter(|_| is_vec)
     }
 

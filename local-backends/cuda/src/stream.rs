@@ -2,7 +2,7 @@
 
 use crate::events::{Mark, Timeline};
 use crate::gpu::Gpu;
-use crate::memory::{address, context_of};
+use crate::memory::address;
 use crate::peers::{self, Destination, PAUSE};
 use crate::pinned::{LARGEST, Pinned, size_for};
 use crate::program::Program;
@@ -347,7 +347,7 @@ impl Stream for GpuStream {
     }
 
     fn copy(&mut self, src: &Slice, dst: &Slice) -> Result<Outcome<()>> {
-        if let Some(other) = context_of(dst).filter(|other| !Arc::ptr_eq(&self.gpu, other)) {
+        if let Some(other) = peers::other_context(&self.gpu, dst) {
             return self.copy_to_peer(src, dst, other);
         }
         let (from, to, len) = (address(src)?, address(dst)?, src.len() as usize);
@@ -398,7 +398,7 @@ impl Stream for GpuStream {
     }
 
     fn reaches(&self, dst: &Slice) -> bool {
-        peers::reached(&self.gpu, dst).is_some()
+        peers::reaches(&self.gpu, dst)
     }
 
     fn has_peers(&self) -> bool {

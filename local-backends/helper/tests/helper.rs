@@ -164,6 +164,20 @@ fn bytes_go_there_and_back_in_pieces_and_in_order() {
     assert!(ours.read(&back).unwrap().wait(WAIT).unwrap()[1..] == got[..]);
 }
 
+/// Has one queue accept, and then another one offer.
+fn hand_over(
+    device: &dyn Device,
+    (offers, src): (&dyn outboard_core::Queue, &Slice),
+    (accepts, dst): (&dyn outboard_core::Queue, &Slice),
+) {
+    let ticket = outboard_core::device::Ticket([3; 32]);
+    device.peer().unwrap().accept(accepts, ticket, dst).unwrap();
+    let progress = accepts.progress().unwrap();
+    until(|| progress.doing() == outboard_core::Doing::Queue);
+    std::thread::sleep(Duration::from_millis(20));
+    device.peer().unwrap().offer(offers, ticket, src, device).unwrap();
+}
+
 /// What one queue of a device hands to another is behind what that one was given before.
 #[test]
 fn transfers_between_queues_of_a_device_are_in_order() {
@@ -175,12 +189,7 @@ fn transfers_between_queues_of_a_device_are_in_order() {
     (0..200).for_each(|_| accepts.fill(&many, 7).unwrap());
     accepts.fill(&dst, 1).unwrap();
     let mut before = accepts.marker().unwrap();
-    let ticket = outboard_core::device::Ticket([3; 32]);
-    device.peer().unwrap().accept(accepts.as_ref(), ticket, &dst).unwrap();
-    let progress = accepts.progress().unwrap();
-    until(|| progress.doing() == outboard_core::Doing::Queue);
-    std::thread::sleep(Duration::from_millis(20));
-    device.peer().unwrap().offer(offers.as_ref(), ticket, &src, device.as_ref()).unwrap();
+    hand_over(device.as_ref(), (offers.as_ref(), &src), (accepts.as_ref(), &dst));
     offers.finish(WAIT).unwrap();
     assert!(before.wait_more(Duration::ZERO).is_none(), "the device was done too soon to see anything");
     assert!(accepts.read(&dst).unwrap().wait(WAIT).unwrap()[..] == [9; 8]);
@@ -194,12 +203,7 @@ fn a_queue_that_is_dropped_ends_its_copies() {
     let (offers, accepts, next) = (device.queue().unwrap(), device.queue().unwrap(), device.queue().unwrap());
     offers.write(&src, faulty::SLOW.into()).unwrap();
     offers.finish(WAIT).unwrap();
-    let ticket = outboard_core::device::Ticket([3; 32]);
-    device.peer().unwrap().accept(accepts.as_ref(), ticket, &dst).unwrap();
-    let progress = accepts.progress().unwrap();
-    until(|| progress.doing() == outboard_core::Doing::Queue);
-    std::thread::sleep(Duration::from_millis(50));
-    device.peer().unwrap().offer(offers.as_ref(), ticket, &src, device.as_ref()).unwrap();
+    hand_over(device.as_ref(), (offers.as_ref(), &src), (accepts.as_ref(), &dst));
     std::thread::sleep(Duration::from_millis(300));
     let dropped = std::thread::spawn(move || drop(offers));
     // The copy was under way, and came to its end or did not.

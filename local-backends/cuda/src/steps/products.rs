@@ -54,7 +54,7 @@ fn product<'a>(graph: &Graph, step: &'a Step) -> Option<Product<'a>> {
     let pass = step.launch.passes.last()?;
     // Of one batch: it has a block for some rows then, and no more.
     let is_column = graph.tensor(id).ne()[1..] == [1, 1, 1];
-    (is_column && pass.variant.kernel.weights().is_some()).then_some(Product { id, pass })
+    (is_column && pass.variant.kernel.is_mul_mat_vec()).then_some(Product { id, pass })
 }
 
 /// How many steps from the first on are products that may be computed together.
