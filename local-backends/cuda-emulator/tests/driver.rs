@@ -1,6 +1,6 @@
 //! The driver: streams, events, graphs, devices, memory, injected errors, and that nothing is left.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 mod common;
 
 use common::{Card, MEMORY, code, emulator, ptx};
@@ -119,6 +119,7 @@ fn streams_go_on_by_themselves_and_wait_for_events() {
     let x: Vec<i32> = (0..32).collect();
     let (dx, dy) = (card.put(&x), card.empty::<i32>(32));
     let (before, after) = (event::create(flags()).unwrap(), event::create(flags()).unwrap());
+    // SAFETY: memory, streams and events of the card's, which live until the streams are waited for; the host function has no argument.
     unsafe {
         event::record(before, card.stream).unwrap();
         stream::launch_host_function(card.stream, gate, std::ptr::null_mut()).unwrap();
@@ -160,6 +161,7 @@ fn graphs_are_captured_over_two_streams_and_run_again() {
     let (x, y) = (card.put(&[1f32; 128]), card.put(&[0f32; 128]));
     let (fork, join) = (event::create(flags()).unwrap(), event::create(flags()).unwrap());
     let wait = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: streams, events and memory of the card's, which live until the graph is destroyed.
     unsafe {
         stream::begin_capture(card.stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
         card.launch("axpy", 1, (32, 1), 0, &[&2f32, &x, &y]).unwrap();
@@ -201,11 +203,14 @@ fn two_devices_copy_to_each_other_and_address_each_other_if_they_may() {
     second.current();
     let (y, z) = (second.empty::<i32>(32), second.empty::<i32>(32));
     let calls = emulator().calls("cuMemcpyPeerAsync");
+    // SAFETY: so many bytes of both, which live to the end of the test.
     unsafe { result::memcpy_peer_async(second.context, y, first.context, x, 128, second.stream).unwrap() };
+    // SAFETY: the emulator finds that the memory is of another context.
     let wrong = unsafe { result::memcpy_peer_async(first.context, y, first.context, x, 128, second.stream) };
     assert_eq!((wrong.map_err(code), emulator().calls("cuMemcpyPeerAsync")), (Err(1), calls + 2));
     second.run("reverse", 1, (32, 1), 128, &[&y, &z]);
     assert_eq!(second.get::<i32>(z, 2).unwrap(), [31, 30]);
+    // SAFETY: a context that lives.
     let enable = |of: &Card| unsafe { sys::cuCtxEnablePeerAccess(of.context, 0).result().map_err(code) };
     let config = emulator().config();
     emulator().configure(&Config { apart: 1, ..config });
@@ -229,6 +234,7 @@ fn a_fault_stays_with_its_context_alone() {
     let (x, y) = (broken.put(&[1i32; 64]), broken.put(&[1i32; 64]));
     broken.launch("bounds_broken", 1, (64, 1), 0, &[&x, &y]).unwrap();
     assert_eq!(broken.finish().map_err(code), Err(700));
+    // SAFETY: the emulator refuses, or nothing reads it afterwards.
     assert_eq!(unsafe { result::malloc_sync(16) }.map_err(code), Err(700));
     assert_eq!(broken.launch("bounds_mended", 1, (64, 1), 0, &[&x, &y]).map_err(code), Err(700));
     let whole = Card::with(0, "faults.sm_80");
@@ -247,10 +253,12 @@ fn a_kernel_that_hangs_ends_with_its_context() {
     card.run("strided", 1, (64, 1), 0, &[&x, &y, &1i32]);
     card.launch("strided", 1, (64, 1), 0, &[&x, &y, &1i32]).unwrap();
     std::thread::sleep(Duration::from_millis(20));
+    // SAFETY: the stream is the card's.
     assert_eq!(unsafe { sys::cuStreamQuery(card.stream).result() }.map_err(code), Err(600));
     // Somebody waits for it when the context is destroyed.
     let (context, stream) = (card.context as usize, card.stream as usize);
     let (ready, is_ready) = std::sync::mpsc::channel();
+    // SAFETY: the context and its stream are there until the wait ends, which the emulator sees to.
     let waiter = std::thread::spawn(move || unsafe {
         result::ctx::set_current(context as sys::CUcontext).unwrap();
         ready.send(()).unwrap();
@@ -269,12 +277,15 @@ fn life() -> Result<(), u32> {
     impl Drop for Destroyed {
         fn drop(&mut self) {
             // This call may be the one that fails.
+            // SAFETY: it was created, and is destroyed once.
             let failed = unsafe { sys::cuCtxDestroy_v2(self.0) }.result().is_err();
             if failed {
+                // SAFETY: the call before was refused.
                 let _ = unsafe { sys::cuCtxDestroy_v2(self.0) };
             }
         }
     }
+    // SAFETY: what is used was made in this block, and what an error leaves of it ends with the context; arguments live until the launch returns.
     unsafe {
         let context = Destroyed(result::ctx::create_v3(0, result::device::get(0).map_err(code)?).map_err(code)?);
         let _ = &context;
@@ -328,6 +339,7 @@ fn named_errors_come_where_they_are_wanted() {
     let card = Card::with(0, "basic.sm_80");
     emulator().fail_call("cuMemAlloc_v2", 1, 2);
     let x = card.put(&[1f32; 64]);
+    // SAFETY: the emulator refuses, or nothing reads it afterwards.
     assert_eq!(unsafe { result::malloc_sync(16) }.map_err(code), Err(2));
     let y = card.empty::<f32>(64);
     // A sticky fault comes where the kernel is waited for, and stays.
@@ -343,6 +355,7 @@ fn named_errors_come_where_they_are_wanted() {
 fn the_primary_context_is_counted() {
     let _alone = alone();
     let device = result::device::get(1).unwrap();
+    // SAFETY: the emulator counts who has the context, and refuses what comes when nobody has it.
     unsafe {
         let first = result::primary_ctx::retain(device).unwrap();
         assert_eq!(result::primary_ctx::retain(device).unwrap(), first);
