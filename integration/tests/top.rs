@@ -17,7 +17,11 @@ struct Top {
 
 impl Top {
     fn start(args: &[&str]) -> Top {
-        let command = format!("stty rows 40 cols 100; exec {} top {}", program("outboard").display(), args.join(" "));
+        Top::start_as("exec", args)
+    }
+
+    fn start_as(exec: &str, args: &[&str]) -> Top {
+        let command = format!("stty rows 40 cols 100; {exec} {} top {}", program("outboard").display(), args.join(" "));
         let mut script = Command::new("script");
         script.args(["-q", "-e", "-c", &command, "/dev/null"]).env("TERM", "xterm-256color");
         let mut child = script.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script starts");
@@ -45,6 +49,13 @@ impl Top {
             assert!(start.elapsed() < LIMIT, "no {word}: {:?}", self.text());
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// The process that has the terminal.
+    fn pid(&self) -> u32 {
+        let path = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = std::fs::read_to_string(path).expect("a child");
+        children.trim().parse().expect("one child")
     }
 
     /// Presses q, and sees that the terminal is as it was.
@@ -95,6 +106,20 @@ fn top_shows_a_service_and_a_servers_metrics_until_q() {
     drop(serving);
     top.shows("again");
     top.quit();
+    // Its terminal goes, and it does not hear of it: SIGHUP is ignored.
+    let mut left = Top::start_as("trap '' HUP; exec", &[&url]);
+    left.shows("again");
+    let pid = left.pid();
+    left.child.kill().unwrap();
+    left.child.wait().unwrap();
+    let start = Instant::now();
+    while std::fs::exists(format!("/proc/{pid}/fd/1")).unwrap() {
+        if start.elapsed() > LIMIT {
+            Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+            panic!("it goes on without a terminal");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
     // Not a terminal.
     let error = Client::run(&["top", &url], LIMIT);
     assert!(error.error().contains("/cluster"), "{}", error.stderr);

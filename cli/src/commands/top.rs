@@ -48,6 +48,8 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
     let source = Source::new(&args.url, args.model.as_deref(), args.api_key_file.as_deref(), args.ca.as_deref())?;
     let (sender, answers) = channel();
     std::thread::Builder::new().name("ask".into()).spawn(move || ask(source, &sender)).context("no thread to ask")?;
+    #[cfg(unix)]
+    end_with_terminal().context("no thread to watch the terminal")?;
     let mut terminal = ratatui::try_init().context("cannot use this terminal")?;
     let shown = show(&mut terminal, &args.url, &answers);
     ratatui::try_restore().context("cannot restore this terminal")?;
@@ -59,6 +61,24 @@ fn ask(mut source: Source, to: &Sender<ask::Answer>) {
     while to.send(source.ask()).is_ok() {
         std::thread::sleep(EVERY);
     }
+}
+
+/// Ends this process when its terminal has gone and SIGHUP is ignored (`nohup`): crossterm then reads end of file for ever (crossterm 0.29,
+/// `UnixInternalEventSource::try_read`), so the loop below would not come back.
+#[cfg(unix)]
+fn end_with_terminal() -> std::io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let watch = || {
+        let out = std::io::stdout();
+        // That it has gone is told without being asked for.
+        let mut terminal = [PollFd::new(&out, PollFlags::empty())];
+        while poll(&mut terminal, None) == Err(rustix::io::Errno::INTR) {}
+        // Where a system cannot watch terminals this thread has nothing to do.
+        if terminal[0].revents().contains(PollFlags::HUP) {
+            std::process::exit(1);
+        }
+    };
+    std::thread::Builder::new().name("terminal".into()).spawn(watch).map(drop)
 }
 
 /// Shows answers until somebody has seen enough.
