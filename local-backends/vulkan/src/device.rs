@@ -1,10 +1,11 @@
 //! A GPU as one of our devices.
 
 use crate::allocation::heap;
+use crate::cost::Bounds;
 use crate::gpu::Gpu;
 use crate::instance::{Class, Found, vulkan};
 use crate::interposer::Interposer;
-use crate::launch::{Bounds, launch};
+use crate::launch::launch;
 use crate::memory::GpuBuffer;
 use crate::program::Program;
 use crate::stream::GpuStream;

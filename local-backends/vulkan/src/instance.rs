@@ -2,10 +2,10 @@
 
 use crate::dot::Dot;
 use crate::import::is_offered;
+use crate::reported::{Reported, text};
 use crate::units::{Units, unbelieved, units};
 use ash::vk;
 use outboard_core::DeviceKind;
-use std::ffi::CStr;
 use std::sync::OnceLock;
 
 /// Whether a device is hardware to run models on.
@@ -116,10 +116,6 @@ impl Vulkan {
     }
 }
 
-/// What families that only copy may do besides.
-const COPIES: vk::QueueFlags =
-    vk::QueueFlags::from_raw(vk::QueueFlags::SPARSE_BINDING.as_raw() | vk::QueueFlags::PROTECTED.as_raw());
-
 /// What a physical device is, or what it lacks.
 fn describe(
     loader: &ash::Entry,
@@ -127,144 +123,61 @@ fn describe(
     handle: vk::PhysicalDevice,
     number: usize,
 ) -> Result<(Physical, Found), String> {
-    let mut ids = vk::PhysicalDeviceIDProperties::default();
-    let mut driver = vk::PhysicalDeviceDriverProperties::default();
-    let mut subgroups = vk::PhysicalDeviceSubgroupProperties::default();
-    let mut maintenance = vk::PhysicalDeviceMaintenance3Properties::default();
-    let mut floats = vk::PhysicalDeviceFloatControlsProperties::default();
-    let mut of_host = vk::PhysicalDeviceExternalMemoryHostPropertiesEXT::default();
-    let mut properties = vk::PhysicalDeviceProperties2::default()
-        .push_next(&mut ids)
-        .push_next(&mut driver)
-        .push_next(&mut subgroups)
-        .push_next(&mut maintenance)
-        .push_next(&mut floats)
-        .push_next(&mut of_host);
-    // SAFETY: a physical device of this instance, and structures that it may fill.
-    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
-    let of = properties.properties;
-    let name = text(&of.device_name);
-    if of.api_version < vk::API_VERSION_1_2 {
-        let (major, minor) = (vk::api_version_major(of.api_version), vk::api_version_minor(of.api_version));
-        return Err(format!("{name} has Vulkan {major}.{minor}, and 1.2 is needed"));
-    }
-    let mut features12 = vk::PhysicalDeviceVulkan12Features::default();
-    let mut matrices = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
-    let mut sizes = vk::PhysicalDeviceSubgroupSizeControlFeatures::default();
-    let mut features = vk::PhysicalDeviceFeatures2::default()
-        .push_next(&mut features12)
-        .push_next(&mut matrices)
-        .push_next(&mut sizes);
-    // SAFETY: as above.
-    unsafe { instance.get_physical_device_features2(handle, &mut features) };
-    let arithmetic = subgroups.supported_operations.contains(vk::SubgroupFeatureFlags::ARITHMETIC)
-        && subgroups.supported_stages.contains(vk::ShaderStageFlags::COMPUTE);
-    for (there, what) in [
-        (features12.timeline_semaphore != 0, "timeline semaphores"),
-        (features12.buffer_device_address != 0, "buffer device addresses"),
-        (arithmetic, "arithmetic of subgroups"),
-        (floats.shader_signed_zero_inf_nan_preserve_float32 != 0, "floats that keep infinities and NaN"),
-        (of.limits.max_compute_work_group_invocations >= 256, "workgroups of 256"),
-        (of.limits.max_compute_work_group_size[0] >= 256, "workgroups of 256 in one dimension"),
-    ] {
-        if !there {
-            return Err(format!("{name} has no {what}"));
-        }
-    }
-    // SAFETY: as above.
-    let families = unsafe { instance.get_physical_device_queue_family_properties(handle) };
-    let computes = |f: &vk::QueueFamilyProperties| f.queue_flags.contains(vk::QueueFlags::COMPUTE);
-    let family = families.iter().position(computes).ok_or_else(|| format!("{name} does not compute"))?;
-    let only_copies =
-        |f: &vk::QueueFamilyProperties| f.queue_count > 0 && f.queue_flags & !COPIES == vk::QueueFlags::TRANSFER;
-    // SAFETY: as above.
-    let extensions = unsafe { instance.enumerate_device_extension_properties(handle) }.unwrap_or_default();
-    let has = |wanted: &CStr| extensions.iter().any(|e| e.extension_name_as_c_str() == Ok(wanted));
-    let kind = match of.device_type {
-        vk::PhysicalDeviceType::INTEGRATED_GPU => DeviceKind::IntegratedGpu,
-        vk::PhysicalDeviceType::CPU => DeviceKind::Cpu,
-        _ => DeviceKind::Gpu,
+    let reported = Reported::new(instance, handle)?;
+    reported.check()?;
+    let family = reported.computing_family().ok_or_else(|| format!("{} does not compute", reported.name))?;
+    let kind = reported.kind();
+    let (class, device_id) = match kind {
+        DeviceKind::Cpu => (Class::Software, String::new()),
+        _ => (Class::Hardware, reported.hardware_id()),
     };
-    let class = if kind == DeviceKind::Cpu { Class::Software } else { Class::Hardware };
-    let device_id = match class {
-        Class::Software => String::new(),
-        Class::Hardware if has(ash::ext::pci_bus_info::NAME) => pci_address(instance, handle),
-        Class::Hardware => ids.device_uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
-    };
-    let offers_units = has(ash::khr::cooperative_matrix::NAME)
-        && matrices.cooperative_matrix != 0
-        && features12.shader_float16 != 0
-        && features12.vulkan_memory_model != 0
-        && features12.vulkan_memory_model_device_scope != 0
-        && has(ash::ext::subgroup_size_control::NAME)
-        && sizes.compute_full_subgroups != 0;
-    let units = match unbelieved(driver.driver_id) {
-        Some(why) if offers_units => {
-            tracing::info!("{name}: its matrix units are not used: {why} ({})", text(&driver.driver_info));
-            None
-        }
-        _ if offers_units && has_one_size(instance, handle) => {
-            let shared = of.limits.max_compute_shared_memory_size;
-            let usable = units(loader, instance, handle, subgroups.subgroup_size, shared);
-            if usable.is_none() {
-                tracing::debug!("{name}: kernels can use no size of its matrix units");
-            }
-            usable
-        }
-        _ => None,
-    };
+    let (of, limits) = (&reported.of, reported.of.limits);
     let identity = Identity {
-        driver: driver.driver_id.as_raw() as u32,
+        driver: reported.driver.driver_id.as_raw() as u32,
         driver_version: of.driver_version,
         vendor: of.vendor_id,
         device: of.device_id,
         cache_uuid: of.pipeline_cache_uuid,
     };
     let takes_host_memory =
-        kind != DeviceKind::Gpu && has(ash::ext::external_memory_host::NAME) && is_offered(instance, handle);
+        kind != DeviceKind::Gpu && reported.has(ash::ext::external_memory_host::NAME) && is_offered(instance, handle);
+    let has_dot = reported.has(ash::khr::shader_integer_dot_product::NAME);
     let physical = Physical {
         handle,
         identity,
         family: family as u32,
-        copies: families.iter().position(only_copies).map(|family| family as u32),
-        limits: of.limits,
-        max_alloc: maintenance.max_memory_allocation_size,
-        has_timestamps: families[family].timestamp_valid_bits > 0 && of.limits.timestamp_period > 0.0,
-        has_budget: has(ash::ext::memory_budget::NAME),
-        has_feedback: has(ash::ext::pipeline_creation_feedback::NAME),
-        units,
-        dot: if has(ash::khr::shader_integer_dot_product::NAME) {
-            Dot::of(instance, handle, kind)
-        } else {
-            Dot::Absent
-        },
-        host_alignment: takes_host_memory.then_some(of_host.min_imported_host_pointer_alignment),
+        copies: reported.copying_family().map(|family| family as u32),
+        limits,
+        max_alloc: reported.maintenance.max_memory_allocation_size,
+        has_timestamps: reported.families[family].timestamp_valid_bits > 0 && limits.timestamp_period > 0.0,
+        has_budget: reported.has(ash::ext::memory_budget::NAME),
+        has_feedback: reported.has(ash::ext::pipeline_creation_feedback::NAME),
+        units: usable_units(loader, &reported),
+        dot: if has_dot { Dot::of(instance, handle, kind) } else { Dot::Absent },
+        host_alignment: takes_host_memory.then_some(reported.of_host.min_imported_host_pointer_alignment),
         kind,
     };
-    let description =
-        format!("{name} ({} {})", text(&driver.driver_name), text(&driver.driver_info)).replace(" )", ")");
-    Ok((physical, Found { number, description, kind, device_id, class }))
+    Ok((physical, Found { number, description: reported.description(), kind, device_id, class }))
 }
 
-/// Whether all subgroups of a device that has matrix units are of one size: kernels count on it.
-fn has_one_size(instance: &ash::Instance, handle: vk::PhysicalDevice) -> bool {
-    let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
-    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut sizes);
-    // SAFETY: a physical device of this instance, and structures that it may fill; what it does not know it leaves as it is.
-    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
-    sizes.min_subgroup_size > 0 && sizes.min_subgroup_size == sizes.max_subgroup_size
-}
-
-fn pci_address(instance: &ash::Instance, handle: vk::PhysicalDevice) -> String {
-    let mut pci = vk::PhysicalDevicePCIBusInfoPropertiesEXT::default();
-    let mut properties = vk::PhysicalDeviceProperties2::default().push_next(&mut pci);
-    // SAFETY: a physical device of this instance that has the extension, and structures that it may fill.
-    unsafe { instance.get_physical_device_properties2(handle, &mut properties) };
-    format!("{:04x}:{:02x}:{:02x}.{}", pci.pci_domain, pci.pci_bus, pci.pci_device, pci.pci_function)
-}
-
-/// A driver's text, up to its end.
-fn text(chars: &[std::ffi::c_char]) -> String {
-    let bytes: Vec<u8> = chars.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+/// The matrix units that kernels can use.
+fn usable_units(loader: &ash::Entry, reported: &Reported) -> Option<Units> {
+    if !reported.offers_units() {
+        return None;
+    }
+    let name = &reported.name;
+    if let Some(why) = unbelieved(reported.driver.driver_id) {
+        tracing::info!("{name}: its matrix units are not used: {why} ({})", text(&reported.driver.driver_info));
+        return None;
+    }
+    if !reported.has_one_subgroup_size() {
+        tracing::debug!("{name}: its matrix units are not used: its subgroups are of several sizes");
+        return None;
+    }
+    let (subgroup, shared) = (reported.subgroups.subgroup_size, reported.of.limits.max_compute_shared_memory_size);
+    let usable = units(loader, reported.instance, reported.handle, subgroup, shared);
+    if usable.is_none() {
+        tracing::debug!("{name}: kernels can use no size of its matrix units");
+    }
+    usable
 }

@@ -13,8 +13,10 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod allocation;
+mod attention;
 mod cache;
 mod commands;
+mod cost;
 mod device;
 mod dot;
 mod gpu;
@@ -25,7 +27,9 @@ mod joined;
 mod launch;
 mod memory;
 mod pipelines;
+mod products;
 mod program;
+mod reported;
 mod staging;
 mod statistics;
 mod steps;

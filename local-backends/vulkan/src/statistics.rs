@@ -2,8 +2,9 @@
 //! (`RADV_FORCE_FAMILY`), so that kernels can be judged without one.
 
 use crate::instance::vulkan;
-use crate::launch::{MOST_ROWS, PACK_LANES, PENALTY_PART, ROW_LANES, number, rows_of_many};
+use crate::launch::{PENALTY_PART, ROW_LANES, number};
 use crate::pipelines::{Kernel, Making, Pipelines, Variant};
+use crate::products::{MOST_ROWS, PACK_LANES, rows_of_many};
 use ash::vk;
 use outboard_core::DType;
 use std::collections::BTreeMap;

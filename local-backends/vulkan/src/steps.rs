@@ -1,8 +1,9 @@
 //! What of a graph is computed one behind the other, what has to wait for what, and which nodes one kernel computes together.
 
+use crate::cost::Bounds;
 use crate::gpu::Gpu;
 use crate::joined::Joining;
-use crate::launch::{Bounds, Launch, Pass, launch};
+use crate::launch::{Launch, Pass, launch};
 use ash::vk;
 use outboard_core::local::order::{Access, SinceBarrier, in_levels};
 use outboard_core::{Error, Graph, Placement, Result, TensorId};

@@ -3,7 +3,8 @@
 use crate::allocation::Raw;
 use crate::commands::{Lane, barrier, kernel_barrier, run_once};
 use crate::gpu::Gpu;
-use crate::launch::{MOST_ROWS, PARAMS, Pass, Product, number};
+use crate::launch::{PARAMS, Pass, number};
+use crate::products::{MOST_ROWS, Product};
 use crate::program::{NO_TENSOR, RECORD_BYTES, dispatch, push, record_words, tensor_words};
 use crate::units::Units;
 use ash::vk;
