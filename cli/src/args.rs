@@ -157,6 +157,9 @@ pub(crate) struct ModelArgs {
     pub(crate) no_mmap: bool,
 }
 
+/// Tokens of a run of which probabilities may be asked for: more have larger logits, fewer are read more slowly.
+const SCORED_AT_ONCE: usize = 64;
+
 /// How many sequences a command has at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sequences {
@@ -166,18 +169,28 @@ pub(crate) enum Sequences {
     Apart(usize),
     /// A beginning that several have is read once, and stays for those that come later.
     Sharing(usize),
+    /// The same, and programs ask how probable given tokens are.
+    Served(usize),
 }
 
 impl Sequences {
     pub(crate) fn count(self) -> usize {
         match self {
             Sequences::One => 1,
-            Sequences::Apart(n) | Sequences::Sharing(n) => n,
+            Sequences::Apart(n) | Sequences::Sharing(n) | Sequences::Served(n) => n,
         }
     }
 
+    /// Tokens of a run of which probabilities may be asked for.
+    pub(crate) fn scores(self) -> usize {
+        if matches!(self, Sequences::Served(_)) { SCORED_AT_ONCE } else { 0 }
+    }
+
     pub(crate) fn prefixes(self) -> Prefixes {
-        if matches!(self, Sequences::Sharing(_)) { Prefixes::Shared } else { Prefixes::Apart }
+        match self {
+            Sequences::One | Sequences::Apart(_) => Prefixes::Apart,
+            Sequences::Sharing(_) | Sequences::Served(_) => Prefixes::Shared,
+        }
     }
 }
 

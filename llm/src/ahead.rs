@@ -8,12 +8,13 @@ mod pace;
 mod sampled;
 
 pub use sampled::Token;
+pub(crate) use sampled::{Probabilities, Probable};
 
 use crate::arch::net::{self, LogProbs};
 use crate::batch::{Batch, Draw, Request};
-use crate::embed::Rows;
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
+use crate::reading::Rows;
 use crate::runs::{Rest, Run};
 use crate::sequence::{Next, Sequence, State};
 use crate::watch::TICK;
@@ -39,8 +40,17 @@ const SHORTEST_READ: f64 = 0.005;
 /// What a group waits for of a run.
 pub(crate) struct Awaited {
     group: usize,
-    tokens: Vec<Expected>,
-    rows: Vec<Rows>,
+    wanted: Wanted,
+}
+
+/// What somebody wants of a run.
+enum Wanted {
+    /// What it samples, if it samples something.
+    Tokens(Vec<Expected>),
+    /// Rows for embeddings.
+    Rows(Vec<Rows>),
+    /// How probable tokens are.
+    Scores(Vec<Rows>, LogProbs),
 }
 
 /// Runs that are under way, in their order.
@@ -75,6 +85,11 @@ enum Gives {
         of: Vec<Rows>,
         bytes: Pending<Bytes>,
     },
+    /// How probable tokens are.
+    Scores {
+        of: Vec<Rows>,
+        probabilities: Probabilities<Pending<Bytes>>,
+    },
     /// No token: this comes when the device with the last layers is through.
     End(Pending<Bytes>),
 }
@@ -88,6 +103,9 @@ impl Gives {
         match self {
             Gives::Tokens { sampled, .. } => sampled.ids.comes_within(patience),
             Gives::Rows { bytes, .. } => bytes.comes_within(patience),
+            Gives::Scores { probabilities: Probabilities { own, .. }, .. } => {
+                own.as_ref().is_none_or(|own| own.comes_within(patience))
+            }
             Gives::End(end) => end.comes_within(patience),
         }
     }
@@ -248,8 +266,12 @@ impl PlacedModel {
     fn enqueue_ahead(&mut self) -> Result<()> {
         while let Some((mut batch, turn)) = self.next_batch()? {
             self.pad(&mut batch);
-            let rows = if let Request::Hidden(hidden) = &batch.request { hidden.of.clone() } else { Vec::new() };
-            let awaited = Awaited { group: turn.group, tokens: self.expected(&batch)?, rows };
+            let wanted = match &batch.request {
+                Request::Hidden(hidden) => Wanted::Rows(hidden.of.clone()),
+                Request::Scores(targets) => Wanted::Scores(targets.of.clone(), targets.log_probs),
+                _ => Wanted::Tokens(self.expected(&batch)?),
+            };
+            let awaited = Awaited { group: turn.group, wanted };
             self.with_runs(|runs, model| runs.push(model, &batch, awaited, turn, &mut PlacedModel::expect))?;
         }
         Ok(())
@@ -269,23 +291,45 @@ impl PlacedModel {
 
     /// Asks for what a run samples, or else to be told of its end.
     pub(crate) fn expect(&mut self, run: Run, awaited: Awaited) -> Result<()> {
-        let Awaited { group, tokens: expected, rows } = awaited;
-        let gives = if !rows.is_empty() {
-            Gives::Rows { of: rows, bytes: self.read(&run.program, net::HIDDEN)? }
-        } else if expected.is_empty() {
-            Gives::End(self.end_of_last_device()?)
-        } else {
-            let wanted = expected.iter().map(|expected| expected.log_probs).max().unwrap_or_default();
-            let read = |name: &str, least: LogProbs| {
-                let read = (wanted >= least).then(|| self.read(&run.program, name));
-                read.transpose()
-            };
-            let (ids, log_probs) = (self.read(&run.program, net::SAMPLED)?, read(net::LOG_PROBS, LogProbs::Chosen)?);
-            let top = read(net::TOP_IDS, LogProbs::Top)?.zip(read(net::TOP_LOG_PROBS, LogProbs::Top)?);
-            Gives::Tokens { expected, sampled: Sampled { ids, log_probs, top: top.map(<[_; 2]>::from) } }
+        let Awaited { group, wanted } = awaited;
+        let gives = match wanted {
+            Wanted::Rows(of) => Gives::Rows { of, bytes: self.read(&run.program, net::HIDDEN)? },
+            Wanted::Scores(of, log_probs) => {
+                Gives::Scores { of, probabilities: self.read_probabilities(&run, log_probs)? }
+            }
+            Wanted::Tokens(expected) if expected.is_empty() => Gives::End(self.end_of_last_device()?),
+            Wanted::Tokens(expected) => {
+                let log_probs = expected.iter().map(|expected| expected.log_probs).max().unwrap_or_default();
+                let ids = self.read(&run.program, net::SAMPLED)?;
+                let probabilities = self.read_probabilities(&run, log_probs)?;
+                Gives::Tokens { expected, sampled: Sampled { ids, probabilities } }
+            }
         };
         self.ahead.steps.push_back(Step { run, group, gives });
         Ok(())
+    }
+
+    /// Asks how probable tokens are that a run gives.
+    fn read_probabilities(&self, run: &Run, wanted: LogProbs) -> Result<Probabilities<Pending<Bytes>>> {
+        let read = |name: &str, least: LogProbs| {
+            let read = (wanted >= least).then(|| self.read(&run.program, name));
+            read.transpose()
+        };
+        let own = read(net::LOG_PROBS, LogProbs::Chosen)?;
+        let top = read(net::TOP_IDS, LogProbs::Top)?.zip(read(net::TOP_LOG_PROBS, LogProbs::Top)?);
+        Ok(Probabilities { own, top: top.map(<[_; 2]>::from) })
+    }
+
+    fn wait_for_probabilities(&self, given: Probabilities<Pending<Bytes>>) -> Result<Probabilities<Bytes>> {
+        let own = given.own.map(|own| self.wait(own)).transpose()?;
+        let top = given.top.map(|[ids, values]| Ok::<_, Error>([self.wait(ids)?, self.wait(values)?])).transpose()?;
+        Ok(Probabilities { own, top })
+    }
+
+    /// Takes note that a run has ended that samples nothing.
+    fn note_read_run(&mut self) {
+        let more = self.ahead.steps.iter().any(|step| !step.gives.is_tokens());
+        self.ahead.reading.note(Instant::now(), more);
     }
 
     /// A few bytes that come when the device with the last layers has done what was enqueued so far.
@@ -348,27 +392,28 @@ impl PlacedModel {
         match gives {
             Gives::End(end) => {
                 self.wait(end)?;
-                let more = self.ahead.steps.iter().any(|step| !step.gives.is_tokens());
-                self.ahead.reading.note(Instant::now(), more);
+                self.note_read_run();
             }
             Gives::Rows { of, bytes } => {
                 let bytes = self.wait(bytes)?;
-                let more = self.ahead.steps.iter().any(|step| !step.gives.is_tokens());
-                self.ahead.reading.note(Instant::now(), more);
+                self.note_read_run();
                 self.note_rows(of, &bytes)?;
             }
-            Gives::Tokens { expected, sampled: Sampled { ids, log_probs, top } } => {
+            Gives::Scores { of, probabilities } => {
+                let given = self.wait_for_probabilities(probabilities)?;
+                self.note_read_run();
+                self.note_scores(of, &given)?;
+            }
+            Gives::Tokens { expected, sampled: Sampled { ids, probabilities } } => {
                 let ids = self.wait(ids)?;
-                let log_probs = log_probs.map(|p| self.wait(p)).transpose()?;
-                let top =
-                    top.map(|[ids, log_probs]| Ok::<_, Error>([self.wait(ids)?, self.wait(log_probs)?])).transpose()?;
+                let probabilities = self.wait_for_probabilities(probabilities)?;
                 let more = self.ahead.steps.iter().any(|step| step.gives.is_tokens());
                 self.ahead.pace.note(Instant::now(), more);
                 // One whose rest was late would make the next ones late.
                 if run.rest == Rest::InTurn {
                     self.ahead.note_run(run.begun.elapsed());
                 }
-                self.note_tokens(expected, &Sampled { ids, log_probs, top })?;
+                self.note_tokens(expected, &Sampled { ids, probabilities })?;
             }
         }
         // What came before this run has been handed over by now.

@@ -2,7 +2,7 @@
 
 use crate::arch::net::{self, Added, Cache, Feed, GraphShape, Outputs, Sampling};
 use crate::constraint::TokenSet;
-use crate::embed::Hidden;
+use crate::reading::{Hidden, Targets};
 use bytes::Bytes;
 use outboard_core::op::Penalties;
 use outboard_core::{DType, Graph, TensorId};
@@ -141,7 +141,7 @@ pub(crate) enum Request {
     /// What the head would read of some rows.
     Hidden(Hidden),
     /// How probable these tokens are, each behind one of the last rows.
-    Scores(Vec<u32>),
+    Scores(Targets),
     /// Next tokens, in the order of their rows.
     Sample(Vec<Draw>),
 }
@@ -169,6 +169,10 @@ impl Batch {
         self.rows.extend(spare.clone().take(missing).map(|row| Row { token, ..row }));
         if let Request::Hidden(hidden) = &mut self.request {
             return pad_hidden(&mut hidden.rows, all, self.rows.len());
+        }
+        if let Request::Scores(targets) = &mut self.request {
+            // They are behind the last rows.
+            return targets.tokens.resize(targets.tokens.len() + self.rows.len() - all, 0);
         }
         let Request::Sample(draws) = &mut self.request else { return };
         let missing = wanted(draws.len()).min(self.rows.len()).saturating_sub(draws.len());
@@ -201,7 +205,7 @@ impl Batch {
             Request::Layers => Outputs::Layers,
             Request::Logits(rows) => Outputs::Logits(*rows),
             Request::Hidden(hidden) => Outputs::Hidden(hidden.rows.len()),
-            Request::Scores(targets) => Outputs::Scores(targets.len()),
+            Request::Scores(targets) => Outputs::Scores { rows: targets.tokens.len(), log_probs: targets.log_probs },
             Request::Sample(draws) => {
                 let wanted = || draws.iter().filter_map(|draw| draw.sampling);
                 let penalties = wanted().any(|sampling| sampling.penalties.is_some());
@@ -227,8 +231,8 @@ impl Batch {
             Request::Logits(rows) => inputs.last_rows(self.rows.len(), *rows),
             Request::Hidden(hidden) => inputs.ints(net::OUTPUT_ROWS, hidden.rows.iter().map(|&row| row as i32)),
             Request::Scores(targets) => {
-                inputs.last_rows(self.rows.len(), targets.len());
-                inputs.ints(net::TARGETS, targets.iter().map(|&t| t as i32));
+                inputs.last_rows(self.rows.len(), targets.tokens.len());
+                inputs.ints(net::TARGETS, targets.tokens.iter().map(|&t| t as i32));
             }
             Request::Sample(draws) => inputs.draws(draws),
         }

@@ -152,7 +152,7 @@ impl PlacedModel {
         // What was told before may not have arrived.
         self.write_tables()?;
         self.health = Health::Sound;
-        let wanted = self.sequences.iter().flatten().filter(|state| state.job.is_some() || state.embeds());
+        let wanted = self.sequences.iter().flatten().filter(|state| state.job.is_some() || state.is_only_read());
         let tokens = wanted.map(|state| state.text.len() - state.n_past).sum();
         let loads = self.loads().to_vec();
         let recovery = Recovery { error: error.clone(), devices, loads, tokens, took: start.elapsed() };

@@ -6,10 +6,11 @@
 //! follow are taken where the logits are: four bytes a token cross the network. Micro-batches are enqueued ahead, those of the next chunk
 //! behind those of this one, so that devices in a row have work all the time.
 
-use crate::arch::net;
+use crate::arch::net::{self, LogProbs};
 use crate::batch::{Batch, Request};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
+use crate::reading::Targets;
 use crate::runs::{Run, Runs, Turn};
 use crate::sequence::Sequence;
 use bytes::Bytes;
@@ -178,7 +179,11 @@ impl Reader<'_> {
             // Fewer columns of a product would be rounded otherwise.
             let rows = if counting > 0 { counting.max(self.model.uniform_rows().min(n)) } else { 0 };
             let targets = chunk.get(end + 1 - rows..=end).unwrap_or_default();
-            let request = if rows > 0 { Request::Scores(targets.to_vec()) } else { Request::Part };
+            let request = if rows > 0 {
+                Request::Scores(Targets { tokens: targets.to_vec(), log_probs: LogProbs::Chosen, of: Vec::new() })
+            } else {
+                Request::Part
+            };
             let part = Part { rows, skip: rows - counting, last: end + 1 == chunk.len() };
             let batch = self.model.batch_of(self.sequence, range, request)?;
             self.push(&batch, part)?;

@@ -5,13 +5,13 @@ use crate::allocate::Bound;
 use crate::arch::net::{Cache, GraphShape};
 use crate::batch::{Batch, Inputs, Request, Row};
 use crate::blocks::{Blocks, blocks_of};
-use crate::embed::Embeddings;
 use crate::error::{Error, Result};
 use crate::failover::{DeviceSlot, Failover};
 use crate::health::Health;
 use crate::model::Model;
 use crate::pipeline::micro_batches;
 use crate::placement::{Completed, DeviceLoad, LoadOptions, Placed};
+use crate::reading::Readings;
 use crate::route::Route;
 use crate::runs::Runs;
 use crate::sequence::{Sequence, State};
@@ -51,7 +51,7 @@ pub struct PlacedModel {
     pub(crate) turn: usize,
     pub(crate) runs: Runs<Awaited>,
     pub(crate) ahead: StepsAhead,
-    pub(crate) embeddings: Embeddings,
+    pub(crate) readings: Readings,
     /// How and where it was loaded.
     pub(crate) options: LoadOptions,
     pub(crate) slots: Vec<DeviceSlot>,
@@ -93,7 +93,7 @@ impl PlacedModel {
             turn: 0,
             runs: Runs::default(),
             ahead: StepsAhead::new(placed.round_trip),
-            embeddings: Embeddings::default(),
+            readings: Readings::default(),
             placement: placed,
             programs: VecDeque::new(),
             options,
@@ -202,7 +202,7 @@ impl PlacedModel {
             let (state, blocks) = self.state_and_blocks(sequence)?;
             state.truncate(blocks, 0);
             self.ahead.forget(sequence);
-            self.embeddings.forget(sequence);
+            self.readings.forget(sequence);
         }
         self.sequences[sequence.slot] = None;
         truncated
@@ -231,7 +231,7 @@ impl PlacedModel {
         let (state, blocks) = self.state_and_blocks(sequence)?;
         state.truncate(blocks, n);
         self.ahead.forget(sequence);
-        self.embeddings.forget(sequence);
+        self.readings.forget(sequence);
         Ok(())
     }
 

@@ -274,7 +274,7 @@ impl LargestGraphs {
             rows => Some(model.graph(GraphShape {
                 feed: Feed::Input,
                 history: false,
-                outputs: Outputs::Scores(rows),
+                outputs: Outputs::Scores { rows, log_probs: LogProbs::Top },
                 ..prompt
             })?),
         };

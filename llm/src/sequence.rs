@@ -3,9 +3,9 @@
 use crate::arch::net::Sampling;
 use crate::batch::{Bias, Draw};
 use crate::blocks::{Blocks, PrefixHash, blocks_of, computed_hash, prefix_hash, salt_hash};
-use crate::embed::Pool;
 use crate::error::{Error, Result};
 use crate::generate::Reuse;
+use crate::reading::Reading;
 use crate::text::{DecodedMask, Text};
 use outboard_core::op::BLOCK_ROWS;
 use std::ops::Range;
@@ -73,8 +73,8 @@ pub(crate) struct State {
     pub(crate) job: Option<Job>,
     /// Added to its logits.
     pub(crate) bias: Option<Arc<[f32]>>,
-    /// Its rows are to become an embedding.
-    pub(crate) pool: Option<Pool>,
+    /// It is read and not gone on with: what its rows are to become.
+    pub(crate) reading: Option<Reading>,
     /// It waits for somebody after each token. The last that was said stays, so that its token can be sampled again after a fault.
     pub(crate) held: Option<Held>,
     /// Goes up when steps under way are dropped: ids of an older epoch are ignored.
@@ -107,7 +107,7 @@ impl State {
             sampled: None,
             job: None,
             bias: None,
-            pool: None,
+            reading: None,
             held: None,
             epoch: 0,
             answered: 0,
@@ -123,7 +123,7 @@ impl State {
 
     /// What comes next.
     pub(crate) fn next(&self) -> Next {
-        if self.embeds() {
+        if self.is_only_read() {
             let left = self.n_past < self.text.len();
             return if left { Next::Read(self.text.batch(self.n_past)) } else { Next::Nothing };
         }
@@ -153,8 +153,8 @@ impl State {
     }
 
     /// Whether its rows are to become an embedding.
-    pub(crate) fn embeds(&self) -> bool {
-        self.pool.is_some()
+    pub(crate) fn is_only_read(&self) -> bool {
+        self.reading.is_some()
     }
 
     /// Whether it waits for somebody after each token.
@@ -187,7 +187,7 @@ impl State {
 
     /// Whether it has a text to go on with.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.embeds() && (self.is_decoding() || self.next() != Next::Nothing)
+        !self.is_only_read() && (self.is_decoding() || self.next() != Next::Nothing)
     }
 
     /// Rows were enqueued; with a sampler, the token behind them as well.
@@ -345,7 +345,7 @@ impl State {
     pub(crate) fn truncate(&mut self, blocks: &mut Blocks, n: usize) {
         self.text.truncate(n);
         self.job = None;
-        self.pool = None;
+        self.reading = None;
         self.go_back_before(blocks, self.n_past.min(n));
         blocks.release_promise(std::mem::take(&mut self.promised));
     }

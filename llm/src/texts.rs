@@ -3,10 +3,12 @@
 use crate::ahead::Token;
 use crate::blocks::blocks_of;
 use crate::constraint::masks::{Found, Masks, PATIENCE};
-use crate::embed::{EmbedRequest, Embedding, check_tokens};
+use crate::embed::{self, EmbedRequest, Embedding};
 use crate::error::{Error, Result};
 use crate::generate::{Finish, GenerateOptions, Generation, Ongoing};
 use crate::placed_model::PlacedModel;
+use crate::reading::Read;
+use crate::score::{self, ScoreRequest, Scores};
 use crate::sequence::Sequence;
 use crate::tokenizer::Tokenizer;
 use crate::watch::is_cancelled;
@@ -31,6 +33,8 @@ pub enum Wanted {
     Text(TextRequest),
     /// The embedding of one.
     Embedding(EmbedRequest),
+    /// How probable the tokens of one are.
+    Scores(ScoreRequest),
 }
 
 impl From<TextRequest> for Wanted {
@@ -42,6 +46,12 @@ impl From<TextRequest> for Wanted {
 impl From<EmbedRequest> for Wanted {
     fn from(request: EmbedRequest) -> Wanted {
         Wanted::Embedding(request)
+    }
+}
+
+impl From<ScoreRequest> for Wanted {
+    fn from(request: ScoreRequest) -> Wanted {
+        Wanted::Scores(request)
     }
 }
 
@@ -69,8 +79,20 @@ impl Capacity {
 
     /// Whether there would be room for a text to be embedded if it were the only one. Fails as [`Capacity::check`] does.
     pub fn check_embedding(&self, request: &EmbedRequest) -> Result<()> {
-        let (tokens, n_ctx) = (request.tokens.len(), self.n_ctx);
-        check_tokens(&request.tokens)?;
+        embed::check_tokens(&request.tokens)?;
+        self.check_read(request.tokens.len())
+    }
+
+    /// Whether there would be room for a text whose tokens are asked about if it were the only one. Fails as [`Capacity::check`] does.
+    pub fn check_scores(&self, request: &ScoreRequest) -> Result<()> {
+        score::check_tokens(&request.tokens)?;
+        // The last one is not read.
+        self.check_read(request.tokens.len() - 1)
+    }
+
+    /// Whether there would be room for a text that is read.
+    fn check_read(&self, tokens: usize) -> Result<()> {
+        let n_ctx = self.n_ctx;
         if tokens > n_ctx {
             return Err(Error::ContextFull { tokens, used: 0, n_ctx });
         }
@@ -113,17 +135,20 @@ pub enum TextEvent {
     },
     /// Its embedding has come, which ends it.
     Embedded(Embedding),
+    /// The probabilities of its tokens have come, which ends it.
+    Scored(Scores),
     /// It cannot begin or go on. Where a device is why, all texts that are under way fail with it; else the others go on.
     Failed(Error),
 }
 
-/// Texts that are generated or embedded side by side, as many at a time as the model has room for; the others wait in the order in which they came. Each
+/// Texts that are generated or read side by side, as many at a time as the model has room for; the others wait in the order in which they came. Each
 /// has a key, by which events say whose they are.
 pub struct Texts<'t, K> {
     tokenizer: &'t Tokenizer,
     waiting: VecDeque<(K, Wanted)>,
     ongoing: Vec<(K, Ongoing<'t>)>,
-    embedding: Vec<(K, Sequence)>,
+    /// Those that are read and not gone on with.
+    reading: Vec<(K, Sequence)>,
     /// What may come next in those that have a form.
     masks: Masks,
     /// The cache had no room for the first one that waits; it has when another one has ended.
@@ -140,7 +165,7 @@ impl<'t, K> Texts<'t, K> {
             tokenizer,
             waiting: VecDeque::new(),
             ongoing: Vec::new(),
-            embedding: Vec::new(),
+            reading: Vec::new(),
             masks: Masks::new(),
             is_full: false,
         }
@@ -158,12 +183,12 @@ impl<'t, K> Texts<'t, K> {
 
     /// Whether none is under way.
     fn is_idle(&self) -> bool {
-        self.ongoing.is_empty() && self.embedding.is_empty()
+        self.ongoing.is_empty() && self.reading.is_empty()
     }
 
     /// The keys of those that have not ended.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
-        let under_way = self.ongoing.iter().map(|(key, _)| key).chain(self.embedding.iter().map(|(key, _)| key));
+        let under_way = self.ongoing.iter().map(|(key, _)| key).chain(self.reading.iter().map(|(key, _)| key));
         under_way.chain(self.waiting.iter().map(|(key, _)| key))
     }
 
@@ -173,7 +198,7 @@ impl<'t, K> Texts<'t, K> {
         let (kept, unwanted): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.ongoing).into_iter().partition(|(key, _)| wanted(key));
         self.ongoing = kept;
-        let ended = self.embedding.extract_if(.., |(key, _)| !wanted(key)).map(|(_, sequence)| sequence);
+        let ended = self.reading.extract_if(.., |(key, _)| !wanted(key)).map(|(_, sequence)| sequence);
         let unwanted: Vec<Sequence> = unwanted.iter().map(|(_, text)| text.sequence).chain(ended).collect();
         self.is_full &= unwanted.is_empty() && !self.waiting.is_empty();
         for sequence in unwanted {
@@ -210,11 +235,11 @@ impl<'t, K> Texts<'t, K> {
         // Sequences of others keep their tokens.
         let ongoing = &self.ongoing;
         let is_ours = |token: &Token| ongoing.iter().any(|(_, text)| text.sequence == token.sequence);
-        let embedding = &self.embedding;
-        let embeds = |sequence| embedding.iter().any(|(_, ours)| *ours == sequence);
+        let reading = &self.reading;
+        let is_read = |sequence, _: &_| reading.iter().any(|(_, ours)| *ours == sequence);
         model.return_to_devices()?;
-        if let Some((sequence, came)) = model.take_embedding(embeds) {
-            return self.take_embedding(model, sequence, came, on_event);
+        if let Some((sequence, came)) = model.take_read(is_read) {
+            return self.take_read(model, sequence, came, on_event);
         }
         if let Some(token) = model.take_ready(is_ours) {
             return self.take(model, token, on_event);
@@ -292,11 +317,16 @@ impl<'t, K> Texts<'t, K> {
             }
             let opened = match &request {
                 Wanted::Text(text) => self.open(model, text).map(|text| Opened::Text(Box::new(text))),
-                Wanted::Embedding(text) => open_embedding(model, text).map(Opened::Embedding),
+                Wanted::Embedding(text) => {
+                    open_reading(model, |model, sequence| model.begin_embedding(sequence, text)).map(Opened::Reading)
+                }
+                Wanted::Scores(text) => {
+                    open_reading(model, |model, sequence| model.begin_scores(sequence, text)).map(Opened::Reading)
+                }
             };
             match opened {
                 Ok(Opened::Text(text)) => self.ongoing.push((key, *text)),
-                Ok(Opened::Embedding(sequence)) => self.embedding.push((key, sequence)),
+                Ok(Opened::Reading(sequence)) => self.reading.push((key, sequence)),
                 // Somebody ends, or nobody is there to wait for.
                 Err(Error::CacheFull { needed, total, .. }) if needed <= total && !self.is_idle() => {
                     self.waiting.push_front((key, request));
@@ -329,7 +359,7 @@ impl<'t, K> Texts<'t, K> {
     fn fail(&mut self, model: &mut PlacedModel, error: &Error, on_event: &mut OnEvent<'_, K>) {
         self.is_full = false;
         let texts = std::mem::take(&mut self.ongoing).into_iter().map(|(key, text)| (key, text.sequence));
-        for (key, sequence) in texts.chain(std::mem::take(&mut self.embedding)) {
+        for (key, sequence) in texts.chain(std::mem::take(&mut self.reading)) {
             // It is closed in any case, and why that may fail is known.
             let _ = model.close(sequence);
             let _ = on_event(&key, TextEvent::Failed(error.clone()));
@@ -342,19 +372,20 @@ impl<'t, K> Texts<'t, K> {
         }
     }
 
-    fn take_embedding(
+    fn take_read(
         &mut self,
         model: &mut PlacedModel,
         sequence: Sequence,
-        came: Result<Embedding>,
+        came: Result<Read>,
         on_event: &mut OnEvent<'_, K>,
     ) -> Result<()> {
-        let Some(at) = self.embedding.iter().position(|(_, ours)| *ours == sequence) else { return Ok(()) };
+        let Some(at) = self.reading.iter().position(|(_, ours)| *ours == sequence) else { return Ok(()) };
         self.is_full = false;
-        let (key, _) = self.embedding.remove(at);
+        let (key, _) = self.reading.remove(at);
         let closed = model.close(sequence);
-        let event = match came.and_then(|embedding| closed.clone().map(|()| embedding)) {
-            Ok(embedding) => TextEvent::Embedded(embedding),
+        let event = match came.and_then(|read| closed.clone().map(|()| read)) {
+            Ok(Read::Embedding(embedding)) => TextEvent::Embedded(embedding),
+            Ok(Read::Scores(scores)) => TextEvent::Scored(scores),
             Err(error) => TextEvent::Failed(error),
         };
         let _ = on_event(&key, event);
@@ -439,12 +470,12 @@ impl<'t, K> Texts<'t, K> {
                 self.fail(model, &error, on_event);
             }
         }
-        for (key, sequence) in std::mem::take(&mut self.embedding) {
+        for (key, sequence) in std::mem::take(&mut self.reading) {
             let _ = model.close(sequence);
             let _ = on_event(&key, TextEvent::Failed(outboard_core::Error::Cancelled.into()));
         }
         for (key, request) in self.waiting.drain(..) {
-            if let Wanted::Embedding(_) = request {
+            if let Wanted::Embedding(_) | Wanted::Scores(_) = request {
                 let _ = on_event(&key, TextEvent::Failed(outboard_core::Error::Cancelled.into()));
                 continue;
             }
@@ -457,13 +488,16 @@ impl<'t, K> Texts<'t, K> {
 /// What has begun.
 enum Opened<'t> {
     Text(Box<Ongoing<'t>>),
-    Embedding(Sequence),
+    Reading(Sequence),
 }
 
-/// Opens a sequence for a text to be embedded, or closes it again.
-fn open_embedding(model: &mut PlacedModel, request: &EmbedRequest) -> Result<Sequence> {
+/// Opens a sequence for a text that is read, or closes it again.
+fn open_reading(
+    model: &mut PlacedModel,
+    begin: impl FnOnce(&mut PlacedModel, Sequence) -> Result<()>,
+) -> Result<Sequence> {
     let sequence = model.open()?;
-    let begun = model.begin_embedding(sequence, request);
+    let begun = begin(model, sequence);
     if begun.is_err() {
         model.close(sequence)?;
     }
@@ -492,7 +526,7 @@ pub fn generate_many(
                 if rest.is_empty() { ControlFlow::Continue(()) } else { on_text(number, &rest) }
             }
             // Nobody has asked for one.
-            TextEvent::Embedded(_) => ControlFlow::Continue(()),
+            TextEvent::Embedded(_) | TextEvent::Scored(_) => ControlFlow::Continue(()),
             TextEvent::Failed(error) => {
                 failed = Err(error);
                 ControlFlow::Break(())

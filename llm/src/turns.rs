@@ -19,7 +19,7 @@ use std::ops::Range;
 /// (docs/notes/2026-11-25-many-sequences.md; measured with the example `side_by_side` of `outboard-integration`).
 const PROMPT_SHARE: f64 = 1.7;
 
-/// The same of each part where two of them are beside steps: of a prompt and of what is read again, or of embeddings, which take turns with prompts.
+/// The same of each part where two of them are beside steps: of a prompt and of what is read again, or of texts that are only read, which take turns with prompts.
 const EACH_SHARE: f64 = 1.0;
 
 /// What a group's next run is made of, by slot.
@@ -100,7 +100,7 @@ impl PlacedModel {
 
     fn work_of(&self, group: usize) -> Work {
         let mut work = Work::default();
-        for (slot, state) in self.states().filter(|(_, state)| state.group == group && !state.embeds()) {
+        for (slot, state) in self.states().filter(|(_, state)| state.group == group && !state.is_only_read()) {
             match state.next() {
                 Next::Nothing => {}
                 Next::Step(position) => work.steps.push((slot, position)),
@@ -124,8 +124,8 @@ impl PlacedModel {
     /// The rows of the next run, if one should be enqueued before anything is waited for.
     pub(crate) fn next_batch(&mut self) -> Result<Option<(Batch, Turn)>> {
         self.balance()?;
-        if let Some(embeddings) = self.next_embeddings()? {
-            return Ok(Some(embeddings));
+        if let Some(reading) = self.next_reading()? {
+            return Ok(Some(reading));
         }
         let groups = self.groups();
         for _ in 0..groups {
@@ -145,7 +145,7 @@ impl PlacedModel {
                 return Ok(None);
             }
             self.turn += 1;
-            self.embeddings.others_ran();
+            self.readings.others_ran();
             return Ok(Some((self.compose(&work, decoding)?, Turn { group, lead })));
         }
         Ok(None)
@@ -260,8 +260,8 @@ impl PlacedModel {
         self.rows_within(share, self.steps_of_group(), &work.reads)
     }
 
-    /// Rows of texts for embeddings, in a run that steps of others wait for.
-    pub(crate) fn embedding_rows(&self, work: &Work) -> usize {
+    /// Rows of texts that are only read, in a run that steps of others wait for.
+    pub(crate) fn reading_rows(&self, work: &Work) -> usize {
         self.rows_within(EACH_SHARE, self.steps_of_group(), &work.reads)
     }
 

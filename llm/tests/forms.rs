@@ -88,7 +88,7 @@ fn run(model: &mut PlacedModel, tokenizer: &Tokenizer, requests: &[(usize, TextR
             match event {
                 TextEvent::Token { .. } => {}
                 TextEvent::Ended { generation, .. } => done.push((*number, tokens(&generation))),
-                TextEvent::Embedded(_) => panic!("nobody asked for one"),
+                TextEvent::Embedded(_) | TextEvent::Scored(_) => panic!("nobody asked for one"),
                 TextEvent::Failed(error) => panic!("{error}"),
             }
             ControlFlow::Continue(())

@@ -130,7 +130,7 @@ fn outcomes(world: &World, engine: &mut PlacedModel, requests: &[TextRequest]) -
             let outcome = match event {
                 TextEvent::Token { .. } => return ControlFlow::Continue(()),
                 TextEvent::Ended { generation, .. } => Ok((generation.tokens, generation.log_probs)),
-                TextEvent::Embedded(_) => panic!("nobody asked for one"),
+                TextEvent::Embedded(_) | TextEvent::Scored(_) => panic!("nobody asked for one"),
                 TextEvent::Failed(error) => Err(error),
             };
             assert!(outcomes[number].replace(outcome).is_none(), "text {number} has ended twice");

@@ -53,7 +53,7 @@ impl<'w> Talk<'w> {
                 TextEvent::Token { .. } if begun.contains(&number) => {}
                 TextEvent::Token { .. } => begun.push(number),
                 TextEvent::Ended { generation, .. } => ended.push((number, (generation.tokens, generation.log_probs))),
-                TextEvent::Embedded(_) => panic!("nobody asked for one"),
+                TextEvent::Embedded(_) | TextEvent::Scored(_) => panic!("nobody asked for one"),
                 TextEvent::Failed(error) => panic!("{error}"),
             }
             ControlFlow::Continue(())

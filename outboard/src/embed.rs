@@ -1,20 +1,14 @@
 //! Embeddings: a text as one vector.
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Model;
-use crate::runner::Shared;
-use crate::text::wait_for;
+use crate::pending::PendingResult;
 use outboard_llm::tokenizer::SpecialText;
 use outboard_llm::{Embedding, Pooling, Scale};
-use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
-/// Where an embedding goes.
-pub(crate) type Embedded = UnboundedSender<Result<Embedding>>;
+/// An embedding that is being computed.
+pub type PendingEmbedding = PendingResult<Embedding>;
 
 /// A text to be embedded. Without more being said its rows are pooled as the model's file says, or else the last one is taken, and the vector has length 1.
 #[derive(Clone, Debug)]
@@ -104,40 +98,5 @@ impl Model {
     /// The tokens of a text to be embedded: between those that begin and end one, where the model wants them.
     pub fn encode_whole(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.tokenizer().encode_whole(text, SpecialText::Parse)?)
-    }
-}
-
-/// An embedding that is being computed: [`PendingEmbedding::wait`] for threads, a [`Future`] for tasks, of any runtime. Dropping it ends it, and others have
-/// its place.
-#[must_use = "an embedding that is dropped is not computed"]
-pub struct PendingEmbedding {
-    // Before the runner, which waits for the thread.
-    came: UnboundedReceiver<Result<Embedding>>,
-    _runner: Arc<Shared>,
-}
-
-impl fmt::Debug for PendingEmbedding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingEmbedding").finish_non_exhaustive()
-    }
-}
-
-impl PendingEmbedding {
-    pub(crate) fn new(came: UnboundedReceiver<Result<Embedding>>, runner: Arc<Shared>) -> PendingEmbedding {
-        PendingEmbedding { came, _runner: runner }
-    }
-
-    /// Waits for it. Fails with what ends it: what happens to a device, and that it would not fit.
-    pub fn wait(mut self) -> Result<Embedding> {
-        wait_for(|cx| Pin::new(&mut self).poll(cx))
-    }
-}
-
-impl Future for PendingEmbedding {
-    type Output = Result<Embedding>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Embedding>> {
-        let gone = || Err(Error::Bug("the thread that computes embeddings has ended".into()));
-        self.came.poll_recv(cx).map(|came| came.unwrap_or_else(gone))
     }
 }

@@ -10,9 +10,11 @@ mod embed;
 mod error;
 mod failover;
 mod model;
+mod pending;
 mod place;
 mod request;
 mod runner;
+mod score;
 mod text;
 mod token;
 
@@ -22,9 +24,11 @@ pub use embed::{EmbedRequest, PendingEmbedding};
 pub use error::{Error, Result};
 pub use failover::{OnRecovery, Reconnect};
 pub use model::{Model, open_gguf};
+pub use pending::PendingResult;
 pub use place::{DEFAULT_CONTEXT, Layout, PlaceOptions, Placed, Plan, Split};
 pub use request::Request;
 pub use runner::{RunOptions, Runner};
+pub use score::{PendingScores, ScoreRequest};
 pub use text::{Piece, Text, TextStream};
 pub use token::read_token;
 
@@ -36,6 +40,6 @@ pub use outboard_core::{DType, DeviceInfo, MemoryInfo};
 pub use outboard_llm::chat::{Message, Tool, ToolCall, Variables};
 pub use outboard_llm::{
     Constraint, DeviceLoad, Embedding, Finish, Form, Generation, Mmap, Overrides, Pooling, Prefixes, Recovery, Reuse,
-    Room, Scale, Stall,
+    Room, Scale, Scores, Stall,
 };
 pub use outboard_rpc_client::{ClientOptions as ConnectOptions, ClientTls, Endpoint, NetStats, TlsFiles, Token};

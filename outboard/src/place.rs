@@ -41,6 +41,9 @@ pub struct PlaceOptions {
     pub prefixes: Prefixes,
     /// Most tokens of a prompt that are worked on in one run: `None` for what the devices ask for.
     pub micro_batch: Option<usize>,
+    /// Most tokens of a run of which probabilities are asked for ([`Runner::score`](crate::Runner::score)): what they take is part of what has to fit. 0
+    /// for as many as have room in any case, which are few.
+    pub scores: usize,
     /// How the model is divided.
     pub split: Split,
     /// Places of weights by name, as numbers of devices in their list, before the split.
@@ -59,6 +62,7 @@ impl Default for PlaceOptions {
             cache_types,
             prefixes: Prefixes::Shared,
             micro_batch: None,
+            scores: 0,
             split: Split::BySpeed,
             overrides,
             mmap,
@@ -142,6 +146,7 @@ impl Model {
             cache_types: options.cache_types,
             prefixes: options.prefixes,
             n_ubatch: options.micro_batch.unwrap_or_else(|| default_ubatch(devices.list())),
+            scores: options.scores,
             overrides: options.overrides.clone(),
             mmap: options.mmap,
             ..LoadOptions::default()

@@ -1,16 +1,20 @@
-//! A thread that generates texts, and embeds them, side by side on one placed model.
+//! A thread that generates texts, and reads them for embeddings and probabilities, side by side on one placed model.
 
 use crate::cluster::{Cluster, Monitor, Told};
-use crate::embed::{EmbedRequest, Embedded, PendingEmbedding};
+use crate::embed::{EmbedRequest, PendingEmbedding};
 use crate::error::{Error, Result};
 use crate::failover::{OnRecovery, Reconnect};
 use crate::model::Model;
+use crate::pending::{PendingResult, Reader};
 use crate::place::{Placed, Plan};
 use crate::request::Request;
+use crate::score::{PendingScores, ScoreRequest};
 use crate::text::{Piece, Pieces, Text};
 use outboard_core::Device;
 use outboard_llm::tokenizer::Tokenizer;
-use outboard_llm::{Capacity, Failover, PlacedModel, Recovery, Stall, TextEvent, TextRequest, Texts, Wanted, Watch};
+use outboard_llm::{
+    Capacity, Embedding, Failover, PlacedModel, Recovery, Scores, Stall, TextEvent, TextRequest, Texts, Wanted, Watch,
+};
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -113,7 +117,8 @@ struct Job {
 /// Where goes what comes of a text.
 enum Destination {
     Pieces(Pieces),
-    Embedding(Embedded),
+    Embedding(Reader<Embedding>),
+    Scores(Reader<Scores>),
 }
 
 impl Destination {
@@ -121,7 +126,8 @@ impl Destination {
     fn is_closed(&self) -> bool {
         match self {
             Destination::Pieces(pieces) => pieces.is_closed(),
-            Destination::Embedding(embedded) => embedded.is_closed(),
+            Destination::Embedding(reader) => reader.is_closed(),
+            Destination::Scores(reader) => reader.is_closed(),
         }
     }
 }
@@ -179,9 +185,22 @@ impl Runner {
     pub fn embed(&self, request: impl Into<EmbedRequest>) -> Result<PendingEmbedding> {
         let request = request.into().encode(&self.0.model)?;
         self.0.capacity.check_embedding(&request)?;
-        let (embedded, received) = unbounded_channel();
-        self.ask(Job { wanted: request.into(), to: Destination::Embedding(embedded) })?;
-        Ok(PendingEmbedding::new(received, self.0.clone()))
+        self.read(request.into(), Destination::Embedding)
+    }
+
+    /// Asks how probable the tokens of a text are, in turn with texts, which go on beside it. Nothing is waited for here. Dropping what is given ends it.
+    ///
+    /// Fails at once with [`Error::ContextFull`] and [`Error::CacheFull`] if the text would not fit if it were alone, and if it cannot be encoded, is
+    /// empty, or the model writes no texts.
+    pub fn score(&self, request: impl Into<ScoreRequest>) -> Result<PendingScores> {
+        let request = self.checked_scores(request.into())?;
+        self.read(request.into(), Destination::Scores)
+    }
+
+    fn read<T>(&self, wanted: Wanted, to: impl FnOnce(Reader<T>) -> Destination) -> Result<PendingResult<T>> {
+        let (reader, received) = unbounded_channel();
+        self.ask(Job { wanted, to: to(reader) })?;
+        Ok(PendingResult::new(received, self.0.clone()))
     }
 
     fn ask(&self, job: Job) -> Result<()> {
@@ -191,13 +210,25 @@ impl Runner {
     }
 
     fn checked(&self, request: Request) -> Result<TextRequest> {
-        if !self.0.model.writes_text() {
-            let why = "the model gives embeddings, and no text: ask for those (Runner::embed, /v1/embeddings), or take another model";
-            return Err(Error::Request(why.into()));
-        }
+        self.check_writes_text()?;
         let request = request.encode(&self.0.model)?;
         self.0.capacity.check(&request)?;
         Ok(request)
+    }
+
+    fn checked_scores(&self, request: ScoreRequest) -> Result<outboard_llm::ScoreRequest> {
+        self.check_writes_text()?;
+        let request = request.encode(&self.0.model)?;
+        self.0.capacity.check_scores(&request)?;
+        Ok(request)
+    }
+
+    fn check_writes_text(&self) -> Result<()> {
+        if self.0.model.writes_text() {
+            return Ok(());
+        }
+        let why = "the model gives embeddings, and no text: ask for those (Runner::embed, /v1/embeddings), or take another model";
+        Err(Error::Request(why.into()))
     }
 
     /// Whether a text would fit if it were alone, without having it generated: fails as [`Runner::generate`] does at once.
@@ -208,6 +239,11 @@ impl Runner {
     /// The same for a text to be embedded, as [`Runner::embed`] does.
     pub fn check_embedding(&self, request: impl Into<EmbedRequest>) -> Result<()> {
         Ok(self.0.capacity.check_embedding(&request.into().encode(&self.0.model)?)?)
+    }
+
+    /// The same for a text whose tokens are asked about, as [`Runner::score`] does.
+    pub fn check_scores(&self, request: impl Into<ScoreRequest>) -> Result<()> {
+        self.checked_scores(request.into()).map(drop)
     }
 
     /// Whether its thread runs. One that has ended has met a bug, and every text fails.
@@ -309,7 +345,18 @@ fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>, mon
 fn tell(to: &Destination, event: TextEvent) -> ControlFlow<()> {
     let pieces = match to {
         Destination::Pieces(pieces) => pieces,
-        Destination::Embedding(embedded) => return tell_embedding(embedded, event),
+        Destination::Embedding(reader) => {
+            return tell_reader(reader, event, |event| match event {
+                TextEvent::Embedded(embedding) => Some(embedding),
+                _ => None,
+            });
+        }
+        Destination::Scores(reader) => {
+            return tell_reader(reader, event, |event| match event {
+                TextEvent::Scored(scores) => Some(scores),
+                _ => None,
+            });
+        }
     };
     let piece = match event {
         TextEvent::Token { id, log_prob, top_log_probs, text } => {
@@ -318,7 +365,7 @@ fn tell(to: &Destination, event: TextEvent) -> ControlFlow<()> {
         TextEvent::Ended { rest, generation } => {
             Ok(Piece { text: rest, end: Some(Box::new(generation)), ..Piece::default() })
         }
-        TextEvent::Embedded(_) => Err(Error::Bug("a text has become an embedding".into())),
+        TextEvent::Embedded(_) | TextEvent::Scored(_) => Err(Error::Bug("a text was read and not gone on with".into())),
         TextEvent::Failed(e) => Err(e.into()),
     };
     match pieces.send(piece) {
@@ -327,13 +374,13 @@ fn tell(to: &Destination, event: TextEvent) -> ControlFlow<()> {
     }
 }
 
-fn tell_embedding(embedded: &Embedded, event: TextEvent) -> ControlFlow<()> {
+/// Gives on what was read of a text.
+fn tell_reader<T>(reader: &Reader<T>, event: TextEvent, read: impl FnOnce(TextEvent) -> Option<T>) -> ControlFlow<()> {
     let came = match event {
-        TextEvent::Embedded(embedding) => Ok(embedding),
         TextEvent::Failed(e) => Err(e.into()),
-        TextEvent::Token { .. } | TextEvent::Ended { .. } => Err(Error::Bug("an embedding has become a text".into())),
+        event => read(event).ok_or_else(|| Error::Bug("a text that was read has become another thing".into())),
     };
-    match embedded.send(came) {
+    match reader.send(came) {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     }

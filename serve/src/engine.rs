@@ -111,9 +111,7 @@ impl Engine {
         settings: &Settings,
     ) -> Result<Answers> {
         // Before there are copies, of which a long prompt may ask for many.
-        for prompt in prompts {
-            self.runner.check(settings.request(prompt.clone(), 0))?;
-        }
+        self.check(prompts, settings)?;
         let count = prompts.len() * settings.n;
         let turns = self.queue.enter(client, count).map_err(|full| self.refuse(full, count))?;
         let salt = self.beginnings.salt(client, settings.cache_salt.as_deref());
@@ -132,6 +130,14 @@ impl Engine {
         }
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
         Ok(Answers { pieces, prompt_tokens, left: count, count })
+    }
+
+    /// Fails if the texts behind some prompts could not begin if they were alone.
+    pub(crate) fn check(&self, prompts: &[Vec<u32>], settings: &Settings) -> Result<()> {
+        for prompt in prompts {
+            self.runner.check(settings.request(prompt.clone(), 0))?;
+        }
+        Ok(())
     }
 
     /// Fails if so many texts of a client could not even wait: before work is done for them.

@@ -138,7 +138,7 @@ fn too_long(tokens: usize, most: usize, n_ctx: usize) -> ApiError {
 }
 
 /// The error of a text that is embedded, which has no answer.
-pub(crate) fn of_embedding(error: Error) -> ApiError {
+pub(crate) fn of_read(error: Error) -> ApiError {
     match error {
         Error::ContextFull { tokens, n_ctx, .. } => too_long(tokens, n_ctx, n_ctx),
         other => other.into(),

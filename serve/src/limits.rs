@@ -122,7 +122,7 @@ mod tests {
             ("tokens with a bias", BIASES.to_string(), String::new()),
             ("tokens of `/detokenize`", TOKENS.to_string(), String::new()),
             ("tokens of `/tokenize` with pieces", PIECES.to_string(), String::new()),
-            ("log-probabilities of an answer that is no stream", LOG_PROBS.to_string(), String::new()),
+            ("log-probabilities of an answer that is no stream, or with prompts (`echo`)", LOG_PROBS.to_string(), String::new()),
             ("messages of a chat", MESSAGES.to_string(), String::new()),
             ("tools of a request", TOOLS.to_string(), String::new()),
             ("bytes of its tools", bytes(TOOL_BYTES), String::new()),

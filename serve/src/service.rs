@@ -2,7 +2,6 @@
 
 use crate::api;
 use crate::blocking::{Length, Workers};
-use crate::embed::Inputs;
 use crate::engine::{Answers, Engine};
 use crate::error::ApiError;
 use crate::limits::Limits;
@@ -10,12 +9,13 @@ use crate::metrics::Metrics;
 use crate::models::{Named, ServedModel, named};
 use crate::options::ServeOptions;
 use crate::queue::Client;
+use crate::reading::Inputs;
 use crate::room::{Room, Rooms};
 use crate::settings::Settings;
 use crate::style::Style;
 use axum::Router;
 use http::HeaderValue;
-use outboard::{Embedding, Error, Model, Result, Runner};
+use outboard::{Error, Model, Result, Runner};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -176,10 +176,10 @@ impl Service {
         self.shared.workers.run(length, room, move || work(&model)).await
     }
 
-    /// Embeds texts, unless the server is about to stop.
-    pub(crate) async fn embed(&self, client: &Client, inputs: Inputs) -> crate::error::Result<Vec<Embedding>> {
+    /// Has texts read, unless the server is about to stop.
+    pub(crate) async fn read<I: Inputs>(&self, client: &Client, inputs: I) -> crate::error::Result<Vec<I::Read>> {
         self.check_not_draining()?;
-        self.engine().embed(client, inputs).await
+        self.engine().read(client, inputs).await
     }
 
     /// How the model writes.

@@ -83,16 +83,25 @@ impl Settings {
 
     /// Refuses more log-probabilities than an answer has that is made at once: of so many texts, each of at most `context` tokens.
     pub(crate) fn check_log_probs(&self, texts: usize, context: usize) -> Result<()> {
+        let tokens = self.generated(context).saturating_mul(texts);
+        self.check_log_probs_of(tokens, "ask for fewer tokens, or for a stream of completions or chats")
+    }
+
+    /// The same of so many tokens in all; else it says what to do about it.
+    pub(crate) fn check_log_probs_of(&self, tokens: usize, advice: &str) -> Result<()> {
         let Some(top) = self.log_probs else { return Ok(()) };
-        let tokens = self.most.unwrap_or(context).min(context).saturating_mul(texts);
         if tokens.saturating_mul(top + 1) <= LOG_PROBS {
             return Ok(());
         }
         let message = format!(
-            "{tokens} tokens with {top} others each are more log-probabilities than an answer has ({LOG_PROBS}): ask for fewer tokens, or for a stream of \
-             completions or chats"
+            "{tokens} tokens with {top} others each are more log-probabilities than an answer has ({LOG_PROBS}): {advice}"
         );
         Err(ApiError::of_param(if top > 0 { "top_logprobs" } else { "logprobs" }, message))
+    }
+
+    /// Tokens that a text has at most, of a context of so many.
+    pub(crate) fn generated(&self, context: usize) -> usize {
+        self.most.unwrap_or(context).min(context)
     }
 
     /// The request for the text with this number behind a prompt: each has another seed.

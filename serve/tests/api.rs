@@ -132,6 +132,84 @@ fn log_probs_of_completions_are_those_of_the_tokens() {
     assert_eq!(of("text_offset"), log_probs["text_offset"]);
 }
 
+/// A list of an answer's log-probabilities.
+fn list<'a>(choice: &'a Value, name: &str) -> &'a [Value] {
+    choice["logprobs"][name].as_array().unwrap()
+}
+
+/// What lm-evaluation-harness makes of an answer (`parse_logprobs` of its `LocalCompletionsAPI`): how probable what follows a context of so many tokens is,
+/// and whether it is what the model would write.
+fn rank(choice: &Value, context: usize) -> (f64, bool) {
+    let (own, top) = (list(choice, "token_logprobs"), list(choice, "top_logprobs"));
+    let behind = context..own.len() - 1;
+    let sum = own[behind.clone()].iter().map(|value| value.as_f64().unwrap()).sum();
+    let largest = |top: &Value| top.as_object().unwrap().values().map(|v| v.as_f64().unwrap()).fold(-1e9, f64::max);
+    let is_greedy = own[behind.clone()].iter().zip(&top[behind]).all(|(own, top)| own.as_f64() == Some(largest(top)));
+    (sum, is_greedy)
+}
+
+#[test]
+fn with_echo_log_probs_are_those_of_the_prompt_as_well() {
+    let served = served();
+    let ask = |body: &Value| served.post("/v1/completions", body).json();
+    let tokens = |text: &str| served.post("/tokenize", &json!({"content": text})).json()["tokens"].clone();
+    let written = ask(&json!({"prompt": "abcd", "max_tokens": 6, "temperature": 0, "logprobs": 0}));
+    let (written, text) = (&written["choices"][0], written["choices"][0]["text"].as_str().unwrap());
+    let [context, whole] = [tokens("abcd"), tokens(&format!("abcd{text}"))];
+    let (context, len) = (context.as_array().unwrap().len(), whole.as_array().unwrap().len());
+    assert_eq!(len, context + 6, "tokens of both follow one another");
+    let mut request =
+        json!({"prompt": whole, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true, "seed": 7});
+    let answer = ask(&request);
+    let choice = &answer["choices"][0];
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(list(choice, name).len(), len + 1, "{name}");
+    }
+    assert!(choice["text"].as_str().unwrap().starts_with(&format!("abcd{text}")));
+    assert_eq!((&list(choice, "token_logprobs")[0], &list(choice, "top_logprobs")[0]), (&Value::Null, &Value::Null));
+    // What was written is as probable when it is given.
+    let (sum, is_greedy) = rank(choice, context);
+    let expected: f64 = list(written, "token_logprobs").iter().map(|value| value.as_f64().unwrap()).sum();
+    assert!((sum - expected).abs() < 1e-3 && is_greedy, "{sum}, {expected}, {is_greedy}");
+    let other = ask(&json!({"prompt": "abcdzyxwvu", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": true}));
+    assert!(rank(&other["choices"][0], context).0 < sum && !rank(&other["choices"][0], context).1);
+    // Where tokens begin in the text.
+    let offsets = list(choice, "text_offset").iter().map(|offset| offset.as_u64().unwrap());
+    let shown: Vec<char> = choice["text"].as_str().unwrap().chars().collect();
+    for (offset, token) in offsets.zip(list(choice, "tokens")).skip(1) {
+        assert!(shown[offset as usize..].starts_with(&token.as_str().unwrap().chars().collect::<Vec<_>>()), "{token}");
+    }
+    // Of several at once, as a stream, for several texts, and without a text the numbers are the same.
+    request["prompt"] = json!([whole, tokens("xy"), whole]);
+    let several = ask(&request);
+    assert_eq!([&several["choices"][0]["logprobs"], &several["choices"][2]["logprobs"]], [&choice["logprobs"]; 2]);
+    request["prompt"] = whole.clone();
+    request["stream"] = true.into();
+    let events = served.stream("/v1/completions", &request).all();
+    let streamed = |name: &str| -> Vec<Value> {
+        let lists = events.iter().filter_map(|event| event["choices"][0]["logprobs"][name].as_array());
+        lists.flatten().cloned().collect()
+    };
+    for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+        assert_eq!(streamed(name), list(choice, name), "{name}");
+    }
+    let none = ask(&json!({"prompt": whole, "max_tokens": 0, "logprobs": 1, "echo": true, "n": 2}));
+    for none in none["choices"].as_array().unwrap() {
+        assert_eq!(list(none, "token_logprobs"), &list(choice, "token_logprobs")[..len]);
+    }
+    // A token that ends the text is one of them: who counts from the end finds the prompt.
+    let eos = tokens(served.get("/tokenizer_info").json()["eos_token"].as_str().unwrap())[0].to_string();
+    let ended = ask(&json!({"prompt": whole, "max_tokens": 1, "logprobs": 1, "echo": true, "logit_bias": {eos: 100}}));
+    assert_eq!(ended["choices"][0]["finish_reason"], "stop");
+    assert_eq!(rank(&ended["choices"][0], context), (sum, true));
+    // More than an answer has, and more than the context.
+    let prompts = vec!["b".repeat(400); 16];
+    let many = json!({"prompt": prompts, "max_tokens": 1, "logprobs": 20, "echo": true});
+    assert!(served.post("/v1/completions", &many).error(400)["message"].as_str().unwrap().contains("fewer or shorter"));
+    let long = json!({"prompt": "b".repeat(600), "max_tokens": 1, "logprobs": 0, "echo": true});
+    assert_eq!(served.post("/v1/completions", &long).error(400)["code"], "context_length_exceeded");
+}
+
 #[test]
 fn the_most_probable_tokens_come_with_each_token() {
     let served = served();
@@ -389,7 +467,17 @@ fn what_there_is_can_be_asked_for() {
     let with_pieces = served.post("/tokenize", &json!({"content": "ab", "with_pieces": true})).json();
     assert_eq!(with_pieces["tokens"][0]["piece"], "a");
     let tokens = served.post("/tokenize", &json!({"content": "hello"})).json()["tokens"].clone();
-    assert_eq!(served.post("/detokenize", &json!({"tokens": tokens})).json(), json!({"content": "hello"}));
+    assert_eq!(
+        served.post("/detokenize", &json!({"tokens": tokens})).json(),
+        json!({"content": "hello", "prompt": "hello"})
+    );
+    // vLLM's words for the same, which lm-evaluation-harness uses.
+    let as_vllm = served.post("/tokenize", &json!({"prompt": "hello", "add_special_tokens": false})).json();
+    assert_eq!((&as_vllm["tokens"], &as_vllm["count"]), (&tokens, &json!(5)));
+    let info = served.get("/tokenizer_info").json();
+    let eos = served.post("/tokenize", &json!({"prompt": info["eos_token"], "add_special_tokens": false})).json();
+    assert_eq!((eos["count"].as_u64(), served.get("/tokenizer_info?model=none").status), (Some(1), 404));
+    assert_eq!(served.post("/tokenize", &json!({"prompt": "x", "content": "x"})).error(400)["param"], "content");
     assert_eq!(served.post("/detokenize", &json!({"tokens": [70_000]})).error(400)["param"], "tokens[0]");
     assert_eq!(served.post("/tokenize", &json!({"text": "x"})).error(400)["param"], "content");
     served.post("/v1/completions", &json!({"model": "gpt-x", "prompt": "ab", "max_tokens": 3})).json();

@@ -175,7 +175,7 @@ fn describe_places(models: &[ServedModel]) -> String {
 /// one, the others do not see.
 fn runner(args: &Args, loaded: &Model) -> Result<Runner> {
     let set = devices::open(&args.devices)?;
-    let sequences = Sequences::Sharing(args.parallel as usize);
+    let sequences = Sequences::Served(args.parallel as usize);
     let model_args = ModelArgs { sequences, ..args.model.clone() };
     let options = model::load_options(&model_args, loaded, &set)?;
     output::errln(format_args!("model: {}", model::describe(loaded)))?;

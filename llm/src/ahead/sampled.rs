@@ -1,4 +1,4 @@
-//! Tokens that a run samples, from the numbers that it gives.
+//! Tokens that a run samples, and how probable tokens are, from the numbers that it gives.
 
 use crate::arch::net::{self, LogProbs};
 use crate::error::{Error, Result};
@@ -31,12 +31,24 @@ pub(super) struct Expected {
     pub(super) log_probs: LogProbs,
 }
 
-/// What comes with the ids that a run samples.
+/// The ids that a run samples, and how probable they are.
 pub(super) struct Sampled<T> {
     pub(super) ids: T,
-    pub(super) log_probs: Option<T>,
+    pub(super) probabilities: Probabilities<T>,
+}
+
+/// How probable the tokens are that the rows of a run were asked for, as far as that is wanted.
+pub(crate) struct Probabilities<T> {
+    /// Their log-probabilities.
+    pub(super) own: Option<T>,
     /// Ids of the most probable ones, and their log-probabilities.
     pub(super) top: Option<[T; 2]>,
+}
+
+/// How probable a token is, and which are the most probable ones in its place, as far as that is wanted.
+pub(crate) struct Probable {
+    pub(crate) log_prob: Option<f32>,
+    pub(crate) top: Vec<(u32, f32)>,
 }
 
 impl Sampled<Bytes> {
@@ -44,19 +56,27 @@ impl Sampled<Bytes> {
     pub(super) fn token(&self, expected: &Expected, n_vocab: usize) -> Result<Token> {
         let &Expected { sequence, number, log_probs, .. } = expected;
         let id = known(i32::from_le_bytes(one(&self.ids, number)?), n_vocab)?;
-        let given = self.log_probs.as_ref().filter(|_| log_probs >= LogProbs::Chosen);
+        let Probable { log_prob, top } = self.probabilities.of(id, number, log_probs, n_vocab)?;
+        Ok(Token { sequence, id, log_prob, top_log_probs: top })
+    }
+}
+
+impl Probabilities<Bytes> {
+    /// The log-probability of the token that a row was asked for, and those of the most probable ones, as far as they are wanted of it.
+    pub(crate) fn of(&self, id: u32, number: usize, wanted: LogProbs, n_vocab: usize) -> Result<Probable> {
+        let given = self.own.as_ref().filter(|_| wanted >= LogProbs::Chosen);
         let log_prob = given.map(|given| one(given, number)).transpose()?.map(f32::from_le_bytes);
-        let mut top_log_probs = Vec::new();
-        if let (Some([ids, given]), LogProbs::Top) = (&self.top, log_probs) {
+        let mut most_probable = Vec::new();
+        if let (Some([ids, given]), LogProbs::Top) = (&self.top, wanted) {
             let k = net::N_TOP.min(n_vocab);
             for (top, given) in some(ids, number, k)?.iter().zip(some(given, number, k)?) {
                 let top = known(i32::from_le_bytes(*top), n_vocab)?;
-                // The sampled one has one number, not two that are rounded in two ways.
+                // A token has one number, not two that are rounded in two ways.
                 let own = log_prob.filter(|_| top == id);
-                top_log_probs.push((top, own.unwrap_or(f32::from_le_bytes(*given))));
+                most_probable.push((top, own.unwrap_or(f32::from_le_bytes(*given))));
             }
         }
-        Ok(Token { sequence, id, log_prob, top_log_probs })
+        Ok(Probable { log_prob, top: most_probable })
     }
 }
 

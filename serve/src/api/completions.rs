@@ -11,6 +11,7 @@ use crate::form::{self, Wanted};
 use crate::limits::TEXTS;
 use crate::params::{Params, kind};
 use crate::queue::Client;
+use crate::reading::{Beside, Scored};
 use crate::room::Room;
 use crate::service::Service;
 use crate::settings::{Settings, take_bias, take_n};
@@ -21,7 +22,7 @@ use axum::response::Response;
 use axum::response::sse::Event;
 use outboard::llm::N_TOP;
 use outboard::llm::tokenizer::SpecialTokens;
-use outboard::{Generation, Model, Piece};
+use outboard::{Generation, Model, Piece, Scores};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -50,39 +51,79 @@ pub(crate) async fn answer(
     if delivery == Delivery::Whole {
         settings.check_log_probs(asked, service.context()).map_err(|e| e.about("logprobs"))?;
     }
+    let scores_prompts = echo && settings.log_probs.is_some();
     service.check_room(&client, asked)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);
+    let PromptScores { scores, held } = match scores_prompts {
+        true => score(&service, &client, &prompts, &settings, delivery).await?,
+        false => PromptScores::default(),
+    };
     let answers = service.begin(&client, &prompts, &settings)?;
     let (prompt_tokens, count) = (answers.prompt_tokens, answers.count);
     let model = service.model().clone();
-    let echo =
-        |prompt: &Vec<u32>| if echo { model.tokenizer().decode(prompt, SpecialTokens::Skip) } else { String::new() };
-    // The text that each begins with.
-    let before: Vec<String> =
-        prompts.iter().flat_map(|p| std::iter::repeat_n(echo(p), settings.n)).take(count).collect();
+    let echo = |(number, prompt): (usize, &Vec<u32>)| {
+        if echo { Echoed::of(&model, prompt, scores.get(number).zip(settings.log_probs)) } else { Echoed::default() }
+    };
+    // What each begins with.
+    let echoed = prompts.iter().enumerate().map(echo);
+    let before: Vec<Echoed> = echoed.flat_map(|e| std::iter::repeat_n(e, settings.n)).take(count).collect();
     let name = service.name().to_owned();
-    let head = Head { id: id("cmpl-"), created: now(), name, ignores_eos: settings.ignore_eos, model: model.clone() };
+    // Programs that rank texts count: the token that ends one is there, too.
+    let lists_end = settings.ignore_eos || scores_prompts;
+    let head = Head { id: id("cmpl-"), created: now(), name, lists_end, model: model.clone() };
     if delivery != Delivery::Whole {
         let with_usage = delivery == Delivery::StreamWithUsage;
-        let offsets = before.iter().map(|text| text.chars().count()).collect();
+        let offsets = before.iter().map(|echoed| echoed.text.chars().count()).collect();
         let used = Used::by(prompt_tokens, settings.n);
-        let writer = Chunks { head, with_usage, log_probs: settings.log_probs, before, offsets, used };
+        let log_probs = settings.log_probs;
+        let writer = Chunks { head, with_usage, log_probs, before, offsets, used, _held: held };
         return Ok(stream::respond(answers, writer));
     }
     let texts = answers.complete().await?;
     let mut used = Used::by(prompt_tokens, settings.n);
     texts.iter().enumerate().for_each(|(number, text)| used.add(number, text));
-    let choice = |(index, (before, text)): (usize, (&String, &Generation))| {
-        let log_probs = settings.log_probs.map(|most| head.log_probs(text, before.chars().count(), most));
-        let (whole, finish) = (format!("{before}{}", text.text), finish_reason(text.finish));
+    let choice = |(index, (before, text)): (usize, (Echoed, &Generation))| {
+        let (whole, finish) = (format!("{}{}", before.text, text.text), finish_reason(text.finish));
+        let log_probs = settings.log_probs.map(|most| head.log_probs(before, text, most));
         json!({"index": index, "text": whole, "logprobs": log_probs, "finish_reason": finish})
     };
-    let choices: Vec<Value> = before.iter().zip(&texts).enumerate().map(choice).collect();
+    let choices: Vec<Value> = before.into_iter().zip(&texts).enumerate().map(choice).collect();
     let mut body = head.object(choices.into());
     body["usage"] = used.openai();
     json_answer(body.to_string(), service.rooms().enter(client))
+}
+
+/// How probable the tokens of prompts are.
+#[derive(Default)]
+struct PromptScores {
+    /// Of each prompt; none if nobody has asked.
+    scores: Vec<Scores>,
+    /// The room that they take until they are sent.
+    held: Option<Room>,
+}
+
+/// Asks how probable the tokens of prompts are, if the texts behind them could begin, and if an answer has so many numbers.
+async fn score(
+    service: &Service,
+    client: &Client,
+    prompts: &[Vec<u32>],
+    settings: &Settings,
+    delivery: Delivery,
+) -> Result<PromptScores> {
+    service.engine().check(prompts, settings)?;
+    let generated = if delivery == Delivery::Whole { settings.generated(service.context()) } else { 0 };
+    let tokens: usize = prompts.iter().map(|prompt| (prompt.len() + generated).saturating_mul(settings.n)).sum();
+    let advice = "ask for fewer or shorter prompts at once";
+    settings.check_log_probs_of(tokens, advice).map_err(|e| e.about("logprobs"))?;
+    let (beside, top) = if settings.log_probs > Some(0) { (Beside::MostProbable, N_TOP) } else { (Beside::Nothing, 0) };
+    let each = size_of::<f32>() + size_of::<Vec<(u32, f32)>>() + top * size_of::<(u32, f32)>();
+    let mut held = service.rooms().enter(client.clone());
+    held.grow(tokens.saturating_mul(each))?;
+    let (tokens, cache_salt) = (prompts.to_vec(), settings.cache_salt.clone());
+    let scores = service.read(client, Scored { tokens, beside, cache_salt }).await?;
+    Ok(PromptScores { scores, held: Some(held) })
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
@@ -101,9 +142,6 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
     }
     settings.log_probs = take_log_probs(&mut params)?;
     let echo = params.boolean("echo")?.unwrap_or(false);
-    if echo && settings.log_probs.is_some() {
-        return Err(ApiError::unsupported("echo", "with 'logprobs': those of the prompt are not known"));
-    }
     params.absent("suffix", "texts are written from their beginning", |value| value == "")?;
     let delivery = take_delivery(&mut params)?;
     let form = form::take(&mut params)?;
@@ -173,7 +211,8 @@ struct Head {
     id: String,
     created: u64,
     name: String,
-    ignores_eos: bool,
+    /// Whether the token that ends a text is among those with log-probabilities.
+    lists_end: bool,
     model: Model,
 }
 
@@ -185,10 +224,11 @@ impl Head {
         })
     }
 
-    fn log_probs(&self, text: &Generation, offset: usize, most: usize) -> Value {
-        let mut all = LogProbs { most, offset, ..LogProbs::default() };
+    fn log_probs(&self, before: Echoed, text: &Generation, most: usize) -> Value {
+        let offset = before.text.chars().count();
+        let mut all = LogProbs { most, offset, ..before.log_probs.unwrap_or_default() };
         for (i, (&id, &own)) in text.tokens.iter().zip(&text.log_probs).enumerate() {
-            if is_of_text(self.model.tokenizer(), id, self.ignores_eos) {
+            if is_of_text(self.model.tokenizer(), id, self.lists_end) {
                 all.push(&self.model, id, own, top(text, i, most));
             }
         }
@@ -196,8 +236,54 @@ impl Head {
     }
 }
 
+/// What an answer begins with: nothing, or the prompt.
+#[derive(Clone, Default)]
+struct Echoed {
+    text: String,
+    /// Those of the prompt's tokens, if they were asked for.
+    log_probs: Option<LogProbs>,
+}
+
+impl Echoed {
+    /// A prompt. Of its tokens so many others are wanted beside each.
+    fn of(model: &Model, prompt: &[u32], scores: Option<(&Scores, usize)>) -> Echoed {
+        let text = model.tokenizer().decode(prompt, SpecialTokens::Skip);
+        let log_probs = scores.map(|(scores, most)| {
+            let mut all = LogProbs { most, ..LogProbs::default() };
+            for (at, &id) in prompt.iter().enumerate() {
+                match at.checked_sub(1).and_then(|behind| Some((behind, *scores.log_probs.get(behind)?))) {
+                    Some((behind, own)) => {
+                        let top = scores.top_log_probs.get(behind).map_or(&[][..], Vec::as_slice);
+                        all.push(model, id, own, first(top, most));
+                    }
+                    None => all.push_first(model, id),
+                }
+            }
+            all.offsets = offsets(model, prompt, text.chars().count());
+            all
+        });
+        Echoed { text, log_probs }
+    }
+}
+
+/// Where the tokens of a prompt begin in its text, which has so many characters: tokens that are not shown have none, and some share one.
+fn offsets(model: &Model, prompt: &[u32], length: usize) -> Vec<usize> {
+    let (mut offsets, mut at, mut bytes) = (Vec::with_capacity(prompt.len()), 0, Vec::new());
+    for &id in prompt {
+        offsets.push(at);
+        bytes.clear();
+        model.tokenizer().token_bytes(id, SpecialTokens::Skip, &mut bytes);
+        // In UTF-8 a character has one byte that is not like these.
+        at += bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+    }
+    // Some texts are shown without the blank that they begin with.
+    let hidden = at.saturating_sub(length);
+    offsets.iter_mut().for_each(|offset| *offset = offset.saturating_sub(hidden));
+    offsets
+}
+
 /// Log-probabilities of tokens that follow one another.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct LogProbs {
     /// How many of the most probable tokens are wanted beside each.
     most: usize,
@@ -205,7 +291,7 @@ struct LogProbs {
     offset: usize,
     tokens: Vec<String>,
     own: Vec<Value>,
-    top: Vec<Map<String, Value>>,
+    top: Vec<Value>,
     offsets: Vec<usize>,
 }
 
@@ -216,12 +302,21 @@ impl LogProbs {
         for &(id, log_prob_of) in top.iter().chain((self.most > 0).then_some(&(id, own))) {
             by_text.entry(token(model, id).0).or_insert_with(|| log_prob(log_prob_of));
         }
+        self.push_token(model, id, log_prob(own), by_text.into());
+    }
+
+    /// A token before which there is nothing: of it nothing is known.
+    fn push_first(&mut self, model: &Model, id: u32) {
+        self.push_token(model, id, Value::Null, Value::Null);
+    }
+
+    fn push_token(&mut self, model: &Model, id: u32, own: Value, top: Value) {
         let (token, _) = token(model, id);
         self.offsets.push(self.offset);
         self.offset += token.chars().count();
         self.tokens.push(token);
-        self.own.push(log_prob(own));
-        self.top.push(by_text);
+        self.own.push(own);
+        self.top.push(top);
     }
 
     fn json(self) -> Value {
@@ -235,10 +330,12 @@ struct Chunks {
     head: Head,
     with_usage: bool,
     log_probs: Option<usize>,
-    before: Vec<String>,
+    before: Vec<Echoed>,
     /// Characters of each text so far.
     offsets: Vec<usize>,
     used: Used,
+    /// What the beginnings take.
+    _held: Option<Room>,
 }
 
 impl Chunks {
@@ -265,13 +362,17 @@ impl Chunks {
 
 impl Writer for Chunks {
     fn begin(&mut self, out: &mut Out) {
-        let echoed = self.before.iter().enumerate().filter(|(_, text)| !text.is_empty());
-        out.extend(echoed.map(|(index, text)| self.part(index, text, &Value::Null, None)));
+        for (index, Echoed { text, log_probs }) in std::mem::take(&mut self.before).into_iter().enumerate() {
+            if !text.is_empty() || log_probs.is_some() {
+                let log_probs = log_probs.map_or(Value::Null, LogProbs::json);
+                out.push_back(self.part(index, &text, &log_probs, None));
+            }
+        }
     }
 
     fn piece(&mut self, number: usize, piece: Piece, out: &mut Out) {
         let log_probs = match (piece.token, piece.log_prob) {
-            (Some(id), Some(log_prob)) if is_of_text(self.head.model.tokenizer(), id, self.head.ignores_eos) => {
+            (Some(id), Some(log_prob)) if is_of_text(self.head.model.tokenizer(), id, self.head.lists_end) => {
                 self.log_prob(number, id, log_prob, &piece.top_log_probs)
             }
             _ => Value::Null,

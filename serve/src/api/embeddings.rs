@@ -3,11 +3,11 @@
 use super::common::ids;
 use crate::body;
 use crate::counted_body::json_answer;
-use crate::embed::Inputs;
 use crate::error::{ApiError, Result};
 use crate::limits::EMBEDDINGS;
 use crate::params::{Params, kind};
 use crate::queue::Client;
+use crate::reading::Embedded;
 use crate::service::Service;
 use crate::settings::take_cache_salt;
 use axum::Extension;
@@ -81,7 +81,7 @@ pub(crate) async fn answer(
     held.grow(tokens.len() * width * size_of::<f32>())?;
     let held = Arc::new(held);
     let prompt_tokens: usize = tokens.iter().map(Vec::len).sum();
-    let embeddings = service.embed(&client, Inputs { tokens, pooling, scale, cache_salt }).await?;
+    let embeddings = service.read(&client, Embedded { tokens, pooling, scale, cache_salt }).await?;
     let name = service.name().to_owned();
     let write = move |_: &Model| Ok(written(&embeddings, format, &name, prompt_tokens));
     let json = service.work(&held, write).await?;

@@ -27,7 +27,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Every path, with what answers it.
-fn routes() -> [(&'static str, MethodRouter<Service>); 15] {
+fn routes() -> [(&'static str, MethodRouter<Service>); 16] {
     [
         ("/health", get(status::health)),
         ("/cluster", get(cluster::cluster)),
@@ -36,6 +36,7 @@ fn routes() -> [(&'static str, MethodRouter<Service>); 15] {
         ("/slots", get(status::slots)),
         ("/tokenize", post(tokens::tokenize)),
         ("/detokenize", post(tokens::detokenize)),
+        ("/tokenizer_info", get(tokens::info)),
         ("/v1/models", get(status::models)),
         ("/v1/models/{model}", get(status::model)),
         ("/v1/completions", post(completions::answer)),

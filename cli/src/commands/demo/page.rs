@@ -28,7 +28,7 @@ pub(super) fn serve(model: &Path, port: u16) -> Result<ExitCode> {
     let servers = servers::start()?;
     let loaded = model::open(&model.to_string_lossy())?;
     let set = devices::open(&device_args(&servers)?)?;
-    let options = model::load_options(&model_args(Sequences::Sharing(TEXTS), CONTEXT), &loaded, &set)?;
+    let options = model::load_options(&model_args(Sequences::Served(TEXTS), CONTEXT), &loaded, &set)?;
     output::errln(format_args!("model: {}", model::describe(&loaded)))?;
     let placed = model::place(&loaded, &set, &options)?;
     // Nobody but the runner has the devices, so that they are free before their servers end.

@@ -19,10 +19,13 @@ impl Net<'_> {
                 let normed = self.normed(x, rows)?;
                 self.g.output(normed);
             }
-            Outputs::Scores(rows) => {
+            Outputs::Scores { rows, log_probs } => {
                 let logits = self.logits(x, rows)?;
                 let targets = self.g.input(TARGETS, DType::I32, &[rows])?;
-                self.log_probs(logits, targets)?;
+                let log_prob = self.log_probs(logits, targets)?;
+                if log_probs == LogProbs::Top {
+                    self.top(logits, targets, log_prob)?;
+                }
             }
             Outputs::Sample { .. } => self.sample(x)?,
         }

@@ -57,8 +57,13 @@ pub enum Outputs {
     Logits(usize),
     /// What the output matrix would read of so many rows, those that an input says or all: behind the final norm ([`HIDDEN`]).
     Hidden(usize),
-    /// How probable the given tokens are, each behind one of the last so many tokens. The logits stay where they are.
-    Scores(usize),
+    /// How probable given tokens are, each behind one of the last tokens. The logits stay where they are.
+    Scores {
+        /// How many.
+        rows: usize,
+        /// Which log-probabilities are given.
+        log_probs: LogProbs,
+    },
     /// A sampled token for each of so many rows.
     Sample {
         /// How many, the rows that an input says.
@@ -88,9 +93,10 @@ impl Outputs {
     pub fn rows(self) -> usize {
         match self {
             Outputs::None | Outputs::Layers => 0,
-            Outputs::Logits(rows) | Outputs::Hidden(rows) | Outputs::Scores(rows) | Outputs::Sample { rows, .. } => {
-                rows
-            }
+            Outputs::Logits(rows)
+            | Outputs::Hidden(rows)
+            | Outputs::Scores { rows, .. }
+            | Outputs::Sample { rows, .. } => rows,
         }
     }
 }

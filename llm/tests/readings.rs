@@ -1,4 +1,4 @@
-//! Embeddings: what the output matrix would read, the same whatever is computed beside it, and behind faults.
+//! Texts that are read for embeddings and for the probabilities of their tokens: the same whatever is computed beside them, and behind faults.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod failing;
@@ -11,8 +11,8 @@ use outboard_core::{DType, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::{
-    EmbedRequest, Embedding, Error, GenerateOptions, LoadOptions, Model, PlacedModel, Pooling, Prefixes, Result, Scale,
-    TextEvent, TextRequest, Texts, Wanted,
+    EmbedRequest, Embedding, Error, GenerateOptions, LoadOptions, LogProbs, Model, N_TOP, PlacedModel, Pooling,
+    Prefixes, Result, Scale, ScoreRequest, Scores, TextEvent, TextRequest, Texts, Wanted,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ fn cpus(n: usize) -> Vec<Arc<dyn Device>> {
 fn load(name: &str, devices: usize, n_seqs: usize) -> PlacedModel {
     let split = vec![1.0; devices];
     let options = LoadOptions { n_ctx: 512, n_seqs, n_ubatch: 24, split, ..LoadOptions::default() };
+    // Runs of as many tokens of whose probabilities are asked for as there is room for are cut in several ways.
+    let options = LoadOptions { scores: 5 * n_seqs, ..options };
     let options = LoadOptions { prefixes: Prefixes::Shared, ..options };
     PlacedModel::load(small::model(name), cpus(devices), &options, &|_, _| {}).unwrap()
 }
@@ -48,6 +50,20 @@ fn embed(model: &mut PlacedModel, request: &EmbedRequest) -> Result<Embedding> {
 
 fn values(model: &mut PlacedModel, tokens: &[u32], pooling: Pooling) -> Vec<f32> {
     embed(model, &request(tokens, pooling)).unwrap().values
+}
+
+fn score_request(tokens: &[u32], log_probs: LogProbs) -> ScoreRequest {
+    ScoreRequest { tokens: tokens.to_vec(), log_probs, cache_salt: None }
+}
+
+/// The probabilities of a text's tokens that is alone.
+fn score(model: &mut PlacedModel, request: &ScoreRequest) -> Scores {
+    let sequence = model.open().unwrap();
+    model.begin_scores(sequence, request).unwrap();
+    let (of, scores) = model.next_scores().unwrap().expect("probabilities should have come");
+    model.close(sequence).unwrap();
+    assert_eq!(of, sequence);
+    scores.unwrap()
 }
 
 fn prompt(random: &mut Random, len: usize) -> Vec<u32> {
@@ -106,7 +122,79 @@ fn the_mean_is_that_of_the_last_rows_of_all_beginnings() {
     }
 }
 
-/// What is asked for side by side, and what has come of each: the numbers of an embedding, or the tokens of a text.
+/// The log-probabilities of a row of logits.
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+    logits.iter().map(|&logit| f64::from(logit) - sum.ln()).collect()
+}
+
+#[test]
+fn probabilities_are_those_of_the_logits() {
+    for name in ["llama-dense", "gemma2-dense", "qwen3-dense", "llama-moe"] {
+        let (mut model, tokens) = (load(name, 2, 3), prompt(&mut Random(8), 90));
+        let Scores { log_probs, top_log_probs } = score(&mut model, &score_request(&tokens, LogProbs::Top));
+        assert_eq!([log_probs.len(), top_log_probs.len()], [tokens.len() - 1; 2]);
+        let sequence = model.open().unwrap();
+        let logits = model.logits(sequence, &tokens).unwrap();
+        model.close(sequence).unwrap();
+        let rows = logits.chunks(logits.len() / tokens.len());
+        for (at, (row, (own, top))) in rows.zip(log_probs.iter().zip(&top_log_probs)).enumerate() {
+            let expected = log_softmax(row);
+            let (target, best) = (tokens[at + 1], expected.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+            assert!((f64::from(*own) - expected[target as usize]).abs() < 1e-4, "{name}, {at}");
+            assert!((f64::from(top[0].1) - best).abs() < 1e-4, "{name}, {at}");
+            assert!(top.len() == N_TOP && top.is_sorted_by(|a, b| a.1 >= b.1), "{name}, {at}");
+            for (id, value) in top {
+                assert!((f64::from(*value) - expected[*id as usize]).abs() < 1e-4, "{name}, {at}");
+                assert!(*id != target || value == own, "the same token has the same number");
+            }
+        }
+        // Alone it is the same number.
+        let few = score(&mut model, &score_request(&tokens, LogProbs::None));
+        assert_eq!(few, Scores { log_probs, top_log_probs: Vec::new() });
+    }
+}
+
+#[test]
+fn of_the_first_token_nothing_is_known() {
+    let mut model = load("llama-dense", 1, 2);
+    assert_eq!(score(&mut model, &score_request(&[7], LogProbs::Top)), Scores::default());
+    assert_eq!(score(&mut model, &score_request(&[7, 8], LogProbs::Top)).log_probs.len(), 1);
+    let sequence = model.open().unwrap();
+    let wrong = |tokens: &[u32], model: &mut PlacedModel| {
+        model.begin_scores(sequence, &score_request(tokens, LogProbs::Chosen)).unwrap_err()
+    };
+    assert!(matches!(wrong(&[], &mut model), Error::Request(_)));
+    assert!(matches!(wrong(&[1, 128], &mut model), Error::Request(_)));
+    // The last one is not read.
+    assert!(matches!(wrong(&[1; 514], &mut model), Error::ContextFull { tokens: 513, .. }));
+    let capacity = model.capacity();
+    assert!(capacity.check_scores(&score_request(&[1; 513], LogProbs::Chosen)).is_ok());
+    assert!(capacity.check_scores(&score_request(&[1; 514], LogProbs::Chosen)).is_err());
+    assert!(capacity.check_scores(&score_request(&[], LogProbs::Chosen)).is_err());
+}
+
+/// Who writes behind a text whose tokens were asked about reads its end only.
+#[test]
+fn a_text_behind_one_that_was_scored_finds_it_in_the_cache() {
+    let mut model = load("llama-dense", 1, 2);
+    let tokens = prompt(&mut Random(9), 300);
+    let tokenizer = small::tokenizer();
+    let mut cached = Vec::new();
+    for salt in [None, Some("another")] {
+        let salt = salt.map(Arc::from);
+        score(&mut model, &ScoreRequest { cache_salt: salt, ..score_request(&tokens, LogProbs::Chosen) });
+        let request =
+            TextRequest { prompt: tokens.clone(), options: GenerateOptions { n_predict: Some(1), ..greedy() } };
+        let done =
+            outboard_llm::generate_many(&mut model, &tokenizer, &[request], &mut |_, _| ControlFlow::Continue(()));
+        cached.push(done.unwrap()[0].cached);
+        model = load("llama-dense", 1, 2);
+    }
+    assert!(cached[0] >= 256 && cached[1] == 0, "{cached:?}");
+}
+
+/// What is asked for side by side, and what has come of each: the numbers of an embedding or of tokens, or the tokens of a text.
 fn outcomes(model: &mut PlacedModel, wanted: &[Wanted]) -> Vec<Result<Vec<u32>>> {
     let tokenizer = small::tokenizer();
     let mut outcomes: Vec<Option<Result<Vec<u32>>>> = vec![None; wanted.len()];
@@ -118,6 +206,7 @@ fn outcomes(model: &mut PlacedModel, wanted: &[Wanted]) -> Vec<Result<Vec<u32>>>
                 TextEvent::Token { .. } => return ControlFlow::Continue(()),
                 TextEvent::Ended { generation, .. } => Ok(generation.tokens),
                 TextEvent::Embedded(embedding) => Ok(embedding.values.iter().map(|value| value.to_bits()).collect()),
+                TextEvent::Scored(scores) => Ok(numbers(&scores)),
                 TextEvent::Failed(error) => Err(error),
             };
             assert!(outcomes[number].replace(outcome).is_none(), "{number} has ended twice");
@@ -129,28 +218,35 @@ fn outcomes(model: &mut PlacedModel, wanted: &[Wanted]) -> Vec<Result<Vec<u32>>>
     outcomes.into_iter().map(Option::unwrap).collect()
 }
 
+fn numbers(scores: &Scores) -> Vec<u32> {
+    let top = scores.top_log_probs.iter().flatten().flat_map(|(id, value)| [*id, value.to_bits()]);
+    scores.log_probs.iter().map(|value| value.to_bits()).chain(top).collect()
+}
+
 fn text(prompt: Vec<u32>, n_predict: usize) -> Wanted {
     TextRequest { prompt, options: GenerateOptions { n_predict: Some(n_predict), ..greedy() } }.into()
 }
 
-/// Texts and embeddings of all lengths, some of which begin alike.
+/// Texts, embeddings and probabilities of all lengths, some of which begin alike.
 fn mixture(random: &mut Random) -> Vec<Wanted> {
     let beginning = prompt(random, 300);
     let lengths = [1, 2, 3, 25, 60, 129, 280, 400];
     let one = |i: usize| {
-        let mut tokens = if i % 5 == 0 { beginning.clone() } else { Vec::new() };
+        let mut tokens = if i % 3 == 0 { beginning.clone() } else { Vec::new() };
         tokens.extend(prompt(random, lengths[i % lengths.len()].min(500 - tokens.len())));
-        match i % 3 {
+        match i % 5 {
             0 => text(tokens, 1 + i % 11),
             1 => request(&tokens, Pooling::Mean).into(),
+            2 => score_request(&tokens, LogProbs::Top).into(),
+            3 => score_request(&tokens, LogProbs::Chosen).into(),
             _ => request(&tokens, Pooling::Last).into(),
         }
     };
-    (0..30).map(one).collect()
+    (0..40).map(one).collect()
 }
 
 #[test]
-fn an_embedding_is_the_same_alone_among_others_and_over_several_devices() {
+fn what_is_read_is_the_same_alone_among_others_and_over_several_devices() {
     let wanted = mixture(&mut Random(3));
     let mut apart = load("llama-dense", 1, 1);
     let expected: Vec<Vec<u32>> =
@@ -167,28 +263,32 @@ fn an_embedding_is_the_same_alone_among_others_and_over_several_devices() {
     }
 }
 
-/// Nobody's tokens wait for the end of a long text that is embedded.
+/// Nobody's tokens wait for the end of a long text that is read.
 #[test]
-fn texts_go_on_beside_a_long_text_that_is_embedded() {
-    let mut model = load("llama-dense", 1, 2);
-    let tokenizer = small::tokenizer();
-    let mut texts = Texts::new(&tokenizer);
-    texts.push(0, text(vec![1, 2, 3], 200));
-    texts.push(1, request(&prompt(&mut Random(4), 500), Pooling::Mean));
-    let (mut tokens, mut before) = (0, None);
-    while !texts.is_empty() {
-        texts.step(&mut model, &mut |_, event| {
-            match event {
-                TextEvent::Token { .. } => tokens += 1,
-                TextEvent::Embedded(_) => before = Some(tokens),
-                TextEvent::Ended { .. } => {}
-                TextEvent::Failed(error) => panic!("{error}"),
-            }
-            ControlFlow::Continue(())
-        });
+fn texts_go_on_beside_a_long_text_that_is_read() {
+    let tokens = prompt(&mut Random(4), 500);
+    let reads: [Wanted; 2] = [request(&tokens, Pooling::Mean).into(), score_request(&tokens, LogProbs::Chosen).into()];
+    for read in reads {
+        let mut model = load("llama-dense", 1, 2);
+        let tokenizer = small::tokenizer();
+        let mut texts = Texts::new(&tokenizer);
+        texts.push(0, text(vec![1, 2, 3], 200));
+        texts.push(1, read);
+        let (mut tokens, mut before) = (0, None);
+        while !texts.is_empty() {
+            texts.step(&mut model, &mut |_, event| {
+                match event {
+                    TextEvent::Token { .. } => tokens += 1,
+                    TextEvent::Embedded(_) | TextEvent::Scored(_) => before = Some(tokens),
+                    TextEvent::Ended { .. } => {}
+                    TextEvent::Failed(error) => panic!("{error}"),
+                }
+                ControlFlow::Continue(())
+            });
+        }
+        // 500 tokens are 21 micro-batches at least, each behind a step; and the text does not keep them from their turn.
+        assert!(before.is_some_and(|before| (15..180).contains(&before)), "{before:?} tokens came before");
     }
-    // 500 tokens are 21 micro-batches at least, each behind a step; and the text does not keep them from their turn.
-    assert!(before.is_some_and(|before| (15..180).contains(&before)), "{before:?} tokens came before the embedding");
 }
 
 #[test]
@@ -244,18 +344,20 @@ fn unlucky(world: &World, unlucky: usize) -> (PlacedModel, Arc<failing::Fate>) {
     (PlacedModel::load(world.model.clone(), devices, &options, &|_, _| {}).unwrap(), fate)
 }
 
-fn few(random: &mut Random) -> [Wanted; 4] {
+fn few(random: &mut Random) -> [Wanted; 6] {
     let tokens = prompt(random, 40);
     [
         request(&tokens, Pooling::Mean).into(),
         text(vec![5, 6, 7], 8),
         request(&tokens[..30], Pooling::Last).into(),
         request(&tokens[..3], Pooling::Mean).into(),
+        score_request(&tokens[..35], LogProbs::Top).into(),
+        score_request(&tokens[..2], LogProbs::Chosen).into(),
     ]
 }
 
 #[test]
-fn an_embedding_behind_a_lost_device_is_the_same() {
+fn what_is_read_behind_a_lost_device_is_the_same() {
     let (world, wanted) = (World::new(), few(&mut Random(6)));
     let expected: Vec<_> = outcomes(&mut unlucky(&world, 0).0, &wanted).into_iter().map(Result::unwrap).collect();
     let mut faults = 0;
@@ -275,7 +377,7 @@ fn an_embedding_behind_a_lost_device_is_the_same() {
 }
 
 #[test]
-fn an_error_of_a_device_ends_embeddings_under_way_and_later_ones_are_right() {
+fn an_error_of_a_device_ends_what_is_read_and_later_texts_are_right() {
     let (world, wanted) = (World::new(), few(&mut Random(7)));
     let expected: Vec<_> = outcomes(&mut unlucky(&world, 0).0, &wanted).into_iter().map(Result::unwrap).collect();
     let mut failed = 0;
