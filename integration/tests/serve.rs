@@ -413,6 +413,49 @@ fn a_real_model_says_what_it_says_without_a_server() {
     assert_eq!(pieces, expected.text);
 }
 
+/// On this host and on two devices of a server, with characters of several tokens.
+#[test]
+fn a_real_model_says_how_probable_a_text_is() {
+    let Some(file) = model("smollm2") else { return };
+    let server = Server::start(&["-d", "cpu:1,cpu:1"]);
+    let text = "Größe 🐈🐈 naïve: once upon a time, in a small village by the sea, there was a";
+    let mut body = json!({"prompt": text, "max_tokens": 1, "temperature": 0, "echo": true, "logprobs": 2});
+    let start = |args: &[&str]| Serving::start(file.to_str().unwrap(), &[&["-np", "2", "-c", "512"], args].concat());
+    let [local, remote] = [start(&["-t", "1"]), start(&["--rpc", &server.addr])];
+    let ask = |serving: &Serving, body: &Value| Answer::read(begin(serving.addr, body)).json()["choices"][0].clone();
+    let [here, there] = [ask(&local, &body), ask(&remote, &body)];
+    assert_eq!(here, there);
+    let list = |name: &str| here["logprobs"][name].as_array().unwrap();
+    // A token that ends the text is one of them: who counts from the end finds the prompt.
+    let eos = get(local.addr, "/tokenizer_info").json()["eos_token"].as_str().unwrap().to_owned();
+    let mut socket = TcpStream::connect(local.addr).unwrap();
+    let tokenize = json!({"prompt": eos, "add_special_tokens": false}).to_string();
+    write_request(&mut socket, "POST", "/tokenize", &[JSON], tokenize.as_bytes());
+    let eos = Answer::read(socket).json()["tokens"].clone();
+    assert_eq!(eos.as_array().unwrap().len(), 1);
+    body["logit_bias"] = json!({eos[0].to_string(): 100});
+    let ended = ask(&local, &body);
+    assert_eq!((&ended["finish_reason"], &ended["text"]), (&json!("stop"), &json!(text)));
+    assert_eq!(ended["logprobs"]["token_logprobs"].as_array().unwrap().len(), list("token_logprobs").len());
+    let shown: Vec<char> = here["text"].as_str().unwrap().chars().collect();
+    assert!(here["text"].as_str().unwrap().starts_with(text));
+    let mut parts = 0;
+    for (offset, token) in list("text_offset").iter().zip(list("tokens")) {
+        let (offset, token) = (offset.as_u64().unwrap() as usize, token.as_str().unwrap());
+        if token.contains('\u{fffd}') {
+            parts += 1;
+        } else {
+            assert!(shown[offset..].starts_with(&token.chars().collect::<Vec<_>>()), "{token} at {offset}");
+        }
+    }
+    assert!(parts >= 4, "{parts} tokens are parts of characters");
+    // It knows how tales begin, and not what comes before them.
+    let own: Vec<f64> = list("token_logprobs").iter().filter_map(Value::as_f64).collect();
+    let begins = list("tokens").iter().position(|token| token == " upon").unwrap() - 1;
+    let mean = |some: &[f64]| some.iter().sum::<f64>() / some.len() as f64;
+    assert!(mean(&own[begins..]) > mean(&own[..begins]) + 2.0, "{own:?}");
+}
+
 /// A schema whose parts llguidance writes once more for each other one, at three levels: 38 GB.
 fn endless_schema() -> Value {
     let level = |first: char, within: Value| {

@@ -40,11 +40,11 @@ const SHORTEST_READ: f64 = 0.005;
 /// What a group waits for of a run.
 pub(crate) struct Awaited {
     group: usize,
-    wanted: Wanted,
+    asked: Asked,
 }
 
-/// What somebody wants of a run.
-enum Wanted {
+/// What a run is asked for.
+enum Asked {
     /// What it samples, if it samples something.
     Tokens(Vec<Expected>),
     /// Rows for embeddings.
@@ -266,12 +266,12 @@ impl PlacedModel {
     fn enqueue_ahead(&mut self) -> Result<()> {
         while let Some((mut batch, turn)) = self.next_batch()? {
             self.pad(&mut batch);
-            let wanted = match &batch.request {
-                Request::Hidden(hidden) => Wanted::Rows(hidden.of.clone()),
-                Request::Scores(targets) => Wanted::Scores(targets.of.clone(), targets.log_probs),
-                _ => Wanted::Tokens(self.expected(&batch)?),
+            let asked = match &batch.request {
+                Request::Hidden(hidden) => Asked::Rows(hidden.of.clone()),
+                Request::Scores(targets) => Asked::Scores(targets.of.clone(), targets.log_probs),
+                _ => Asked::Tokens(self.expected(&batch)?),
             };
-            let awaited = Awaited { group: turn.group, wanted };
+            let awaited = Awaited { group: turn.group, asked };
             self.with_runs(|runs, model| runs.push(model, &batch, awaited, turn, &mut PlacedModel::expect))?;
         }
         Ok(())
@@ -291,14 +291,14 @@ impl PlacedModel {
 
     /// Asks for what a run samples, or else to be told of its end.
     pub(crate) fn expect(&mut self, run: Run, awaited: Awaited) -> Result<()> {
-        let Awaited { group, wanted } = awaited;
-        let gives = match wanted {
-            Wanted::Rows(of) => Gives::Rows { of, bytes: self.read(&run.program, net::HIDDEN)? },
-            Wanted::Scores(of, log_probs) => {
+        let Awaited { group, asked } = awaited;
+        let gives = match asked {
+            Asked::Rows(of) => Gives::Rows { of, bytes: self.read(&run.program, net::HIDDEN)? },
+            Asked::Scores(of, log_probs) => {
                 Gives::Scores { of, probabilities: self.read_probabilities(&run, log_probs)? }
             }
-            Wanted::Tokens(expected) if expected.is_empty() => Gives::End(self.end_of_last_device()?),
-            Wanted::Tokens(expected) => {
+            Asked::Tokens(expected) if expected.is_empty() => Gives::End(self.end_of_last_device()?),
+            Asked::Tokens(expected) => {
                 let log_probs = expected.iter().map(|expected| expected.log_probs).max().unwrap_or_default();
                 let ids = self.read(&run.program, net::SAMPLED)?;
                 let probabilities = self.read_probabilities(&run, log_probs)?;

@@ -115,6 +115,7 @@ impl PlacedModel {
     /// of a device is recovered from on the way.
     pub fn begin_embedding(&mut self, sequence: Sequence, request: &EmbedRequest) -> Result<()> {
         check_tokens(&request.tokens)?;
+        self.check_vocabulary(&request.tokens)?;
         let pool = Pool::new(request, self.model().hparams().n_embd);
         self.begin_reading(sequence, &request.tokens, request.cache_salt.as_deref(), Reading::Embedding(pool))
     }
@@ -122,17 +123,11 @@ impl PlacedModel {
     /// The next embedding that comes, of any sequence, which keeps its tokens; `None` if no sequence waits for one. Tokens of texts that come meanwhile are
     /// given out by [`PlacedModel::next_token`].
     pub fn next_embedding(&mut self) -> Result<Option<(Sequence, Result<Embedding>)>> {
-        let came = self.next_read(|_, read| matches!(read, Ok(Read::Embedding(_)) | Err(_)))?;
-        Ok(came.map(|(sequence, read)| (sequence, read.and_then(Read::embedding))))
-    }
-}
-
-impl Read {
-    fn embedding(self) -> Result<Embedding> {
-        match self {
-            Read::Embedding(embedding) => Ok(embedding),
-            Read::Scores(_) => Err(Error::Internal("an embedding has become probabilities".into())),
-        }
+        let came = self.next_read(|_, read| matches!(read, Read::Embedding(_)))?;
+        Ok(came.and_then(|(sequence, read)| match read {
+            Read::Embedding(embedding) => Some((sequence, embedding)),
+            Read::Scores(_) => None,
+        }))
     }
 }
 

@@ -286,9 +286,7 @@ impl<'t> Ongoing<'t> {
 /// Whether the context has room for the prompt and a token behind it, and the model has its tokens; gives how many tokens there are before it.
 fn check_prompt(model: &PlacedModel, sequence: Sequence, prompt: &[u32]) -> Result<usize> {
     let before = model.len(sequence)?;
-    if model.model().hparams().pooling.is_some() {
-        return Err(Error::Request("the model gives embeddings, and no text".into()));
-    }
+    model.check_writes_text()?;
     // With one for the answer.
     model.check_room(sequence, prompt.len() + 1)?;
     model.check_vocabulary(prompt)?;

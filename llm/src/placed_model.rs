@@ -276,6 +276,14 @@ impl PlacedModel {
         }
     }
 
+    /// Fails if the model gives embeddings only.
+    pub(crate) fn check_writes_text(&self) -> Result<()> {
+        match self.model.hparams().pooling {
+            None => Ok(()),
+            Some(_) => Err(Error::Request("the model gives embeddings, and no text or probabilities".into())),
+        }
+    }
+
     /// Whether the model has all of these tokens.
     pub(crate) fn check_vocabulary(&self, tokens: &[u32]) -> Result<()> {
         let n_vocab = self.model.hparams().n_vocab;

@@ -113,7 +113,9 @@ impl LoadOptions {
         } else {
             1
         });
-        let options = LoadOptions { n_ctx, n_seqs, n_ubatch, ..self };
+        // Where rows are rounded alike only from some number on, a part that cannot be cut has nearly twice as many.
+        let scores = if self.scores == 0 { 0 } else { padded_rows(self.scores.max(2 * uniform.clamp(1, BLOCK_ROWS))) };
+        let options = LoadOptions { n_ctx, n_seqs, n_ubatch, scores, ..self };
         let cache = options.cache().with_spare(spare);
         Completed { options, cache, least_rows }
     }
@@ -270,10 +272,10 @@ impl LargestGraphs {
         let prompt = GraphShape { n_tokens: n_ubatch, cache, feed, history: true, outputs };
         let step = model.graph(GraphShape { n_tokens: rows, feed: Feed::Sampled, ..prompt })?;
         let scores = match options.scores.min(n_ubatch) {
+            _ if model.hparams().pooling.is_some() => None,
             0 => None,
             rows => Some(model.graph(GraphShape {
                 feed: Feed::Input,
-                history: false,
                 outputs: Outputs::Scores { rows, log_probs: LogProbs::Top },
                 ..prompt
             })?),

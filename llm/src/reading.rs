@@ -6,7 +6,7 @@
 
 use crate::ahead::Probabilities;
 use crate::arch::net::LogProbs;
-use crate::batch::{Batch, Request};
+use crate::batch::{Batch, Request, Row};
 use crate::embed::{Embedding, Pool};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
@@ -16,7 +16,7 @@ use crate::sequence::{Next, Sequence, State};
 use crate::turns::Work;
 use bytes::Bytes;
 use std::collections::VecDeque;
-use std::mem::{discriminant, size_of};
+use std::mem::{Discriminant, discriminant, size_of};
 use std::ops::Range;
 
 /// What the rows of a text become, as far as they have come.
@@ -29,10 +29,10 @@ pub(crate) enum Reading {
 }
 
 /// What the rows of a text have become.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Read {
-    Embedding(Embedding),
-    Scores(Scores),
+    Embedding(Result<Embedding>),
+    Scores(Result<Scores>),
 }
 
 /// Rows of a run that belong to a sequence.
@@ -64,10 +64,15 @@ pub(crate) struct Targets {
 /// What has come of texts that are read, and whose turn it is.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
-    ready: VecDeque<(Sequence, Result<Read>)>,
+    ready: VecDeque<(Sequence, Read)>,
     /// A run of others was enqueued since the last one for these.
     has_turn: bool,
+    /// What the last run was for.
+    last: Option<Kind>,
 }
+
+/// What a run is for: it gives rows or probabilities.
+type Kind = Discriminant<Reading>;
 
 impl Readings {
     /// A run of others was enqueued.
@@ -107,16 +112,69 @@ impl Reading {
     }
 
     /// What it has become, of a text of so many tokens of which the cache had some from others.
-    fn finish(self, len: usize, cached: usize) -> Result<Read> {
-        Ok(match self {
-            Reading::Embedding(pool) => Read::Embedding(Embedding { values: pool.finish(len)?, cached }),
-            Reading::Scores(scoring) => Read::Scores(scoring.finish()?),
-        })
+    fn finish(self, len: usize, cached: usize) -> Read {
+        match self {
+            Reading::Embedding(pool) => Read::Embedding(pool.finish(len).map(|values| Embedding { values, cached })),
+            Reading::Scores(scoring) => Read::Scores(scoring.finish()),
+        }
     }
 }
 
+/// What a run is made of so far.
+#[derive(Default)]
+struct Composed {
+    rows: Vec<Row>,
+    hidden: Hidden,
+    targets: Targets,
+}
+
+impl Composed {
+    /// Adds rows of a sequence, and asks for those of them that are wanted.
+    fn add(&mut self, slot: usize, state: &State, range: Range<usize>, rows: Vec<Row>) -> Result<()> {
+        let first = self.rows.len();
+        self.rows.extend(rows);
+        let Some(reading) = &state.reading else { return Err(mixed_up()) };
+        let positions = reading.wanted(range.clone(), state.text.len());
+        if positions.is_empty() {
+            return Ok(());
+        }
+        let (of, at) = match reading {
+            Reading::Embedding(_) => {
+                let at = self.hidden.rows.len();
+                self.hidden.rows.extend(positions.clone().map(|position| first + position - range.start));
+                (&mut self.hidden.of, at)
+            }
+            Reading::Scores(scoring) => {
+                let at = self.targets.tokens.len();
+                self.targets.tokens.extend_from_slice(scoring.targets(positions.clone())?);
+                self.targets.log_probs = self.targets.log_probs.max(scoring.log_probs());
+                (&mut self.targets.of, at)
+            }
+        };
+        let sequence = Sequence { slot, generation: state.generation };
+        of.push(Rows { sequence, epoch: state.epoch, positions, at });
+        Ok(())
+    }
+
+    fn finish(self, history: bool) -> Batch {
+        let Composed { rows, hidden, targets } = self;
+        let request = if !hidden.rows.is_empty() {
+            Request::Hidden(hidden)
+        } else if !targets.tokens.is_empty() {
+            Request::Scores(targets)
+        } else {
+            Request::Part
+        };
+        Batch { rows, request, history }
+    }
+}
+
+fn mixed_up() -> Error {
+    Error::Internal("rows of a text that is read are not what it waits for".into())
+}
+
 impl PlacedModel {
-    /// Has a text read in a sequence that has nothing in it. Texts of other sequences go on beside it, and what it becomes does not depend on them.
+    /// Has a text of known tokens read in a sequence that has nothing in it. Texts of other sequences go on beside it, and what it becomes does not depend on them.
     pub(crate) fn begin_reading(
         &mut self,
         sequence: Sequence,
@@ -124,7 +182,6 @@ impl PlacedModel {
         salt: Option<&str>,
         reading: Reading,
     ) -> Result<()> {
-        self.check_vocabulary(tokens)?;
         if self.len(sequence)? > 0 {
             return Err(Error::Request("the sequence has tokens: a text is read from its beginning".into()));
         }
@@ -157,8 +214,8 @@ impl PlacedModel {
     /// The next that has come of any text that is read, if somebody wants it; `None` if no sequence waits for one.
     pub(crate) fn next_read(
         &mut self,
-        is_wanted: impl Fn(Sequence, &Result<Read>) -> bool,
-    ) -> Result<Option<(Sequence, Result<Read>)>> {
+        is_wanted: impl Fn(Sequence, &Read) -> bool,
+    ) -> Result<Option<(Sequence, Read)>> {
         self.return_to_devices()?;
         loop {
             if let Some(came) = self.take_read(&is_wanted) {
@@ -172,10 +229,7 @@ impl PlacedModel {
     }
 
     /// One that has come and that somebody wants.
-    pub(crate) fn take_read(
-        &mut self,
-        is_wanted: impl Fn(Sequence, &Result<Read>) -> bool,
-    ) -> Option<(Sequence, Result<Read>)> {
+    pub(crate) fn take_read(&mut self, is_wanted: impl Fn(Sequence, &Read) -> bool) -> Option<(Sequence, Read)> {
         let at = self.readings.ready.iter().position(|(sequence, read)| is_wanted(*sequence, read))?;
         self.readings.ready.remove(at)
     }
@@ -201,17 +255,19 @@ impl PlacedModel {
         }
         self.readings.has_turn = false;
         self.by_turn(&mut work.reads);
-        self.keep_kind_of_first(&mut work.reads);
+        self.keep_one_kind(&mut work.reads);
         // No step waits for what they sample.
         let turn = Turn { group: usize::MAX, lead };
         Ok(Some((self.compose_reading(&work, decoding)?, turn)))
     }
 
-    /// A run gives rows or probabilities: texts of the other kind have their turn when the first one is through.
-    fn keep_kind_of_first(&self, slots: &mut Vec<usize>) {
+    /// Keeps the texts of one kind, which is another one each time where there are both.
+    fn keep_one_kind(&mut self, slots: &mut Vec<usize>) {
         let kind = |slot: usize| Some(discriminant(self.slot(slot).ok()?.reading.as_ref()?));
-        let first = slots.first().and_then(|&slot| kind(slot));
-        slots.retain(|&slot| kind(slot) == first);
+        let kinds = || slots.iter().filter_map(|&slot| kind(slot));
+        let chosen = kinds().find(|kind| Some(*kind) != self.readings.last).or(kinds().next());
+        slots.retain(|&slot| kind(slot) == chosen);
+        self.readings.last = chosen;
     }
 
     /// Rows of a run of which probabilities are wanted, at most: what their logits take was part of what had to fit.
@@ -222,7 +278,7 @@ impl PlacedModel {
     }
 
     fn compose_reading(&mut self, work: &Work, decoding: usize) -> Result<Batch> {
-        let (mut rows, mut hidden, mut targets) = (Vec::new(), Hidden::default(), Targets::default());
+        let mut run = Composed::default();
         let first = work.reads.first().and_then(|&slot| self.slot(slot).ok()?.reading.as_ref());
         let is_scored = matches!(first, Some(Reading::Scores(_)));
         let mut room = if is_scored { self.target_rows() } else { self.options.n_ubatch };
@@ -235,45 +291,22 @@ impl PlacedModel {
             if self.slot(slot)?.reading.as_ref().is_some_and(|reading| !reading.needs_all()) {
                 self.share_prefix(slot)?;
             }
-            let range = self.part_of_prompt(slot, room.saturating_sub(std::mem::take(&mut kept)), rows.is_empty())?;
+            let own = room.saturating_sub(std::mem::take(&mut kept));
+            let range = self.part_of_prompt(slot, own, run.rows.is_empty())?;
             if range.is_empty() {
                 continue;
             }
-            let (n, first) = (range.len(), rows.len());
-            room = room.saturating_sub(n);
-            rows.extend(self.read_rows(slot, range.clone())?);
+            room = room.saturating_sub(range.len());
+            let rows = self.read_rows(slot, range.clone())?;
             let (state, blocks) = self.slot_and_blocks(slot)?;
-            let len = state.text.len();
-            let positions = state.reading.as_ref().map_or(0..0, |reading| reading.wanted(range.clone(), len));
-            if !positions.is_empty() {
-                let sequence = Sequence { slot, generation: state.generation };
-                let (of, at) = match &state.reading {
-                    Some(Reading::Scores(scoring)) => {
-                        let at = targets.tokens.len();
-                        targets.tokens.extend(scoring.targets(positions.clone()));
-                        targets.log_probs = targets.log_probs.max(scoring.log_probs());
-                        (&mut targets.of, at)
-                    }
-                    _ => {
-                        let at = hidden.rows.len();
-                        hidden.rows.extend(positions.clone().map(|position| first + position - range.start));
-                        (&mut hidden.of, at)
-                    }
-                };
-                of.push(Rows { sequence, epoch: state.epoch, positions, at });
-            }
-            state.note_history(history, n);
-            state.enqueued(n, false);
+            run.add(slot, state, range.clone(), rows)?;
+            state.note_history(history, range.len());
+            state.enqueued(range.len(), false);
             if history {
                 state.publish_prefixes(blocks);
             }
         }
-        let request = match (hidden.rows.is_empty(), targets.tokens.is_empty()) {
-            (false, _) => Request::Hidden(hidden),
-            (true, false) => Request::Scores(targets),
-            (true, true) => Request::Part,
-        };
-        Ok(Batch { rows, request, history })
+        Ok(run.finish(history))
     }
 
     /// Rows of a run have come.
@@ -284,7 +317,7 @@ impl PlacedModel {
             let missing = || Error::Internal("a device gave fewer rows than it was asked for".into());
             let given = bytes.get(range).ok_or_else(missing)?;
             self.note_reading(&rows, |reading| {
-                let Reading::Embedding(pool) = reading else { return Ok(()) };
+                let Reading::Embedding(pool) = reading else { return Err(mixed_up()) };
                 for (position, row) in rows.positions.clone().zip(given.chunks_exact(row_bytes)) {
                     pool.add(position, row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
                 }
@@ -299,10 +332,10 @@ impl PlacedModel {
         let n_vocab = self.model.hparams().n_vocab;
         for rows in of {
             self.note_reading(&rows, |reading| {
-                let Reading::Scores(scoring) = reading else { return Ok(()) };
+                let Reading::Scores(scoring) = reading else { return Err(mixed_up()) };
                 for (position, number) in rows.positions.clone().zip(rows.at..) {
-                    let id = scoring.target(position);
-                    scoring.add(position, given.of(id, number, scoring.log_probs(), n_vocab)?);
+                    let id = scoring.target(position)?;
+                    scoring.add(position, given.of(id, number, scoring.log_probs(), n_vocab)?)?;
                 }
                 Ok(())
             })?;

@@ -1,7 +1,7 @@
 //! How probable the tokens of a given text are: what programs ask for that rank texts.
 
 use crate::ahead::Probable;
-use crate::arch::net::LogProbs;
+use crate::arch::net::{LogProbs, N_TOP};
 use crate::error::{Error, Result};
 use crate::placed_model::PlacedModel;
 use crate::reading::{Read, Reading};
@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub struct ScoreRequest {
     /// Its tokens: one at least.
     pub tokens: Vec<u32>,
-    /// Those of the tokens alone, or of the most probable ones beside them as well; [`LogProbs::None`] is taken as [`LogProbs::Chosen`].
-    pub log_probs: LogProbs,
+    /// How many of the most probable tokens are given in the place of each, at most [`N_TOP`].
+    pub top: usize,
     /// Others share its beginnings only if theirs is the same.
     pub cache_salt: Option<Arc<str>>,
 }
@@ -25,9 +25,17 @@ pub struct ScoreRequest {
 pub struct Scores {
     /// The log-probability of each token but the first.
     pub log_probs: Vec<f32>,
-    /// In the place of each token but the first the [most probable ones](crate::N_TOP), most probable first, with their log-probabilities, if they were
-    /// asked for.
-    pub top_log_probs: Vec<Vec<(u32, f32)>>,
+    /// The most probable tokens in the place of each, so many one behind the other.
+    top_log_probs: Vec<(u32, f32)>,
+    n_top: usize,
+}
+
+impl Scores {
+    /// The most probable tokens in the place of one, most probable first, with their log-probabilities, if they were asked for: place 0 is that of the second
+    /// token, as in [`Scores::log_probs`].
+    pub fn top(&self, place: usize) -> &[(u32, f32)] {
+        self.top_log_probs.get(place * self.n_top..(place + 1) * self.n_top).unwrap_or_default()
+    }
 }
 
 /// The probabilities of a text's tokens, as far as they have come.
@@ -35,22 +43,21 @@ pub struct Scores {
 pub(crate) struct Scoring {
     /// The tokens behind the first.
     targets: Vec<u32>,
-    log_probs: LogProbs,
     scores: Scores,
 }
 
 impl Scoring {
     /// The tokens that some positions are asked about: those behind them.
-    pub(crate) fn targets(&self, positions: Range<usize>) -> impl Iterator<Item = u32> {
-        positions.map(|position| self.target(position))
+    pub(crate) fn targets(&self, positions: Range<usize>) -> Result<&[u32]> {
+        self.targets.get(positions).ok_or_else(|| Error::Internal("a position has no token behind it".into()))
     }
 
-    pub(crate) fn target(&self, position: usize) -> u32 {
-        self.targets.get(position).copied().unwrap_or_default()
+    pub(crate) fn target(&self, position: usize) -> Result<u32> {
+        Ok(self.targets(position..position + 1)?[0])
     }
 
     pub(crate) fn log_probs(&self) -> LogProbs {
-        self.log_probs
+        if self.scores.n_top > 0 { LogProbs::Top } else { LogProbs::Chosen }
     }
 
     /// The positions whose numbers have come.
@@ -59,13 +66,14 @@ impl Scoring {
     }
 
     /// Takes what has come for a position: behind a fault it comes again.
-    pub(crate) fn add(&mut self, position: usize, came: Probable) {
+    pub(crate) fn add(&mut self, position: usize, came: Probable) -> Result<()> {
+        let missing = || Error::Internal("a run was not asked how probable a token is".into());
+        let log_prob = came.log_prob.ok_or_else(missing)?;
         if position == self.taken() {
-            self.scores.log_probs.push(came.log_prob.unwrap_or(f32::NAN));
-            if self.log_probs == LogProbs::Top {
-                self.scores.top_log_probs.push(came.top);
-            }
+            self.scores.log_probs.push(log_prob);
+            self.scores.top_log_probs.extend(came.top.into_iter().take(self.scores.n_top));
         }
+        Ok(())
     }
 
     pub(crate) fn finish(self) -> Result<Scores> {
@@ -84,33 +92,27 @@ impl PlacedModel {
     /// has none now. With failover, a fault of a device is recovered from on the way. What runs of [`LoadOptions::scores`](crate::LoadOptions::scores) rows
     /// need has memory; without, runs are small.
     pub fn begin_scores(&mut self, sequence: Sequence, request: &ScoreRequest) -> Result<()> {
-        let ScoreRequest { tokens, log_probs, cache_salt } = request;
+        let ScoreRequest { tokens, top, cache_salt } = request;
         check_tokens(tokens)?;
-        if self.model().hparams().pooling.is_some() {
-            return Err(Error::Request("the model gives embeddings, and no probabilities of tokens".into()));
-        }
+        self.check_writes_text()?;
+        // The last one as well, which is not read.
         self.check_vocabulary(tokens)?;
         // Nothing follows the last token.
         let (read, targets) = (&tokens[..tokens.len() - 1], tokens[1..].to_vec());
-        let log_probs = (*log_probs).max(LogProbs::Chosen);
-        let scoring = Scoring { targets, log_probs, scores: Scores::default() };
+        // A small vocabulary has no more.
+        let n_top = (*top).min(N_TOP).min(self.model().hparams().n_vocab);
+        let scoring = Scoring { targets, scores: Scores { n_top, ..Scores::default() } };
         self.begin_reading(sequence, read, cache_salt.as_deref(), Reading::Scores(scoring))
     }
 
     /// The next probabilities that come, of any sequence, which keeps its tokens; `None` if no sequence waits for some. Tokens of texts that come meanwhile
     /// are given out by [`PlacedModel::next_token`].
     pub fn next_scores(&mut self) -> Result<Option<(Sequence, Result<Scores>)>> {
-        let came = self.next_read(|_, read| matches!(read, Ok(Read::Scores(_)) | Err(_)))?;
-        Ok(came.map(|(sequence, read)| (sequence, read.and_then(Read::scores))))
-    }
-}
-
-impl Read {
-    fn scores(self) -> Result<Scores> {
-        match self {
-            Read::Scores(scores) => Ok(scores),
-            Read::Embedding(_) => Err(Error::Internal("probabilities have become an embedding".into())),
-        }
+        let came = self.next_read(|_, read| matches!(read, Read::Scores(_)))?;
+        Ok(came.and_then(|(sequence, read)| match read {
+            Read::Scores(scores) => Some((sequence, scores)),
+            Read::Embedding(_) => None,
+        }))
     }
 }
 
@@ -125,14 +127,18 @@ mod tests {
 
     #[test]
     fn numbers_that_come_again_count_once_and_what_is_none_is_an_error() {
-        let scoring = Scoring { targets: vec![5, 6, 7], log_probs: LogProbs::Chosen, scores: Scores::default() };
-        assert_eq!(scoring.targets(1..3).collect::<Vec<_>>(), [6, 7]);
+        let scores = Scores { n_top: 2, ..Scores::default() };
+        let scoring = Scoring { targets: vec![5, 6, 7], scores };
+        assert_eq!((scoring.targets(1..3).unwrap(), scoring.target(3).is_err()), (&[6, 7][..], true));
         let (mut whole, mut broken) = (scoring.clone(), scoring);
         for (position, value) in [(0, -1.0), (1, -2.0), (0, -1.0), (1, -2.0), (2, -3.0)] {
-            whole.add(position, Probable { log_prob: Some(value), top: Vec::new() });
+            let top = vec![(1, value), (2, value), (3, value)];
+            whole.add(position, Probable { log_prob: Some(value), top }).unwrap();
         }
-        assert_eq!((whole.taken(), whole.finish().unwrap().log_probs), (3, vec![-1.0, -2.0, -3.0]));
-        broken.add(0, Probable { log_prob: Some(f32::NAN), top: Vec::new() });
+        let whole = whole.finish().unwrap();
+        assert_eq!(whole.log_probs, [-1.0, -2.0, -3.0]);
+        assert_eq!((whole.top(2), whole.top(3)), (&[(1, -3.0), (2, -3.0)][..], &[][..]));
+        broken.add(0, Probable { log_prob: Some(f32::NAN), top: Vec::new() }).unwrap();
         assert!(matches!(broken.finish(), Err(Error::NotFinite { .. })));
     }
 }

@@ -152,7 +152,7 @@ impl State {
         }
     }
 
-    /// Whether its rows are to become an embedding.
+    /// Whether it is read, and not gone on with.
     pub(crate) fn is_only_read(&self) -> bool {
         self.reading.is_some()
     }

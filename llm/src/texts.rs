@@ -67,6 +67,9 @@ pub struct Capacity {
 impl Capacity {
     /// Whether there would be room for a text if it were the only one. Fails with [`Error::ContextFull`] and [`Error::CacheFull`].
     pub fn check(&self, request: &TextRequest) -> Result<()> {
+        if request.options.n_predict == Some(0) {
+            return self.check_read(request.prompt.len());
+        }
         let (tokens, n_ctx) = (request.prompt.len(), self.n_ctx);
         let Some(room) = n_ctx.checked_sub(tokens).filter(|room| *room > 0) else {
             // With one for the answer.
@@ -376,18 +379,18 @@ impl<'t, K> Texts<'t, K> {
         &mut self,
         model: &mut PlacedModel,
         sequence: Sequence,
-        came: Result<Read>,
+        came: Read,
         on_event: &mut OnEvent<'_, K>,
     ) -> Result<()> {
         let Some(at) = self.reading.iter().position(|(_, ours)| *ours == sequence) else { return Ok(()) };
         self.is_full = false;
         let (key, _) = self.reading.remove(at);
         let closed = model.close(sequence);
-        let event = match came.and_then(|read| closed.clone().map(|()| read)) {
-            Ok(Read::Embedding(embedding)) => TextEvent::Embedded(embedding),
-            Ok(Read::Scores(scores)) => TextEvent::Scored(scores),
-            Err(error) => TextEvent::Failed(error),
+        let came = match came {
+            Read::Embedding(embedding) => embedding.map(TextEvent::Embedded),
+            Read::Scores(scores) => scores.map(TextEvent::Scored),
         };
+        let event = closed.clone().and(came).unwrap_or_else(TextEvent::Failed);
         let _ = on_event(&key, event);
         closed
     }

@@ -11,8 +11,8 @@ use outboard_core::{DType, Device, Host};
 use outboard_cpu::{CpuOptions, cpu_device};
 use outboard_host::MemoryBudget;
 use outboard_llm::{
-    EmbedRequest, Embedding, Error, GenerateOptions, LoadOptions, LogProbs, Model, N_TOP, PlacedModel, Pooling,
-    Prefixes, Result, Scale, ScoreRequest, Scores, TextEvent, TextRequest, Texts, Wanted,
+    EmbedRequest, Embedding, Error, GenerateOptions, LoadOptions, Model, N_TOP, PlacedModel, Pooling, Prefixes, Result,
+    Scale, ScoreRequest, Scores, TextEvent, TextRequest, Texts, Wanted,
 };
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -52,8 +52,8 @@ fn values(model: &mut PlacedModel, tokens: &[u32], pooling: Pooling) -> Vec<f32>
     embed(model, &request(tokens, pooling)).unwrap().values
 }
 
-fn score_request(tokens: &[u32], log_probs: LogProbs) -> ScoreRequest {
-    ScoreRequest { tokens: tokens.to_vec(), log_probs, cache_salt: None }
+fn score_request(tokens: &[u32], top: usize) -> ScoreRequest {
+    ScoreRequest { tokens: tokens.to_vec(), top, cache_salt: None }
 }
 
 /// The probabilities of a text's tokens that is alone.
@@ -132,13 +132,14 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
 fn probabilities_are_those_of_the_logits() {
     for name in ["llama-dense", "gemma2-dense", "qwen3-dense", "llama-moe"] {
         let (mut model, tokens) = (load(name, 2, 3), prompt(&mut Random(8), 90));
-        let Scores { log_probs, top_log_probs } = score(&mut model, &score_request(&tokens, LogProbs::Top));
-        assert_eq!([log_probs.len(), top_log_probs.len()], [tokens.len() - 1; 2]);
+        let scores = score(&mut model, &score_request(&tokens, N_TOP));
+        assert_eq!(scores.log_probs.len(), tokens.len() - 1);
         let sequence = model.open().unwrap();
         let logits = model.logits(sequence, &tokens).unwrap();
         model.close(sequence).unwrap();
         let rows = logits.chunks(logits.len() / tokens.len());
-        for (at, (row, (own, top))) in rows.zip(log_probs.iter().zip(&top_log_probs)).enumerate() {
+        for (at, (row, own)) in rows.zip(&scores.log_probs).enumerate() {
+            let top = scores.top(at);
             let expected = log_softmax(row);
             let (target, best) = (tokens[at + 1], expected.iter().copied().fold(f64::NEG_INFINITY, f64::max));
             assert!((f64::from(*own) - expected[target as usize]).abs() < 1e-4, "{name}, {at}");
@@ -149,29 +150,31 @@ fn probabilities_are_those_of_the_logits() {
                 assert!(*id != target || value == own, "the same token has the same number");
             }
         }
-        // Alone it is the same number.
-        let few = score(&mut model, &score_request(&tokens, LogProbs::None));
-        assert_eq!(few, Scores { log_probs, top_log_probs: Vec::new() });
+        // With fewer they are the same numbers.
+        let few = score(&mut model, &score_request(&tokens, 3));
+        assert!((0..few.log_probs.len()).all(|at| few.top(at) == &scores.top(at)[..3]));
+        let alone = score(&mut model, &score_request(&tokens, 0));
+        assert_eq!((&few.log_probs, &alone.log_probs, alone.top(0).len()), (&scores.log_probs, &scores.log_probs, 0));
     }
 }
 
 #[test]
 fn of_the_first_token_nothing_is_known() {
     let mut model = load("llama-dense", 1, 2);
-    assert_eq!(score(&mut model, &score_request(&[7], LogProbs::Top)), Scores::default());
-    assert_eq!(score(&mut model, &score_request(&[7, 8], LogProbs::Top)).log_probs.len(), 1);
+    let first = score(&mut model, &score_request(&[7], N_TOP));
+    assert!(first.log_probs.is_empty() && first.top(0).is_empty());
+    assert_eq!(score(&mut model, &score_request(&[7, 8], N_TOP)).log_probs.len(), 1);
     let sequence = model.open().unwrap();
-    let wrong = |tokens: &[u32], model: &mut PlacedModel| {
-        model.begin_scores(sequence, &score_request(tokens, LogProbs::Chosen)).unwrap_err()
-    };
+    let wrong =
+        |tokens: &[u32], model: &mut PlacedModel| model.begin_scores(sequence, &score_request(tokens, 0)).unwrap_err();
     assert!(matches!(wrong(&[], &mut model), Error::Request(_)));
     assert!(matches!(wrong(&[1, 128], &mut model), Error::Request(_)));
     // The last one is not read.
     assert!(matches!(wrong(&[1; 514], &mut model), Error::ContextFull { tokens: 513, .. }));
     let capacity = model.capacity();
-    assert!(capacity.check_scores(&score_request(&[1; 513], LogProbs::Chosen)).is_ok());
-    assert!(capacity.check_scores(&score_request(&[1; 514], LogProbs::Chosen)).is_err());
-    assert!(capacity.check_scores(&score_request(&[], LogProbs::Chosen)).is_err());
+    assert!(capacity.check_scores(&score_request(&[1; 513], 0)).is_ok());
+    assert!(capacity.check_scores(&score_request(&[1; 514], 0)).is_err());
+    assert!(capacity.check_scores(&score_request(&[], 0)).is_err());
 }
 
 /// Who writes behind a text whose tokens were asked about reads its end only.
@@ -183,7 +186,7 @@ fn a_text_behind_one_that_was_scored_finds_it_in_the_cache() {
     let mut cached = Vec::new();
     for salt in [None, Some("another")] {
         let salt = salt.map(Arc::from);
-        score(&mut model, &ScoreRequest { cache_salt: salt, ..score_request(&tokens, LogProbs::Chosen) });
+        score(&mut model, &ScoreRequest { cache_salt: salt, ..score_request(&tokens, 0) });
         let request =
             TextRequest { prompt: tokens.clone(), options: GenerateOptions { n_predict: Some(1), ..greedy() } };
         let done =
@@ -219,7 +222,8 @@ fn outcomes(model: &mut PlacedModel, wanted: &[Wanted]) -> Vec<Result<Vec<u32>>>
 }
 
 fn numbers(scores: &Scores) -> Vec<u32> {
-    let top = scores.top_log_probs.iter().flatten().flat_map(|(id, value)| [*id, value.to_bits()]);
+    let places = 0..scores.log_probs.len();
+    let top = places.flat_map(|place| scores.top(place)).flat_map(|(id, value)| [*id, value.to_bits()]);
     scores.log_probs.iter().map(|value| value.to_bits()).chain(top).collect()
 }
 
@@ -237,8 +241,8 @@ fn mixture(random: &mut Random) -> Vec<Wanted> {
         match i % 5 {
             0 => text(tokens, 1 + i % 11),
             1 => request(&tokens, Pooling::Mean).into(),
-            2 => score_request(&tokens, LogProbs::Top).into(),
-            3 => score_request(&tokens, LogProbs::Chosen).into(),
+            2 => score_request(&tokens, N_TOP).into(),
+            3 => score_request(&tokens, 0).into(),
             _ => request(&tokens, Pooling::Last).into(),
         }
     };
@@ -267,7 +271,7 @@ fn what_is_read_is_the_same_alone_among_others_and_over_several_devices() {
 #[test]
 fn texts_go_on_beside_a_long_text_that_is_read() {
     let tokens = prompt(&mut Random(4), 500);
-    let reads: [Wanted; 2] = [request(&tokens, Pooling::Mean).into(), score_request(&tokens, LogProbs::Chosen).into()];
+    let reads: [Wanted; 2] = [request(&tokens, Pooling::Mean).into(), score_request(&tokens, 0).into()];
     for read in reads {
         let mut model = load("llama-dense", 1, 2);
         let tokenizer = small::tokenizer();
@@ -288,6 +292,28 @@ fn texts_go_on_beside_a_long_text_that_is_read() {
         }
         // 500 tokens are 21 micro-batches at least, each behind a step; and the text does not keep them from their turn.
         assert!(before.is_some_and(|before| (15..180).contains(&before)), "{before:?} tokens came before");
+    }
+}
+
+/// A run is for embeddings or for probabilities: those of the other kind do not wait for the end of long texts.
+#[test]
+fn a_short_text_is_read_beside_long_ones_of_the_other_kind() {
+    let tokens = prompt(&mut Random(11), 500);
+    let embedding = |n: usize| -> Wanted { request(&tokens[..n], Pooling::Mean).into() };
+    let scores = |n: usize| -> Wanted { score_request(&tokens[..n], 1).into() };
+    let both: [[&dyn Fn(usize) -> Wanted; 2]; 2] = [[&embedding, &scores], [&scores, &embedding]];
+    for [long, short] in both {
+        let (mut model, tokenizer) = (load("llama-dense", 1, 4), small::tokenizer());
+        let (mut texts, mut came) = (Texts::new(&tokenizer), Vec::new());
+        [long(500), long(499), long(498), short(20)].into_iter().enumerate().for_each(|(i, text)| texts.push(i, text));
+        while !texts.is_empty() {
+            texts.step(&mut model, &mut |&number, event| {
+                assert!(matches!(event, TextEvent::Embedded(_) | TextEvent::Scored(_)), "{event:?}");
+                came.push(number);
+                ControlFlow::Continue(())
+            });
+        }
+        assert_eq!((came.len(), came[0]), (4, 3), "{came:?}");
     }
 }
 
@@ -351,8 +377,8 @@ fn few(random: &mut Random) -> [Wanted; 6] {
         text(vec![5, 6, 7], 8),
         request(&tokens[..30], Pooling::Last).into(),
         request(&tokens[..3], Pooling::Mean).into(),
-        score_request(&tokens[..35], LogProbs::Top).into(),
-        score_request(&tokens[..2], LogProbs::Chosen).into(),
+        score_request(&tokens[..35], N_TOP).into(),
+        score_request(&tokens[..2], 0).into(),
     ]
 }
 

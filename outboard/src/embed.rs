@@ -1,6 +1,7 @@
 //! Embeddings: a text as one vector.
 
 use crate::error::Result;
+use crate::input::Input;
 use crate::model::Model;
 use crate::pending::PendingResult;
 use outboard_llm::tokenizer::SpecialText;
@@ -17,12 +18,6 @@ pub struct EmbedRequest {
     pooling: Option<Pooling>,
     scale: Scale,
     cache_salt: Option<Arc<str>>,
-}
-
-#[derive(Clone, Debug)]
-enum Input {
-    Text(String),
-    Tokens(Vec<u32>),
 }
 
 impl EmbedRequest {

@@ -9,6 +9,7 @@ mod digests;
 mod embed;
 mod error;
 mod failover;
+mod input;
 mod model;
 mod pending;
 mod place;

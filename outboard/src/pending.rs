@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 /// Where it goes.
-pub(crate) type Reader<T> = UnboundedSender<Result<T>>;
+pub(crate) type Recipient<T> = UnboundedSender<Result<T>>;
 
 /// What is being computed of a text: [`PendingResult::wait`] for threads, a [`Future`] for tasks, of any runtime. Dropping it ends it, and others have its
 /// place.

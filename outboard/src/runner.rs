@@ -5,7 +5,7 @@ use crate::embed::{EmbedRequest, PendingEmbedding};
 use crate::error::{Error, Result};
 use crate::failover::{OnRecovery, Reconnect};
 use crate::model::Model;
-use crate::pending::{PendingResult, Reader};
+use crate::pending::{PendingResult, Recipient};
 use crate::place::{Placed, Plan};
 use crate::request::Request;
 use crate::score::{PendingScores, ScoreRequest};
@@ -117,8 +117,8 @@ struct Job {
 /// Where goes what comes of a text.
 enum Destination {
     Pieces(Pieces),
-    Embedding(Reader<Embedding>),
-    Scores(Reader<Scores>),
+    Embedding(Recipient<Embedding>),
+    Scores(Recipient<Scores>),
 }
 
 impl Destination {
@@ -126,8 +126,8 @@ impl Destination {
     fn is_closed(&self) -> bool {
         match self {
             Destination::Pieces(pieces) => pieces.is_closed(),
-            Destination::Embedding(reader) => reader.is_closed(),
-            Destination::Scores(reader) => reader.is_closed(),
+            Destination::Embedding(recipient) => recipient.is_closed(),
+            Destination::Scores(recipient) => recipient.is_closed(),
         }
     }
 }
@@ -191,15 +191,16 @@ impl Runner {
     /// Asks how probable the tokens of a text are, in turn with texts, which go on beside it. Nothing is waited for here. Dropping what is given ends it.
     ///
     /// Fails at once with [`Error::ContextFull`] and [`Error::CacheFull`] if the text would not fit if it were alone, and if it cannot be encoded, is
-    /// empty, or the model writes no texts.
+    /// empty, or the model writes no texts. It is read [`PlaceOptions::scores`](crate::PlaceOptions::scores) tokens at a time: say how many before the model
+    /// is placed.
     pub fn score(&self, request: impl Into<ScoreRequest>) -> Result<PendingScores> {
         let request = self.checked_scores(request.into())?;
         self.read(request.into(), Destination::Scores)
     }
 
-    fn read<T>(&self, wanted: Wanted, to: impl FnOnce(Reader<T>) -> Destination) -> Result<PendingResult<T>> {
-        let (reader, received) = unbounded_channel();
-        self.ask(Job { wanted, to: to(reader) })?;
+    fn read<T>(&self, wanted: Wanted, to: impl FnOnce(Recipient<T>) -> Destination) -> Result<PendingResult<T>> {
+        let (recipient, received) = unbounded_channel();
+        self.ask(Job { wanted, to: to(recipient) })?;
         Ok(PendingResult::new(received, self.0.clone()))
     }
 
@@ -345,14 +346,14 @@ fn work(mut model: PlacedModel, tokenizer: &Tokenizer, jobs: &Receiver<Job>, mon
 fn tell(to: &Destination, event: TextEvent) -> ControlFlow<()> {
     let pieces = match to {
         Destination::Pieces(pieces) => pieces,
-        Destination::Embedding(reader) => {
-            return tell_reader(reader, event, |event| match event {
+        Destination::Embedding(recipient) => {
+            return tell_recipient(recipient, event, |event| match event {
                 TextEvent::Embedded(embedding) => Some(embedding),
                 _ => None,
             });
         }
-        Destination::Scores(reader) => {
-            return tell_reader(reader, event, |event| match event {
+        Destination::Scores(recipient) => {
+            return tell_recipient(recipient, event, |event| match event {
                 TextEvent::Scored(scores) => Some(scores),
                 _ => None,
             });
@@ -375,12 +376,16 @@ fn tell(to: &Destination, event: TextEvent) -> ControlFlow<()> {
 }
 
 /// Gives on what was read of a text.
-fn tell_reader<T>(reader: &Reader<T>, event: TextEvent, read: impl FnOnce(TextEvent) -> Option<T>) -> ControlFlow<()> {
+fn tell_recipient<T>(
+    recipient: &Recipient<T>,
+    event: TextEvent,
+    read: impl FnOnce(TextEvent) -> Option<T>,
+) -> ControlFlow<()> {
     let came = match event {
         TextEvent::Failed(e) => Err(e.into()),
         event => read(event).ok_or_else(|| Error::Bug("a text that was read has become another thing".into())),
     };
-    match reader.send(came) {
+    match recipient.send(came) {
         Ok(()) => ControlFlow::Continue(()),
         Err(_) => ControlFlow::Break(()),
     }

@@ -1,9 +1,10 @@
 //! How probable the tokens of a given text are.
 
 use crate::error::Result;
+use crate::input::Input;
 use crate::model::Model;
 use crate::pending::PendingResult;
-use outboard_llm::{LogProbs, Scores};
+use outboard_llm::Scores;
 use std::sync::Arc;
 
 /// Probabilities that are being computed.
@@ -13,14 +14,8 @@ pub type PendingScores = PendingResult<Scores>;
 #[derive(Clone, Debug)]
 pub struct ScoreRequest {
     input: Input,
-    log_probs: LogProbs,
+    top: usize,
     cache_salt: Option<Arc<str>>,
-}
-
-#[derive(Clone, Debug)]
-enum Input {
-    Text(String),
-    Tokens(Vec<u32>),
 }
 
 impl ScoreRequest {
@@ -35,13 +30,13 @@ impl ScoreRequest {
     }
 
     fn of(input: Input) -> ScoreRequest {
-        ScoreRequest { input, log_probs: LogProbs::Chosen, cache_salt: None }
+        ScoreRequest { input, top: 0, cache_salt: None }
     }
 
-    /// Asks for the [most probable tokens](crate::llm::N_TOP) in the place of each as well.
+    /// Asks for so many of the most probable tokens in the place of each as well, at most [`N_TOP`](crate::llm::N_TOP).
     #[must_use]
-    pub fn top_log_probs(mut self) -> ScoreRequest {
-        self.log_probs = LogProbs::Top;
+    pub fn top(mut self, tokens: usize) -> ScoreRequest {
+        self.top = tokens;
         self
     }
 
@@ -58,7 +53,7 @@ impl ScoreRequest {
             Input::Text(text) => model.encode(&text)?,
             Input::Tokens(tokens) => tokens,
         };
-        Ok(outboard_llm::ScoreRequest { tokens, log_probs: self.log_probs, cache_salt: self.cache_salt })
+        Ok(outboard_llm::ScoreRequest { tokens, top: self.top, cache_salt: self.cache_salt })
     }
 }
 

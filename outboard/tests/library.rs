@@ -5,7 +5,9 @@
 #[path = "../../integration/src/small.rs"]
 mod small;
 
-use outboard::{ConnectOptions, Devices, Error, Finish, Message, Model, PlaceOptions, Request, Runner, Split, devices};
+use outboard::{
+    ConnectOptions, Devices, Error, Finish, Message, Model, PlaceOptions, Request, Runner, ScoreRequest, Split, devices,
+};
 use std::io::ErrorKind;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -32,6 +34,30 @@ fn runner(options: PlaceOptions) -> Runner {
 
 fn request(prompt: &str) -> Request {
     Request::new(prompt).max_tokens(12).ignore_eos()
+}
+
+#[test]
+fn a_text_has_as_many_probabilities_as_tokens_behind_the_first() {
+    let runner = runner(PlaceOptions { context: Some(64), ..PlaceOptions::default() });
+    let written = runner.generate(request("abcd").log_probs()).unwrap().complete().unwrap();
+    let prompt = model().encode("abcd").unwrap();
+    let whole = [prompt.clone(), written.tokens.clone()].concat();
+    let scores = runner.score(ScoreRequest::tokens(whole).top(2)).unwrap().wait().unwrap();
+    assert_eq!(scores.log_probs.len(), prompt.len() - 1 + 12);
+    for (i, (own, id)) in written.log_probs.iter().zip(&written.tokens).enumerate() {
+        let place = prompt.len() - 1 + i;
+        assert!((own - scores.log_probs[place]).abs() < 1e-3, "{i}");
+        // The most probable token was taken.
+        assert_eq!((scores.top(place).len(), scores.top(place)[0]), (2, (*id, scores.log_probs[place])), "{i}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let again = runtime.block_on(runner.score("abcd").unwrap()).unwrap();
+    assert_eq!(again.log_probs, scores.log_probs[..prompt.len() - 1]);
+    // What is dropped ends, and what cannot be is told of at once.
+    drop(runner.score(ScoreRequest::tokens(vec![5; 64])));
+    assert!(matches!(runner.check_scores(ScoreRequest::tokens(vec![5; 66])), Err(Error::ContextFull { .. })));
+    assert!(runner.check_scores(ScoreRequest::tokens(vec![5; 65])).is_ok());
+    assert!(matches!(runner.score(ScoreRequest::tokens(vec![])), Err(Error::Request(_))));
 }
 
 #[test]

@@ -113,7 +113,31 @@ impl Engine {
         // Before there are copies, of which a long prompt may ask for many.
         self.check(prompts, settings)?;
         let count = prompts.len() * settings.n;
+        if settings.most == Some(0) {
+            return Ok(Answers::without_text(prompts, count));
+        }
         let turns = self.queue.enter(client, count).map_err(|full| self.refuse(full, count))?;
+        Ok(self.start(client, prompts, settings, turns))
+    }
+
+    /// The same of prompts that were let in, and read, before: they do not fail any more.
+    pub(crate) fn go_on(self: &Arc<Engine>, client: &Client, prompts: &[Vec<u32>], settings: &Settings) -> Answers {
+        let count = prompts.len() * settings.n;
+        match settings.most {
+            Some(0) => Answers::without_text(prompts, count),
+            _ => self.start(client, prompts, settings, self.queue.enter_again(client, count)),
+        }
+    }
+
+    /// Starts texts that have these turns.
+    fn start(
+        self: &Arc<Engine>,
+        client: &Client,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+        turns: Vec<Turn>,
+    ) -> Answers {
+        let count = turns.len();
         let salt = self.beginnings.salt(client, settings.cache_salt.as_deref());
         let request =
             |prompt: &[u32], number| (prompt.len(), settings.request(prompt.to_vec(), number).cache_salt(salt.clone()));
@@ -129,7 +153,7 @@ impl Engine {
             });
         }
         let prompt_tokens = prompts.iter().map(Vec::len).sum();
-        Ok(Answers { pieces, prompt_tokens, left: count, count })
+        Answers { pieces, prompt_tokens, left: count, count }
     }
 
     /// Fails if the texts behind some prompts could not begin if they were alone.
@@ -333,6 +357,16 @@ impl Drop for Occupied {
 }
 
 impl Answers {
+    /// Of texts that are to have no tokens: they need no place.
+    fn without_text(prompts: &[Vec<u32>], count: usize) -> Answers {
+        let (sender, pieces) = unbounded_channel();
+        for number in 0..count {
+            let end = Piece { end: Some(Box::default()), ..Piece::default() };
+            let _ = sender.send((number, Ok(end)));
+        }
+        Answers { pieces, prompt_tokens: prompts.iter().map(Vec::len).sum(), left: count, count }
+    }
+
     /// The next piece, with the number of its text.
     pub(crate) async fn next(&mut self) -> Option<(usize, Result<Piece>)> {
         std::future::poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await

@@ -137,8 +137,8 @@ fn too_long(tokens: usize, most: usize, n_ctx: usize) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, message).with_code("context_length_exceeded")
 }
 
-/// The error of a text that is embedded, which has no answer.
-pub(crate) fn of_read(error: Error) -> ApiError {
+/// The error of a text that is only read: it has no answer.
+pub(crate) fn read_error(error: Error) -> ApiError {
     match error {
         Error::ContextFull { tokens, n_ctx, .. } => too_long(tokens, n_ctx, n_ctx),
         other => other.into(),

@@ -68,7 +68,7 @@ pub(crate) const TOKENS: usize = 1 << 17;
 pub(crate) const PIECES: usize = 1 << 16;
 /// Lists and objects of a body: a small one takes hundreds of bytes when it is parsed.
 pub(crate) const CONTAINERS: usize = 1 << 16;
-/// Log-probabilities of an answer that is not a stream, those of the most probable tokens among them: as JSON each takes about a kilobyte for a moment.
+/// Log-probabilities of an answer that is not a stream, or of the prompts of one that is, those of the most probable tokens among them: as JSON each takes about a kilobyte for a moment.
 pub(crate) const LOG_PROBS: usize = 1 << 16;
 /// Tools of one request, and calls of one message.
 pub(crate) const TOOLS: usize = 512;
@@ -122,7 +122,11 @@ mod tests {
             ("tokens with a bias", BIASES.to_string(), String::new()),
             ("tokens of `/detokenize`", TOKENS.to_string(), String::new()),
             ("tokens of `/tokenize` with pieces", PIECES.to_string(), String::new()),
-            ("log-probabilities of an answer that is no stream, or with prompts (`echo`)", LOG_PROBS.to_string(), String::new()),
+            (
+                "log-probabilities of an answer that is no stream, or with prompts (`echo`)",
+                LOG_PROBS.to_string(),
+                String::new(),
+            ),
             ("messages of a chat", MESSAGES.to_string(), String::new()),
             ("tools of a request", TOOLS.to_string(), String::new()),
             ("bytes of its tools", bytes(TOOL_BYTES), String::new()),

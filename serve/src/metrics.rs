@@ -123,7 +123,8 @@ impl Metrics {
         let texts: Family<Labels, Counter> = b.add("texts", "Texts that have ended, by how", Family::default());
         let refused: Family<Labels, Counter> =
             b.add("refused", "Requests and connections that were refused, by reason", Family::default());
-        let prompts = ("prompt_tokens", "Tokens of prompts, and of texts that were embedded", None);
+        let prompts =
+            ("prompt_tokens", "Tokens of prompts, and of texts that were read for embeddings or probabilities", None);
         let prompts = b.each(models, prompts, Counter::default);
         let cached = ("cached_tokens", "Those of prompts whose texts are done that the cache had already", None);
         let cached = b.each(models, cached, Counter::default);

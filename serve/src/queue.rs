@@ -160,6 +160,15 @@ impl Queue {
     pub(crate) fn enter(self: &Arc<Queue>, client: &Client, n: usize) -> Result<Vec<Turn>, Full> {
         let mut state = self.lock();
         self.has_room(&state, client, n)?;
+        Ok(self.add(&mut state, client, n))
+    }
+
+    /// The same for somebody who was let in before, and has come some way.
+    pub(crate) fn enter_again(self: &Arc<Queue>, client: &Client, n: usize) -> Vec<Turn> {
+        self.add(&mut self.lock(), client, n)
+    }
+
+    fn add(self: &Arc<Queue>, state: &mut State, client: &Client, n: usize) -> Vec<Turn> {
         let mut turns = Vec::with_capacity(n);
         for _ in 0..n {
             let (place, receiver) = oneshot::channel();
@@ -173,7 +182,7 @@ impl Queue {
             turns.push(Turn { queue: self.clone(), client: client.clone(), number, receiver: Some(receiver) });
         }
         state.give();
-        Ok(turns)
+        turns
     }
 
     /// Fails as [`Queue::enter`] would now.
@@ -340,6 +349,20 @@ mod tests {
         assert_eq!(queue.free(), 1);
         let state = queue.lock();
         assert!(state.taken.is_empty() && state.waiting.is_empty() && state.turns.is_empty());
+    }
+
+    #[test]
+    fn who_was_let_in_before_waits_where_there_is_no_room() {
+        let queue = queue(1, 1, 1);
+        let mut first = queue.enter(&client("a"), 2).unwrap();
+        assert!(queue.enter(&client("a"), 1).is_err() && queue.enter(&client("b"), 1).is_err());
+        let mut again = queue.enter_again(&client("b"), 1);
+        let place = poll(&mut first[0]).unwrap();
+        assert!(poll(&mut again[0]).is_none());
+        drop(place);
+        // Clients take turns.
+        let places = [poll(&mut first[1]), poll(&mut again[0])];
+        assert_eq!(places.iter().flatten().count(), 1);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! texts do that are written, and let others have theirs in between.
 
 use crate::engine::{Engine, Occupied, Slot, UnderWay};
-use crate::error::{ApiError, Result, of_read};
+use crate::error::{ApiError, Result, read_error};
 use crate::queue::{Client, Place, Turn};
 use outboard::{EmbedRequest, Embedding, PendingResult, Pooling, Runner, Scale, ScoreRequest, Scores};
 use std::sync::Arc;
@@ -85,22 +85,14 @@ impl Inputs for Embedded {
 #[derive(Debug)]
 pub(crate) struct Scored {
     pub(crate) tokens: Vec<Vec<u32>>,
-    pub(crate) beside: Beside,
+    /// How many of the most probable tokens are wanted beside each.
+    pub(crate) top: usize,
     pub(crate) cache_salt: Option<String>,
-}
-
-/// What is asked beside how probable each token is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Beside {
-    Nothing,
-    /// Which ones are the most probable in its place.
-    MostProbable,
 }
 
 impl Scored {
     fn request(&self, tokens: &[u32]) -> ScoreRequest {
-        let request = ScoreRequest::tokens(tokens);
-        if self.beside == Beside::MostProbable { request.top_log_probs() } else { request }
+        ScoreRequest::tokens(tokens).top(self.top)
     }
 }
 
@@ -142,7 +134,7 @@ impl Engine {
     /// wait, and with the first that fails.
     pub(crate) async fn read<I: Inputs>(self: &Arc<Engine>, client: &Client, inputs: I) -> Result<Vec<I::Read>> {
         for tokens in inputs.tokens() {
-            inputs.check(&self.runner, tokens).map_err(|e| of_read(e).about(I::PARAMETER))?;
+            inputs.check(&self.runner, tokens).map_err(|e| read_error(e).about(I::PARAMETER))?;
         }
         let count = inputs.tokens().len();
         let lanes = count.min(self.runner.plan().sequences);

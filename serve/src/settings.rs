@@ -87,7 +87,7 @@ impl Settings {
         self.check_log_probs_of(tokens, "ask for fewer tokens, or for a stream of completions or chats")
     }
 
-    /// The same of so many tokens in all; else it says what to do about it.
+    /// The same of so many tokens in all. `advice` says what to do about it.
     pub(crate) fn check_log_probs_of(&self, tokens: usize, advice: &str) -> Result<()> {
         let Some(top) = self.log_probs else { return Ok(()) };
         if tokens.saturating_mul(top + 1) <= LOG_PROBS {

@@ -22,6 +22,8 @@ fn good() -> Vec<(&'static str, Value)> {
     let text =
         json!({"prompt": ["ab", "cd"], "max_tokens": 2, "echo": true, "best_of": 1, "n": 1, "suffix": "", "seed": 1});
     let tokens = json!({"prompt": [1, 2, 3], "max_tokens": 2, "logprobs": 0, "stop": "x"});
+    let ranked =
+        json!({"prompt": [[1, 2, 3], [4]], "max_tokens": 1, "logprobs": 2, "echo": true, "n": 2, "stream": true});
     let messages = json!({
         "model": "small", "max_tokens": 2, "system": [{"type": "text", "text": "ab"}], "stop_sequences": ["x"], "stream": true,
         "messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}, {"role": "user", "content": "d"}],
@@ -35,10 +37,12 @@ fn good() -> Vec<(&'static str, Value)> {
         ("/v1/chat/completions", chat),
         ("/v1/completions", text),
         ("/v1/completions", tokens),
+        ("/v1/completions", ranked),
         ("/v1/messages", messages.clone()),
         ("/v1/messages/count_tokens", json!({"messages": messages["messages"], "system": "x"})),
         ("/v1/responses", responses),
         ("/tokenize", json!({"content": "abcd", "add_special": true, "parse_special": false, "with_pieces": true})),
+        ("/tokenize", json!({"prompt": "abcd", "add_special_tokens": true, "return_token_strs": false})),
         ("/detokenize", json!({"tokens": [1, 2, 3]})),
     ]
 }

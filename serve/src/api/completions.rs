@@ -11,7 +11,7 @@ use crate::form::{self, Wanted};
 use crate::limits::TEXTS;
 use crate::params::{Params, kind};
 use crate::queue::Client;
-use crate::reading::{Beside, Scored};
+use crate::reading::Scored;
 use crate::room::Room;
 use crate::service::Service;
 use crate::settings::{Settings, take_bias, take_n};
@@ -31,13 +31,22 @@ struct Asked {
     prompts: Vec<Prompt>,
     settings: Settings,
     delivery: Delivery,
-    echo: bool,
+    echo: Echo,
     form: Option<Wanted>,
 }
 
 enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
+}
+
+/// What an answer has of its prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Echo {
+    Nothing,
+    Text,
+    /// Its text, and how probable its tokens are.
+    Scored,
 }
 
 pub(crate) async fn answer(
@@ -48,82 +57,114 @@ pub(crate) async fn answer(
     let (service, params, room) = body::read(service, request).await?;
     let Asked { prompts, mut settings, delivery, echo, form } = parse(&service, params)?;
     let asked = prompts.len() * settings.n;
-    if delivery == Delivery::Whole {
+    if delivery == Delivery::Whole && echo != Echo::Scored {
         settings.check_log_probs(asked, service.context()).map_err(|e| e.about("logprobs"))?;
     }
-    let scores_prompts = echo && settings.log_probs.is_some();
     service.check_room(&client, asked)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);
-    let PromptScores { scores, held } = match scores_prompts {
-        true => score(&service, &client, &prompts, &settings, delivery).await?,
-        false => PromptScores::default(),
-    };
-    let answers = service.begin(&client, &prompts, &settings)?;
-    let (prompt_tokens, count) = (answers.prompt_tokens, answers.count);
     let model = service.model().clone();
-    let echo = |(number, prompt): (usize, &Vec<u32>)| {
-        if echo { Echoed::of(&model, prompt, scores.get(number).zip(settings.log_probs)) } else { Echoed::default() }
+    let mut prompts = Prompts { model, tokens: prompts, echo, scores: Vec::new(), held: None };
+    if echo == Echo::Scored {
+        score(&service, &client, &mut prompts, &settings, delivery).await?;
+    }
+    let answers = match echo {
+        Echo::Scored => service.engine().go_on(&client, &prompts.tokens, &settings),
+        Echo::Nothing | Echo::Text => service.begin(&client, &prompts.tokens, &settings)?,
     };
-    // What each begins with.
-    let echoed = prompts.iter().enumerate().map(echo);
-    let before: Vec<Echoed> = echoed.flat_map(|e| std::iter::repeat_n(e, settings.n)).take(count).collect();
-    let name = service.name().to_owned();
-    // Programs that rank texts count: the token that ends one is there, too.
-    let lists_end = settings.ignore_eos || scores_prompts;
-    let head = Head { id: id("cmpl-"), created: now(), name, lists_end, model: model.clone() };
+    let used = Used::by(answers.prompt_tokens, settings.n);
+    let head = Head {
+        id: id("cmpl-"),
+        created: now(),
+        name: service.name().to_owned(),
+        // Programs that rank texts count: the token that ends one is there, too.
+        lists_end: settings.ignore_eos || echo == Echo::Scored,
+        n: settings.n,
+        log_probs: settings.log_probs,
+        prompts,
+    };
     if delivery != Delivery::Whole {
         let with_usage = delivery == Delivery::StreamWithUsage;
-        let offsets = before.iter().map(|echoed| echoed.text.chars().count()).collect();
-        let used = Used::by(prompt_tokens, settings.n);
-        let log_probs = settings.log_probs;
-        let writer = Chunks { head, with_usage, log_probs, before, offsets, used, _held: held };
-        return Ok(stream::respond(answers, writer));
+        let offsets = vec![0; answers.count];
+        return Ok(stream::respond(answers, Chunks { head, with_usage, offsets, used }));
     }
     let texts = answers.complete().await?;
-    let mut used = Used::by(prompt_tokens, settings.n);
-    texts.iter().enumerate().for_each(|(number, text)| used.add(number, text));
-    let choice = |(index, (before, text)): (usize, (Echoed, &Generation))| {
-        let (whole, finish) = (format!("{}{}", before.text, text.text), finish_reason(text.finish));
-        let log_probs = settings.log_probs.map(|most| head.log_probs(before, text, most));
-        json!({"index": index, "text": whole, "logprobs": log_probs, "finish_reason": finish})
-    };
-    let choices: Vec<Value> = before.into_iter().zip(&texts).enumerate().map(choice).collect();
-    let mut body = head.object(choices.into());
-    body["usage"] = used.openai();
-    json_answer(body.to_string(), service.rooms().enter(client))
+    json_answer(head.whole(&texts, used).to_string(), service.rooms().enter(client))
 }
 
-/// How probable the tokens of prompts are.
-#[derive(Default)]
-struct PromptScores {
-    /// Of each prompt; none if nobody has asked.
+/// The prompts of a request, and what is known of them.
+struct Prompts {
+    model: Model,
+    tokens: Vec<Vec<u32>>,
+    echo: Echo,
+    /// How probable the tokens of each are, if that was asked.
     scores: Vec<Scores>,
-    /// The room that they take until they are sent.
+    /// The room that this takes until it is sent.
     held: Option<Room>,
 }
+
+/// Bytes of a log-probability in an event, about.
+const EVENT_BYTES: usize = 64;
 
 /// Asks how probable the tokens of prompts are, if the texts behind them could begin, and if an answer has so many numbers.
 async fn score(
     service: &Service,
     client: &Client,
-    prompts: &[Vec<u32>],
+    prompts: &mut Prompts,
     settings: &Settings,
     delivery: Delivery,
-) -> Result<PromptScores> {
-    service.engine().check(prompts, settings)?;
-    let generated = if delivery == Delivery::Whole { settings.generated(service.context()) } else { 0 };
-    let tokens: usize = prompts.iter().map(|prompt| (prompt.len() + generated).saturating_mul(settings.n)).sum();
-    let advice = "ask for fewer or shorter prompts at once";
+) -> Result<()> {
+    service.engine().check(&prompts.tokens, settings)?;
+    let streams = delivery != Delivery::Whole;
+    let generated = if streams { 0 } else { settings.generated(service.context()) };
+    let tokens = |prompt: &Vec<u32>| (prompt.len() + generated).saturating_mul(settings.n);
+    let tokens: usize = prompts.tokens.iter().map(tokens).sum();
+    let advice = "ask for fewer or shorter prompts, fewer tokens or fewer texts at once";
     settings.check_log_probs_of(tokens, advice).map_err(|e| e.about("logprobs"))?;
-    let (beside, top) = if settings.log_probs > Some(0) { (Beside::MostProbable, N_TOP) } else { (Beside::Nothing, 0) };
-    let each = size_of::<f32>() + size_of::<Vec<(u32, f32)>>() + top * size_of::<(u32, f32)>();
+    let top = settings.log_probs.unwrap_or(0);
     let mut held = service.rooms().enter(client.clone());
-    held.grow(tokens.saturating_mul(each))?;
-    let (tokens, cache_salt) = (prompts.to_vec(), settings.cache_salt.clone());
-    let scores = service.read(client, Scored { tokens, beside, cache_salt }).await?;
-    Ok(PromptScores { scores, held: Some(held) })
+    held.grow(tokens.saturating_mul(size_of::<f32>() + top * size_of::<(u32, f32)>()))?;
+    let scored = Scored { tokens: prompts.tokens.clone(), top, cache_salt: settings.cache_salt.clone() };
+    prompts.scores = service.read(client, scored).await?;
+    if streams {
+        held.grow(tokens.saturating_mul((top + 1) * EVENT_BYTES))?;
+    }
+    prompts.held = Some(held);
+    Ok(())
+}
+
+impl Prompts {
+    /// What the answer behind this prompt begins with. Of each token so many others are wanted beside it.
+    fn echoed(&self, number: usize, most: usize) -> Echoed {
+        let Some(tokens) = self.tokens.get(number).filter(|_| self.echo != Echo::Nothing) else {
+            return Echoed::default();
+        };
+        let text = self.model.tokenizer().decode(tokens, SpecialTokens::Skip);
+        let log_probs = self.scores.get(number).map(|scores| {
+            let mut all = LogProbList { most, ..LogProbList::default() };
+            for (at, &id) in tokens.iter().enumerate() {
+                // Of the first one nothing is known.
+                let own = at.checked_sub(1).and_then(|at| Some((at, *scores.log_probs.get(at)?)));
+                match own {
+                    None => all.push_token(&self.model, id, Value::Null, Value::Null),
+                    Some((at, own)) => {
+                        all.push(&self.model, id, own, scores.top(at));
+                    }
+                }
+            }
+            all
+        });
+        Echoed { text, log_probs }
+    }
+}
+
+/// What an answer begins with: nothing, or its prompt.
+#[derive(Default)]
+struct Echoed {
+    text: String,
+    /// Those of the prompt's tokens, if they were asked for.
+    log_probs: Option<LogProbList>,
 }
 
 fn parse(service: &Service, mut params: Params) -> Result<Asked> {
@@ -141,7 +182,11 @@ fn parse(service: &Service, mut params: Params) -> Result<Asked> {
         return Err(ApiError::unsupported("best_of", "all texts are given; the only value is that of 'n'"));
     }
     settings.log_probs = take_log_probs(&mut params)?;
-    let echo = params.boolean("echo")?.unwrap_or(false);
+    let echo = match (params.boolean("echo")?.unwrap_or(false), settings.log_probs) {
+        (false, _) => Echo::Nothing,
+        (true, None) => Echo::Text,
+        (true, Some(_)) => Echo::Scored,
+    };
     params.absent("suffix", "texts are written from their beginning", |value| value == "")?;
     let delivery = take_delivery(&mut params)?;
     let form = form::take(&mut params)?;
@@ -206,14 +251,18 @@ async fn encode(service: &Service, room: &Arc<Room>, prompts: Vec<Prompt>) -> Re
     service.work(room, move |model| prompts.into_iter().map(|prompt| encode(model, prompt)).collect()).await
 }
 
-/// What all parts of an answer begin with.
+/// What all parts of an answer have in common.
 struct Head {
     id: String,
     created: u64,
     name: String,
     /// Whether the token that ends a text is among those with log-probabilities.
     lists_end: bool,
-    model: Model,
+    /// Texts behind each prompt.
+    n: usize,
+    /// How many of the most probable tokens are wanted beside each, if log-probabilities are.
+    log_probs: Option<usize>,
+    prompts: Prompts,
 }
 
 impl Head {
@@ -224,67 +273,57 @@ impl Head {
         })
     }
 
-    fn log_probs(&self, before: Echoed, text: &Generation, most: usize) -> Value {
-        let offset = before.text.chars().count();
-        let mut all = LogProbs { most, offset, ..before.log_probs.unwrap_or_default() };
-        for (i, (&id, &own)) in text.tokens.iter().zip(&text.log_probs).enumerate() {
-            if is_of_text(self.model.tokenizer(), id, self.lists_end) {
-                all.push(&self.model, id, own, top(text, i, most));
-            }
-        }
-        all.json()
+    fn model(&self) -> &Model {
+        &self.prompts.model
     }
-}
 
-/// What an answer begins with: nothing, or the prompt.
-#[derive(Clone, Default)]
-struct Echoed {
-    text: String,
-    /// Those of the prompt's tokens, if they were asked for.
-    log_probs: Option<LogProbs>,
-}
+    /// Whether a token is listed with its log-probability.
+    fn lists(&self, id: u32) -> bool {
+        is_of_text(self.model().tokenizer(), id, self.lists_end)
+    }
 
-impl Echoed {
-    /// A prompt. Of its tokens so many others are wanted beside each.
-    fn of(model: &Model, prompt: &[u32], scores: Option<(&Scores, usize)>) -> Echoed {
-        let text = model.tokenizer().decode(prompt, SpecialTokens::Skip);
-        let log_probs = scores.map(|(scores, most)| {
-            let mut all = LogProbs { most, ..LogProbs::default() };
-            for (at, &id) in prompt.iter().enumerate() {
-                match at.checked_sub(1).and_then(|behind| Some((behind, *scores.log_probs.get(behind)?))) {
-                    Some((behind, own)) => {
-                        let top = scores.top_log_probs.get(behind).map_or(&[][..], Vec::as_slice);
-                        all.push(model, id, own, first(top, most));
-                    }
-                    None => all.push_first(model, id),
+    /// What the text of this number begins with.
+    fn echoed(&self, number: usize) -> Echoed {
+        self.prompts.echoed(number / self.n.max(1), self.log_probs.unwrap_or(0))
+    }
+
+    /// The answer, when all texts are there.
+    fn whole(&self, texts: &[Generation], mut used: Used) -> Value {
+        let choices: Vec<Value> = texts.iter().enumerate().map(|(number, text)| self.choice(number, text)).collect();
+        texts.iter().enumerate().for_each(|(number, text)| used.add(number, text));
+        let mut body = self.object(choices.into());
+        body["usage"] = self.used(used).openai();
+        body
+    }
+
+    fn choice(&self, number: usize, text: &Generation) -> Value {
+        let Echoed { text: before, log_probs } = self.echoed(number);
+        let log_probs = self.log_probs.map(|most| {
+            let none = LogProbList { most, offset: before.chars().count(), ..LogProbList::default() };
+            let mut all = log_probs.unwrap_or(none);
+            for (i, (&id, &own)) in text.tokens.iter().zip(&text.log_probs).enumerate() {
+                if self.lists(id) {
+                    all.push(self.model(), id, own, top(text, i, most));
                 }
             }
-            all.offsets = offsets(model, prompt, text.chars().count());
-            all
+            all.json()
         });
-        Echoed { text, log_probs }
+        let (whole, finish) = (format!("{before}{}", text.text), finish_reason(text.finish));
+        json!({"index": number, "text": whole, "logprobs": log_probs, "finish_reason": finish})
     }
-}
 
-/// Where the tokens of a prompt begin in its text, which has so many characters: tokens that are not shown have none, and some share one.
-fn offsets(model: &Model, prompt: &[u32], length: usize) -> Vec<usize> {
-    let (mut offsets, mut at, mut bytes) = (Vec::with_capacity(prompt.len()), 0, Vec::new());
-    for &id in prompt {
-        offsets.push(at);
-        bytes.clear();
-        model.tokenizer().token_bytes(id, SpecialTokens::Skip, &mut bytes);
-        // In UTF-8 a character has one byte that is not like these.
-        at += bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
+    /// What was used: a prompt whose tokens were asked about was read as a whole.
+    fn used(&self, mut used: Used) -> Used {
+        if self.prompts.echo == Echo::Scored {
+            used.cached = 0;
+        }
+        used
     }
-    // Some texts are shown without the blank that they begin with.
-    let hidden = at.saturating_sub(length);
-    offsets.iter_mut().for_each(|offset| *offset = offset.saturating_sub(hidden));
-    offsets
 }
 
 /// Log-probabilities of tokens that follow one another.
-#[derive(Clone, Default)]
-struct LogProbs {
+#[derive(Default)]
+struct LogProbList {
     /// How many of the most probable tokens are wanted beside each.
     most: usize,
     /// Characters before the next token.
@@ -295,7 +334,7 @@ struct LogProbs {
     offsets: Vec<usize>,
 }
 
-impl LogProbs {
+impl LogProbList {
     fn push(&mut self, model: &Model, id: u32, own: f32, top: &[(u32, f32)]) {
         let mut by_text = Map::new();
         // Some tokens have the same text; the most probable one comes first. The one that was chosen is always there.
@@ -305,18 +344,15 @@ impl LogProbs {
         self.push_token(model, id, log_prob(own), by_text.into());
     }
 
-    /// A token before which there is nothing: of it nothing is known.
-    fn push_first(&mut self, model: &Model, id: u32) {
-        self.push_token(model, id, Value::Null, Value::Null);
-    }
-
     fn push_token(&mut self, model: &Model, id: u32, own: Value, top: Value) {
-        let (token, _) = token(model, id);
-        self.offsets.push(self.offset);
-        self.offset += token.chars().count();
-        self.tokens.push(token);
+        self.tokens.push(token(model, id).0);
         self.own.push(own);
         self.top.push(top);
+        self.offsets.push(self.offset);
+        let mut shown = Vec::new();
+        model.tokenizer().token_bytes(id, SpecialTokens::Skip, &mut shown);
+        // Some tokens have a part of a character, which has one byte that is not like these.
+        self.offset += shown.iter().filter(|byte| **byte & 0xc0 != 0x80).count();
     }
 
     fn json(self) -> Value {
@@ -329,13 +365,9 @@ impl LogProbs {
 struct Chunks {
     head: Head,
     with_usage: bool,
-    log_probs: Option<usize>,
-    before: Vec<Echoed>,
     /// Characters of each text so far.
     offsets: Vec<usize>,
     used: Used,
-    /// What the beginnings take.
-    _held: Option<Room>,
 }
 
 impl Chunks {
@@ -352,9 +384,11 @@ impl Chunks {
     }
 
     fn log_prob(&mut self, number: usize, id: u32, own: f32, top: &[(u32, f32)]) -> Value {
-        let (Some(offset), Some(most)) = (self.offsets.get_mut(number), self.log_probs) else { return Value::Null };
-        let mut one = LogProbs { most, offset: *offset, ..LogProbs::default() };
-        one.push(&self.head.model, id, own, first(top, most));
+        let (Some(offset), Some(most)) = (self.offsets.get_mut(number), self.head.log_probs) else {
+            return Value::Null;
+        };
+        let mut one = LogProbList { most, offset: *offset, ..LogProbList::default() };
+        one.push(self.head.model(), id, own, first(top, most));
         *offset = one.offset;
         one.json()
     }
@@ -362,17 +396,19 @@ impl Chunks {
 
 impl Writer for Chunks {
     fn begin(&mut self, out: &mut Out) {
-        for (index, Echoed { text, log_probs }) in std::mem::take(&mut self.before).into_iter().enumerate() {
+        for number in 0..self.offsets.len() {
+            let Echoed { text, log_probs } = self.head.echoed(number);
+            self.offsets[number] = text.chars().count();
             if !text.is_empty() || log_probs.is_some() {
-                let log_probs = log_probs.map_or(Value::Null, LogProbs::json);
-                out.push_back(self.part(index, &text, &log_probs, None));
+                let log_probs = log_probs.map_or(Value::Null, LogProbList::json);
+                out.push_back(self.part(number, &text, &log_probs, None));
             }
         }
     }
 
     fn piece(&mut self, number: usize, piece: Piece, out: &mut Out) {
         let log_probs = match (piece.token, piece.log_prob) {
-            (Some(id), Some(log_prob)) if is_of_text(self.head.model.tokenizer(), id, self.head.lists_end) => {
+            (Some(id), Some(log_prob)) if self.head.lists(id) => {
                 self.log_prob(number, id, log_prob, &piece.top_log_probs)
             }
             _ => Value::Null,
@@ -387,7 +423,8 @@ impl Writer for Chunks {
     }
 
     fn end(&mut self, out: &mut Out) {
-        end_chunks(self.with_usage.then(|| self.chunk(json!([]))), self.used, out);
+        let used = self.head.used(self.used);
+        end_chunks(self.with_usage.then(|| self.chunk(json!([]))), used, out);
     }
 
     fn failed(&mut self, error: &ApiError, out: &mut Out) {

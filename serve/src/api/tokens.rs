@@ -88,8 +88,9 @@ pub(crate) async fn detokenize(State(service): State<Service>, request: Request)
     let work = move |model: &Model| {
         let tokens = ids(&list, "tokens", model.tokenizer().n_vocab())?;
         let content = model.tokenizer().decode(&tokens, SpecialTokens::Show);
-        // The second is vLLM's name of it.
-        Ok(json!({"content": content, "prompt": content}).to_string())
+        // The second is vLLM's name of it. It may be long: there is no tree of values with two of them.
+        let content = Value::String(content).to_string();
+        Ok(format!("{{\"content\":{content},\"prompt\":{content}}}"))
     };
     let answer = service.work(&room, work).await?;
     json_answer(answer, service.rooms().enter(room.client().clone()))
