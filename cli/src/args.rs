@@ -158,7 +158,7 @@ pub(crate) struct ModelArgs {
 }
 
 /// Tokens of a run of which probabilities may be asked for: more have larger logits, fewer are read more slowly.
-const SCORED_AT_ONCE: usize = 64;
+const SCORED_AT_ONCE: usize = 128;
 
 /// How many sequences a command has at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

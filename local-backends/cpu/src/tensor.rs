@@ -76,6 +76,13 @@ impl T {
         unsafe { self.0.ptr.add(offset).cast::<i32>().write_unaligned(value) }
     }
 
+    /// Sets an element of an F32 tensor.
+    pub(crate) fn set_float(&self, i: [usize; 4], value: f32) {
+        let offset: usize = i.iter().zip(self.nb()).map(|(i, nb)| i * nb).sum();
+        // SAFETY: an element of a result.
+        unsafe { self.0.ptr.add(offset).cast::<f32>().write_unaligned(value) }
+    }
+
     /// Index of the `r`-th row.
     pub(crate) fn unravel(&self, r: usize) -> [usize; 3] {
         let [_, n1, n2, _] = self.ne();
