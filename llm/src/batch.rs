@@ -397,6 +397,17 @@ mod tests {
     }
 
     #[test]
+    fn targets_stay_behind_the_rows_that_they_are_of() {
+        let targets = Targets { tokens: vec![5, 6], ..Targets::default() };
+        let rows = (0..2).map(|i| row(Some(9), i, 0)).collect();
+        let mut batch = Batch { rows, request: Request::Scores(targets), history: false };
+        batch.pad(3, 64, spare());
+        let Request::Scores(targets) = &batch.request else { panic!() };
+        assert_eq!((targets.tokens.as_slice(), batch.rows.len()), (&[5, 6, 0][..], 3));
+        assert_eq!(batch.shape(Cache::of_one(64)).outputs.rows(), 3);
+    }
+
+    #[test]
     fn the_end_of_a_prompt_is_not_alone_in_the_head() {
         let rows: Vec<Row> = (0..5).map(|i| row(Some(9), i, 0)).collect();
         let draw = Draw { row: 4, slot: 0, position: 4, sampling: Some(SAMPLING), bias: None };

@@ -34,7 +34,8 @@ impl Scores {
     /// The most probable tokens in the place of one, most probable first, with their log-probabilities, if they were asked for: place 0 is that of the second
     /// token, as in [`Scores::log_probs`].
     pub fn top(&self, place: usize) -> &[(u32, f32)] {
-        self.top_log_probs.get(place * self.n_top..(place + 1) * self.n_top).unwrap_or_default()
+        let begin = place.saturating_mul(self.n_top);
+        self.top_log_probs.get(begin..begin.saturating_add(self.n_top)).unwrap_or_default()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Texts under way: a task for each, which waits for its turn, takes what the engine gives, and ends the text when nobody reads it any more.
 
-use crate::error::{ApiError, Result};
+use crate::error::{ApiError, Result, read_error};
 use crate::form_process::Pool;
 use crate::limits::Limits;
 use crate::metrics::ModelMetrics;
@@ -117,51 +117,61 @@ impl Engine {
             return Ok(Answers::without_text(prompts, count));
         }
         let turns = self.queue.enter(client, count).map_err(|full| self.refuse(full, count))?;
-        Ok(self.start(client, prompts, settings, turns))
-    }
-
-    /// The same of prompts that were let in, and read, before: they do not fail any more.
-    pub(crate) fn go_on(self: &Arc<Engine>, client: &Client, prompts: &[Vec<u32>], settings: &Settings) -> Answers {
-        let count = prompts.len() * settings.n;
-        match settings.most {
-            Some(0) => Answers::without_text(prompts, count),
-            _ => self.start(client, prompts, settings, self.queue.enter_again(client, count)),
-        }
-    }
-
-    /// Starts texts that have these turns.
-    fn start(
-        self: &Arc<Engine>,
-        client: &Client,
-        prompts: &[Vec<u32>],
-        settings: &Settings,
-        turns: Vec<Turn>,
-    ) -> Answers {
-        let count = turns.len();
-        let salt = self.beginnings.salt(client, settings.cache_salt.as_deref());
-        let request =
-            |prompt: &[u32], number| (prompt.len(), settings.request(prompt.to_vec(), number).cache_salt(salt.clone()));
-        let requests = prompts.iter().flat_map(|prompt| (0..settings.n).map(|number| request(prompt, number)));
         let (sender, pieces) = unbounded_channel();
-        for (number, ((prompt, request), turn)) in requests.zip(turns).enumerate() {
-            let (engine, client, sender) = (self.clone(), client.clone(), sender.clone());
+        let texts = self.texts_behind(client, prompts, settings);
+        for (number, turn) in turns.into_iter().enumerate() {
+            let task = Task::new(self, client, &sender, number);
+            let Some((prompt, request)) = texts.of(number) else { continue };
             let counted = UnderWay::new(self);
             tokio::spawn(async move {
                 let _counted = counted;
-                let text = Task { engine, client, sender, number, since: Instant::now() };
-                text.run(turn, prompt, request).await;
+                task.run(turn, prompt, request).await;
             });
         }
-        let prompt_tokens = prompts.iter().map(Vec::len).sum();
-        Answers { pieces, prompt_tokens, left: count, count }
+        Ok(Answers { pieces, prompt_tokens: texts.prompt_tokens(), left: count, count })
+    }
+
+    /// The same of prompts that were let in, and read, before: no more of their texts wait at a time than prompts did, so that there is room for others, and
+    /// none is refused.
+    pub(crate) fn go_on(self: &Arc<Engine>, client: &Client, prompts: &[Vec<u32>], settings: &Settings) -> Answers {
+        let count = prompts.len() * settings.n;
+        if settings.most == Some(0) {
+            return Answers::without_text(prompts, count);
+        }
+        let (sender, pieces) = unbounded_channel();
+        let texts = Arc::new(self.texts_behind(client, prompts, settings));
+        let next = Arc::new(AtomicUsize::new(0));
+        for _ in 0..self.lanes(prompts.len()) {
+            let (engine, client, sender) = (self.clone(), client.clone(), sender.clone());
+            let (texts, next, counted) = (texts.clone(), next.clone(), UnderWay::new(self));
+            tokio::spawn(async move {
+                let _counted = counted;
+                while let Some((number, (prompt, request))) = texts.next(&next).filter(|_| !sender.is_closed()) {
+                    let turn = engine.queue.enter_again(&client);
+                    Task::new(&engine, &client, &sender, number).run(turn, prompt, request).await;
+                }
+            });
+        }
+        Answers { pieces, prompt_tokens: texts.prompt_tokens(), left: count, count }
+    }
+
+    /// How many of so many texts that are read for a request are worked on at a time.
+    pub(crate) fn lanes(&self, texts: usize) -> usize {
+        texts.min(self.slots.len())
+    }
+
+    fn texts_behind(&self, client: &Client, prompts: &[Vec<u32>], settings: &Settings) -> TextsBehind {
+        let salt = self.beginnings.salt(client, settings.cache_salt.as_deref());
+        TextsBehind { prompts: prompts.to_vec(), settings: settings.clone(), salt }
     }
 
     /// Fails if the texts behind some prompts could not begin if they were alone.
     pub(crate) fn check(&self, prompts: &[Vec<u32>], settings: &Settings) -> Result<()> {
-        for prompt in prompts {
-            self.runner.check(settings.request(prompt.clone(), 0))?;
-        }
-        Ok(())
+        let of_text = |error: outboard::Error| match settings.most {
+            Some(0) => read_error(error),
+            _ => error.into(),
+        };
+        prompts.iter().try_for_each(|prompt| self.runner.check(settings.request(prompt.clone(), 0)).map_err(of_text))
     }
 
     /// Fails if so many texts of a client could not even wait: before work is done for them.
@@ -235,6 +245,33 @@ fn locked(slot: &Mutex<Option<Arc<Slot>>>) -> MutexGuard<'_, Option<Arc<Slot>>> 
     slot.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The texts behind some prompts, `settings.n` behind each.
+struct TextsBehind {
+    prompts: Vec<Vec<u32>>,
+    settings: Settings,
+    salt: Option<Arc<str>>,
+}
+
+impl TextsBehind {
+    /// The tokens of the prompt of the text with this number, and what is asked for behind it.
+    fn of(&self, number: usize) -> Option<(usize, Request)> {
+        let n = self.settings.n.max(1);
+        let prompt = self.prompts.get(number / n)?;
+        let request = self.settings.request(prompt.clone(), number % n).cache_salt(self.salt.clone());
+        Some((prompt.len(), request))
+    }
+
+    /// The next one, with its number.
+    fn next(&self, next: &AtomicUsize) -> Option<(usize, (usize, Request))> {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        Some((number, self.of(number)?))
+    }
+
+    fn prompt_tokens(&self) -> usize {
+        self.prompts.iter().map(Vec::len).sum()
+    }
+}
+
 /// A text from its turn to its end.
 struct Task {
     engine: Arc<Engine>,
@@ -245,6 +282,16 @@ struct Task {
 }
 
 impl Task {
+    fn new(
+        engine: &Arc<Engine>,
+        client: &Client,
+        sender: &UnboundedSender<(usize, Result<Piece>)>,
+        number: usize,
+    ) -> Task {
+        let (engine, client, sender) = (engine.clone(), client.clone(), sender.clone());
+        Task { engine, client, sender, number, since: Instant::now() }
+    }
+
     async fn run(self, turn: Turn, prompt: usize, request: Request) {
         let mut ended = self.engine.ended.subscribe();
         let place = tokio::select! {

@@ -160,29 +160,29 @@ impl Queue {
     pub(crate) fn enter(self: &Arc<Queue>, client: &Client, n: usize) -> Result<Vec<Turn>, Full> {
         let mut state = self.lock();
         self.has_room(&state, client, n)?;
-        Ok(self.add(&mut state, client, n))
-    }
-
-    /// The same for somebody who was let in before, and has come some way.
-    pub(crate) fn enter_again(self: &Arc<Queue>, client: &Client, n: usize) -> Vec<Turn> {
-        self.add(&mut self.lock(), client, n)
-    }
-
-    fn add(self: &Arc<Queue>, state: &mut State, client: &Client, n: usize) -> Vec<Turn> {
-        let mut turns = Vec::with_capacity(n);
-        for _ in 0..n {
-            let (place, receiver) = oneshot::channel();
-            let number = state.next;
-            state.next += 1;
-            if !state.waiting.contains_key(client) {
-                state.turns.push_back(client.clone());
-            }
-            state.waiting.entry(client.clone()).or_default().push_back(Waiting { number, place });
-            state.count += 1;
-            turns.push(Turn { queue: self.clone(), client: client.clone(), number, receiver: Some(receiver) });
-        }
+        let turns = (0..n).map(|_| self.add(&mut state, client)).collect();
         state.give();
-        turns
+        Ok(turns)
+    }
+
+    /// The same for somebody who was let in before, has given that place back, and needs one more.
+    pub(crate) fn enter_again(self: &Arc<Queue>, client: &Client) -> Turn {
+        let mut state = self.lock();
+        let turn = self.add(&mut state, client);
+        state.give();
+        turn
+    }
+
+    fn add(self: &Arc<Queue>, state: &mut State, client: &Client) -> Turn {
+        let (place, receiver) = oneshot::channel();
+        let number = state.next;
+        state.next += 1;
+        if !state.waiting.contains_key(client) {
+            state.turns.push_back(client.clone());
+        }
+        state.waiting.entry(client.clone()).or_default().push_back(Waiting { number, place });
+        state.count += 1;
+        Turn { queue: self.clone(), client: client.clone(), number, receiver: Some(receiver) }
     }
 
     /// Fails as [`Queue::enter`] would now.
@@ -356,12 +356,12 @@ mod tests {
         let queue = queue(1, 1, 1);
         let mut first = queue.enter(&client("a"), 2).unwrap();
         assert!(queue.enter(&client("a"), 1).is_err() && queue.enter(&client("b"), 1).is_err());
-        let mut again = queue.enter_again(&client("b"), 1);
+        let mut again = queue.enter_again(&client("b"));
         let place = poll(&mut first[0]).unwrap();
-        assert!(poll(&mut again[0]).is_none());
+        assert!(poll(&mut again).is_none());
         drop(place);
         // Clients take turns.
-        let places = [poll(&mut first[1]), poll(&mut again[0])];
+        let places = [poll(&mut first[1]), poll(&mut again)];
         assert_eq!(places.iter().flatten().count(), 1);
     }
 

@@ -137,7 +137,7 @@ impl Engine {
             inputs.check(&self.runner, tokens).map_err(|e| read_error(e).about(I::PARAMETER))?;
         }
         let count = inputs.tokens().len();
-        let lanes = count.min(self.runner.plan().sequences);
+        let lanes = self.lanes(count);
         let turns = self.queue.enter(client, lanes).map_err(|full| self.refuse(full, lanes))?;
         let salt = self.beginnings.salt(client, inputs.salt());
         let (inputs, next) = (Arc::new(inputs), Arc::new(AtomicUsize::new(0)));

@@ -21,6 +21,8 @@ pub(crate) type Out = VecDeque<Event>;
 pub(crate) trait Writer: Send + Unpin + 'static {
     /// Before anything has come.
     fn begin(&mut self, out: &mut Out);
+    /// What is left of that; called again as long as it gives something, so that no more is kept than is being sent.
+    fn go_on_beginning(&mut self, _out: &mut Out) {}
     /// A piece of the text with this number; the last one has the end.
     fn piece(&mut self, number: usize, piece: Piece, out: &mut Out);
     /// All have ended.
@@ -81,6 +83,10 @@ impl<W: Writer> Stream for Events<W> {
         loop {
             if let Some(event) = ready.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
+            }
+            writer.go_on_beginning(ready);
+            if !ready.is_empty() {
+                continue;
             }
             let Some(texts) = answers else { return Poll::Ready(None) };
             match Pin::new(texts).poll_next(cx) {

@@ -193,6 +193,19 @@ fn with_echo_log_probs_are_those_of_the_prompt_as_well() {
     for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         assert_eq!(streamed(name), list(choice, name), "{name}");
     }
+    // Each with its own beginning, before anything else of it.
+    let mut both = json!({"prompt": ["abcd", "xyz"], "n": 2, "max_tokens": 2, "seed": 7, "logprobs": 0, "echo": true});
+    let wholes = ask(&both);
+    both["stream"] = true.into();
+    let events = served.stream("/v1/completions", &both).all();
+    for (index, whole) in wholes["choices"].as_array().unwrap().iter().enumerate() {
+        let own = events.iter().filter(|event| event["choices"][0]["index"] == index);
+        let text: String = own.filter_map(|event| event["choices"][0]["text"].as_str()).collect();
+        assert_eq!(whole["text"], text, "{index}");
+    }
+    // They wait in a few places, however many there are.
+    let many = ask(&json!({"prompt": vec!["ab"; 100], "max_tokens": 1, "logprobs": 0, "echo": true}));
+    assert_eq!(many["choices"].as_array().unwrap().len(), 100);
     let none = ask(&json!({"prompt": whole, "max_tokens": 0, "logprobs": 1, "echo": true, "n": 2}));
     let used = json!({"prompt_tokens": len, "completion_tokens": 0, "total_tokens": len, "prompt_tokens_details": {"cached_tokens": 0}});
     assert_eq!((&none["usage"], &answer["usage"]["prompt_tokens_details"]), (&used, &json!({"cached_tokens": 0})));

@@ -192,6 +192,25 @@ fn what_others_have_asked_is_not_told_by_the_cache_where_that_is_wished() {
 }
 
 #[test]
+fn a_client_whose_prompts_are_scored_leaves_others_room_to_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = limits(|limits| (limits.waiting, limits.waiting_each) = (16, 8));
+    let served = Served::with_context(1, 2048, ServeOptions { keys: keys(dir.path()), ..options });
+    // They enter one after another, and have 24 texts.
+    let many = json!({"prompt": "abcd", "max_tokens": 300, "ignore_eos": true, "n": 4, "echo": true, "logprobs": 0});
+    std::thread::scope(|scope| {
+        let ask = || served.send("POST", "/v1/completions", &as_user("alice"), &many.to_string()).json();
+        let asked: Vec<_> = (0..6).map(|_| scope.spawn(ask)).collect();
+        while !asked.iter().all(|asked| asked.is_finished()) {
+            served.send("POST", "/v1/completions", &as_user("bob"), &short().to_string()).json();
+        }
+        for answer in asked {
+            assert_eq!(answer.join().unwrap()["choices"].as_array().unwrap().len(), 4);
+        }
+    });
+}
+
+#[test]
 fn a_client_with_many_texts_does_not_hold_up_another() {
     let dir = tempfile::tempdir().unwrap();
     let served = Served::with_context(1, 2048, ServeOptions { keys: keys(dir.path()), ..ServeOptions::default() });

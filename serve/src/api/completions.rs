@@ -6,6 +6,7 @@ use super::common::{
 };
 use crate::body;
 use crate::counted_body::json_answer;
+use crate::engine::UnderWay;
 use crate::error::{ApiError, Result};
 use crate::form::{self, Wanted};
 use crate::limits::TEXTS;
@@ -57,15 +58,21 @@ pub(crate) async fn answer(
     let (service, params, room) = body::read(service, request).await?;
     let Asked { prompts, mut settings, delivery, echo, form } = parse(&service, params)?;
     let asked = prompts.len() * settings.n;
-    if delivery == Delivery::Whole && echo != Echo::Scored {
-        settings.check_log_probs(asked, service.context()).map_err(|e| e.about("logprobs"))?;
+    if echo == Echo::Scored {
+        service.check_room(&client, service.engine().lanes(prompts.len()))?;
+    } else {
+        if delivery == Delivery::Whole {
+            settings.check_log_probs(asked, service.context()).map_err(|e| e.about("logprobs"))?;
+        }
+        service.check_room(&client, asked)?;
     }
-    service.check_room(&client, asked)?;
     settings.constraint = form::compile(&service, &room, form.as_ref()).await?;
     let prompts = encode(&service, &room, prompts).await?;
     drop(room);
     let model = service.model().clone();
     let mut prompts = Prompts { model, tokens: prompts, echo, scores: Vec::new(), held: None };
+    // Until its texts have begun, so that a server that stops waits for them.
+    let _under_way = UnderWay::new(service.engine());
     if echo == Echo::Scored {
         score(&service, &client, &mut prompts, &settings, delivery).await?;
     }
@@ -86,8 +93,8 @@ pub(crate) async fn answer(
     };
     if delivery != Delivery::Whole {
         let with_usage = delivery == Delivery::StreamWithUsage;
-        let offsets = vec![0; answers.count];
-        return Ok(stream::respond(answers, Chunks { head, with_usage, offsets, used }));
+        let (offsets, begun) = (vec![0; answers.count], 0);
+        return Ok(stream::respond(answers, Chunks { head, with_usage, offsets, begun, used }));
     }
     let texts = answers.complete().await?;
     json_answer(head.whole(&texts, used).to_string(), service.rooms().enter(client))
@@ -100,12 +107,9 @@ struct Prompts {
     echo: Echo,
     /// How probable the tokens of each are, if that was asked.
     scores: Vec<Scores>,
-    /// The room that this takes until it is sent.
+    /// The room that they take.
     held: Option<Room>,
 }
-
-/// Bytes of a log-probability in an event, about.
-const EVENT_BYTES: usize = 64;
 
 /// Asks how probable the tokens of prompts are, if the texts behind them could begin, and if an answer has so many numbers.
 async fn score(
@@ -116,20 +120,17 @@ async fn score(
     delivery: Delivery,
 ) -> Result<()> {
     service.engine().check(&prompts.tokens, settings)?;
-    let streams = delivery != Delivery::Whole;
-    let generated = if streams { 0 } else { settings.generated(service.context()) };
+    let generated = if delivery == Delivery::Whole { settings.generated(service.context()) } else { 0 };
     let tokens = |prompt: &Vec<u32>| (prompt.len() + generated).saturating_mul(settings.n);
     let tokens: usize = prompts.tokens.iter().map(tokens).sum();
     let advice = "ask for fewer or shorter prompts, fewer tokens or fewer texts at once";
     settings.check_log_probs_of(tokens, advice).map_err(|e| e.about("logprobs"))?;
     let top = settings.log_probs.unwrap_or(0);
+    let scored: usize = prompts.tokens.iter().map(Vec::len).sum();
     let mut held = service.rooms().enter(client.clone());
-    held.grow(tokens.saturating_mul(size_of::<f32>() + top * size_of::<(u32, f32)>()))?;
+    held.grow(scored.saturating_mul(size_of::<f32>() + top * size_of::<(u32, f32)>()))?;
     let scored = Scored { tokens: prompts.tokens.clone(), top, cache_salt: settings.cache_salt.clone() };
     prompts.scores = service.read(client, scored).await?;
-    if streams {
-        held.grow(tokens.saturating_mul((top + 1) * EVENT_BYTES))?;
-    }
     prompts.held = Some(held);
     Ok(())
 }
@@ -299,8 +300,7 @@ impl Head {
     fn choice(&self, number: usize, text: &Generation) -> Value {
         let Echoed { text: before, log_probs } = self.echoed(number);
         let log_probs = self.log_probs.map(|most| {
-            let none = LogProbList { most, offset: before.chars().count(), ..LogProbList::default() };
-            let mut all = log_probs.unwrap_or(none);
+            let mut all = LogProbList { most, offset: before.chars().count(), ..log_probs.unwrap_or_default() };
             for (i, (&id, &own)) in text.tokens.iter().zip(&text.log_probs).enumerate() {
                 if self.lists(id) {
                     all.push(self.model(), id, own, top(text, i, most));
@@ -367,6 +367,8 @@ struct Chunks {
     with_usage: bool,
     /// Characters of each text so far.
     offsets: Vec<usize>,
+    /// Texts whose beginning is under way.
+    begun: usize,
     used: Used,
 }
 
@@ -395,8 +397,13 @@ impl Chunks {
 }
 
 impl Writer for Chunks {
-    fn begin(&mut self, out: &mut Out) {
-        for number in 0..self.offsets.len() {
+    fn begin(&mut self, _: &mut Out) {}
+
+    /// The prompts, one after another.
+    fn go_on_beginning(&mut self, out: &mut Out) {
+        while out.is_empty() && self.begun < self.offsets.len() {
+            let number = self.begun;
+            self.begun += 1;
             let Echoed { text, log_probs } = self.head.echoed(number);
             self.offsets[number] = text.chars().count();
             if !text.is_empty() || log_probs.is_some() {

@@ -6,7 +6,7 @@ use outboard_core::sort::sort_by;
 
 /// Elements that are compared with the last of those that are kept at once.
 const CHUNK: usize = 64;
-/// Elements that are collected, beside as many as are kept, before the best are selected of them.
+/// Elements that are collected at least, beside those that are kept, before the best are selected of them.
 const COLLECTED: usize = 1024;
 
 pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &TopK) -> Result<(), String> {
@@ -15,7 +15,7 @@ pub(crate) fn run(cx: &mut Cx<'_>, node: &Node, op: &TopK) -> Result<(), String>
     workers.try_rows(x, |at, mut memory| {
         let values = x.f32s(at);
         let (order, buffer) = (memory.take::<u32>(values.len())?, memory.take::<u32>(values.len())?);
-        let kept = select(values, op.k, order);
+        let kept = select(values, op.k, order, || workers.aborted());
         let order = &mut order[..kept];
         sort_by(order, buffer, by(values), || workers.aborted());
         for (i, index) in order.iter().enumerate() {
@@ -31,9 +31,10 @@ fn by(values: &[f32]) -> impl Fn(&u32, &u32) -> std::cmp::Ordering {
 }
 
 /// Puts the indices of the `k` largest values, or of all, at the beginning of `order`, in any order, and gives how many. Most of a row is
-/// below the least of those that are kept so far, and only looked at.
-fn select(values: &[f32], k: usize, order: &mut [u32]) -> usize {
-    let collected = (k.saturating_add(COLLECTED)).min(values.len());
+/// below the least of those that are kept so far, and only looked at. As many are collected before a selection as it takes, so that each has its share of
+/// it. An aborted run ends with anything.
+fn select(values: &[f32], k: usize, order: &mut [u32], is_aborted: impl Fn() -> bool) -> usize {
+    let collected = k.saturating_add(k.max(COLLECTED)).min(values.len());
     let (first, rest) = values.split_at(collected);
     order.iter_mut().zip(0..).take(collected).for_each(|(to, i)| *to = i);
     let mut kept = keep(values, k, order, first.len());
@@ -53,6 +54,9 @@ fn select(values: &[f32], k: usize, order: &mut [u32]) -> usize {
             }
         }
         if kept + CHUNK > collected {
+            if is_aborted() {
+                return k.min(kept);
+            }
             kept = keep(values, k, order, kept);
             least = values[order[kept - 1] as usize];
         }
@@ -90,7 +94,7 @@ mod tests {
             let mut sorted: Vec<u32> = (0..n as u32).collect();
             sorted.sort_by(by(&values));
             let mut order = vec![0; n];
-            let kept = select(&values, k, &mut order);
+            let kept = select(&values, k, &mut order, || false);
             order.truncate(kept);
             order.sort_by(by(&values));
             assert_eq!(order, sorted[..k.min(n)], "seed {seed}: {k} of {n}");
