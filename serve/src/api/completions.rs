@@ -71,8 +71,8 @@ pub(crate) async fn answer(
     drop(room);
     let model = service.model().clone();
     let mut prompts = Prompts { model, tokens: prompts, echo, scores: Vec::new(), held: None };
-    // Until its texts have begun, so that a server that stops waits for them.
-    let _under_way = UnderWay::new(service.engine());
+    // Between its prompts and its texts as well, so that a server that stops waits for it.
+    let _under_way = (echo == Echo::Scored).then(|| UnderWay::new(service.engine()));
     if echo == Echo::Scored {
         score(&service, &client, &mut prompts, &settings, delivery).await?;
     }
