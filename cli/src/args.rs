@@ -157,8 +157,10 @@ pub(crate) struct ModelArgs {
     pub(crate) no_mmap: bool,
 }
 
-/// Tokens of a run of which probabilities may be asked for: more have larger logits, fewer are read more slowly.
+/// Most tokens of a run of which probabilities may be asked for, and most bytes of their logits, which have to fit beside the model: with fewer tokens a text is
+/// read more slowly.
 const SCORED_AT_ONCE: usize = 128;
+const SCORED_BYTES: usize = 64 << 20;
 
 /// How many sequences a command has at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -181,9 +183,12 @@ impl Sequences {
         }
     }
 
-    /// Tokens of a run of which probabilities may be asked for.
-    pub(crate) fn scores(self) -> usize {
-        if matches!(self, Sequences::Served(_)) { SCORED_AT_ONCE } else { 0 }
+    /// Tokens of a run of which probabilities may be asked for, of a vocabulary of so many.
+    pub(crate) fn scores(self, n_vocab: usize) -> usize {
+        match self {
+            Sequences::Served(_) => (SCORED_BYTES / size_of::<f32>() / n_vocab.max(1)).clamp(1, SCORED_AT_ONCE),
+            _ => 0,
+        }
     }
 
     pub(crate) fn prefixes(self) -> Prefixes {

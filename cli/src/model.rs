@@ -39,7 +39,7 @@ pub(crate) fn options_and_parts(args: &ModelArgs, model: &Model, set: &Devices) 
         cache_types: [args.cache_type_k.dtype(), args.cache_type_v.dtype()],
         prefixes: args.sequences.prefixes(),
         micro_batch: args.ubatch_size.map(|n| n as usize),
-        scores: args.sequences.scores(),
+        scores: args.sequences.scores(model.tokenizer().n_vocab()),
         split: split(args)?,
         overrides: overrides(&args.override_tensor, set.list())?,
         mmap: match (args.mmap, args.no_mmap) {
