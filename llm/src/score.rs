@@ -23,7 +23,7 @@ pub struct ScoreRequest {
 /// How probable the tokens of a text are: those of the model itself. Nothing is known of the first token, before which there is nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// The log-probability of each token but the first.
+    /// The log-probability (natural logarithm) of each token but the first.
     pub log_probs: Vec<f32>,
     /// The most probable tokens in the place of each, so many one behind the other.
     top_log_probs: Vec<(u32, f32)>,
@@ -90,8 +90,8 @@ impl PlacedModel {
     /// sequences go on beside it, and the numbers do not depend on them.
     ///
     /// Fails if there are no tokens, if the model gives embeddings only, if the context has no room for them, and with [`Error::CacheFull`] if the cache
-    /// has none now. With failover, a fault of a device is recovered from on the way. What runs of [`LoadOptions::scores`](crate::LoadOptions::scores) rows
-    /// need has memory; without, runs are small.
+    /// has none now. With failover, a fault of a device is recovered from on the way. A run has as many rows as
+    /// [`LoadOptions::scores`](crate::LoadOptions::scores) has memory for; without, few.
     pub fn begin_scores(&mut self, sequence: Sequence, request: &ScoreRequest) -> Result<()> {
         let ScoreRequest { tokens, top, cache_salt } = request;
         check_tokens(tokens)?;
