@@ -174,7 +174,8 @@ fn mixed_up() -> Error {
 }
 
 impl PlacedModel {
-    /// Has a text of known tokens read in a sequence that has nothing in it. Texts of other sequences go on beside it, and what it becomes does not depend on them.
+    /// Has a text of known tokens read in a sequence that has nothing in it. Texts of other sequences go on beside it, and what it becomes does not depend on
+    /// them.
     pub(crate) fn begin_reading(
         &mut self,
         sequence: Sequence,
@@ -193,9 +194,10 @@ impl PlacedModel {
         self.set_cache_salt(sequence, salt)?;
         self.add_prompt(sequence, tokens)?;
         self.state_and_blocks(sequence)?.0.shared = 0;
-        let shared = match reading.needs_all() {
-            true => Ok(()),
-            false => self.share_prefix(sequence.slot).or_else(|e| self.recover_or_fail(e)),
+        let shared = if reading.needs_all() {
+            Ok(())
+        } else {
+            self.share_prefix(sequence.slot).or_else(|e| self.recover_or_fail(e))
         };
         let (state, blocks) = self.state_and_blocks(sequence)?;
         if let Err(e) = shared.and_then(|()| state.reserve(blocks, tokens.len())) {

@@ -20,7 +20,7 @@ pub(crate) type Out = VecDeque<Event>;
 /// How an API says what comes of a request's texts.
 pub(crate) trait Writer: Send + Unpin + 'static {
     /// Before anything has come.
-    fn begin(&mut self, out: &mut Out);
+    fn begin(&mut self, _out: &mut Out) {}
     /// What is left of that; called again as long as it gives something, so that no more is kept than is being sent.
     fn go_on_beginning(&mut self, _out: &mut Out) {}
     /// A piece of the text with this number; the last one has the end.

@@ -397,8 +397,6 @@ impl Chunks {
 }
 
 impl Writer for Chunks {
-    fn begin(&mut self, _: &mut Out) {}
-
     /// The prompts, one after another.
     fn go_on_beginning(&mut self, out: &mut Out) {
         while out.is_empty() && self.begun < self.offsets.len() {
